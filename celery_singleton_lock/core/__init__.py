@@ -1,0 +1,1 @@
+"""Keys, leases and the heartbeat; knows stores of locks, does not know Celery."""

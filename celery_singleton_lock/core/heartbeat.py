@@ -1,0 +1,154 @@
+"""One thread per process that renews every lease the process holds."""
+
+import logging
+import os
+import threading
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from celery_singleton_lock.backends.base import Answer, Backend, clock
+from celery_singleton_lock.errors import BackendError
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.core.lease import Lease
+
+logger = logging.getLogger("celery_singleton_lock")
+
+_LONGEST_RENEWAL = 1.0
+_SHORTEST_WAIT = 0.05
+_NEVER = float("inf")
+
+
+class Heartbeat:
+    """Keeps leases alive, and says so when one cannot be kept.
+
+    A renewal has three outcomes. *Renewed*: the full ttl lies ahead again.
+    *Lost*: the store says the lease is not ours any more. *Unsure*: the store
+    did not answer; the renewal may have worked, so it is tried again, sooner,
+    until the deadline passes, and only then is the lease lost.
+
+    The thread starts with the first lease of a process, and anew after a fork,
+    because threads do not survive one. It sleeps until the next renewal is due
+    and a short task that comes and goes in between does not wake it.
+    """
+
+    def __init__(self) -> None:
+        self._start_afresh()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start_afresh)
+
+    def _start_afresh(self) -> None:
+        self._leases: set[Lease] = set()
+        self._in_flight: frozenset[Lease] = frozenset()
+        self._unreleased: dict[Lease, float] = {}
+        self._changed = threading.Condition()
+        self._wakes_at = _NEVER
+        self._thread: threading.Thread | None = None
+
+    def watch(self, lease: "Lease") -> None:
+        """Renew *lease* from now on."""
+        with self._changed:
+            self._leases.add(lease)
+            self._wake_by(lease.next_renewal)
+
+    def forget(self, lease: "Lease") -> None:
+        """Stop renewing *lease*; no renewal of it is under way when this returns."""
+        with self._changed:
+            self._leases.discard(lease)
+            if lease in self._in_flight:
+                self._changed.wait_for(lambda: lease not in self._in_flight, timeout=2 * _LONGEST_RENEWAL)
+
+    def release_later(self, lease: "Lease") -> None:
+        """Go on releasing *lease*, whose release was not answered, for one ttl.
+
+        By then the store has freed the key by itself.
+        """
+        with self._changed:
+            self._unreleased[lease] = clock() + lease.ttl
+            self._wake_by(clock() + _LONGEST_RENEWAL)
+
+    def _wake_by(self, moment: float) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="singleton-lock-heartbeat", daemon=True)
+            self._thread.start()
+        if moment < self._wakes_at:
+            self._wakes_at = moment
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            self._sleep()
+            try:
+                self._beat()
+            except Exception:
+                # Whatever it was, a process whose leases nobody renews is worse.
+                logger.exception("lock.heartbeat stumbled and goes on")
+
+    def _sleep(self) -> None:
+        with self._changed:
+            while (remaining := self._wakes_at - clock()) > 0:
+                self._changed.wait(None if remaining == _NEVER else remaining)
+
+    def _beat(self) -> None:
+        lost: dict[Lease, str] = {}
+        try:
+            for backend, leases in self._take_due(lost).items():
+                lost.update(self._renew(backend, leases))
+        finally:
+            self._put_down(lost)
+        for lease, reason in lost.items():
+            lease.lose(reason)
+        self._retry_releases()
+        self._plan()
+
+    def _take_due(self, lost: "dict[Lease, str]") -> "dict[Backend, list[Lease]]":
+        due: dict[Backend, list[Lease]] = defaultdict(list)
+        with self._changed:
+            now = clock()
+            for lease in self._leases:
+                if lease.deadline <= now:
+                    lost[lease] = "unreachable"
+                elif lease.next_renewal <= now:
+                    due[lease.backend].append(lease)
+            self._in_flight = frozenset(lease for leases in due.values() for lease in leases)
+        return due
+
+    def _put_down(self, lost: "dict[Lease, str]") -> None:
+        with self._changed:
+            self._leases.difference_update(lost)
+            self._in_flight = frozenset()
+            self._changed.notify_all()
+
+    def _renew(self, backend: Backend, leases: "list[Lease]") -> "dict[Lease, str]":
+        sent_at = clock()
+        remaining = min(lease.deadline for lease in leases) - sent_at
+        timeout = min(_LONGEST_RENEWAL, max(_SHORTEST_WAIT, remaining))
+        try:
+            answers = backend.renew([lease.claim() for lease in leases], timeout)
+        except BackendError as error:
+            for lease in leases:
+                lease.unsure(error)
+            return {}
+        lost = {}
+        for lease, answer in zip(leases, answers, strict=True):
+            if answer is Answer.DONE:
+                lease.renewed(sent_at)
+            else:
+                lost[lease] = "taken" if answer is Answer.TAKEN else "expired"
+        return lost
+
+    def _retry_releases(self) -> None:
+        for lease, give_up_at in list(self._unreleased.items()):
+            if clock() >= give_up_at or lease.release_again():
+                with self._changed:
+                    self._unreleased.pop(lease, None)
+
+    def _plan(self) -> None:
+        with self._changed:
+            moments = [min(lease.next_renewal, lease.deadline) for lease in self._leases]
+            if self._unreleased:
+                moments.append(clock() + _LONGEST_RENEWAL)
+            self._wakes_at = min(moments, default=_NEVER)
+
+
+heartbeat = Heartbeat()

@@ -1,0 +1,89 @@
+"""Raise an exception inside a body that is running, from another thread.
+
+In the main thread a signal does it, which also ends a sleep or a blocking
+read. In any other thread CPython can be asked to raise between two bytecodes:
+a sleep or a call into C ends first. A greenlet is reached by neither; there the
+body has to ask its lease.
+"""
+
+import ctypes
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+# Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
+# touch the real-time signals, and glibc keeps the first few of them for itself.
+_SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
+
+_sent: deque["Interrupt"] = deque()
+
+
+class Interrupt:
+    """One body that can be interrupted once, and only while it runs."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._thread: int | None = None
+        self._error: Exception | None = None
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Let `send` reach the code inside."""
+        if threading.current_thread() is threading.main_thread():
+            _listen()
+        self._thread = thread = threading.get_ident()
+        try:
+            yield
+        except Exception as error:
+            # An asynchronous exception is made without arguments; give the real one.
+            if self._error is not None and type(error) is type(self._error) and error is not self._error:
+                raise self._error from None
+            raise
+        finally:
+            with self._guard:
+                self._thread = None
+                if self._error is not None and not _is_main(thread):
+                    _raise_in(thread, None)
+
+    def send(self, error: Exception) -> bool:
+        """Raise *error* in the body; False if it is not running or cannot be reached."""
+        with self._guard:
+            thread = self._thread
+            if thread is None:
+                return False
+            self._error = error
+            if _SIGNAL is None or not _is_main(thread):
+                return _raise_in(thread, type(error))
+            _sent.append(self)
+            signal.pthread_kill(thread, _SIGNAL)
+            return True
+
+    def deliver(self) -> None:
+        """Raise what was sent, in the thread that runs this, if its body still runs."""
+        # No lock here: the thread that runs this may hold the guard already.
+        if self._thread is not None and self._error is not None:
+            raise self._error
+
+
+def _is_main(thread: int) -> bool:
+    return thread == threading.main_thread().ident
+
+
+def _listen() -> None:
+    if _SIGNAL is not None and signal.getsignal(_SIGNAL) is not _deliver:
+        signal.signal(_SIGNAL, _deliver)
+
+
+def _deliver(_number: int, _frame: FrameType | None) -> None:
+    while _sent:
+        _sent.popleft().deliver()
+
+
+def _raise_in(thread: int, error: type[Exception] | None) -> bool:
+    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread), ctypes.py_object(error) if error else None
+    )
+    return bool(raised)

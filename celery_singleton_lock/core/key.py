@@ -1,0 +1,144 @@
+"""From a call to its lock key: `{prefix}:v1:{<lock name>:<digest>}`.
+
+Two calls have the same key when the wire would make them the same call. The
+arguments are bound to the function's parameters, defaults filled in, and
+written the way kombu's JSON writes a message, so a publisher and a worker
+agree: a tuple is a list, the keys of a dict are text, an enum is its value,
+while `1`, `"1"`, `True` and `1.0` stay four different things.
+
+The braces are a hash tag of Redis Cluster, and no argument can be read in a key.
+The format is a wire format: workers of two releases must agree on it, so a
+change needs a new version in the key.
+"""
+
+import hashlib
+import inspect
+import string
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+from kombu.utils import json
+
+from celery_singleton_lock.errors import ConfigurationError
+
+MAX_NAME = 200
+
+KeyChoice = str | Sequence[str] | Callable[..., Any] | None
+
+
+class KeyMaker:
+    """Makes the lock keys of one function.
+
+    Arguments:
+        name: First part of every key. Makers with the same name exclude one another.
+        signature: The function's signature, without a bound `self`.
+        choice: Which arguments count. None: all of them. Names of parameters:
+            those. A format string: its text once filled in. A callable: what
+            it returns for the arguments as they were passed.
+
+    Raises:
+        ConfigurationError: The name is empty or too long, or *choice* names a
+            parameter that the function does not have.
+    """
+
+    def __init__(self, name: str, signature: inspect.Signature, choice: KeyChoice = None) -> None:
+        self._name = _checked_name(name)
+        self._signature = signature
+        self._choice = _checked_choice(choice, signature)
+
+    def key(self, prefix: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The lock key of a call.
+
+        Raises:
+            TypeError: The function cannot be called like this.
+            ConfigurationError: An argument that counts cannot be serialised.
+        """
+        return f"{prefix}:v1:{{{self._name}:{digest(self._subject(args, kwargs))}}}"
+
+    def _subject(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        choice = self._choice
+        if callable(choice):
+            return choice(*args, **kwargs)
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if choice is None:
+            return bound.arguments
+        if isinstance(choice, str):
+            return choice.format(**{name: plain(value) for name, value in bound.arguments.items()})
+        return {name: bound.arguments[name] for name in choice}
+
+
+def digest(subject: Any) -> str:
+    """Thirty-two hexadecimal digits that stand for *subject*.
+
+    Raises:
+        ConfigurationError: *subject* cannot be written as kombu's JSON.
+    """
+    try:
+        text = json.dumps(plain(subject), sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"lock_key: {subject!r:.200} cannot be serialised ({error}); "
+            "name the parameters that count, or give a callable that returns plain values"
+        ) from error
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def plain(value: Any) -> Any:
+    """*value* as it looks after a trip over the wire; other types are left to kombu."""
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        return {_json_key(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def _json_key(key: Any) -> str:
+    key = plain(key)
+    return key if isinstance(key, str) else json.dumps(key)
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise ConfigurationError(f"lock_name={name!r:.80} is not allowed: give a text of 1 to {MAX_NAME} characters")
+    # A brace would end the hash tag early, and two names must never become one.
+    return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+
+
+def _checked_choice(choice: KeyChoice, signature: inspect.Signature) -> KeyChoice:
+    if choice is None or callable(choice):
+        return choice
+    if isinstance(choice, str):
+        _check_names(choice, _fields(choice), signature)
+        return choice
+    if isinstance(choice, list | tuple) and all(isinstance(name, str) for name in choice):
+        _check_names(choice, choice, signature)
+        return tuple(choice)
+    raise ConfigurationError(
+        f"lock_key={choice!r} is not allowed: give None, a list of parameter names, "
+        "a format string with at least one {parameter}, or a callable"
+    )
+
+
+def _fields(template: str) -> list[str]:
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise ConfigurationError(f"lock_key={template!r} is not a format string: {error}") from error
+    if not fields:
+        raise ConfigurationError(
+            f"lock_key={template!r} names no {{parameter}}; to lock the task as a whole use lock_key=()"
+        )
+    return [field.partition(".")[0].partition("[")[0] for field in fields]
+
+
+def _check_names(choice: Any, names: Sequence[str], signature: inspect.Signature) -> None:
+    for name in names:
+        if name not in signature.parameters:
+            raise ConfigurationError(
+                f"lock_key={choice!r}: unknown parameter {name!r}; "
+                f"the function has {', '.join(signature.parameters) or 'no parameters'}"
+            )

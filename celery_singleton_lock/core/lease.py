@@ -1,0 +1,243 @@
+"""The right to run one key, for as long as the deadline lies ahead."""
+
+import logging
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, clock
+from celery_singleton_lock.core.heartbeat import heartbeat
+from celery_singleton_lock.errors import BackendError, LockLost
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Our clock and the server's may run at slightly different rates; Redlock's allowance.
+_DRIFT = 0.01
+_DRIFT_FLOOR = 0.002
+_RENEWALS_PER_TTL = 3
+_SHORTEST_PAUSE = 0.05
+
+
+_current: ContextVar["Lease | None"] = ContextVar("current_lease", default=None)
+
+
+def current_lease() -> "Lease | None":
+    """The lease under which the calling code runs, or None if it runs under none."""
+    return _current.get()
+
+
+class Lease:
+    """One execution's time-bound right to a lock key.
+
+    A lease is not mutual exclusion of side effects: a process that is paused
+    past its deadline wakes up without the lease and goes on until it looks.
+    Call `check()` before a step that must not happen twice, and hand `fence`
+    to a resource that can compare it with the greatest it has seen.
+
+    Arguments:
+        backend: The store.
+        key: The lock key.
+        ttl: Seconds the lease lasts without renewal; the heartbeat renews it
+            every third of that, which leaves room for two missed renewals.
+        limit: How many may hold the key at once.
+        facts: What others may know about this holder.
+        on_lost: Called once with the lease, in the heartbeat's thread, when it is lost.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        key: str,
+        *,
+        ttl: float,
+        limit: int = 1,
+        facts: Mapping[str, str] | None = None,
+        on_lost: Callable[["Lease"], None] | None = None,
+    ) -> None:
+        self._backend = backend
+        self._claim = Claim(key, secrets.token_urlsafe(12), ttl, limit, facts or {})
+        self._on_lost = on_lost
+        self._pid = os.getpid()
+        self._asked = False
+        self._place: int | None = None
+        self._since = 0.0
+        self._deadline = 0.0
+        self._next_renewal = 0.0
+        self._lost_reason: str | None = None
+        self.fence = 0
+        self.took_over = False
+
+    @property
+    def key(self) -> str:
+        """The lock key."""
+        return self._claim.key
+
+    @property
+    def token(self) -> str:
+        """Proof of this acquisition, fresh for each; not a secret, yet not to be reused."""
+        return self._claim.token
+
+    @property
+    def ttl(self) -> float:
+        """Seconds the lease lasts without renewal."""
+        return self._claim.ttl
+
+    @property
+    def backend(self) -> Backend:
+        """The store that granted it."""
+        return self._backend
+
+    @property
+    def acquired_at(self) -> datetime:
+        """When it was granted, by the store's clock, in UTC."""
+        return datetime.fromtimestamp(self._since, UTC)
+
+    @property
+    def granted(self) -> bool:
+        """The store has granted it, whatever has become of it since."""
+        return self._place is not None
+
+    @property
+    def held(self) -> bool:
+        """Granted to this process, and neither released nor lost."""
+        return self._asked and self.granted and not self.lost and self._pid == os.getpid()
+
+    @property
+    def lost(self) -> bool:
+        """It ended while it was still wanted."""
+        return self._lost_reason is not None
+
+    @property
+    def lost_reason(self) -> str | None:
+        """`expired`, `taken`, `unreachable`, or None while it is not lost."""
+        return self._lost_reason
+
+    @property
+    def deadline(self) -> float:
+        """When it ends without another renewal, on `backends.base.clock()`.
+
+        It counts from the moment the last answered request was sent, less an
+        allowance for clock drift, so it never lies behind the store's own.
+        """
+        return self._deadline
+
+    @property
+    def next_renewal(self) -> float:
+        """When the heartbeat wants to renew it, on the same clock."""
+        return self._next_renewal
+
+    def remaining(self) -> float:
+        """Seconds for which the lease is certainly ours; 0.0 once it is lost or released."""
+        return max(0.0, self._deadline - clock()) if self.held else 0.0
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Let `current_lease()` find it inside."""
+        before = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(before)
+
+    def check(self) -> None:
+        """Return if the lease is ours at this moment.
+
+        Raises:
+            LockLost: It is not, or its deadline has passed unrenewed.
+        """
+        if self.remaining() <= 0.0:
+            raise LockLost(self.key, self._lost_reason or "expired")
+
+    def acquire(self) -> Conflict | None:
+        """Ask the store once for the lease.
+
+        Returns:
+            None if it is ours and under the heartbeat's care, else who holds it.
+
+        Raises:
+            BackendError: No answer. It may be ours all the same, so release it.
+        """
+        self._asked = True
+        answer = self._backend.acquire(self._claim)
+        if isinstance(answer, Conflict):
+            self._asked = False
+            return answer
+        self._place, self._since = answer.place, answer.since
+        self.fence, self.took_over = answer.fence, answer.took_over
+        self.renewed(answer.sent_at)
+        heartbeat.watch(self)
+        logger.debug(
+            "lock.acquired key=%s task_id=%s fence=%d%s",
+            self.key,
+            self._task_id,
+            self.fence,
+            " took over from a holder that never released" if self.took_over else "",
+        )
+        return None
+
+    def release(self) -> Answer | None:
+        """Give it back, if there is anything to give back; safe to repeat.
+
+        The heartbeat lets go of it first, so nothing renews a released lease.
+        Where the store does not answer, the heartbeat goes on trying until the
+        store must have freed the key by itself.
+
+        Returns:
+            What the store said, or None if there was nothing to give back or
+            nobody answered.
+        """
+        if not self._asked or self._pid != os.getpid():
+            return None
+        heartbeat.forget(self)
+        try:
+            answer = self._backend.release(self._claim, self._place)
+        except BackendError as error:
+            logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self._task_id, error)
+            heartbeat.release_later(self)
+            answer = None
+        if answer is Answer.DONE:
+            logger.debug("lock.released key=%s task_id=%s", self.key, self._task_id)
+        elif answer is not None:
+            self.lose("taken" if answer is Answer.TAKEN else "expired")
+        self._asked = False
+        return answer
+
+    def release_again(self) -> bool:
+        """Try once more to give back what a first release may not have; True once answered."""
+        try:
+            self._backend.release(self._claim, self._place, bound=0.0)
+        except BackendError:
+            return False
+        return True
+
+    def claim(self) -> tuple[Claim, int]:
+        """What the store needs for a renewal: the claim and its place."""
+        return self._claim, self._place or 0
+
+    def renewed(self, sent_at: float) -> None:
+        """Count the ttl from *sent_at*, when the answered request was sent."""
+        self._deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
+        self._next_renewal = sent_at + self.ttl / _RENEWALS_PER_TTL
+
+    def unsure(self, error: BackendError) -> None:
+        """A renewal was not answered: try again soon, the deadline stands."""
+        self._next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
+        logger.warning(
+            "lock.unsure key=%s task_id=%s remaining=%.1f: %s", self.key, self._task_id, self.remaining(), error
+        )
+
+    def lose(self, reason: str) -> None:
+        """Record that it is lost, and tell once."""
+        if not self.held:
+            return
+        self._lost_reason = reason
+        logger.error("lock.lost key=%s task_id=%s reason=%s", self.key, self._task_id, reason)
+        if self._on_lost is not None:
+            self._on_lost(self)
+
+    @property
+    def _task_id(self) -> str | None:
+        return self._claim.facts.get("task_id")

@@ -1,0 +1,70 @@
+"""What can go wrong, in words for the person who has to act on it.
+
+Every error is built from plain positional arguments and keeps them in `args`,
+so it survives pickle and the JSON result backend of Celery.
+"""
+
+
+class SingletonLockError(Exception):
+    """Base of all errors of this library."""
+
+
+class LockHeld(SingletonLockError):
+    """Somebody else holds the lock.
+
+    Arguments:
+        key: The lock key that was wanted.
+        holder_task_id: Task id of a holder, or None if it is not a task.
+        expires_in: Seconds until the first place is free if no holder renews.
+    """
+
+    def __init__(self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0) -> None:
+        super().__init__(key, holder_task_id, expires_in)
+        self.key = key
+        self.holder_task_id = holder_task_id
+        self.expires_in = expires_in
+
+    def __str__(self) -> str:
+        return (
+            f"lock key={self.key} is held by task_id={self.holder_task_id}; "
+            f"its lease lasts another {self.expires_in:.1f} s unless it is renewed"
+        )
+
+
+class LockLost(SingletonLockError):
+    """The lease ended while the work it protects was still going on.
+
+    Arguments:
+        key: The lock key.
+        reason: `expired` (nobody has it now), `taken` (somebody else has it)
+            or `unreachable` (Redis did not answer until the deadline).
+    """
+
+    def __init__(self, key: str, reason: str = "expired") -> None:
+        super().__init__(key, reason)
+        self.key = key
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the lease on key={self.key} was lost ({self.reason}); another run may have begun"
+
+
+class BackendError(SingletonLockError):
+    """The store gave no usable answer. A request without an answer may have worked.
+
+    Arguments:
+        store: Address of the store, without credentials.
+        problem: What happened, in the words of the client library.
+    """
+
+    def __init__(self, store: str, problem: str) -> None:
+        super().__init__(store, problem)
+        self.store = store
+        self.problem = problem
+
+    def __str__(self) -> str:
+        return f"lock store {self.store} did not answer: {self.problem}"
+
+
+class ConfigurationError(SingletonLockError, ValueError):
+    """An option or setting has a value that cannot work; the message says which, and what can."""

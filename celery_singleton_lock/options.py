@@ -1,0 +1,132 @@
+"""Options of a task and settings of an app: read, checked, and turned into plain values."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock.errors import ConfigurationError
+
+DEFAULT_PREFIX = "singleton"
+
+_ON_CONFLICT = ("skip", "raise", "reschedule")
+_ON_CONFLICT_LATER = ("wait", "join", "rerun", "replace")
+_ON_LOST = ("abort", "warn")
+_ON_LOST_LATER = ("kill",)
+_ON_BACKEND_ERROR = ("reschedule", "raise", "run", "skip")
+_MODES = ("while_executing",)
+_MODES_LATER = ("until_executing", "until_executed", "until_and_while_executing")
+
+
+def seconds(name: str, value: Any, *, least: float) -> float:
+    """*value*, a number of seconds or a timedelta, as a float of at least *least*."""
+    number = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number < float("inf"):
+        raise ConfigurationError(
+            f"{name}={value!r} is not allowed: give a number of seconds, at least {least:g}, or a timedelta"
+        )
+    return float(number)
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> str:
+    """*value*, if it is one of the *allowed*."""
+    if value in later:
+        raise ConfigurationError(f"{name}={value!r} is not available in this version; choose {_or(allowed)}")
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigurationError(f"{name}={value!r} is not allowed; choose {_or(allowed)}")
+    return value
+
+
+def only(name: str, value: Any, allowed: Any) -> Any:
+    """*value*, if it is the one that this version can do."""
+    if isinstance(value, bool) or value != allowed:
+        raise ConfigurationError(f"{name}={value!r} is not available in this version; leave it at {allowed!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """How one `lock_*` option is checked, and what it is where nobody sets it."""
+
+    default: Any
+    check: Callable[[str, Any], Any]
+    app_wide: bool = True
+
+
+OPTIONS: Mapping[str, Option] = {
+    "mode": Option("while_executing", lambda n, v: one_of(n, v, _MODES, _MODES_LATER), app_wide=False),
+    "limit": Option(1, lambda n, v: only(n, v, 1), app_wide=False),
+    "ttl": Option(30, lambda n, v: seconds(n, v, least=1)),
+    "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT, _ON_CONFLICT_LATER)),
+    "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
+    "on_lost": Option("abort", lambda n, v: one_of(n, v, _ON_LOST, _ON_LOST_LATER)),
+    "on_backend_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_BACKEND_ERROR)),
+    "min_hold": Option(0, lambda n, v: only(n, v, 0)),
+    "queue_ttl": Option(3600, lambda n, v: only(n, v, 3600)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LockOptions:
+    """The options of one task, checked. Durations are seconds."""
+
+    mode: str
+    limit: int
+    ttl: float
+    on_conflict: str
+    wait_timeout: float | None
+    on_lost: str
+    on_backend_error: str
+    min_hold: float
+    queue_ttl: float
+    prefix: str
+
+
+def check_task(task_name: str, values: Mapping[str, Any]) -> None:
+    """Check what a task sets itself.
+
+    Arguments:
+        task_name: Named in the error.
+        values: Option name without `lock_` to value; None where the task is silent.
+
+    Raises:
+        ConfigurationError: Naming the task, the option, the value and what is allowed.
+    """
+    try:
+        for name, option in OPTIONS.items():
+            if values[name] is not None:
+                option.check(f"lock_{name}", values[name])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"task {task_name}: {error}") from None
+
+
+def resolve(app: Celery, values: Mapping[str, Any]) -> LockOptions:
+    """The task's own values, else the app's settings, else the defaults.
+
+    Raises:
+        ConfigurationError: A `singleton_lock_*` setting has a value that is not allowed.
+    """
+    resolved = {}
+    for name, option in OPTIONS.items():
+        label, value = f"lock_{name}", values[name]
+        if value is None:
+            # Not app.add_defaults(): that would override what the user configures.
+            label = f"singleton_lock_{name}"
+            value = app.conf.get(label, option.default) if option.app_wide else option.default
+        resolved[name] = option.check(label, value)
+    return LockOptions(**resolved, prefix=_prefix(app))
+
+
+def _prefix(app: Celery) -> str:
+    prefix = app.conf.get("singleton_lock_prefix", DEFAULT_PREFIX)
+    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+        raise ConfigurationError(
+            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {DEFAULT_PREFIX!r}"
+        )
+    return prefix
+
+
+def _or(words: tuple[str, ...]) -> str:
+    return " or ".join([", ".join(map(repr, words[:-1])), repr(words[-1])] if len(words) > 1 else [repr(words[0])])

@@ -1,0 +1,73 @@
+"""Which store of locks an app uses."""
+
+import ssl
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+from weakref import WeakKeyDictionary
+
+from celery import Celery
+
+from celery_singleton_lock.backends import backend_from_url
+from celery_singleton_lock.backends.base import Backend
+from celery_singleton_lock.errors import ConfigurationError
+
+_LOCATIONS = ("redis://", "rediss://", "redis+socket://", "unix://")
+_backends: WeakKeyDictionary[Celery, Backend] = WeakKeyDictionary()
+
+
+def backend_of(app: Celery) -> Backend:
+    """The app's store of locks, opened at first use.
+
+    It is `singleton_lock_url`, else the result backend if that is Redis, else
+    the broker if that is Redis.
+
+    Raises:
+        ConfigurationError: None of the three is a Redis this library can use.
+    """
+    try:
+        return _backends[app]
+    except KeyError:
+        pass
+    _refuse_later_settings(app)
+    url, options = _location(app)
+    backend = backend_from_url(_redis_py_url(url), {**options, **app.conf.get("singleton_lock_client_options", {})})
+    return _backends.setdefault(app, backend)
+
+
+def _location(app: Celery) -> tuple[str, dict[str, Any]]:
+    url = app.conf.get("singleton_lock_url")
+    if url is not None:
+        if not isinstance(url, str):
+            raise ConfigurationError(
+                f"singleton_lock_url={url!r}: a list of stores is not available in this version; give one URL"
+            )
+        return url, {}
+    for url, tls in (
+        (app.conf.result_backend, app.conf.get("redis_backend_use_ssl")),
+        (app.conf.broker_write_url or app.conf.broker_url, app.conf.get("broker_use_ssl")),
+    ):
+        # Celery takes a list, or several joined by semicolons, to fail over between brokers.
+        first = url[0] if isinstance(url, list | tuple) and url else url
+        first = first.partition(";")[0] if isinstance(first, str) else ""
+        if first.startswith(_LOCATIONS):
+            if isinstance(tls, dict):
+                return first.replace("redis://", "rediss://", 1), tls
+            return first, {}
+    raise ConfigurationError(
+        "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
+        "set app.conf.singleton_lock_url, for example to 'redis://localhost:6379/0'"
+    )
+
+
+def _refuse_later_settings(app: Celery) -> None:
+    if app.conf.get("singleton_lock_replicas", 0) != 0:
+        raise ConfigurationError("singleton_lock_replicas is not available in this version; leave it at 0")
+
+
+def _redis_py_url(url: str) -> str:
+    """*url* with Celery's spellings of query arguments changed into redis-py's."""
+    base, _, query = url.partition("?")
+    names = {"virtual_host": "db"}
+    values = {name: name.removeprefix("CERT_").lower() for name in ssl.VerifyMode.__members__}
+    arguments = [(names.get(name, name), values.get(value, value)) for name, value in parse_qsl(query)]
+    return f"{base}?{urlencode(arguments)}" if arguments else url

@@ -1,0 +1,259 @@
+"""The task base class: a lease is taken before the body runs and given back after it."""
+
+import inspect
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import Enum
+from functools import cached_property, partial
+from types import CodeType
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.backends.base import Answer, Holder
+from celery_singleton_lock.conflict import HEADER, settle, unanswered
+from celery_singleton_lock.core.interrupt import Interrupt
+from celery_singleton_lock.core.key import KeyChoice, KeyMaker
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.errors import BackendError, ConfigurationError, LockLost
+from celery_singleton_lock.options import OPTIONS, LockOptions, check_task, resolve
+from celery_singleton_lock.store import backend_of
+
+
+class _Unset(Enum):
+    UNSET = "unset"
+
+
+class SingletonTask(Task):
+    """A Celery task of which one execution per lock key runs at a time.
+
+    The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is
+    renewed for as long as the body runs. A worker that dies stops renewing, and
+    the key is free again within one ttl. A run that finds the key held does
+    what *lock_on_conflict* says.
+
+    A direct call, `task(...)`, takes no lock; a task that calls itself directly
+    goes on under the lease it has. Tasks of Celery itself are never locked.
+
+    Attributes:
+        lock_mode: `"while_executing"`.
+        lock_key: Which arguments make two calls the same. None: all of them. A
+            list of parameter names: those; `()`: none, the task as a whole. A
+            format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
+        lock_name: First part of the key, by default the task's name. Tasks that
+            share it exclude one another.
+        lock_ttl: Seconds a lease lasts without renewal, at least 1; by default
+            30, so that a killed worker blocks nobody for long and a lease
+            survives two missed renewals.
+        lock_on_conflict: `"skip"` (default), `"raise"` or `"reschedule"`.
+        lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
+        lock_wait_timeout: Seconds after which `reschedule` gives up with `LockHeld`.
+        lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"`
+            leaves it to the log, the signal and `self.lock.check()`.
+        lock_on_backend_error: `"reschedule"` (default), `"raise"`, `"run"`
+            (unlocked) or `"skip"`, where Redis gives no answer within 5 s.
+
+    None means the app's `singleton_lock_*` setting, and without one the default.
+    """
+
+    abstract = True
+
+    lock_mode: str | None = None
+    lock_key: KeyChoice = None
+    lock_name: str | None = None
+    lock_limit: int | None = None
+    lock_ttl: Any = None
+    lock_on_conflict: str | None = None
+    lock_skip_result: Any = _Unset.UNSET
+    lock_wait_timeout: Any = None
+    lock_on_lost: str | None = None
+    lock_on_backend_error: str | None = None
+    lock_min_hold: Any = None
+    lock_queue_ttl: Any = None
+
+    _lock_keys: KeyMaker
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body under a lease, or end without it as the options say."""
+        if self._runs_without_lock():
+            return super().__call__(*args, **kwargs)
+        interrupt = Interrupt()
+        lease = self._new_lease(self.lock_key_for(*args, **kwargs), interrupt)
+        self.request.lock_lease = lease
+        try:
+            # Inside the try, because a time limit may strike between the
+            # server's grant and the next line; the token is known already.
+            conflict = lease.acquire()
+        except BackendError as error:
+            if self.lock_options.on_backend_error != "run":
+                return unanswered(self, lease.key, error)
+            return super().__call__(*args, **kwargs)
+        else:
+            if conflict is not None:
+                return settle(self, conflict)
+            with self._body_of(lease, interrupt):
+                return super().__call__(*args, **kwargs)
+        finally:
+            self._give_back(lease)
+
+    @property
+    def lock(self) -> Lease | None:
+        """The lease under which the body runs; None outside a body and without one."""
+        lease: Lease | None = self.request.get("lock_lease")
+        return lease if lease is not None and lease.granted else None
+
+    @cached_property
+    def lock_options(self) -> LockOptions:
+        """The options of this task, with the app's settings and the defaults filled in.
+
+        Raises:
+            ConfigurationError: A setting has a value that is not allowed.
+        """
+        return resolve(self.app, _own_options(type(self)))
+
+    @property
+    def skips_with_result(self) -> bool:
+        """A skipped run returns `lock_skip_result`."""
+        return self.lock_skip_result is not _Unset.UNSET
+
+    def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
+        """The lock key of a call with these arguments.
+
+        Raises:
+            TypeError: The task cannot be called like this.
+            ConfigurationError: An argument that counts cannot be serialised.
+        """
+        return self._lock_keys.key(self.lock_options.prefix, args, kwargs)
+
+    def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
+        """Who holds the lock of a call with these arguments now.
+
+        Raises:
+            BackendError: The store did not answer within 5 s.
+        """
+        return backend_of(self.app).holders(self.lock_key_for(*args, **kwargs))
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+        """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
+        if self._is_lockable():
+            # A TypeError is Celery's to raise: it knows whether the task has typing=False.
+            with suppress(TypeError):
+                self.lock_key_for(*(args or ()), **(kwargs or {}))
+        return super().apply_async(args, kwargs, *rest, **options)
+
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Let nothing be held after this, whatever happened to `__call__`'s own release."""
+        self.release_leftover()
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+
+    def release_leftover(self) -> None:
+        """Give back what the present request still holds; nothing in the usual case."""
+        lease = self.request.get("lock_lease")
+        if lease is not None:
+            self._give_back(lease)
+
+    @classmethod
+    def on_bound(cls, app: Celery) -> None:
+        """Check the options as soon as the task exists."""
+        super().on_bound(app)
+        if not cls._is_lockable():
+            return
+        _check_call_order(cls)
+        check_task(cls.name, _own_options(cls))
+        try:
+            cls._lock_keys = KeyMaker(cls.lock_name or cls.name, _run_signature(cls), cls.lock_key)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"task {cls.name}: {error}") from None
+
+    def _runs_without_lock(self) -> bool:
+        request = self.request
+        return (
+            request.called_directly
+            or request.get("lock_lease") is not None  # it called itself
+            or not self._is_lockable()
+        )
+
+    @classmethod
+    def _is_lockable(cls) -> bool:
+        """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
+        return not cls.name.startswith("celery.")
+
+    def _new_lease(self, key: str, interrupt: Interrupt) -> Lease:
+        options = self.lock_options
+        return Lease(
+            backend_of(self.app),
+            key,
+            ttl=options.ttl,
+            limit=options.limit,
+            facts=self._facts(),
+            on_lost=partial(self._lost, interrupt),
+        )
+
+    def _facts(self) -> dict[str, str]:
+        request = self.request
+        facts = {
+            "task_id": request.id,
+            "hostname": request.hostname or socket.gethostname(),
+            "pid": str(os.getpid()),
+        }
+        if self.lock_name is not None:
+            facts["task_name"] = self.name
+        if request.retries:
+            facts["attempt"] = str(request.retries)
+        return facts
+
+    @contextmanager
+    def _body_of(self, lease: Lease, interrupt: Interrupt) -> Iterator[None]:
+        """What holds while the body runs under *lease*."""
+        if self.request.headers:
+            # It has stopped waiting; a retry of the body starts a new wait.
+            self.request.headers.pop(HEADER, None)
+        signals.lock_acquired.send(sender=self, lease=lease)
+        with lease.current(), interrupt.allowed():
+            yield
+
+    def _lost(self, interrupt: Interrupt, lease: Lease) -> None:
+        reason = lease.lost_reason or "expired"
+        if self.lock_options.on_lost == "abort":
+            interrupt.send(LockLost(lease.key, reason))
+        signals.lock_lost.send(sender=self, lease=lease, reason=reason)
+
+    def _give_back(self, lease: Lease) -> None:
+        if lease.release() is Answer.DONE:
+            signals.lock_released.send(sender=self, lease=lease)
+
+
+def _own_options(cls: type[SingletonTask]) -> dict[str, Any]:
+    return {name: getattr(cls, f"lock_{name}") for name in OPTIONS}
+
+
+def _run_signature(cls: type[SingletonTask]) -> inspect.Signature:
+    """Signature of the body without a bound `self`, which Celery leaves on the class."""
+    run = inspect.getattr_static(cls, "run")
+    if isinstance(run, staticmethod):
+        return inspect.signature(run.__func__)
+    signature = inspect.signature(run)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def _check_call_order(cls: type[SingletonTask]) -> None:
+    """Refuse a `__call__` that would run the body past ours, as the Flask recipe's does."""
+    for base in cls.__mro__[: cls.__mro__.index(SingletonTask)]:
+        call = base.__dict__.get("__call__")
+        code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
+        if code is not None and "__call__" not in _names_in(code):
+            raise ConfigurationError(
+                f"task {cls.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would "
+                "bypass the lock; call it there, or put SingletonTask first among the base classes"
+            )
+
+
+def _names_in(code: CodeType) -> set[str]:
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            names |= _names_in(constant)
+    return names

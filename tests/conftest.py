@@ -1,0 +1,37 @@
+"""Fixtures for all tests: servers that start once and are empty for each test."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.servers import SERVERS, Server, running
+
+
+@pytest.fixture(scope="session")
+def valkey_process() -> Iterator[Server]:
+    with running("valkey") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_process() -> Iterator[Server]:
+    with running("redis") as server:
+        yield server
+
+
+@pytest.fixture
+def valkey(valkey_process: Server) -> Server:
+    """An empty Valkey."""
+    with valkey_process.client() as client:
+        client.flushall()
+    return valkey_process
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Server:
+    """An empty server of each kind, in turn."""
+    process: Server = request.getfixturevalue(f"{request.param}_process")
+    with process.client() as client:
+        client.flushall()
+        client.script_flush()
+    return process

