@@ -27,7 +27,7 @@ HEADER = "singleton_lock"
 
 _FIRST_DELAY = 0.25
 _LONGEST_DELAY = 2.0
-_HAND_OVER_DELAY = 0.05
+_FIRST_HAND_OVER_DELAY = 0.05
 _DEFAULT_VISIBILITY_TIMEOUT = 3600
 # About a minute. By then a broker that restarts is back; a job is worth the wait.
 _PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
@@ -114,21 +114,23 @@ def _reschedule(task: "SingletonTask", holder: Holder) -> NoReturn:
 def _park(task: "SingletonTask", holder: Holder) -> NoReturn:
     """Send a copy of a live run, or its own retry, back without a trace in its result."""
     request = task.request
+    # retry() publishes before its body has ended, usually by milliseconds.
     hands_over = request.retries > holder.attempt
-    _requeue(task, _HAND_OVER_DELAY if hands_over else _delay(task, holder.expires_in))
+    first = _FIRST_HAND_OVER_DELAY if hands_over else _FIRST_DELAY
+    _requeue(task, _delay(task, holder.expires_in, first))
     _tell(task, holder, "parked")
     # Not Retry: that would store a state over the one of the run that goes on.
     raise Ignore("another run of this very task holds the lock")
 
 
-def _delay(task: "SingletonTask", expires_in: float) -> float:
+def _delay(task: "SingletonTask", expires_in: float, first: float = _FIRST_DELAY) -> float:
     options = task.app.conf.broker_transport_options or {}
     visibility_timeout = options.get("visibility_timeout", _DEFAULT_VISIBILITY_TIMEOUT)
     # A message with a countdown stays unacknowledged until it is due, so a delay
     # near the visibility timeout would have it delivered a second time.
     longest = min(_LONGEST_DELAY, task.lock_options.ttl / 3, visibility_timeout / 4)
-    delay = min(longest, _FIRST_DELAY * 2 ** min(_history(task.request)["tries"], 10))
-    return float(min(random.uniform(delay / 2, delay), max(_HAND_OVER_DELAY, expires_in)))
+    delay = min(longest, first * 2 ** min(_history(task.request)["tries"], 10))
+    return float(min(random.uniform(delay / 2, delay), max(_FIRST_HAND_OVER_DELAY, expires_in)))
 
 
 def _requeue(task: "SingletonTask", delay: float) -> Any:

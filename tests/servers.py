@@ -65,8 +65,8 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
-    def client(self) -> "redis.Redis":
-        return redis.Redis(port=self.port, decode_responses=True)
+    def client(self, database: int = 0) -> "redis.Redis":
+        return redis.Redis(port=self.port, db=database, decode_responses=True)
 
     def start(self) -> None:
         with (Path(self.directory) / "log").open("ab") as log:

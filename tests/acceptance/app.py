@@ -1,0 +1,138 @@
+"""The app that the acceptance tests' workers run, configured by the environment."""
+
+import os
+import time
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_singleton_lock import LockLost, SingletonTask, current_lease
+from tests.recorder import Recorder
+
+STORE = os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0")
+TTL = float(os.environ.get("TEST_TTL", "3"))
+
+# The sabotage test runs the same bodies without the lock.
+Base: Any = Task if os.environ.get("TEST_SABOTAGE") else SingletonTask
+
+app = Celery("acceptance", broker=STORE, backend=STORE.removesuffix("/0") + "/1")
+app.conf.update(
+    singleton_lock_url=os.environ.get("TEST_LOCKS", STORE.removesuffix("/0") + "/2"),
+    singleton_lock_ttl=TTL,
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={
+        "visibility_timeout": float(os.environ.get("TEST_VISIBILITY", "3600")),
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    },
+    worker_prefetch_multiplier=1,
+    result_expires=600,
+)
+recorder = Recorder(STORE.removesuffix("/0") + "/3")
+
+
+def body(task: Any, key: Any, seconds: float, **facts: Any) -> None:
+    """Be busy for so long, on the record."""
+    lease = current_lease()
+    facts["fence"] = lease.fence if lease else 0
+    facts["took_over"] = lease.took_over if lease else False
+    with recorder.body(key, task.request.id, **facts):
+        time.sleep(seconds)
+
+
+@app.task(base=Base, bind=True, lock_key=("key",), lock_on_conflict="reschedule")
+def rescheduled(self: Any, key: Any, number: int = 0, seconds: float = 0.05) -> int:
+    body(self, key, seconds)
+    return number
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",))
+def skipped(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_skip_result="was skipped")
+def skipped_with_result(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="raise")
+def refused(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_name="shared", lock_on_conflict="reschedule")
+def one_of_two(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_name="shared", lock_on_conflict="reschedule")
+def shares_the_name(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), max_retries=3)
+def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int:
+    """Retries itself at once, and its body takes *finish* seconds more to end."""
+    with recorder.body(key, self.request.id, attempt=self.request.retries):
+        try:
+            if self.request.retries < attempts:
+                raise self.retry(countdown=0)
+        finally:
+            time.sleep(finish)
+    return int(self.request.retries)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_lost="warn")
+def warned(self: Any, key: Any, seconds: float) -> bool:
+    body(self, key, seconds)
+    return bool(self.lock.lost)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",))
+def aborted(self: Any, key: Any, seconds: float) -> str:
+    try:
+        body(self, key, seconds)
+    except LockLost as lost:
+        recorder.write("told", key, self.request.id, reason=lost.reason, remaining=self.lock.remaining())
+        raise
+    return "ran to its end"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), acks_late=True)
+def acked_late(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_backend_error="raise")
+def raising_without_store(self: Any, key: Any) -> str:
+    body(self, key, 0)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_backend_error="run")
+def running_without_store(self: Any, key: Any) -> bool:
+    body(self, key, 0)
+    return self.lock is None
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_backend_error="skip")
+def skipping_without_store(self: Any, key: Any) -> str:
+    body(self, key, 0)
+    return "ran"
+
+
+@app.task
+def collect(results: Any) -> Any:
+    return results
+
+
+@app.task
+def after(result: Any) -> Any:
+    return ["after", result]

@@ -1,0 +1,75 @@
+"""P1, one at a time: real workers, real load, and proof that the recorder would see an overlap."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+from tests.acceptance.conftest import APP
+from tests.recorder import Recorder, overlaps
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import workers
+
+KEYS = 4
+PUBLISHERS = 2
+CALLS_EACH = 50
+
+PUBLISH = f"""
+from {APP} import rescheduled
+for number in range({CALLS_EACH}):
+    rescheduled.delay(number % {KEYS}, number)
+"""
+
+
+def publish(env: dict[str, str]) -> None:
+    publishers = [
+        subprocess.Popen([sys.executable, "-c", PUBLISH], env={**os.environ, **env}) for _ in range(PUBLISHERS)
+    ]
+    assert [publisher.wait(60) for publisher in publishers] == [0] * PUBLISHERS
+
+
+def run_load(env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env, 2):
+        publish(env)
+        until(
+            lambda: len(recorder.events("leave")) >= PUBLISHERS * CALLS_EACH,
+            "every call has run",
+            timeout=60,
+        )
+
+
+def test_a_hundred_calls_over_four_keys_all_run_and_never_two_of_a_key_at_once(
+    env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    run_load(env, recorder)
+
+    events = recorder.events()
+    entered = recorder.events("enter")
+    assert overlaps(events) == []
+    assert len({event.run for event in entered}) == len(entered) == PUBLISHERS * CALLS_EACH
+    for key in range(KEYS):
+        fences = [event.facts["fence"] for event in entered if event.key == str(key)]
+        assert fences == sorted(set(fences))
+    assert keys_of_locks(valkey) == []
+
+
+def test_the_same_load_without_the_lock_overlaps_so_the_recorder_can_see_it(
+    env: dict[str, str], recorder: Recorder
+) -> None:
+    run_load({**env, "TEST_SABOTAGE": "1"}, recorder)
+
+    assert len(overlaps(recorder.events())) > 0
+
+
+def test_two_tasks_of_one_lock_name_exclude_one_another(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env, 1):
+        results = [task.delay("k", 0.2) for _ in range(3) for task in (tasks.one_of_two, tasks.shares_the_name)]
+        assert [result.get(timeout=30) for result in results] == ["ran"] * 6
+
+    assert overlaps(recorder.events()) == []
+
+
+def keys_of_locks(server: Server) -> list[str]:
+    with server.client(database=2) as client:
+        return list(client.scan_iter("*"))

@@ -1,0 +1,55 @@
+"""A store that is away when a task wants its lock: no job is lost, none runs unlocked unasked."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import BackendError
+from tests.acceptance.conftest import APP
+from tests.recorder import Recorder
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+
+@pytest.fixture
+def store() -> Iterator[Server]:
+    """A store of locks that is not running yet."""
+    server = Server("valkey")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def worker(env: dict[str, str], store: Server) -> Iterator[Worker]:
+    with workers(APP, {**env, "TEST_LOCKS": store.url}) as (worker,):
+        yield worker
+
+
+def test_the_job_comes_again_until_the_store_is_back(
+    tasks: Any, worker: Worker, store: Server, recorder: Recorder
+) -> None:
+    result = tasks.skipped.delay("k")
+    until(lambda: "lock.unanswered" in worker.log(), "the task has noticed")
+    store.start()
+
+    assert result.get(timeout=30) == "ran"
+    assert len(recorder.events("enter")) == 1
+
+
+def test_raise_fails_the_job_with_the_store_named(tasks: Any, worker: Worker, store: Server) -> None:
+    with pytest.raises(BackendError, match=f"127.0.0.1:{store.port}"):
+        tasks.raising_without_store.delay("k").get(timeout=20)
+
+
+def test_run_runs_without_a_lock(tasks: Any, worker: Worker) -> None:
+    assert tasks.running_without_store.delay("k").get(timeout=20) is True
+
+
+def test_skip_revokes_the_job(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    with pytest.raises(TaskRevokedError, match="did not answer"):
+        tasks.skipping_without_store.delay("k").get(timeout=20)
+
+    assert recorder.events("enter") == []

@@ -1,0 +1,350 @@
+"""`SingletonTask` inside one process: who takes a lock, what the body sees, and that nothing stays held."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery, Task, _state, shared_task, states
+from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
+
+from celery_singleton_lock import (
+    BackendError,
+    ConfigurationError,
+    LockHeld,
+    SingletonTask,
+    current_lease,
+    signals,
+)
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.store import backend_of
+from tests.servers import Server, free_port
+
+
+@pytest.fixture(autouse=True)
+def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Celery from registering the tasks of one test in the apps of the next."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Celery]:
+    app = Celery("integration", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url=server.url, singleton_lock_ttl=5)
+    yield app
+    app.close()
+
+
+def held_by_somebody(app: Celery, key: str) -> Lease:
+    lease = Lease(backend_of(app), key, ttl=30, facts={"task_id": "the-holder"})
+    assert lease.acquire() is None
+    return lease
+
+
+def keys(server: Server) -> list[str]:
+    with server.client() as client:
+        return list(client.scan_iter("*"))
+
+
+def test_the_body_runs_under_a_lease_that_knows_itself(app: Celery, server: Server) -> None:
+    seen: dict[str, Any] = {}
+
+    @app.task(base=SingletonTask, bind=True)
+    def body(self: Any, x: int) -> None:
+        seen.update(lease=self.lock, current=current_lease(), holders=self.lock_holders(x), keys=keys(server))
+        self.lock.check()
+        seen["remaining"] = self.lock.remaining()
+
+    result = body.apply((1,))
+    result.get()
+
+    lease, (holder,) = seen["lease"], seen["holders"]
+    assert lease is seen["current"]
+    assert seen["keys"] == [lease.key] == [body.lock_key_for(1)]
+    assert 0 < seen["remaining"] <= 5
+    assert (holder.key, holder.token, holder.fence) == (lease.key, lease.token, lease.fence)
+    assert (holder.task_id, holder.task_name) == (result.id, body.name)
+    assert (holder.pid, holder.hostname) == (os.getpid(), socket.gethostname())
+    assert holder.acquired_at == lease.acquired_at
+    assert abs(datetime.now(UTC) - lease.acquired_at) < timedelta(minutes=1)
+    assert not lease.took_over
+    assert not lease.lost
+    assert (body.lock, current_lease(), keys(server)) == (None, None, [])
+
+
+def end_by_returning(_: Any) -> None: ...
+
+
+def end_by_raising(_: Any) -> None:
+    raise ValueError
+
+
+def end_by_ignore(_: Any) -> None:
+    raise Ignore
+
+
+def end_by_reject(_: Any) -> None:
+    raise Reject("no", requeue=False)
+
+
+def end_by_retry(task: Any) -> None:
+    raise Retry("again")
+
+
+def end_by_exit(_: Any) -> None:
+    raise SystemExit(1)
+
+
+def end_by_memory_error(_: Any) -> None:
+    raise MemoryError
+
+
+ENDINGS = [
+    end_by_returning,
+    end_by_raising,
+    end_by_ignore,
+    end_by_reject,
+    end_by_retry,
+    end_by_exit,
+    end_by_memory_error,
+]
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=lambda ending: ending.__name__)
+@pytest.mark.parametrize("throw", [False, True])
+def test_however_the_body_ends_its_lock_is_free(app: Celery, server: Server, ending: Any, throw: bool) -> None:
+    held = []
+
+    @app.task(base=SingletonTask, bind=True)
+    def body(self: Any) -> None:
+        held.extend(keys(server))
+        ending(self)
+
+    with suppress(ValueError, Ignore, Reject, Retry, SystemExit, MemoryError):
+        body.apply(throw=throw)
+
+    assert len(held) == 1
+    assert keys(server) == []
+
+
+@pytest.mark.parametrize(
+    "ending", [end_by_returning, end_by_raising, end_by_ignore], ids=lambda ending: ending.__name__
+)
+def test_what_call_could_not_release_is_released_by_the_time_the_task_has_ended(
+    app: Celery, server: Server, monkeypatch: pytest.MonkeyPatch, ending: Any
+) -> None:
+    release = Lease.release
+    calls = []
+
+    def interrupted_at_first(lease: Lease) -> Any:
+        calls.append(lease)
+        return release(lease) if len(calls) > 1 else None
+
+    monkeypatch.setattr(Lease, "release", interrupted_at_first)
+
+    class Careless(SingletonTask):
+        abstract = True
+
+        def after_return(self, *_: Any) -> None:
+            """Forgets to call super, so that task_postrun has the last word."""
+
+    for base in (SingletonTask, Careless):
+        calls.clear()
+        task = app.task(base=base, bind=True, name=f"body.{base.__name__}")(ending)
+        task.apply()
+
+        assert len(calls) > 1
+        assert keys(server) == []
+
+
+def test_a_direct_call_takes_no_lock(app: Celery, server: Server) -> None:
+    @app.task(base=SingletonTask)
+    def body() -> list[str]:
+        return keys(server)
+
+    assert body() == []
+
+
+def test_a_task_that_calls_itself_directly_goes_on_under_its_lease(app: Celery, server: Server) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_key=())
+    def countdown(self: Any, number: int) -> list[Any]:
+        here = [(current_lease(), self.lock)]
+        return here + countdown(number - 1) if number else here
+
+    leases = countdown.apply((3,)).get()
+
+    assert len(leases) == 4
+    assert len({id(lease) for pair in leases for lease in pair}) == 1
+    assert keys(server) == []
+
+
+def test_an_eager_duplicate_is_skipped_with_the_holder_named(app: Celery) -> None:
+    @app.task(base=SingletonTask)
+    def body() -> str:
+        return "ran"
+
+    holder = held_by_somebody(app, body.lock_key_for())
+    with pytest.raises(TaskRevokedError, match="the-holder"):
+        body.apply().get()
+    holder.release()
+
+    assert body.apply().get() == "ran"
+
+
+@pytest.mark.parametrize("policy", ["raise", "reschedule"])
+def test_an_eager_duplicate_that_cannot_come_later_is_refused(app: Celery, policy: str) -> None:
+    @app.task(base=SingletonTask, lock_on_conflict=policy)
+    def body() -> str:
+        return "ran"
+
+    held_by_somebody(app, body.lock_key_for())
+
+    with pytest.raises(LockHeld, match="the-holder"):
+        body.apply().get()
+
+
+def test_signals_tell_what_happens_and_a_failing_receiver_breaks_nothing(app: Celery, caplog: Any) -> None:
+    told: list[tuple[str, Any]] = []
+
+    def receiver(signal: Any = None, sender: Any = None, **facts: Any) -> None:
+        told.append((signal.name, {name: getattr(value, "key", value) for name, value in facts.items()}))
+        raise RuntimeError("a receiver of no use")
+
+    @app.task(base=SingletonTask, lock_skip_result="skipped")
+    def body() -> str:
+        return "ran"
+
+    key = body.lock_key_for()
+    for signal in (signals.lock_acquired, signals.lock_conflict, signals.lock_lost, signals.lock_released):
+        signal.connect(receiver, sender=body)
+
+    assert body.apply().get() == "ran"
+    holder = held_by_somebody(app, key)
+    assert body.apply().get() == "skipped"
+
+    assert told == [
+        ("lock_acquired", {"lease": key}),
+        ("lock_released", {"lease": key}),
+        ("lock_conflict", {"key": key, "holder": key, "outcome": "skipped"}),
+    ]
+    holder.release()
+
+
+def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: Server, caplog: Any) -> None:
+    lost = []
+
+    @app.task(base=SingletonTask)
+    def body() -> str:
+        with server.client() as client:
+            client.flushall()
+        return "ran"
+
+    def receiver(lease: Any = None, reason: Any = None, **_: Any) -> None:
+        lost.append((lease.key, reason))
+
+    signals.lock_lost.connect(receiver, sender=body)
+
+    assert body.apply().get() == "ran"
+    assert lost == [(body.lock_key_for(), "expired")]
+    assert f"lock.lost key={body.lock_key_for()}" in caplog.text
+
+
+def test_two_apps_in_one_process_keep_their_locks_apart(app: Celery, server: Server) -> None:
+    other = Celery("other", set_as_current=False)
+    other.conf.singleton_lock_url = server.url.removesuffix("/0") + "/5"
+    bodies = []
+    for each in (app, other):
+
+        @each.task(base=SingletonTask, name="body", bind=True)
+        def body(self: Any) -> Any:
+            return [len(bodies[n].lock_holders()) for n in (0, 1)]
+
+        bodies.append(body)
+
+    assert [body.apply().get() for body in bodies] == [[1, 0], [0, 1]]
+
+
+def test_shared_and_class_based_tasks_are_locked_as_well(app: Celery, server: Server) -> None:
+    @shared_task(base=SingletonTask, name="shared")
+    def shared() -> int:
+        return len(keys(server))
+
+    class ClassBased(SingletonTask):
+        name = "class-based"
+
+        def run(self, x: int, y: int = 5) -> int:
+            return len(keys(server))
+
+    registered = app.register_task(ClassBased())
+
+    assert app.tasks["shared"].apply().get() == 1
+    assert registered.apply((1,)).get() == 1
+    assert registered.lock_key_for(1) == registered.lock_key_for(x=1, y=5)
+
+
+def test_with_the_base_class_for_the_whole_app_celerys_own_tasks_take_no_lock(server: Server) -> None:
+    app = Celery("whole", task_cls=SingletonTask, broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = server.url
+
+    @app.task
+    def body() -> int:
+        return len(keys(server))
+
+    assert body.apply().get() == 1
+    assert app.tasks["celery.backend_cleanup"].apply().state == states.SUCCESS
+    assert app.tasks["celery.starmap"].apply((body.s(), [(), ()])).get() == [0, 0]
+
+
+def test_arguments_that_make_no_key_are_refused_where_they_are_published(app: Celery) -> None:
+    @app.task(base=SingletonTask, serializer="pickle")
+    def body(x: Any) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="cannot be serialised"):
+        body.delay(object())
+
+
+def test_a_call_that_the_function_cannot_take_fails_as_celery_says(app: Celery) -> None:
+    @app.task(base=SingletonTask)
+    def body(x: Any) -> None: ...
+
+    with pytest.raises(TypeError):
+        body.delay()
+    with pytest.raises(TypeError):
+        body.apply(()).get()
+
+
+def test_a_store_that_does_not_answer_is_an_error_that_names_it(app: Celery) -> None:
+    port = free_port()
+    app.conf.singleton_lock_url = f"redis://:secret@127.0.0.1:{port}/0"
+
+    @app.task(base=SingletonTask, lock_on_backend_error="raise")
+    def body() -> None: ...
+
+    with pytest.raises(BackendError, match=f"redis://127.0.0.1:{port}/0") as raised:
+        body.apply().get()
+    assert "secret" not in str(raised.value)
+
+
+def test_a_mixin_that_calls_super_cooperates(app: Celery, server: Server) -> None:
+    class WithContext(Task):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return [super().__call__(*args, **kwargs)]
+
+    class Outside(WithContext, SingletonTask):
+        abstract = True
+
+    class Inside(SingletonTask, WithContext):
+        abstract = True
+
+    for base in (Outside, Inside):
+
+        @app.task(base=base, name=base.__name__)
+        def task() -> int:
+            return len(keys(server))
+
+        assert task.apply().get() == [1]

@@ -1,0 +1,67 @@
+"""What the bodies of the tests' tasks did, in a Redis list that the locks know nothing about."""
+
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of the record. Times are CLOCK_BOOTTIME, the same for all processes of a machine."""
+
+    name: str
+    key: str
+    run: str
+    at: float
+    pid: int
+    facts: dict[str, Any]
+
+
+class Recorder:
+    """Writes and reads the record."""
+
+    def __init__(self, url: str) -> None:
+        self._client = redis.Redis.from_url(url, decode_responses=True)
+
+    def write(self, name: str, key: Any, run: str, **facts: Any) -> None:
+        at = time.clock_gettime(time.CLOCK_BOOTTIME)
+        line = {"name": name, "key": str(key), "run": run, "at": at, "pid": os.getpid(), "facts": facts}
+        self._client.rpush("record", json.dumps(line))
+
+    @contextmanager
+    def body(self, key: Any, run: str, **facts: Any) -> Iterator[None]:
+        """Record that a body runs; a killed one never leaves."""
+        self.write("enter", key, run, **facts)
+        try:
+            yield
+        finally:
+            self.write("leave", key, run)
+
+    def events(self, name: str | None = None) -> list[Event]:
+        lines: Any = self._client.lrange("record", 0, -1)
+        events = [Event(**json.loads(line)) for line in lines]
+        return sorted((event for event in events if name in (None, event.name)), key=lambda event: event.at)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def overlaps(events: list[Event]) -> list[tuple[Event, Event]]:
+    """Pairs of an event of one run and the enter of another that came before the first had left."""
+    running: dict[str, dict[tuple[str, int], Event]] = defaultdict(dict)
+    found = []
+    for event in events:
+        runs = running[event.key]
+        if event.name == "enter":
+            found += [(other, event) for other in runs.values()]
+            runs[event.run, event.pid] = event
+        elif event.name in ("leave", "died"):
+            runs.pop((event.run, event.pid), None)
+    return found

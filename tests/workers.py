@@ -1,0 +1,86 @@
+"""Real Celery workers: processes of their own, started from the command line like a user's."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.waiting import until
+
+
+class Worker:
+    """One `celery worker` with its pool children."""
+
+    def __init__(self, app: str, env: dict[str, str], *arguments: str, pool: str = "prefork", concurrency: int = 2):
+        self._command = [
+            *(sys.executable, "-m", "celery", "-A", app, "worker", "--loglevel", "INFO"),
+            *("--pool", pool, "--concurrency", str(concurrency)),
+            *("--without-gossip", "--without-mingle", "--without-heartbeat", *arguments),
+        ]
+        self._env = {**os.environ, **env}
+        self._log = Path(tempfile.mkstemp(prefix="worker-", suffix=".log")[1])
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> "Worker":
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*self._command, "-n", f"w{os.urandom(3).hex()}@%h"],
+                stdout=log,
+                stderr=log,
+                env=self._env,
+                start_new_session=True,
+            )
+        return self
+
+    def ready(self) -> "Worker":
+        until(lambda: " ready." in self.log() or self._died(), "the worker is ready", timeout=60)
+        assert not self._died(), self.log()
+        return self
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def send(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, timeout: float = 30) -> int:
+        assert self._process is not None
+        return self._process.wait(timeout)
+
+    def kill(self) -> None:
+        """SIGKILL the worker and all its children at once, as a host that goes away."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def close(self) -> None:
+        """Leave nothing behind; tests that care how a worker ends have ended it before."""
+        self.kill()
+        self._log.unlink(missing_ok=True)
+
+    def _died(self) -> bool:
+        assert self._process is not None
+        return self._process.poll() is not None
+
+
+@contextmanager
+def workers(app: str, env: dict[str, str], number: int = 1, **options: object) -> Iterator[list[Worker]]:
+    """So many workers that are ready; none is left behind."""
+    started = [Worker(app, env, **options) for _ in range(number)]  # type: ignore[arg-type]
+    try:
+        for worker in started:
+            worker.start()
+        yield [worker.ready() for worker in started]
+    finally:
+        for worker in started:
+            worker.close()
