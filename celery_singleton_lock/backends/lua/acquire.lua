@@ -61,7 +61,7 @@ for i = 4, #ARGV, 2 do
   fields[#fields + 1] = ARGV[i + 1]
 end
 redis.call('HSET', key, unpack(fields))
-if redis.call('PTTL', key) < 2 * ttl then
+if live == 0 or redis.call('PTTL', key) < 2 * ttl then
   redis.call('PEXPIRE', key, 2 * ttl)
 end
 return {1, now, place, fence, took_over, now}

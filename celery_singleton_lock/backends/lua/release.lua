@@ -14,18 +14,20 @@ local key, token = KEYS[1], ARGV[1]
 local answer = -1
 
 for place = tonumber(ARGV[2]), tonumber(ARGV[3]) do
-  local holder = redis.call('HGET', key, place .. ':token')
-  if holder == token then
-    for _, field in ipairs(redis.call('HKEYS', key)) do
-      if string.match(field, '^(%d+):') == tostring(place) then
-        redis.call('HDEL', key, field)
+  local known = redis.call('HMGET', key, place .. ':token', 'limit')
+  if known[1] == token then
+    if known[2] ~= '1' then
+      for _, field in ipairs(redis.call('HKEYS', key)) do
+        if string.match(field, '^(%d+):') == tostring(place) then
+          redis.call('HDEL', key, field)
+        end
       end
     end
-    if redis.call('HLEN', key) == 2 then -- limit and fence: nobody is left
+    if known[2] == '1' or redis.call('HLEN', key) == 2 then -- limit and fence: nobody is left
       redis.call('DEL', key)
     end
     return 1
-  elseif holder then
+  elseif known[1] then
     answer = 0
   end
 end
