@@ -88,3 +88,333 @@ GOLDEN = {
 @pytest.mark.parametrize(("value", "digest"), GOLDEN.values(), ids=GOLDEN)
 def test_the_key_of_a_call_is_this_very_text(value: Any, digest: str) -> None:
     assert key(value) == f"singleton:v1:{{shop.tasks.sync:{digest}}}"
+
+
+def test_a_task_has_the_key_of_its_name_and_arguments() -> None:
+    app = Celery("shop", set_as_current=False)
+    task = app.task(base=SingletonTask, name="shop.tasks.sync", shared=False)(sync)
+
+    assert task.lock_key_for(1) == "singleton:v1:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
+
+
+def test_a_bound_task_does_not_count_itself_among_its_arguments() -> None:
+    app = Celery("shop", set_as_current=False)
+
+    @app.task(base=SingletonTask, name="shop.tasks.sync", shared=False, bind=True)
+    def bound(self: SingletonTask, x: Any, y: Any = 5) -> None: ...
+
+    assert bound.lock_key_for(1) == key(1)
+
+
+def test_it_does_not_matter_how_an_argument_is_passed() -> None:
+    assert key(1) == key(x=1) == key(1, 5) == key(1, y=5) == key(y=5, x=1)
+
+
+def test_a_default_counts_as_if_it_had_been_passed() -> None:
+    assert key(1) != key(1, 6)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        pytest.param((1, 2), [1, 2], id="tuple and list"),
+        pytest.param({"a": (1, [2])}, {"a": [1, (2,)]}, id="nested tuple and list"),
+        pytest.param({1: "a"}, {"1": "a"}, id="int and text as a dict key"),
+        pytest.param({True: "a"}, {"true": "a"}, id="bool and text as a dict key"),
+        pytest.param({None: "a"}, {"null": "a"}, id="None and text as a dict key"),
+        pytest.param({"a": 1, "b": 2}, {"b": 2, "a": 1}, id="order of a dict"),
+        pytest.param(Colour.RED, "red", id="enum and its value"),
+        pytest.param(Level.HIGH, 3, id="int enum and its value"),
+        pytest.param(Mood.CALM, "calm", id="text enum and its value"),
+    ],
+)
+def test_what_the_wire_makes_the_same_has_the_same_key(one: Any, other: Any) -> None:
+    assert key(one) == key(other)
+
+
+def test_what_the_wire_keeps_apart_has_different_keys() -> None:
+    values = [1, "1", True, 1.0, "1.0", None, "null", [1], {"1": 1}, [], {}, "", b"1", Decimal(1), False, 0, 0.0]
+
+    assert len({key(value) for value in values}) == len(values)
+
+
+def test_the_two_arguments_are_not_mixed_up() -> None:
+    assert key(1, 2) != key(2, 1)
+
+
+def test_the_order_of_keyword_arguments_does_not_matter() -> None:
+    def body(**options: Any) -> None: ...
+
+    keys = maker(body)
+
+    assert keys.key("singleton", (), {"a": 1, "b": 2}) == keys.key("singleton", (), {"b": 2, "a": 1})
+    assert keys.key("singleton", (), {"a": 1}) != keys.key("singleton", (), {"b": 1})
+
+
+def test_extra_positional_arguments_count_in_their_order() -> None:
+    def body(first: Any, *others: Any, **options: Any) -> None: ...
+
+    keys = maker(body)
+
+    assert keys.key("singleton", (1, 2, 3), {}) != keys.key("singleton", (1, 3, 2), {})
+    assert keys.key("singleton", (1, 2), {}) != keys.key("singleton", (1,), {"others": 2})
+
+
+# The four forms of lock_key.
+
+
+def test_named_parameters_are_all_that_counts() -> None:
+    keys = maker(choice=["x"])
+
+    assert keys.key("singleton", (1, 2), {}) == keys.key("singleton", (), {"x": 1, "y": 3})
+    assert keys.key("singleton", (1, 2), {}) != keys.key("singleton", (2, 2), {})
+
+
+def test_a_named_parameter_may_be_the_rest_of_the_arguments() -> None:
+    def body(first: Any, *others: Any, **options: Any) -> None: ...
+
+    keys = maker(body, choice=("others", "options"))
+
+    assert keys.key("singleton", (1, 2), {"a": 3}) == keys.key("singleton", (9, 2), {"a": 3})
+    assert keys.key("singleton", (1, 2), {"a": 3}) != keys.key("singleton", (1, 2), {"a": 4})
+
+
+def test_no_parameters_at_all_lock_the_task_as_a_whole() -> None:
+    keys = maker(choice=())
+
+    assert keys.key("singleton", (1, 2), {}) == keys.key("singleton", (3,), {"y": 4})
+
+
+def test_a_format_string_counts_once_it_is_filled_in() -> None:
+    keys = maker(choice="{x[id]}-{y}")
+
+    assert keys.key("singleton", ({"id": 7, "name": "a"},), {}) == keys.key(
+        "singleton", ({"id": 7, "name": "b"}, 5), {}
+    )
+    assert keys.key("singleton", ({"id": 7},), {}) != keys.key("singleton", ({"id": 8},), {})
+
+
+def test_a_format_string_sees_arguments_as_the_wire_leaves_them() -> None:
+    keys = maker(choice="{x}")
+
+    assert keys.key("singleton", ((1, 2),), {}) == keys.key("singleton", ([1, 2],), {})
+
+
+def test_a_callable_gets_the_arguments_as_they_were_passed() -> None:
+    seen: list[Any] = []
+
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        seen.append((args, kwargs))
+        return {"tenant": kwargs["y"]["tenant"]}
+
+    keys = maker(choice=choose)
+    one = keys.key("singleton", (1,), {"y": {"tenant": "a", "job": 1}})
+    other = keys.key("singleton", (2,), {"y": {"tenant": "a", "job": 2}})
+
+    assert seen == [((1,), {"y": {"tenant": "a", "job": 1}}), ((2,), {"y": {"tenant": "a", "job": 2}})]
+    assert one == other
+    assert one != keys.key("singleton", (1,), {"y": {"tenant": "b"}})
+
+
+# What cannot be a key says so.
+
+
+@pytest.mark.parametrize("choice", [["z"], ("x", "z"), "{z}", "{x}-{z.name}", "{z[0]}"])
+def test_an_unknown_parameter_is_refused_with_those_there_are(choice: KeyChoice) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        maker(choice=choice)
+
+    assert "lock_key=" in str(refused.value)
+    assert repr(choice) in str(refused.value)
+    assert "unknown parameter 'z'" in str(refused.value)
+    assert "x, y" in str(refused.value)
+
+
+def test_an_unknown_parameter_inside_a_format_specification_is_refused_as_well() -> None:
+    with pytest.raises(ConfigurationError, match="unknown parameter 'width'"):
+        maker(choice="{x:{width}}")
+
+
+@pytest.mark.parametrize("choice", ["{}", "{0}"])
+def test_a_format_string_has_to_name_its_parameters(choice: str) -> None:
+    with pytest.raises(ConfigurationError, match="unknown parameter"):
+        maker(choice=choice)
+
+
+def test_a_function_without_parameters_is_named_as_such() -> None:
+    with pytest.raises(ConfigurationError, match="no parameters"):
+        maker(lambda: None, choice=["x"])
+
+
+@pytest.mark.parametrize("choice", ["", "all", "100 %", "{{x}}"])
+def test_a_format_string_without_a_field_is_refused_and_told_the_alternative(choice: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        maker(choice=choice)
+
+    assert repr(choice) in str(refused.value)
+    assert "lock_key=()" in str(refused.value)
+
+
+@pytest.mark.parametrize("choice", ["{x", "x}", "{x!}"])
+def test_a_broken_format_string_is_refused(choice: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a format string"):
+        maker(choice=choice)
+
+
+@pytest.mark.parametrize("choice", [1, True, 1.5, {"x"}, {"x": 1}, ["x", 1], [None], b"x"])
+def test_a_lock_key_of_another_type_is_refused_and_told_what_is_allowed(choice: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        maker(choice=choice)
+
+    for words in (f"lock_key={choice!r}", "None", "parameter names", "format string", "callable"):
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "n" * (MAX_NAME + 1), 7, b"name"])
+def test_a_bad_name_is_refused_and_told_what_is_allowed(name: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        maker(name=name)
+
+    assert f"lock_name={name!r:.40}"[:40] in str(refused.value)
+    assert f"1 to {MAX_NAME} characters" in str(refused.value)
+
+
+def test_the_longest_name_is_allowed() -> None:
+    assert "n" * MAX_NAME in maker(name="n" * MAX_NAME).key("singleton", (1,), {})
+
+
+@pytest.mark.parametrize("value", [Unserialisable(), {1, 2}, 1j, [Unserialisable()], {"a": Unserialisable()}])
+def test_an_argument_that_cannot_be_serialised_is_refused_and_told_the_alternatives(value: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        key(value)
+
+    for words in ("lock_key", "cannot be serialised", "name the parameters that count", "callable"):
+        assert words in str(refused.value)
+
+
+def test_an_argument_that_contains_itself_is_refused() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+
+    with pytest.raises(ConfigurationError, match="cannot be serialised"):
+        key(endless)
+
+
+def test_an_unserialisable_argument_that_does_not_count_does_no_harm() -> None:
+    keys = maker(choice=["y"])
+
+    assert keys.key("singleton", (Unserialisable(), 1), {}) == keys.key("singleton", (2, 1), {})
+
+
+def test_a_call_that_does_not_fit_the_function_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        key()
+
+
+# The text around the digest.
+
+
+@pytest.mark.parametrize("name", ["{", "}", "a{b}c", "%", "%7B", "100%", "a:b", "müde"])
+def test_a_name_can_be_read_back_from_its_keys(name: str) -> None:
+    made = maker(name=name).key("singleton", (1,), {})
+
+    assert lock_name_of(made) == name
+
+
+def test_names_are_escaped_so_that_the_hash_tag_ends_at_the_end() -> None:
+    made = maker(name="a{b}c%").key("singleton", (1,), {})
+
+    assert made == "singleton:v1:{a%7Bb%7Dc%25:9f62a583b84f8227e6432bfe2c555eb2}"
+
+
+def test_escaped_names_never_collide() -> None:
+    names = ["{", "}", "%7B", "%7D", "%", "%25", "%257B", "%25%37B"]
+
+    assert len({maker(name=name).key("singleton", (1,), {}) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("choice", [None, ["x"], "{x}", lambda x, y=5: x], ids=["all", "names", "format", "callable"])
+def test_no_argument_can_be_read_in_a_key(choice: KeyChoice) -> None:
+    made = maker(choice=choice).key("singleton", ("alice@example.org",), {})
+
+    assert "alice" not in made
+    assert "example" not in made
+
+
+# Publisher and worker.
+
+
+def unfolded(moment: Any) -> Any:
+    """*moment* without the mark of a repeated hour, which no ISO text has."""
+    return moment.replace(fold=0)
+
+
+plain_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.decimals(allow_nan=False)
+    | st.uuids()
+    | st.dates()
+    | st.times().map(unfolded)
+    | st.datetimes().map(unfolded)
+    | st.datetimes(timezones=st.just(UTC)).map(unfolded),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(st.text() | st.integers() | st.booleans() | st.none() | st.floats(allow_nan=False), inner)
+    ),
+    max_leaves=10,
+)
+
+
+def delivered(value: Any) -> Any:
+    """*value* as a worker gets it out of a message."""
+    content_type, encoding, payload = kombu.serialization.dumps(value, serializer="json")
+    return kombu.serialization.loads(payload, content_type, encoding)
+
+
+def normal(value: Any) -> Any:
+    """A value equal to that of another value only if the two are the same on the wire."""
+    if isinstance(value, dict):
+        return ("dict", frozenset((name, normal(item)) for name, item in value.items()))
+    if isinstance(value, list):
+        return ("list", tuple(map(normal, value)))
+    return (type(value), repr(value))
+
+
+@given(plain_values)
+def test_publisher_and_worker_agree_on_the_key(value: Any) -> None:
+    assert key(value) == key(delivered(value))
+
+
+@given(plain_values)
+def test_publisher_and_worker_agree_on_a_formatted_key(value: Any) -> None:
+    keys = maker(choice="{x}")
+
+    assert keys.key("singleton", (value,), {}) == keys.key("singleton", (delivered(value),), {})
+
+
+@given(plain_values, plain_values)
+def test_different_arguments_have_different_keys(one: Any, other: Any) -> None:
+    same = normal(delivered(one)) == normal(delivered(other))
+
+    assert (key(one) == key(other)) is same
+
+
+@given(st.text(min_size=1, max_size=MAX_NAME), st.text(min_size=1, max_size=MAX_NAME))
+def test_different_names_have_different_keys(one: str, other: str) -> None:
+    keys = {maker(name=name).key("singleton", (1,), {}) for name in (one, other)}
+
+    assert len(keys) == len({one, other})
+    assert all(made.count("{") == made.count("}") == 1 and made.endswith("}") for made in keys)
+
+
+def test_the_property_of_different_keys_looks_at_pairs_that_are_nearly_the_same() -> None:
+    pairs = [(1, 1.0), (1, True), ("1", 1), ({"a": 1}, {"a": "1"}), ([1], [[1]])]
+
+    assert all(normal(one) != normal(other) for one, other in pairs)
+    assert json.loads(json.dumps({"1": 1})) == delivered({1: 1})

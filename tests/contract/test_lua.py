@@ -1,0 +1,332 @@
+"""The scripts: their headers, what they answer, and what they cost and survive on a server."""
+
+import re
+from collections.abc import Callable, Iterator
+from importlib import resources
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import BackendError
+from celery_singleton_lock.backends import redis as redis_backend
+from celery_singleton_lock.backends.base import Answer, Claim, Grant
+from celery_singleton_lock.backends.redis import RedisBackend, Script
+from tests.servers import Server
+
+KEY, OTHER_KEY = "singleton:v1:{shop.tasks.sync:00}", "singleton:v1:{shop.tasks.sync:11}"
+MINE = Claim(KEY, "a", 30.0, 1, {"task_id": "id-of-a"})
+
+FILES = {file.name: file.read_text() for file in resources.files(redis_backend.__package__).joinpath("lua").iterdir()}
+every_file = pytest.mark.parametrize("name", sorted(FILES))
+
+
+@pytest.fixture
+def backend(server: Server) -> Iterator[RedisBackend]:
+    backend = RedisBackend(server.url, {})
+    yield backend
+    backend.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    with server.client() as client:
+        yield client
+
+
+# The files.
+
+
+def header_of(text: str) -> str:
+    return text[: text.index("\n\n")]
+
+
+def code_of(text: str) -> str:
+    return re.sub(r"--[^\n]*", "", text[text.index("\n\n") :])
+
+
+def documented_arguments(text: str) -> set[str]:
+    return set(re.findall(r"^-- ((?:KEYS|ARGV)\[[^]]+\])  ", header_of(text), re.MULTILINE))
+
+
+def used_arguments(text: str) -> set[str]:
+    """`KEYS[1]`, `ARGV[3i-1]`, ...; of a loop over the rest of ARGV only where it begins."""
+    code = code_of(text)
+    used = {re.sub(r"[ *]", "", argument) for argument in re.findall(r"(?:KEYS|ARGV)\[[^]]+\]", code)}
+    for start in re.findall(r"for i = (\d+), #ARGV", code):
+        used = used - {"ARGV[i]", "ARGV[i+1]"} | {f"ARGV[{start}]"}
+    if "ipairs(KEYS)" in code:
+        used.add("KEYS[i]")
+    return used
+
+
+def documented_answers(text: str) -> set[int]:
+    returns = header_of(text).partition("-- Returns  ")[2]
+    return {int(number) for number in re.findall(r"(?:^|\| |\{|-- +)(-?\d)(?= |,)", returns, re.MULTILINE)}
+
+
+def test_there_is_one_file_per_verb() -> None:
+    assert set(FILES) == {"acquire.lua", "renew.lua", "release.lua"}
+
+
+@every_file
+def test_the_header_names_the_arguments_that_the_code_uses(name: str) -> None:
+    assert documented_arguments(FILES[name]) == used_arguments(FILES[name])
+
+
+@every_file
+def test_the_header_opens_with_a_sentence_and_has_all_its_parts(name: str) -> None:
+    header = header_of(FILES[name])
+
+    assert re.match(r"-- [A-Z][^\n]*\.\n--\n", header)
+    assert all(part in header for part in ("-- KEYS[", "-- ARGV[", "-- Returns  "))
+    assert all(line.startswith("--") for line in header.splitlines())
+
+
+@every_file
+def test_the_script_is_a_plain_one_without_flags(name: str) -> None:
+    # A script with a shebang is refused altogether when the server is out of memory.
+    assert not FILES[name].startswith("#!")
+
+
+@every_file
+def test_the_script_touches_no_key_but_those_it_was_given(name: str) -> None:
+    calls = re.findall(r"redis\.p?call\('(\w+)'(?:, (\w+))?", code_of(FILES[name]))
+
+    assert calls
+    assert all(key == "key" for command, key in calls if command != "TIME")
+
+
+# What they answer.
+
+
+def verdict(reply: Any) -> int:
+    return int(reply[0]) if isinstance(reply, list) else int(reply)
+
+
+class Scripts:
+    """The three scripts, run as they are."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def acquire(self, token: str, limit: int = 1, ttl: int = 30_000) -> Any:
+        return self._run("acquire", [KEY], [token, ttl, limit, "task_id", f"id-of-{token}"])
+
+    def renew(self, *leases: tuple[str, str]) -> Any:
+        keys = [key for key, _ in leases]
+        return self._run("renew", keys, [value for _, token in leases for value in (token, 1, 30_000)])
+
+    def release(self, token: str) -> Any:
+        return self._run("release", [KEY], [token, 1, 1])
+
+    def _run(self, verb: str, keys: list[str], arguments: list[Any]) -> Any:
+        return self._client.eval(Script(verb).text, len(keys), *keys, *arguments)
+
+
+@pytest.fixture
+def scripts(client: Any) -> Scripts:
+    return Scripts(client)
+
+
+def test_every_documented_answer_of_acquire_is_reached_in_its_shape(scripts: Scripts) -> None:
+    granted = scripts.acquire("a")
+    held = scripts.acquire("b")
+    other_limit = scripts.acquire("b", limit=2)
+
+    replies = [granted, held, other_limit]
+    assert {verdict(reply) for reply in replies} == documented_answers(FILES["acquire.lua"])
+    _, now, place, fence, took_over, since = granted
+    assert (place, took_over) == (1, 0)
+    assert fence >= now == since
+    hash_as_it_is = dict(zip(held[2::2], held[3::2], strict=True))
+    assert hash_as_it_is["1:token"] == "a"
+    assert hash_as_it_is["1:task_id"] == "id-of-a"
+    assert other_limit[2:] == [1]
+    assert all(isinstance(reply[1], int) for reply in replies)
+
+
+def test_every_documented_answer_of_renew_is_reached(scripts: Scripts) -> None:
+    scripts.acquire("a")
+
+    now, *answers = scripts.renew((KEY, "a"), (KEY, "b"), (OTHER_KEY, "a"))
+
+    assert now > 0
+    assert answers == [1, 0, -1]
+    assert set(answers) == documented_answers(FILES["renew.lua"])
+
+
+def test_every_documented_answer_of_release_is_reached(scripts: Scripts) -> None:
+    scripts.acquire("a")
+
+    answers = [scripts.release("b"), scripts.release("a"), scripts.release("a")]
+
+    assert answers == [0, 1, -1]
+    assert set(answers) == documented_answers(FILES["release.lua"])
+
+
+def test_the_hash_has_the_fields_that_the_header_of_acquire_tells(scripts: Scripts, client: Any) -> None:
+    scripts.acquire("a")
+
+    told = {"limit", "fence", "1:token", "1:deadline", "1:fence", "1:since", "1:task_id"}
+    assert set(client.hkeys(KEY)) == told
+    assert all(
+        f"`{field.replace('1:', '<place>:')}`" in header_of(FILES["acquire.lua"]) for field in told - {"1:task_id"}
+    )
+
+
+# What they cost.
+
+VERBS: dict[str, Callable[[RedisBackend], Any]] = {
+    "acquire": lambda backend: backend.acquire(MINE),
+    "a refused acquire": lambda backend: backend.acquire(Claim(KEY, "b", 30.0, 1, {})),
+    "renew": lambda backend: backend.renew([(MINE, 1), (Claim(OTHER_KEY, "a", 30.0, 1, {}), 1)], 1.0),
+    "release": lambda backend: backend.release(MINE, 1),
+}
+
+
+def warmed_up(backend: RedisBackend) -> RedisBackend:
+    """With open connections and loaded scripts."""
+    backend.acquire(MINE)
+    backend.renew([(MINE, 1)], 1.0)
+    backend.release(MINE, 1)
+    return backend
+
+
+def commands_of(server: Server, body: Callable[[], Any]) -> list[str]:
+    """What clients sent to the server during *body*; a script's own commands are not sent."""
+    sent = []
+    with server.client() as client, server.client() as other:
+        other.ping()
+        with client.monitor() as monitor:
+            body()
+            other.echo("that is all")
+            while (event := monitor.next_command())["command"] != "ECHO that is all":
+                if event["client_type"] != "lua":
+                    sent.append(event["command"])
+    return sent
+
+
+def test_each_verb_is_one_round_trip(server: Server, backend: RedisBackend) -> None:
+    warmed_up(backend)
+
+    sent = {name: commands_of(server, lambda verb=verb: verb(backend)) for name, verb in VERBS.items()}
+
+    assert {name: len(commands) for name, commands in sent.items()} == dict.fromkeys(VERBS, 1)
+    assert all(commands[0].startswith("EVALSHA ") for commands in sent.values())
+
+
+def test_a_large_renewal_goes_in_parts(server: Server, backend: RedisBackend) -> None:
+    warmed_up(backend)
+    renewals = [(Claim(f"k{number}", "a", 30.0, 1, {}), 1) for number in range(250)]
+
+    sent = commands_of(server, lambda: backend.renew(renewals, 1.0))
+
+    assert [len(re.findall(r" k\d+", command)) for command in sent] == [100, 100, 50]
+
+
+def test_renewals_have_a_connection_of_their_own(server: Server, client: Any) -> None:
+    backend = warmed_up(RedisBackend(server.url, {"client_name": "the-backend"}))
+
+    backend.renew([(MINE, 1)], 1.0)
+    backend.acquire(MINE)
+    backend.release(MINE, 1)
+
+    own = [event["cmd"] for event in client.client_list() if event["name"] == "the-backend"]
+    assert own == ["evalsha", "evalsha"]
+    backend.close()
+
+
+# What they survive.
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_a_server_that_has_forgotten_the_scripts_is_told_them_again(
+    backend: RedisBackend, client: Any, verb: Callable[[RedisBackend], Any]
+) -> None:
+    warmed_up(backend)
+    backend.acquire(MINE)
+
+    client.script_flush()
+
+    assert verb(backend)
+    assert (
+        client.script_exists(Script("acquire").digest, Script("renew").digest, Script("release").digest).count(True)
+        == 1
+    )
+
+
+@pytest.fixture
+def out_of_memory(client: Any) -> Iterator[Callable[[], object]]:
+    """Let the server be out of memory from now on."""
+    client.config_set("maxmemory-policy", "noeviction")
+    yield lambda: client.config_set("maxmemory", 1)
+    client.config_set("maxmemory", 0)
+
+
+def test_a_server_out_of_memory_grants_nothing(backend: RedisBackend, out_of_memory: Callable[[], object]) -> None:
+    warmed_up(backend)
+
+    out_of_memory()
+
+    with pytest.raises(BackendError, match="maxmemory"):
+        backend.acquire(MINE)
+
+
+def test_a_lock_is_renewed_by_a_server_out_of_memory(
+    backend: RedisBackend, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    backend.acquire(Claim(KEY, "a", 5.0, 1, {}))
+
+    out_of_memory()
+
+    assert backend.renew([(MINE, 1)], 1.0) == [Answer.DONE]
+    assert backend.holders(KEY)[0].expires_in > 5
+    assert client.pttl(KEY) > 10_000
+
+
+def test_a_lock_whose_key_needs_no_later_expiry_is_renewed_by_a_server_out_of_memory(
+    backend: RedisBackend, out_of_memory: Callable[[], object]
+) -> None:
+    backend.acquire(Claim(KEY, "long", 600.0, 2, {}))
+    backend.acquire(Claim(KEY, "a", 5.0, 2, {}))
+
+    out_of_memory()
+
+    assert backend.renew([(Claim(KEY, "a", 30.0, 2, {}), 2)], 1.0) == [Answer.DONE]
+    assert backend.holders(KEY)[0].expires_in > 5
+
+
+def test_a_lock_is_released_by_a_server_out_of_memory(
+    backend: RedisBackend, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    backend.acquire(MINE)
+
+    out_of_memory()
+
+    assert backend.release(MINE, 1) is Answer.DONE
+    assert not client.exists(KEY)
+
+
+def test_one_of_several_holders_is_released_by_a_server_out_of_memory(
+    backend: RedisBackend, out_of_memory: Callable[[], object]
+) -> None:
+    for token in "ab":
+        backend.acquire(Claim(KEY, token, 30.0, 2, {}))
+
+    out_of_memory()
+
+    assert backend.release(Claim(KEY, "a", 30.0, 2, {}), 1) is Answer.DONE
+    assert [holder.token for holder in backend.holders(KEY)] == ["b"]
+
+
+def test_a_grant_whose_reply_was_lost_is_recognised_by_a_server_out_of_memory(
+    backend: RedisBackend, out_of_memory: Callable[[], object]
+) -> None:
+    first = backend.acquire(MINE)
+
+    out_of_memory()
+    again = backend.acquire(MINE)
+
+    assert isinstance(first, Grant)
+    assert isinstance(again, Grant)
+    assert again.fence == first.fence

@@ -1,0 +1,148 @@
+"""A network that misbehaves on demand: a TCP proxy on the loopback, in front of a real server."""
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Self
+
+_LINGER_NOT = struct.pack("ii", 1, 0)
+
+
+class Proxy:
+    """Passes bytes between clients and the server at *port*, until told otherwise.
+
+    What it is told holds for open connections and for new ones:
+
+    * `forward()`: all is well. The beginning.
+    * `black_hole()`: bytes vanish in both directions; connections stay open.
+    * `reset()`: every connection is reset, and so is every new one.
+    * `delay(seconds)`: each piece of a reply comes so much later.
+    * `lose_reply(to)`: the server works, but its next reply to a request that
+      contains *to* vanishes; all else goes on as before.
+    * `cut()`: the open connections are reset once; new ones are as before.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._upstream = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._open: set[socket.socket] = set()
+        self._pumps: list[threading.Thread] = []
+        self._guard = threading.Lock()
+        self._lose: bytes | None = None
+        self._lost = threading.Event()
+        self.forward()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def forward(self) -> None:
+        self._swallows, self._resets, self._delay = False, False, 0.0
+
+    def black_hole(self) -> None:
+        self.forward()
+        self._swallows = True
+
+    def delay(self, seconds: float) -> None:
+        self.forward()
+        self._delay = seconds
+
+    def reset(self) -> None:
+        self.forward()
+        self._resets = True
+        self.cut()
+
+    def cut(self) -> None:
+        with self._guard:
+            connections, self._open = self._open, set()
+            pumps, self._pumps = self._pumps, []
+        for connection in connections:
+            _close(connection, reset=True)
+        for pump in pumps:
+            # As long as it reads, the reset is not sent.
+            pump.join(5)
+
+    def lose_reply(self, to: bytes) -> threading.Event:
+        """Returns an event that is set once the reply has been lost."""
+        self._lost = threading.Event()
+        self._lose = to
+        return self._lost
+
+    def close(self) -> None:
+        _close(self._listener)
+        self.cut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                if self._resets:
+                    _close(client, reset=True)
+                else:
+                    self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(self._upstream, timeout=5)
+        except OSError:
+            _close(client, reset=True)
+            return
+        server.settimeout(None)
+        with self._guard:
+            self._open |= {client, server}
+        asked = [b""]
+        for source, target, passes in (
+            (client, server, lambda data: self._request(data, asked)),
+            (server, client, lambda data: self._reply(asked)),
+        ):
+            pump = threading.Thread(target=self._pump, args=(source, target, passes), daemon=True)
+            pump.start()
+            self._pumps.append(pump)
+
+    def _pump(self, source: socket.socket, target: socket.socket, passes: Callable[[bytes], bool]) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if passes(data):
+                    target.sendall(data)
+        with self._guard:
+            ended = {source, target} & self._open
+            self._open -= ended
+        for connection in ended:
+            _close(connection)
+
+    def _request(self, data: bytes, asked: list[bytes]) -> bool:
+        asked[0] = data
+        return not self._swallows
+
+    def _reply(self, asked: list[bytes]) -> bool:
+        if self._delay:
+            time.sleep(self._delay)
+        with self._guard:
+            loses = self._lose is not None and self._lose in asked[0]
+            if loses:
+                self._lose = None
+                self._lost.set()
+        return not loses and not self._swallows
+
+
+def _close(connection: socket.socket, *, reset: bool = False) -> None:
+    with suppress(OSError):
+        if reset:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+        # A pump that still reads would keep the connection open.
+        connection.shutdown(socket.SHUT_RD if reset else socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,139 @@
+"""The wheel, installed where there is no source folder: it has all it needs and it locks."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from email.parser import Parser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+from tests.servers import Server
+
+SOURCE = Path(__file__).parent.parent
+
+# Run by the Python of the fresh environment. It prints what it saw, as JSON.
+PROGRAM = """
+import json
+import sys
+
+import celery_singleton_lock
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
+from celery_singleton_lock import SingletonTask, current_lease
+
+app = Celery("shop", broker=sys.argv[1], backend=sys.argv[1])
+app.conf.broker_connection_retry_on_startup = True
+
+
+@app.task(base=SingletonTask, bind=True, name="shop.sync")
+def sync(self, x):
+    lease = current_lease()
+    return {
+        "same": lease is self.lock,
+        "remaining": lease.remaining(),
+        "holders": [[holder.task_id, holder.fence == lease.fence] for holder in self.lock_holders(x)],
+        "task_id": self.request.id,
+    }
+
+
+with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30):
+    seen = sync.delay(1).get(timeout=30)
+
+print(json.dumps({
+    "file": celery_singleton_lock.__file__,
+    "path": sys.path,
+    "seen": seen,
+    "left": [holder.task_id for holder in sync.lock_holders(1)],
+}))
+"""
+
+
+def run(*command: object, cwd: Path) -> str:
+    """The output of *command*, which knows nothing of the environment of the tests."""
+    env = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "CELERY"))
+    }
+    done = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--wheel", "--outdir", folder, SOURCE, cwd=folder)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of a fresh environment with the wheel and nothing of the source folder."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-compile")
+    run(*pip, f"celery-singleton-lock[redis] @ {wheel.as_uri()}", cwd=folder)
+    return python
+
+
+def metadata(wheel: Path) -> Any:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        return Parser().parsestr(archive.read(name).decode())
+
+
+def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
+    package = SOURCE / "celery_singleton_lock"
+    files = {
+        str(path.relative_to(SOURCE))
+        for path in package.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+
+    assert packed == files
+    assert "celery_singleton_lock/py.typed" in packed
+    assert {Path(name).name for name in packed if name.endswith(".lua")} == {"acquire.lua", "renew.lua", "release.lua"}
+
+
+def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) -> None:
+    requirements = [Requirement(text) for text in metadata(wheel).get_all("Requires-Dist")]
+
+    needed = {requirement.name for requirement in requirements if requirement.marker is None}
+    optional = {requirement.name for requirement in requirements if requirement.marker is not None}
+
+    assert needed == {"celery", "kombu", "redis"}
+    assert all("extra ==" in str(requirement.marker) for requirement in requirements if requirement.marker)
+    assert optional == {"celery", "hiredis"}
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    facts = metadata(wheel)
+
+    assert facts["Name"] == "celery-singleton-lock"
+    assert facts["Requires-Python"] == ">=3.11"
+    assert facts["License-Expression"] == "BSD-3-Clause"
+    assert facts.get_payload().strip()
+
+
+def test_a_task_of_the_installed_wheel_holds_its_lock(python: Path, valkey: Server, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+
+    told = json.loads(run(python, program, valkey.url, cwd=tmp_path).splitlines()[-1])
+
+    assert Path(told["file"]).is_relative_to(python.parent.parent)
+    assert not any(Path(entry).is_relative_to(SOURCE) for entry in told["path"] if entry)
+    assert told["seen"]["same"]
+    assert told["seen"]["remaining"] > 20
+    assert told["seen"]["holders"] == [[told["seen"]["task_id"], True]]
+    assert told["left"] == []

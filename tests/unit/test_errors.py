@@ -1,0 +1,128 @@
+"""Errors: they reach the caller whole, whichever way a result travels, and say what to do."""
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.backends.base import Backend
+
+from celery_singleton_lock import (
+    BackendError,
+    ConfigurationError,
+    LockHeld,
+    LockLost,
+    SingletonLockError,
+    errors,
+)
+
+KEY = "singleton:v1:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
+
+EXAMPLES = [
+    pytest.param(LockHeld(KEY, "id-of-holder", 12.5), id="LockHeld"),
+    pytest.param(LockHeld(KEY, None, 0.0), id="LockHeld by no task"),
+    pytest.param(LockHeld(KEY), id="LockHeld with defaults"),
+    pytest.param(LockLost(KEY, "taken"), id="LockLost"),
+    pytest.param(LockLost(KEY), id="LockLost with defaults"),
+    pytest.param(BackendError("redis://localhost:6379/0", "TimeoutError: no reply"), id="BackendError"),
+    pytest.param(ConfigurationError("lock_ttl=0 is not allowed"), id="ConfigurationError"),
+]
+
+
+def result_backend(serializer: str) -> Backend:
+    app = Celery("shop", set_as_current=False)
+    return Backend(app=app, serializer=serializer)
+
+
+def assert_same(error: BaseException, original: BaseException) -> None:
+    assert type(error) is type(original)
+    assert error.args == original.args
+    assert vars(error) == vars(original)
+    assert str(error) == str(original)
+
+
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_an_error_survives_pickle(error: SingletonLockError) -> None:
+    again = pickle.loads(pickle.dumps(error))
+
+    assert_same(again, error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_an_error_survives_the_json_result_backend(error: SingletonLockError) -> None:
+    backend = result_backend("json")
+
+    stored = json.loads(backend.encode(backend.prepare_exception(error)))
+
+    assert_same(backend.exception_to_python(stored), error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_an_error_survives_the_pickle_result_backend(error: SingletonLockError) -> None:
+    backend = result_backend("pickle")
+
+    stored = pickle.loads(pickle.dumps(backend.prepare_exception(error)))
+
+    assert_same(backend.exception_to_python(stored), error)
+
+
+@pytest.mark.parametrize("error", EXAMPLES)
+def test_the_arguments_of_an_error_are_plain_values(error: SingletonLockError) -> None:
+    assert json.loads(json.dumps(error.args)) == list(error.args)
+
+
+def test_the_examples_cover_every_error_there_is() -> None:
+    defined = {value for value in vars(errors).values() if isinstance(value, type)}
+
+    assert defined - {SingletonLockError} == {type(example.values[0]) for example in EXAMPLES}
+
+
+def test_every_error_is_a_singleton_lock_error() -> None:
+    defined = [value for value in vars(errors).values() if isinstance(value, type)]
+
+    assert all(issubclass(error, SingletonLockError) for error in defined)
+    assert SingletonLockError.__base__ is Exception
+
+
+def test_a_configuration_error_is_a_value_error_and_no_other_error_is() -> None:
+    values = [type(example.values[0]) for example in EXAMPLES if isinstance(example.values[0], ValueError)]
+
+    assert values == [ConfigurationError]
+
+
+@pytest.mark.parametrize(
+    ("error", "attributes"),
+    [
+        (LockHeld(KEY, "holder", 1.5), {"key": KEY, "holder_task_id": "holder", "expires_in": 1.5}),
+        (LockLost(KEY, "taken"), {"key": KEY, "reason": "taken"}),
+        (BackendError("redis://host:1/0", "refused"), {"store": "redis://host:1/0", "problem": "refused"}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_can_be_asked_for_its_facts(error: SingletonLockError, attributes: dict[str, Any]) -> None:
+    assert vars(error) == attributes
+
+
+def test_held_names_the_key_the_holder_and_the_time_left() -> None:
+    message = str(LockHeld(KEY, "id-of-holder", 12.54))
+
+    assert f"key={KEY}" in message
+    assert "task_id=id-of-holder" in message
+    assert "12.5 s" in message
+
+
+@pytest.mark.parametrize("reason", ["expired", "taken", "unreachable"])
+def test_lost_names_the_key_and_the_reason_and_warns_of_another_run(reason: str) -> None:
+    message = str(LockLost(KEY, reason))
+
+    assert f"key={KEY}" in message
+    assert f"({reason})" in message
+    assert "another run may have begun" in message
+
+
+def test_unanswered_names_the_store_and_what_its_client_said() -> None:
+    message = str(BackendError("redis://host:6379/0", "TimeoutError: no reply"))
+
+    assert "redis://host:6379/0" in message
+    assert "TimeoutError: no reply" in message

@@ -1,0 +1,697 @@
+"""The heartbeat: what it renews, what it tells, and what it survives."""
+
+import logging
+import os
+import select
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import BackendError, Lease, LockLost
+from celery_singleton_lock.backends.base import RELEASE_BOUND, Answer, Backend, Claim, Conflict, Grant, Holder, clock
+from celery_singleton_lock.core import lease as lease_module
+from celery_singleton_lock.core.heartbeat import Heartbeat
+from tests.waiting import until
+
+LONG = 300.0
+"""A ttl whose renewal is far away from any test's end."""
+
+
+class Store(Backend):
+    """A store in this process that grants every claim and answers renewals and releases as it is told."""
+
+    address = "store://here"
+
+    def __init__(self) -> None:
+        self.renewals: list[tuple[float, list[str]]] = []
+        self.releases: list[str] = []
+        self.on_renew: Callable[[str], Answer] = lambda token: Answer.DONE
+        self.on_release: Callable[[str], Answer] = lambda token: Answer.DONE
+
+    def acquire(self, claim: Claim) -> Grant | Conflict:
+        return Grant(place=1, fence=1, took_over=False, since=time.time(), sent_at=clock())
+
+    def renew(self, renewals: Sequence[tuple[Claim, int]], timeout: float) -> list[Answer]:
+        tokens = [claim.token for claim, _ in renewals]
+        self.renewals.append((clock(), tokens))
+        return [self.on_renew(token) for token in tokens]
+
+    def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
+        self.releases.append(claim.token)
+        return self.on_release(claim.token)
+
+    def holders(self, key: str) -> list[Holder]:
+        return []
+
+    def renewals_of(self, lease: Lease) -> list[float]:
+        return [at for at, tokens in self.renewals if lease.token in tokens]
+
+
+def unanswered(token: str) -> Answer:
+    raise BackendError("store://here", "no reply")
+
+
+def broken(token: str) -> Answer:
+    raise RuntimeError("a defect of the store's client")
+
+
+def twice(mishap: Callable[[str], Answer]) -> Callable[[str], Answer]:
+    """Two mishaps, and all is well again."""
+    left = [mishap, mishap]
+
+    def answer(token: str) -> Answer:
+        return left.pop()(token) if left else Answer.DONE
+
+    return answer
+
+
+class Told:
+    """Remembers which leases were reported lost, and fails if it should."""
+
+    def __init__(self, failing: bool = False) -> None:
+        self.leases: list[Lease] = []
+        self.at: list[float] = []
+        self._failing = failing
+
+    def __call__(self, lease: Lease) -> None:
+        self.at.append(clock())
+        self.leases.append(lease)
+        if self._failing:
+            raise RuntimeError("a defect of the one who wanted to know")
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def heart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
+    """A heartbeat of this test's own, which all its leases use."""
+    heart = Heartbeat()
+    monkeypatch.setattr(lease_module, "heartbeat", heart)
+    yield heart
+    with heart._changed:
+        heart._leases.clear()
+        heart._unreleased.clear()
+
+
+def acquired(store: Store, ttl: float, on_lost: Callable[[Lease], None] | None = None) -> Lease:
+    lease = Lease(store, "key", ttl=ttl, on_lost=on_lost)
+    assert lease.acquire() is None
+    return lease
+
+
+def after_more_beats(store: Store, number: int = 4) -> None:
+    """Wait until the heartbeat has come round so often; what it would have done by then, it has done."""
+    witness = acquired(store, ttl=0.3)
+    until(lambda: len(store.renewals_of(witness)) >= number, "a witness is renewed")
+    witness.release()
+
+
+# Renewed.
+
+
+def test_a_lease_is_renewed_for_as_long_as_it_is_held(heart: Heartbeat, store: Store, told: Told) -> None:
+    lease = acquired(store, ttl=0.6, on_lost=told)
+    ends = lease.deadline
+
+    until(lambda: clock() > ends + 0.6, "a ttl has passed twice")
+
+    assert lease.held
+    assert lease.remaining() > 0
+    assert len(store.renewals_of(lease)) >= 3
+    assert told.leases == []
+
+
+def test_a_renewal_comes_early_enough_for_two_more_tries(heart: Heartbeat, store: Store) -> None:
+    lease = acquired(store, ttl=LONG)
+
+    sent_at = lease.deadline - LONG * 0.99
+
+    assert lease.next_renewal - sent_at == pytest.approx(LONG / 3, abs=1)
+
+
+def test_the_deadline_counts_from_when_the_renewal_was_sent(heart: Heartbeat, store: Store) -> None:
+    answer_now = threading.Event()
+    store.on_renew = lambda token: Answer.DONE if answer_now.wait(20) else Answer.GONE
+    lease = acquired(store, ttl=2.0)
+    (sent_at,) = until(lambda: store.renewals_of(lease), "a renewal is sent")
+
+    until(lambda: clock() > sent_at + 0.3, "the answer takes its time")
+    before = lease.deadline
+    answer_now.set()
+    until(lambda: lease.deadline > before, "the renewal is answered")
+
+    assert lease.deadline < sent_at + 2.0
+
+
+def test_the_local_deadline_lies_before_the_stores(heart: Heartbeat, store: Store) -> None:
+    lease = acquired(store, ttl=LONG)
+
+    asked_before = clock()
+
+    assert lease.deadline < asked_before + LONG
+    assert lease.deadline > asked_before + LONG * 0.9
+
+
+def test_leases_that_are_due_together_are_renewed_in_one_call(heart: Heartbeat, store: Store) -> None:
+    leases = [acquired(store, ttl=1.0) for _ in range(20)]
+
+    until(lambda: all(store.renewals_of(lease) for lease in leases), "all are renewed")
+
+    assert len(store.renewals) < len(leases)
+    assert max(len(tokens) for _, tokens in store.renewals) > 1
+
+
+# Unsure.
+
+
+def test_an_unanswered_renewal_is_tried_again_sooner(heart: Heartbeat, store: Store) -> None:
+    planned: list[float] = []
+
+    def refuse_once(token: str) -> Answer:
+        planned.append(lease.next_renewal)
+        return Answer.DONE if len(planned) > 1 else unanswered(token)
+
+    lease = acquired(store, ttl=3.0)
+    store.on_renew = refuse_once
+    until(lambda: len(planned) > 1, "the renewal is tried again")
+
+    first_try = store.renewals_of(lease)[0]
+    assert planned[1] < first_try + 3.0 / 3
+
+
+def test_one_unanswered_renewal_does_not_lose_a_lease(heart: Heartbeat, store: Store, told: Told) -> None:
+    store.on_renew = twice(unanswered)
+    lease = acquired(store, ttl=1.0, on_lost=told)
+    ends = lease.deadline
+
+    until(lambda: clock() > ends, "the first deadline has passed")
+
+    assert lease.held
+    assert lease.remaining() > 0
+    assert told.leases == []
+
+
+def test_a_store_that_does_not_answer_loses_a_lease_at_its_deadline_and_not_before(
+    heart: Heartbeat, store: Store, told: Told
+) -> None:
+    store.on_renew = unanswered
+    lease = acquired(store, ttl=0.9, on_lost=told)
+    ends = lease.deadline
+
+    until(lambda: told.leases, "it is told")
+
+    assert lease.lost_reason == "unreachable"
+    assert told.at[0] >= ends
+    assert len(store.renewals_of(lease)) >= 3
+
+
+def test_an_unanswered_renewal_leaves_the_deadline_where_it_was(heart: Heartbeat, store: Store) -> None:
+    store.on_renew = unanswered
+    lease = acquired(store, ttl=1.5)
+    ends = lease.deadline
+
+    until(lambda: len(store.renewals_of(lease)) >= 2, "it is tried twice")
+
+    assert lease.deadline == ends
+
+
+def test_the_timeout_of_a_renewal_ends_no_later_than_the_lease(
+    heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, float]] = []
+
+    def renew(renewals: Sequence[tuple[Claim, int]], timeout: float) -> list[Answer]:
+        asked.append((clock() + timeout, timeout))
+        raise BackendError("store://here", "no reply")
+
+    monkeypatch.setattr(store, "renew", renew)
+    lease = acquired(store, ttl=1.0)
+    until(lambda: lease.lost, "it is lost")
+
+    assert all(ends < lease.deadline + 0.5 for ends, _ in asked)
+    assert all(0 < timeout <= 1 for _, timeout in asked)
+
+
+# Lost.
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(Answer.TAKEN, "taken"), (Answer.GONE, "expired")])
+def test_a_lease_that_is_not_ours_any_more_is_lost_at_once(
+    heart: Heartbeat, store: Store, told: Told, answer: Answer, reason: str
+) -> None:
+    store.on_renew = lambda token: answer
+    lease = acquired(store, ttl=1.5, on_lost=told)
+
+    until(lambda: told.leases, "it is told")
+
+    assert told.leases == [lease]
+    assert told.at[0] < lease.deadline
+    assert (lease.lost, lease.lost_reason, lease.held, lease.remaining()) == (True, reason, False, 0.0)
+    with pytest.raises(LockLost) as lost:
+        lease.check()
+    assert lost.value.args == ("key", reason)
+
+
+@pytest.mark.parametrize("answer", [Answer.TAKEN, Answer.GONE])
+def test_a_loss_is_told_exactly_once(heart: Heartbeat, store: Store, told: Told, answer: Answer) -> None:
+    store.on_renew = store.on_release = lambda token: answer
+    lease = acquired(store, ttl=0.3, on_lost=told)
+    until(lambda: told.leases, "it is told")
+
+    lease.release()
+    lease.release()
+    store.on_renew = lambda token: Answer.DONE
+    after_more_beats(store)
+
+    assert told.leases == [lease]
+
+
+def test_a_lost_lease_is_not_renewed_again(heart: Heartbeat, store: Store, told: Told) -> None:
+    store.on_renew = lambda token: Answer.GONE
+    lease = acquired(store, ttl=0.3, on_lost=told)
+    until(lambda: told.leases, "it is told")
+
+    store.on_renew = lambda token: Answer.DONE
+    after_more_beats(store)
+
+    assert len(store.renewals_of(lease)) == 1
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(Answer.TAKEN, "taken"), (Answer.GONE, "expired")])
+def test_a_loss_that_only_the_release_finds_out_is_told_as_well(
+    heart: Heartbeat, store: Store, told: Told, answer: Answer, reason: str
+) -> None:
+    store.on_release = lambda token: answer
+    lease = acquired(store, ttl=LONG, on_lost=told)
+
+    released = lease.release()
+
+    assert released is answer
+    assert told.leases == [lease]
+    assert lease.lost_reason == reason
+
+
+def test_one_lost_lease_does_not_disturb_the_others(heart: Heartbeat, store: Store, told: Told) -> None:
+    lost, kept = acquired(store, ttl=0.6, on_lost=told), acquired(store, ttl=0.6, on_lost=told)
+    store.on_renew = lambda token: Answer.TAKEN if token == lost.token else Answer.DONE
+    until(lambda: lost.lost, "one is lost")
+
+    after_more_beats(store)
+
+    assert told.leases == [lost]
+    assert kept.held
+
+
+# Forgotten.
+
+
+def test_forgetting_waits_for_a_renewal_that_is_under_way(heart: Heartbeat, store: Store) -> None:
+    under_way, answer_now = threading.Event(), threading.Event()
+
+    def hold_up(token: str) -> Answer:
+        under_way.set()
+        answer_now.wait(20)
+        return Answer.DONE
+
+    store.on_renew = hold_up
+    lease = acquired(store, ttl=0.9)
+    assert under_way.wait(20)
+    forgetting = threading.Thread(target=heart.forget, args=(lease,))
+    forgetting.start()
+
+    until(lambda: lease not in heart._leases, "it is being forgotten")
+    waits = forgetting.is_alive()
+    answer_now.set()
+    forgetting.join(20)
+
+    assert waits
+    assert not forgetting.is_alive()
+
+
+def test_a_forgotten_lease_is_never_renewed_again(heart: Heartbeat, store: Store) -> None:
+    leases = [acquired(store, ttl=0.3) for _ in range(30)]
+    until(lambda: len(store.renewals) >= 3, "renewals are going on")
+
+    renewals = []
+    for lease in leases:
+        heart.forget(lease)
+        renewals.append(len(store.renewals_of(lease)))
+    after_more_beats(store)
+
+    assert [len(store.renewals_of(lease)) for lease in leases] == renewals
+
+
+def test_a_released_lease_is_told_to_the_store_once_and_then_left_alone(
+    heart: Heartbeat, store: Store, told: Told
+) -> None:
+    lease = acquired(store, ttl=0.3, on_lost=told)
+
+    answers = [lease.release(), lease.release()]
+    after_more_beats(store)
+
+    assert answers == [Answer.DONE, None]
+    assert store.releases.count(lease.token) == 1
+    assert store.renewals_of(lease) == []
+    assert told.leases == []
+
+
+def test_forgetting_a_lease_that_was_never_watched_returns_at_once(heart: Heartbeat, store: Store) -> None:
+    heart.forget(Lease(store, "key", ttl=1.0))
+
+    assert heart._thread is None
+
+
+# Released later.
+
+
+def test_an_unanswered_release_is_repeated_until_it_is_answered(heart: Heartbeat, store: Store, told: Told) -> None:
+    store.on_release = twice(unanswered)
+    lease = acquired(store, ttl=LONG, on_lost=told)
+
+    released = lease.release()
+    until(lambda: len(store.releases) >= 3, "it is released for the third time")
+    until(lambda: not heart._unreleased, "that is the end of it")
+    after_more_beats(store)
+
+    assert released is None
+    assert store.releases.count(lease.token) == 3
+    assert store.renewals_of(lease) == []
+    assert told.leases == []
+
+
+def test_an_unanswered_release_is_given_up_when_the_store_must_have_freed_the_key(
+    heart: Heartbeat, store: Store
+) -> None:
+    store.on_release = unanswered
+    lease = acquired(store, ttl=1.5)
+
+    lease.release()
+    until(lambda: not heart._unreleased, "it is given up")
+    tries = store.releases.count(lease.token)
+    store.on_release = lambda token: Answer.DONE
+    after_more_beats(store)
+
+    assert tries >= 2
+    assert store.releases.count(lease.token) == tries
+
+
+def test_an_acquire_without_an_answer_is_released_all_the_same(
+    heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "acquire", lambda claim: unanswered(claim.token))
+    lease = Lease(store, "key", ttl=LONG)
+    with pytest.raises(BackendError):
+        lease.acquire()
+
+    lease.release()
+
+    assert store.releases == [lease.token]
+    assert not lease.granted
+
+
+def test_a_lease_that_was_refused_has_nothing_to_give_back(
+    heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "acquire", lambda claim: Conflict(claim.key, ()))
+    lease = Lease(store, "key", ttl=LONG)
+
+    conflict = lease.acquire()
+
+    assert isinstance(conflict, Conflict)
+    assert lease.release() is None
+    assert store.releases == []
+
+
+def test_releases_that_nobody_answers_do_not_delay_the_news_of_a_loss(
+    heart: Heartbeat, store: Store, told: Told
+) -> None:
+    hold_up = threading.Event()
+
+    def slowly(token: str) -> Answer:
+        hold_up.wait(0.5)
+        return unanswered(token)
+
+    for _ in range(16):
+        heart.release_later(acquired_elsewhere(store, ttl=LONG))
+    store.on_release = slowly
+    store.on_renew = unanswered
+    lease = acquired(store, ttl=1.5, on_lost=told)
+
+    until(lambda: told.leases, "it is told")
+    hold_up.set()
+
+    assert told.at[0] < lease.deadline + 2.0
+
+
+def acquired_elsewhere(store: Store, ttl: float) -> Lease:
+    """A lease that the heartbeat does not renew."""
+    lease = acquired(store, ttl)
+    lease_module.heartbeat.forget(lease)
+    return lease
+
+
+# Survived.
+
+
+def test_a_failing_callback_does_not_end_the_heartbeat(heart: Heartbeat, store: Store) -> None:
+    told = Told(failing=True)
+    store.on_renew = lambda token: Answer.GONE
+    acquired(store, ttl=0.3, on_lost=told)
+    until(lambda: told.leases, "it is told")
+    thread = heart._thread
+
+    store.on_renew = lambda token: Answer.DONE
+    after_more_beats(store)
+
+    assert heart._thread is thread
+
+
+def test_a_failing_callback_does_not_keep_the_news_from_the_others(heart: Heartbeat, store: Store) -> None:
+    told = Told(failing=True)
+    under_way, both_are_due = threading.Event(), threading.Event()
+
+    def hold_up(token: str) -> Answer:
+        under_way.set()
+        both_are_due.wait(20)
+        return Answer.DONE
+
+    store.on_renew = hold_up
+    acquired(store, ttl=0.6)
+    assert under_way.wait(20)
+    leases = {acquired(store, ttl=0.3, on_lost=told), acquired(store, ttl=0.3, on_lost=told)}
+    until(lambda: all(lease.remaining() == 0 for lease in leases), "both leases have ended")
+    both_are_due.set()
+
+    until(lambda: all(lease.lost for lease in leases), "both are lost", timeout=5)
+    assert set(told.leases) == leases
+
+
+def test_a_store_that_breaks_does_not_end_the_heartbeat(heart: Heartbeat, store: Store, told: Told) -> None:
+    store.on_renew = twice(broken)
+    lease = acquired(store, ttl=1.0, on_lost=told)
+    ends = lease.deadline
+
+    until(lambda: clock() > ends, "the first deadline has passed")
+
+    assert lease.held
+    assert lease.remaining() > 0
+    assert told.leases == []
+
+
+def test_a_store_that_breaks_is_not_asked_without_a_pause(
+    heart: Heartbeat, store: Store, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "celery_singleton_lock")
+    store.on_renew = broken
+    lease = acquired(store, ttl=1.5, on_lost=told)
+
+    until(lambda: told.leases, "it is told")
+
+    assert lease.lost_reason == "unreachable"
+    assert 1 < len(store.renewals_of(lease)) < 50
+
+
+def test_a_store_that_breaks_does_not_keep_the_news_of_a_loss(heart: Heartbeat, store: Store, told: Told) -> None:
+    under_way, all_are_due = threading.Event(), threading.Event()
+    breaking, renewed = Store(), Store()
+    breaking.on_renew = broken
+
+    def hold_up(token: str) -> Answer:
+        under_way.set()
+        all_are_due.wait(20)
+        return Answer.DONE
+
+    renewed.on_renew = hold_up
+    acquired(renewed, ttl=0.6)
+    assert under_way.wait(20)
+    lease, other = acquired(store, ttl=0.3, on_lost=told), acquired(breaking, ttl=1.2)
+    until(lambda: lease.remaining() == 0 and other.next_renewal < clock(), "one has ended and the other is due")
+    all_are_due.set()
+
+    until(lambda: told.leases, "the loss is told", timeout=5)
+    assert told.leases == [lease]
+
+
+def test_a_callback_may_release_the_lease_it_hears_of(heart: Heartbeat, store: Store) -> None:
+    done = threading.Event()
+    store.on_renew = lambda token: Answer.TAKEN
+
+    def release(lease: Lease) -> None:
+        lease.release()
+        done.set()
+
+    acquired(store, ttl=0.3, on_lost=release)
+
+    assert done.wait(20)
+
+
+# One thread, that sleeps.
+
+
+class CountingCondition(threading.Condition):
+    """Counts how often it wakes somebody."""
+
+    woken = 0
+
+    def notify(self, n: int = 1) -> None:
+        self.woken += 1
+        super().notify(n)
+
+
+def test_a_short_lease_does_not_wake_the_sleeping_thread(heart: Heartbeat, store: Store) -> None:
+    heart._changed = condition = CountingCondition()
+    acquired(store, ttl=LONG)
+    until(lambda: condition._waiters, "the thread sleeps")  # type: ignore[attr-defined]
+    before = condition.woken
+
+    for _ in range(50):
+        acquired(store, ttl=LONG).release()
+
+    assert condition.woken == before
+    assert store.renewals == []
+
+
+def test_a_lease_with_an_earlier_renewal_does_wake_it(heart: Heartbeat, store: Store) -> None:
+    acquired(store, ttl=LONG)
+
+    lease = acquired(store, ttl=0.6)
+
+    until(lambda: store.renewals_of(lease), "it is renewed")
+    assert not lease.lost
+
+
+def test_one_thread_is_enough_for_any_number_of_leases(heart: Heartbeat, store: Store) -> None:
+    before = set(threading.enumerate())
+
+    leases = [acquired(store, ttl=0.9) for _ in range(100)]
+    until(lambda: all(store.renewals_of(lease) for lease in leases), "all are renewed")
+
+    assert set(threading.enumerate()) - before == {heart._thread}
+
+
+def test_the_thread_keeps_no_process_alive(heart: Heartbeat, store: Store) -> None:
+    acquired(store, ttl=LONG)
+
+    assert heart._thread is not None
+    assert heart._thread.daemon
+
+
+def test_no_thread_runs_where_no_lease_was_taken(heart: Heartbeat) -> None:
+    assert heart._thread is None
+
+
+# Forked.
+
+
+def in_a_child(body: Callable[[], Any]) -> str:
+    """What *body* returns in a forked child, as text."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # Later Pythons advise against what prefork pools do all the time.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, repr(body()).encode())
+        except BaseException as error:  # noqa: BLE001 - the parent has to hear of it
+            os.write(writing, f"the child failed: {error!r}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answered, _, _ = select.select([reading], [], [], 20)
+    text = os.read(reading, 10_000).decode() if answered else "the child said nothing"
+    os.close(reading)
+    if not answered:
+        os.kill(pid, 9)
+    os.waitpid(pid, 0)
+    return text
+
+
+def test_a_forked_child_does_not_have_its_parents_lease(heart: Heartbeat, store: Store) -> None:
+    lease = acquired(store, ttl=LONG)
+
+    seen = in_a_child(lambda: (lease.held, lease.remaining(), len(heart._leases), heart._thread))
+
+    assert seen == repr((False, 0.0, 0, None))
+    assert lease.held
+
+
+def test_a_forked_child_does_not_release_its_parents_lease(heart: Heartbeat, store: Store) -> None:
+    lease = acquired(store, ttl=LONG)
+
+    seen = in_a_child(lambda: (lease.release(), store.releases))
+
+    assert seen == repr((None, []))
+    assert lease.release() is Answer.DONE
+
+
+def test_a_forked_child_does_not_renew_its_parents_lease(heart: Heartbeat, store: Store) -> None:
+    lease = acquired(store, ttl=0.6)
+
+    def other_renewals() -> bool:
+        store.renewals.clear()
+        after_more_beats(store)
+        return bool(store.renewals_of(lease))
+
+    assert in_a_child(other_renewals) == repr(False)
+
+
+def test_a_forked_child_keeps_its_own_leases_alive(heart: Heartbeat, store: Store) -> None:
+    acquired(store, ttl=LONG)
+
+    def renewals_in_the_child() -> bool:
+        lease = acquired(store, ttl=0.6)
+        return bool(until(lambda: store.renewals_of(lease), "it is renewed", timeout=10)) and lease.held
+
+    assert in_a_child(renewals_in_the_child) == repr(True)
+
+
+def test_a_child_that_is_forked_during_a_beat_is_not_held_up_by_it(heart: Heartbeat, store: Store) -> None:
+    under_way, answer_now = threading.Event(), threading.Event()
+
+    def hold_up(token: str) -> Answer:
+        under_way.set()
+        answer_now.wait(20)
+        return Answer.DONE
+
+    store.on_renew = hold_up
+    acquired(store, ttl=0.9)
+    assert under_way.wait(20)
+
+    with heart._changed:
+        seen = in_a_child(lambda: acquired(Store(), ttl=LONG).release())
+    answer_now.set()
+
+    assert seen == repr(Answer.DONE)

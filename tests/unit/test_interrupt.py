@@ -1,0 +1,313 @@
+"""An exception raised in a running body from another thread: where it arrives, and where it must not."""
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockLost
+from celery_singleton_lock.core import interrupt as interrupt_module
+from celery_singleton_lock.core.interrupt import Interrupt
+from tests.waiting import until
+
+LOST = LockLost("singleton:v1:{shop.tasks.sync:00}", "taken")
+
+
+@pytest.fixture(autouse=True)
+def signal_handler() -> Iterator[None]:
+    """Leave the process as it was; the signal's default would end it, so it is ignored."""
+    number = interrupt_module._SIGNAL
+    assert number is not None
+    signal.signal(number, signal.SIG_IGN)
+    yield
+    signal.signal(number, signal.SIG_IGN)
+
+
+class Run:
+    """A body under an interrupt, in a thread of its own, and how it ended."""
+
+    def __init__(self, body: Callable[[], Any], interrupt: Interrupt | None = None) -> None:
+        self.interrupt = interrupt or Interrupt()
+        self.began = threading.Event()
+        self.error: BaseException | None = None
+        self._body = body
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        assert self.began.wait(20)
+
+    def _run(self) -> None:
+        try:
+            with self.interrupt.allowed():
+                self.began.set()
+                self._body()
+        except BaseException as error:  # noqa: BLE001 - whatever it was, it is looked at
+            self.error = error
+
+    def ended(self) -> BaseException | None:
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        return self.error
+
+
+def loop(seconds: float = 20.0) -> None:
+    """Work in pure Python, which an interrupt ends."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        sum(range(100))
+
+
+def send_when(condition: Callable[[], object], interrupt: Interrupt) -> None:
+    """Let another thread, like the heartbeat's, send `LOST` as soon as *condition* holds."""
+
+    def watch() -> None:
+        until(condition, "the body has come so far")
+        interrupt.send(LOST)
+
+    threading.Thread(target=watch).start()
+
+
+def run_here(body: Callable[[Interrupt], Any]) -> BaseException | None:
+    """How *body* ends in the thread that calls this."""
+    interrupt = Interrupt()
+    try:
+        with interrupt.allowed():
+            body(interrupt)
+    except BaseException as error:  # noqa: BLE001 - whatever it was, it is looked at
+        return error
+    return None
+
+
+def run_in_a_thread(body: Callable[[Interrupt], Any]) -> BaseException | None:
+    """How *body* ends in a thread of its own."""
+    interrupt = Interrupt()
+    return Run(lambda: body(interrupt), interrupt).ended()
+
+
+def is_in(function: str, thread: int) -> bool:
+    return sys._current_frames()[thread].f_code.co_name == function
+
+
+@pytest.fixture
+def blocked() -> Iterator[Callable[[int], object]]:
+    """Holds the signal up, or lets it through."""
+    number = interrupt_module._SIGNAL
+    assert number is not None
+
+    yield lambda how: signal.pthread_sigmask(how, {number})
+
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+
+
+# The main thread.
+
+
+def test_the_main_thread_is_interrupted_out_of_a_sleep() -> None:
+    main = threading.get_ident()
+    started = time.monotonic()
+
+    def asleep(interrupt: Interrupt) -> None:
+        send_when(lambda: is_in("fast_asleep", main), interrupt)
+        fast_asleep()
+
+    def fast_asleep() -> None:
+        time.sleep(30)
+
+    assert run_here(asleep) is LOST
+    assert time.monotonic() - started < 20
+
+
+def test_the_main_thread_is_interrupted_out_of_a_loop() -> None:
+    main = threading.get_ident()
+
+    def busy(interrupt: Interrupt) -> None:
+        send_when(lambda: is_in("loop", main), interrupt)
+        loop()
+
+    assert run_here(busy) is LOST
+
+
+def test_an_outer_body_is_reached_through_an_inner_one() -> None:
+    def nested(outer: Interrupt) -> None:
+        with Interrupt().allowed():
+            send_when(lambda: True, outer)
+            loop()
+
+    assert run_here(nested) is LOST
+
+
+def test_a_signal_that_comes_after_the_body_raises_nothing(blocked: Callable[[int], object]) -> None:
+    interrupt = Interrupt()
+
+    with interrupt.allowed():
+        blocked(signal.SIG_BLOCK)
+        sent = interrupt.send(LOST)
+    blocked(signal.SIG_UNBLOCK)
+    loop(0.05)
+
+    assert sent
+
+
+def test_a_signal_that_comes_during_the_next_body_does_not_raise_in_it(blocked: Callable[[int], object]) -> None:
+    first, second = Interrupt(), Interrupt()
+
+    with first.allowed():
+        blocked(signal.SIG_BLOCK)
+        sent = first.send(LOST)
+    with second.allowed():
+        blocked(signal.SIG_UNBLOCK)
+        loop(0.05)
+
+    assert sent
+
+
+# Any other thread.
+
+
+def test_another_thread_is_interrupted_out_of_a_loop() -> None:
+    run = Run(loop)
+
+    sent = run.interrupt.send(LOST)
+
+    error = run.ended()
+    assert sent
+    assert isinstance(error, LockLost)
+    assert (error.key, error.reason) == (LOST.key, "taken")
+
+
+def test_an_interrupt_that_meets_the_end_of_a_body_is_whole_or_not_raised_at_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    end = threading.Event()
+    raise_in = interrupt_module._raise_in
+    run = Run(lambda: end.wait(20))
+
+    def at_the_last_moment(thread: int, error: type[Exception] | None) -> bool:
+        if error is not None:
+            end.set()
+            until(lambda: is_in("allowed", thread), "the body has ended")
+        return raise_in(thread, error)
+
+    monkeypatch.setattr(interrupt_module, "_raise_in", at_the_last_moment)
+    run.interrupt.send(LOST)
+
+    error = run.ended()
+    assert error is None or (type(error), error.args) == (LockLost, (LOST.key, "taken"))
+
+
+def test_only_the_thread_of_the_body_is_interrupted() -> None:
+    end = threading.Event()
+    bystander = Run(lambda: [loop(0.01) for _ in iter(end.is_set, True)])
+    run = Run(loop)
+
+    run.interrupt.send(LOST)
+    run.ended()
+    end.set()
+
+    assert bystander.ended() is None
+
+
+def test_nothing_reaches_the_code_after_the_body() -> None:
+    escaped: list[BaseException] = []
+
+    def many(interrupt_of: list[Interrupt], done: threading.Event) -> None:
+        try:
+            for _ in range(300):
+                interrupt = Interrupt()
+                interrupt_of[:] = [interrupt]
+                try:
+                    with interrupt.allowed():
+                        sum(range(50))
+                except Exception:  # noqa: BLE001 - here anything may arrive
+                    continue
+                sum(range(50))
+        except BaseException as error:  # noqa: BLE001 - here nothing may
+            escaped.append(error)
+        finally:
+            done.set()
+
+    current: list[Interrupt] = []
+    done = threading.Event()
+    thread = threading.Thread(target=many, args=(current, done))
+    thread.start()
+    while not done.is_set():
+        for interrupt in current[:]:
+            interrupt.send(LOST)
+    thread.join(20)
+
+    assert escaped == []
+
+
+# In both.
+
+
+both = pytest.mark.parametrize("run", [run_here, run_in_a_thread])
+
+
+@both
+def test_a_body_that_nobody_interrupts_just_ends(run: Callable[..., Any]) -> None:
+    assert run(lambda _: loop(0.01)) is None
+
+
+@both
+@pytest.mark.parametrize(
+    "error", [ValueError("mine"), LockLost("another key", "expired"), KeyboardInterrupt(), SystemExit(3)]
+)
+def test_the_bodys_own_error_passes_unchanged(run: Callable[..., Any], error: BaseException) -> None:
+    def fail(_: Interrupt) -> None:
+        raise error
+
+    assert run(fail) is error
+
+
+@both
+def test_a_body_may_catch_the_interrupt_and_read_it(run: Callable[..., Any]) -> None:
+    caught: list[LockLost] = []
+
+    def careful(interrupt: Interrupt) -> None:
+        try:
+            send_when(lambda: True, interrupt)
+            loop()
+        except LockLost as error:
+            caught.append(error)
+
+    assert run(careful) is None
+    assert [(error.key, error.reason) for error in caught] == [(LOST.key, "taken")]
+
+
+@both
+def test_an_error_the_body_makes_of_the_interrupt_passes_unchanged(run: Callable[..., Any]) -> None:
+    own = ValueError("the body's way to say it")
+
+    def translate(interrupt: Interrupt) -> None:
+        try:
+            send_when(lambda: True, interrupt)
+            loop()
+        except LockLost as error:
+            raise own from error
+
+    assert run(translate) is own
+
+
+@both
+def test_an_interrupt_after_the_body_is_refused(run: Callable[..., Any]) -> None:
+    interrupts: list[Interrupt] = []
+
+    run(interrupts.append)
+
+    assert interrupts[0].send(LOST) is False
+
+
+def test_an_interrupt_before_the_body_is_refused() -> None:
+    assert Interrupt().send(LOST) is False
+
+
+def test_an_interrupt_after_a_failed_body_is_refused() -> None:
+    interrupt = Interrupt()
+    with pytest.raises(ZeroDivisionError), interrupt.allowed():
+        _ = 1 / 0
+
+    assert interrupt.send(LOST) is False

@@ -1,0 +1,390 @@
+"""Options and settings: what is allowed, what is not, and which of two values counts."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+
+from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock.options import OPTIONS, LockOptions
+
+NOT_A_DURATION = [True, False, float("nan"), float("inf"), -float("inf"), "30", b"30", [30], 30j, object()]
+APP_WIDE = ("ttl", "on_conflict", "wait_timeout", "on_lost", "on_backend_error", "min_hold", "queue_ttl")
+
+ALLOWED = [
+    ("mode", "while_executing", "while_executing"),
+    ("limit", 1, 1),
+    ("ttl", 1, 1.0),
+    ("ttl", 2.5, 2.5),
+    ("ttl", timedelta(minutes=1), 60.0),
+    ("on_conflict", "skip", "skip"),
+    ("on_conflict", "raise", "raise"),
+    ("on_conflict", "reschedule", "reschedule"),
+    ("wait_timeout", 0, 0.0),
+    ("wait_timeout", 0.5, 0.5),
+    ("wait_timeout", timedelta(seconds=90), 90.0),
+    ("on_lost", "abort", "abort"),
+    ("on_lost", "warn", "warn"),
+    ("on_backend_error", "reschedule", "reschedule"),
+    ("on_backend_error", "raise", "raise"),
+    ("on_backend_error", "run", "run"),
+    ("on_backend_error", "skip", "skip"),
+    ("min_hold", 0, 0),
+    ("queue_ttl", 3600, 3600),
+]
+
+REFUSED = [
+    *[("ttl", value) for value in [*NOT_A_DURATION, 0, -1, 0.999, timedelta(0), timedelta(milliseconds=999)]],
+    *[("wait_timeout", value) for value in [*NOT_A_DURATION, -1, -0.001, timedelta(seconds=-1)]],
+    *[("on_conflict", value) for value in ["", "ignore", "SKIP", "Skip", True, 1, ["skip"]]],
+    *[("on_lost", value) for value in ["", "ignore", "ABORT", True, 0]],
+    *[("on_backend_error", value) for value in ["", "ignore", "wait", False, 1.0]],
+    *[("mode", value) for value in ["", "while-executing", True, 1]],
+]
+
+LATER = [
+    ("mode", "until_executing"),
+    ("mode", "until_executed"),
+    ("mode", "until_and_while_executing"),
+    ("limit", 2),
+    ("limit", 0),
+    ("limit", True),
+    ("on_conflict", "wait"),
+    ("on_conflict", "join"),
+    ("on_conflict", "rerun"),
+    ("on_conflict", "replace"),
+    ("on_lost", "kill"),
+    ("min_hold", 1),
+    ("min_hold", 3600.0),
+    ("min_hold", False),
+    ("queue_ttl", 60),
+]
+
+WHAT_IS_ALLOWED = {
+    "mode": ["'while_executing'"],
+    "limit": ["1"],
+    "ttl": ["a number of seconds", "at least 1", "timedelta"],
+    "on_conflict": ["'skip'", "'raise'", "'reschedule'"],
+    "wait_timeout": ["a number of seconds", "at least 0", "timedelta"],
+    "on_lost": ["'abort'", "'warn'"],
+    "on_backend_error": ["'reschedule'", "'raise'", "'run'", "'skip'"],
+    "min_hold": ["0"],
+    "queue_ttl": ["3600"],
+}
+
+DEFAULTS = LockOptions(
+    mode="while_executing",
+    limit=1,
+    ttl=30.0,
+    on_conflict="skip",
+    wait_timeout=None,
+    on_lost="abort",
+    on_backend_error="reschedule",
+    min_hold=0,
+    queue_ttl=3600,
+    prefix="singleton",
+)
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery("shop", set_as_current=False)
+
+
+def make(app: Celery, base: type[Task] = SingletonTask, **options: Any) -> Any:
+    """A task of *app*, made as Celery makes it: when the app is finalised."""
+
+    @app.task(base=base, name="shop.tasks.sync", shared=False, **options)
+    def sync(x: Any) -> None: ...
+
+    app.finalize()
+    return app.tasks["shop.tasks.sync"]
+
+
+# A task's own options.
+
+
+def test_a_task_without_options_has_the_defaults(app: Celery) -> None:
+    assert make(app).lock_options == DEFAULTS
+
+
+@pytest.mark.parametrize(("name", "value", "meaning"), ALLOWED)
+def test_a_task_can_set_this(app: Celery, name: str, value: Any, meaning: Any) -> None:
+    task = make(app, **{f"lock_{name}": value})
+
+    assert getattr(task.lock_options, name) == meaning
+    assert type(getattr(task.lock_options, name)) is type(meaning)
+
+
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_a_value_that_cannot_work_fails_when_the_task_is_made(app: Celery, name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make(app, **{f"lock_{name}": value})
+
+    for words in ("task shop.tasks.sync", f"lock_{name}={value!r}", "not allowed", *WHAT_IS_ALLOWED[name]):
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "value"), LATER)
+def test_a_value_of_a_later_version_fails_when_the_task_is_made(app: Celery, name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make(app, **{f"lock_{name}": value})
+
+    for words in (
+        "task shop.tasks.sync",
+        f"lock_{name}={value!r}",
+        "is not available in this version",
+        *WHAT_IS_ALLOWED[name],
+    ):
+        assert words in str(refused.value)
+
+
+def test_the_tables_above_cover_every_option() -> None:
+    assert {name for name, *_ in ALLOWED} == set(OPTIONS)
+    assert {name for name, *_ in [*REFUSED, *LATER]} == set(OPTIONS)
+    assert {name for name, option in OPTIONS.items() if option.app_wide} == set(APP_WIDE)
+
+
+@pytest.mark.parametrize("options", [{"lock_key": ["z"]}, {"lock_key": "all"}, {"lock_key": 1}, {"lock_name": ""}])
+def test_a_key_that_cannot_work_fails_when_the_task_is_made(app: Celery, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"task shop\.tasks\.sync: lock_"):
+        make(app, **options)
+
+
+def test_a_task_that_celery_makes_lazily_fails_at_its_first_use(app: Celery) -> None:
+    @app.task(base=SingletonTask, shared=False, lock_ttl=0)
+    def sync() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="lock_ttl=0"):
+        sync.delay()
+
+
+def test_a_task_class_is_checked_when_it_is_registered(app: Celery) -> None:
+    class Sync(SingletonTask):
+        name = "shop.tasks.sync"
+        lock_on_conflict = "never"
+
+        def run(self) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="lock_on_conflict='never'"):
+        app.register_task(Sync())
+
+
+def test_a_skip_result_may_be_anything_and_none_counts_as_set(app: Celery) -> None:
+    unset = make(Celery("other", set_as_current=False))
+    task = make(app, lock_skip_result=None)
+
+    assert task.skips_with_result
+    assert not unset.skips_with_result
+
+
+# The app's settings.
+
+
+@pytest.mark.parametrize(("name", "value", "meaning"), [row for row in ALLOWED if row[0] in APP_WIDE])
+def test_an_app_can_set_this_for_all_its_tasks(app: Celery, name: str, value: Any, meaning: Any) -> None:
+    app.conf[f"singleton_lock_{name}"] = value
+
+    assert getattr(make(app).lock_options, name) == meaning
+
+
+@pytest.mark.parametrize(("name", "value"), [row for row in [*REFUSED, *LATER] if row[0] in APP_WIDE])
+def test_a_setting_that_cannot_work_is_refused_by_its_name(app: Celery, name: str, value: Any) -> None:
+    app.conf[f"singleton_lock_{name}"] = value
+    task = make(app)
+
+    with pytest.raises(ConfigurationError) as refused:
+        task.lock_key_for(1)
+
+    for words in (f"singleton_lock_{name}={value!r}", *WHAT_IS_ALLOWED[name]):
+        assert words in str(refused.value)
+
+
+def test_a_task_that_sets_an_option_does_not_look_at_the_setting(app: Celery) -> None:
+    app.conf.singleton_lock_ttl = 60
+    app.conf.singleton_lock_on_conflict = "never"
+
+    task = make(app, lock_ttl=90, lock_on_conflict="raise")
+
+    assert task.lock_options.ttl == 90
+    assert task.lock_options.on_conflict == "raise"
+
+
+def test_settings_may_come_after_the_task(app: Celery) -> None:
+    task = make(app)
+
+    app.conf.singleton_lock_ttl = 60
+
+    assert task.lock_options.ttl == 60
+
+
+@pytest.mark.parametrize(
+    "configure",
+    [
+        pytest.param(lambda app, settings: app.conf.update(settings), id="update"),
+        pytest.param(lambda app, settings: app.config_from_object(settings), id="config_from_object"),
+        pytest.param(
+            lambda app, settings: app.config_from_object(
+                {f"CELERY_{name.upper()}": value for name, value in settings.items()}, namespace="CELERY"
+            ),
+            id="namespace",
+        ),
+    ],
+)
+def test_settings_are_found_wherever_celery_finds_its_own(
+    app: Celery, configure: Callable[[Celery, dict[str, Any]], None]
+) -> None:
+    configure(
+        app,
+        {
+            "singleton_lock_ttl": 60,
+            "singleton_lock_on_conflict": "raise",
+            "singleton_lock_prefix": "shop",
+            "timezone": "UTC",
+        },
+    )
+
+    task = make(app)
+
+    assert task.lock_options.ttl == 60
+    assert task.lock_options.on_conflict == "raise"
+    assert task.lock_key_for(1).startswith("shop:v1:{shop.tasks.sync:")
+
+
+def test_a_setting_is_not_overridden_by_a_default_of_ours(app: Celery) -> None:
+    app.conf.singleton_lock_ttl = 60
+    make(app)
+
+    app.conf.update(singleton_lock_ttl=90)
+
+    assert app.conf.singleton_lock_ttl == 90
+    assert "singleton_lock_on_conflict" not in app.conf
+
+
+@pytest.mark.parametrize("annotated", ["shop.tasks.sync", "*"])
+def test_an_annotation_wins_over_the_code(app: Celery, annotated: str) -> None:
+    app.conf.task_annotations = {annotated: {"lock_ttl": 60, "lock_on_conflict": "raise", "lock_key": ()}}
+
+    task = make(app, lock_ttl=90)
+
+    assert task.lock_options.ttl == 60
+    assert task.lock_options.on_conflict == "raise"
+    assert task.lock_key_for(1) == task.lock_key_for(2)
+
+
+def test_an_annotation_is_checked_like_the_code(app: Celery) -> None:
+    app.conf.task_annotations = {"shop.tasks.sync": {"lock_ttl": 0}}
+
+    with pytest.raises(ConfigurationError, match=r"task shop\.tasks\.sync: lock_ttl=0 is not allowed"):
+        make(app)
+
+
+@pytest.mark.parametrize("prefix", ["", "a{b", "a}b", "{shop}", None, 7, b"shop"])
+def test_a_prefix_that_would_break_the_hash_tag_is_refused(app: Celery, prefix: Any) -> None:
+    app.conf.singleton_lock_prefix = prefix
+    task = make(app)
+
+    with pytest.raises(ConfigurationError) as refused:
+        task.lock_key_for(1)
+
+    assert f"singleton_lock_prefix={prefix!r}" in str(refused.value)
+    assert "a text without braces" in str(refused.value)
+
+
+# Other base classes.
+
+
+def test_celerys_own_tasks_are_left_alone_where_every_task_is_a_singleton() -> None:
+    app = Celery("shop", set_as_current=False, task_cls=SingletonTask)
+    task = make(app, base=app.Task)
+
+    own = [task for name, task in app.tasks.items() if name.startswith("celery.")]
+
+    assert isinstance(task, SingletonTask)
+    assert task._is_lockable()
+    assert any(isinstance(task, SingletonTask) for task in own)
+    assert not any(task._is_lockable() for task in own if isinstance(task, SingletonTask))
+
+
+def test_celerys_own_tasks_still_run_where_every_task_is_a_singleton() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.Task = SingletonTask
+    app.conf.task_always_eager = True
+    app.finalize()
+
+    summed = app.tasks["celery.accumulate"].apply((1, 2), {"index": None})
+
+    assert summed.get() == (1, 2)
+
+
+class PastTheLock(Task):
+    """The recipe of Flask's documentation."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with timing():
+            return self.run(*args, **kwargs)
+
+
+class ThroughTheLock(Task):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with timing():
+            return super().__call__(*args, **kwargs)
+
+
+class ThroughTheLockInside(Task):
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def go_on() -> Any:
+            return super(ThroughTheLockInside, self).__call__(*args, **kwargs)
+
+        return go_on()
+
+
+class timing:  # noqa: N801
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_mixin_that_would_run_the_body_past_the_lock_is_refused(app: Celery) -> None:
+    class Base(PastTheLock, SingletonTask):
+        abstract = True
+
+    with pytest.raises(ConfigurationError) as refused:
+        make(app, base=Base)
+
+    for words in ("task shop.tasks.sync", "PastTheLock.__call__", "super().__call__()", "put SingletonTask first"):
+        assert words in str(refused.value)
+
+
+def test_a_subclass_that_would_run_the_body_past_the_lock_is_refused(app: Celery) -> None:
+    class Base(SingletonTask):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.run(*args, **kwargs)
+
+    with pytest.raises(ConfigurationError, match=r"Base.__call__ never calls super\(\).__call__\(\)"):
+        make(app, base=Base)
+
+
+def test_the_same_mixin_is_fine_behind_the_lock(app: Celery) -> None:
+    class Base(SingletonTask, PastTheLock):
+        abstract = True
+
+    assert make(app, base=Base).lock_options == DEFAULTS
+
+
+@pytest.mark.parametrize("mixin", [ThroughTheLock, ThroughTheLockInside])
+def test_a_mixin_that_calls_super_is_fine_before_the_lock(app: Celery, mixin: type[Task]) -> None:
+    class Base(mixin, SingletonTask):  # type: ignore[misc, valid-type]
+        abstract = True
+
+    assert make(app, base=Base).lock_options == DEFAULTS

@@ -1,0 +1,370 @@
+"""Which store an app's locks are in, how it is opened, and that nobody reads its password."""
+
+import socket
+import ssl
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis import Connection, SSLConnection, UnixDomainSocketConnection
+
+from celery_singleton_lock import BackendError, ConfigurationError, SingletonTask
+from celery_singleton_lock.backends import backend_from_url
+from celery_singleton_lock.backends.base import Claim
+from celery_singleton_lock.backends.redis import REPLY_TIMEOUT, RedisBackend
+from celery_singleton_lock.store import backend_of
+from tests.servers import free_port
+
+SECRET = "hunter2"
+
+
+def app_with(**settings: Any) -> Celery:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(settings)
+    return app
+
+
+def store_of(app: Celery) -> RedisBackend:
+    backend = backend_of(app)
+    assert isinstance(backend, RedisBackend)
+    return backend
+
+
+def connection_of(backend: Any) -> Any:
+    """A connection as the backend would open it; nothing is sent."""
+    pool = backend._wire._pool
+    return pool.connection_class(**pool.connection_kwargs)
+
+
+# Which URL.
+
+
+def test_the_librarys_own_url_comes_first() -> None:
+    app = app_with(
+        singleton_lock_url="redis://locks:1/2", result_backend="redis://results/0", broker_url="redis://broker/0"
+    )
+
+    assert store_of(app).address == "redis://locks:1/2"
+
+
+def test_the_result_backend_comes_second() -> None:
+    app = app_with(result_backend="redis://results:1/2", broker_url="redis://broker/0")
+
+    assert store_of(app).address == "redis://results:1/2"
+
+
+@pytest.mark.parametrize("results", [None, "rpc://", "db+sqlite:///results.db", "cache+memory://", "disabled://"])
+def test_the_broker_comes_third(results: str | None) -> None:
+    app = app_with(result_backend=results, broker_url="redis://broker:1/2")
+
+    assert store_of(app).address == "redis://broker:1/2"
+
+
+def test_the_broker_is_the_one_that_is_written_to() -> None:
+    app = app_with(broker_read_url="redis://read/0", broker_write_url="redis://write/0")
+
+    assert store_of(app).address == "redis://write/0"
+
+
+@pytest.mark.parametrize(
+    "brokers", [["redis://one/0", "redis://two/0"], ("redis://one/0",), "redis://one/0;redis://two/0"]
+)
+def test_the_first_of_several_brokers_counts(brokers: Any) -> None:
+    app = app_with(broker_url=brokers)
+
+    assert store_of(app).address == "redis://one/0"
+
+
+@pytest.mark.parametrize("brokers", ["amqp://localhost//", ["amqp://localhost//", "redis://two/0"], [], "memory://"])
+def test_without_a_redis_an_app_is_told_what_to_set(brokers: Any) -> None:
+    app = app_with(broker_url=brokers, result_backend="rpc://")
+
+    with pytest.raises(ConfigurationError) as refused:
+        backend_of(app)
+
+    for words in ("singleton_lock_url is not set", "result backend", "broker", "app.conf.singleton_lock_url"):
+        assert words in str(refused.value)
+
+
+def test_an_app_without_a_store_may_define_tasks() -> None:
+    app = app_with(broker_url="amqp://localhost//")
+
+    @app.task(base=SingletonTask, name="shop.tasks.sync", shared=False)
+    def sync(x: Any) -> None: ...
+
+    assert sync.lock_key_for(1).startswith("singleton:v1:")
+    with pytest.raises(ConfigurationError, match="singleton_lock_url is not set"):
+        sync.lock_holders(1)
+
+
+def test_an_app_has_one_store_and_another_app_another() -> None:
+    app, other = app_with(broker_url="redis://one/0"), app_with(broker_url="redis://one/0")
+
+    assert backend_of(app) is backend_of(app)
+    assert backend_of(app) is not backend_of(other)
+
+
+def test_a_setting_that_was_wrong_can_be_put_right() -> None:
+    app = app_with(singleton_lock_url="ftp://locks/0")
+    with pytest.raises(ConfigurationError):
+        backend_of(app)
+
+    app.conf.singleton_lock_url = "redis://locks/0"
+
+    assert store_of(app).address == "redis://locks/0"
+
+
+# Which kind of connection.
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("redis://locks:1/2", Connection),
+        ("rediss://locks:1/2", SSLConnection),
+        ("valkey://locks:1/2", Connection),
+        ("valkeys://locks:1/2", SSLConnection),
+        ("unix:///run/redis.sock?db=2", UnixDomainSocketConnection),
+        ("redis+socket:///run/redis.sock?virtual_host=2", UnixDomainSocketConnection),
+    ],
+)
+def test_the_scheme_says_how_to_connect(url: str, kind: type) -> None:
+    connection = connection_of(store_of(app_with(singleton_lock_url=url)))
+
+    assert type(connection) is kind
+    assert connection.db == 2
+    if kind is UnixDomainSocketConnection:
+        assert connection.path == "/run/redis.sock"
+    else:
+        assert (connection.host, connection.port) == ("locks", 1)
+
+
+@pytest.mark.parametrize("scheme", ["sentinel", "redis+cluster", "rediss+cluster", "memory"])
+def test_a_scheme_of_a_later_version_is_refused_as_such(scheme: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        backend_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
+
+    for words in ("singleton_lock_url", f"{scheme}://", "not available in this version", "redis://"):
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "http", "Redis+ssl", "memcached"])
+def test_an_unknown_scheme_is_refused_with_those_there_are(scheme: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        backend_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
+
+    allowed = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://")
+    for words in ("singleton_lock_url", f"unknown scheme '{scheme.lower()}'", *allowed):
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["", "locks", "//locks/0"])
+def test_a_url_without_a_scheme_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="singleton_lock_url: unknown scheme ''"):
+        backend_of(app_with(singleton_lock_url=url))
+
+
+@pytest.mark.parametrize("urls", [["redis://one/0", "redis://two/0"], ("redis://one/0",), {"redis://one/0"}, 6379])
+def test_several_stores_are_of_a_later_version(urls: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_url=.*not available in this version; give one URL"):
+        backend_of(app_with(singleton_lock_url=urls))
+
+
+def test_replicas_are_of_a_later_version() -> None:
+    with pytest.raises(ConfigurationError, match="singleton_lock_replicas is not available in this version"):
+        backend_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
+
+
+@pytest.mark.parametrize("url", ["redis://locks:port/0", "redis://locks/0?colour=red", "redis://locks/0?db=one"])
+def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_url: redis://locks\S* cannot be used"):
+        backend_of(app_with(singleton_lock_url=url))
+
+
+# Options of the client.
+
+
+def test_client_options_reach_the_connection() -> None:
+    app = app_with(
+        singleton_lock_url="redis://locks/0",
+        singleton_lock_client_options={"client_name": "shop", "username": "shop", "password": SECRET},
+    )
+
+    connection = connection_of(store_of(app))
+
+    assert connection.client_name == "shop"
+    assert (connection.username, connection.password) == ("shop", SECRET)
+
+
+def test_an_unknown_client_option_is_refused_by_name() -> None:
+    app = app_with(singleton_lock_url="redis://locks/0", singleton_lock_client_options={"colour": "red"})
+
+    with pytest.raises(ConfigurationError, match="colour"):
+        backend_of(app)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "singleton_lock_client_options": {
+                "socket_timeout": 60,
+                "socket_connect_timeout": 60,
+                "health_check_interval": 5,
+            }
+        },
+        {"singleton_lock_url": "redis://locks/0?socket_timeout=60&socket_connect_timeout=60&health_check_interval=5"},
+    ],
+    ids=["options", "url"],
+)
+def test_the_bounds_cannot_be_loosened(settings: dict[str, Any]) -> None:
+    connection = connection_of(store_of(app_with(**{"singleton_lock_url": "redis://locks/0", **settings})))
+
+    assert connection.socket_timeout == connection.socket_connect_timeout == REPLY_TIMEOUT
+    assert connection.health_check_interval == 0
+    assert connection.retry._retries == 0
+
+
+# TLS.
+
+
+def test_the_result_backends_tls_is_used_with_it() -> None:
+    app = app_with(
+        result_backend="redis://results/0",
+        redis_backend_use_ssl={"ssl_cert_reqs": ssl.CERT_NONE, "ssl_check_hostname": False, "ssl_ca_certs": "ca.pem"},
+    )
+
+    connection = connection_of(store_of(app))
+
+    assert type(connection) is SSLConnection
+    assert connection.cert_reqs == ssl.CERT_NONE
+    assert connection.ca_certs == "ca.pem"
+
+
+def test_the_brokers_tls_is_used_with_it() -> None:
+    app = app_with(broker_url="redis://broker/0", broker_use_ssl={"ssl_ca_certs": "ca.pem", "ssl_keyfile": "key.pem"})
+
+    connection = connection_of(store_of(app))
+
+    assert type(connection) is SSLConnection
+    assert (connection.ca_certs, connection.keyfile) == ("ca.pem", "key.pem")
+
+
+def test_the_tls_of_one_store_is_not_used_for_another() -> None:
+    app = app_with(
+        result_backend="redis://results/0",
+        broker_url="redis://broker/0",
+        broker_use_ssl={"ssl_ca_certs": "ca.pem"},
+    )
+
+    assert type(connection_of(store_of(app))) is Connection
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss"])
+def test_tls_settings_and_scheme_may_both_say_so(scheme: str) -> None:
+    app = app_with(broker_url=f"{scheme}://broker/0", broker_use_ssl={"ssl_ca_certs": "ca.pem"})
+
+    assert type(connection_of(store_of(app))) is SSLConnection
+
+
+REQUIREMENTS = [
+    ("CERT_NONE", ssl.CERT_NONE),
+    ("none", ssl.CERT_NONE),
+    ("CERT_OPTIONAL", ssl.CERT_OPTIONAL),
+    ("optional", ssl.CERT_OPTIONAL),
+    ("CERT_REQUIRED", ssl.CERT_REQUIRED),
+    ("required", ssl.CERT_REQUIRED),
+]
+
+
+@pytest.mark.parametrize(("spelling", "meaning"), REQUIREMENTS)
+def test_celerys_spelling_of_a_certificate_check_is_understood_in_a_url(spelling: str, meaning: ssl.VerifyMode) -> None:
+    app = app_with(result_backend=f"rediss://results/3?ssl_cert_reqs={spelling}&ssl_check_hostname=false")
+
+    connection = connection_of(store_of(app))
+
+    assert connection.cert_reqs == meaning
+    assert connection.db == 3
+
+
+@pytest.mark.parametrize(("spelling", "meaning"), REQUIREMENTS)
+def test_celerys_spelling_of_a_certificate_check_is_understood_in_settings(
+    spelling: str, meaning: ssl.VerifyMode
+) -> None:
+    app = app_with(
+        result_backend="rediss://results/0",
+        redis_backend_use_ssl={"ssl_cert_reqs": spelling, "ssl_check_hostname": False},
+    )
+
+    connection = connection_of(store_of(app))
+
+    assert connection.cert_reqs == meaning
+
+
+# Secrets.
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        (f"redis://:{SECRET}@locks:1/2", "redis://locks:1/2"),
+        (f"redis://user:{SECRET}@locks", "redis://locks"),
+        (f"redis://user:{SECRET}%40%2F@locks/0", "redis://locks/0"),
+        (f"redis://user:a@{SECRET}@locks/0", "redis://locks/0"),
+        (f"redis://locks/0?password={SECRET}&client_name=shop", "redis://locks/0"),
+        (f"rediss://user:{SECRET}@locks/0?ssl_cert_reqs=CERT_NONE&ssl_check_hostname=no", "rediss://locks/0"),
+        (f"valkey://:{SECRET}@locks/0", "redis://locks/0"),
+        (f"unix://:{SECRET}@/run/redis.sock?db=1", "unix:///run/redis.sock"),
+        (f"redis+socket://:{SECRET}@/run/redis.sock", "unix:///run/redis.sock"),
+    ],
+)
+def test_an_address_has_no_credentials(url: str, address: str) -> None:
+    backend = store_of(app_with(singleton_lock_url=url))
+
+    assert backend.address == address
+    assert SECRET in connection_of(backend).password
+
+
+def test_an_error_of_the_store_has_no_credentials() -> None:
+    backend = backend_from_url(f"redis://user:{SECRET}@127.0.0.1:{free_port()}/0?client_name={SECRET}")
+
+    with pytest.raises(BackendError) as unanswered:
+        backend.release(Claim("key", "token", 30, 1, {}), 1)
+
+    assert "127.0.0.1" in str(unanswered.value)
+    assert SECRET not in repr(unanswered.value) + str(unanswered.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{SECRET}@locks:port/0",
+        f"redis://user:{SECRET}@locks/0?colour=red",
+        f"redis://user:{SECRET}@locks/0?db=one",
+        f"redis://locks/0?colour=red&password={SECRET}",
+        f"sentinel://user:{SECRET}@locks/0",
+        f"amqp://user:{SECRET}@locks/0",
+        [f"redis://user:{SECRET}@locks/0", "redis://other/0"],
+        pytest.param(f"redis://user:{SECRET}/@locks/0", id="unescaped slash in the password"),
+        pytest.param(f"redis://user:{SECRET}#@locks/0", id="unescaped hash in the password"),
+    ],
+)
+def test_a_refused_url_is_not_quoted_with_its_credentials(url: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        backend_of(app_with(singleton_lock_url=url))
+
+    assert SECRET not in repr(refused.value) + str(refused.value)
+
+
+# Nothing happens yet.
+
+
+def test_opening_a_store_makes_no_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        app = app_with(singleton_lock_url=f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
+
+        backend_of(app)
+
+        with pytest.raises(BlockingIOError):
+            listener.accept()
