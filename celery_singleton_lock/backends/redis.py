@@ -55,18 +55,20 @@ class RedisBackend(Backend):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        ours = {
+            "socket_timeout": REPLY_TIMEOUT,
+            "socket_connect_timeout": REPLY_TIMEOUT,
+            "retry": Retry(NoBackoff(), 0),
+            "health_check_interval": 0,
+            "decode_responses": True,
+            "protocol": 2,
+        }
         try:
-            pool = ConnectionPool.from_url(url, **options)
-            pool.connection_kwargs.update(
-                socket_timeout=REPLY_TIMEOUT,
-                socket_connect_timeout=REPLY_TIMEOUT,
-                retry=Retry(NoBackoff(), 0),
-                health_check_interval=0,
-                decode_responses=True,
-                protocol=2,
-            )
+            pool = ConnectionPool.from_url(url, **{**options, **ours})
+            # Again, because from_url lets what the URL says win.
+            pool.connection_kwargs.update(ours)
             pool.connection_class(**pool.connection_kwargs)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, exceptions.RedisError) as error:
             raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
         self._address = _address(url)
         self._wire = Wire(pool)
