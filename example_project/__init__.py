@@ -1,0 +1,1 @@
+"""A small shop whose tasks must not run twice at once."""

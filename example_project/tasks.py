@@ -1,0 +1,42 @@
+"""The shop's tasks."""
+
+from celery import Task
+
+from celery_singleton_lock import SingletonTask
+from example_project.app import LOCKED, app, database
+from example_project.recorder import recorded
+
+# SHOP_LOCK=off is the same shop on plain Celery tasks, which ignore every lock_ option.
+Base = SingletonTask if LOCKED else Task
+
+
+@app.task(base=Base, bind=True)
+def import_catalog(self, supplier):
+    """Suppliers send the same file again and again; while it is being read, that is in vain."""
+    with recorded(self) as work:
+        work(2.4)
+        database.incr(f"imports:{supplier}")
+
+
+@app.task(base=Base, bind=True)
+def sync_prices(self):
+    """Beat sends it every 1.5 s although it takes longer, so it would pile up."""
+    with recorded(self) as work:
+        work(2.2)
+
+
+@app.task(base=Base, bind=True, lock_on_conflict="raise")
+def send_invoice(self, order):
+    """Whoever clicks a second time shall be told that it is being sent."""
+    with recorded(self) as work:
+        work(1.2)
+        database.incr(f"mails:{order}")
+
+
+@app.task(base=Base, bind=True, acks_late=True, lock_key=["article"], lock_on_conflict="reschedule")
+def book_delivery(self, article, pieces):
+    """Every delivery counts, so none is skipped: it comes back when the key is free."""
+    with recorded(self) as work:
+        on_shelf = int(database.get(f"shelf:{article}") or 0)
+        work(1.5)
+        database.set(f"shelf:{article}", on_shelf + pieces)
