@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Self
+from urllib.parse import unquote
 
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -15,6 +16,11 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 def clock() -> float:
     """Seconds on the local clock by which deadlines are kept; it never steps."""
     return time.clock_gettime(_CLOCK)
+
+
+def lock_name_of(key: str) -> str:
+    """The lock name inside *key*, without prefix and digest."""
+    return unquote(key.partition("{")[2].rpartition(":")[0])
 
 
 ACQUIRE_BOUND = 5.0

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from urllib.parse import unquote
 
-from celery_singleton_lock.backends.base import Holder
+from celery_singleton_lock.backends.base import Holder, lock_name_of
 
 
 def holders_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
@@ -22,7 +21,7 @@ def turns_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
     tickets = sorted(int(field[1:]) for field in fields if field[0] == "q" and field[1:].isdecimal())
     turns = []
     for ticket in tickets:
-        deadline, token, task_id = fields[f"q{ticket}"].split(" ")
+        deadline, token, task_id = fields[f"q{ticket}"].split(" ", 2)
         if float(deadline) > now:
             since = datetime.fromtimestamp(now / 1_000_000, UTC)
             expires_in = (float(deadline) - now) / 1_000_000
@@ -43,12 +42,8 @@ def _holder(key: str, place: str, token: str, now: float, fields: Mapping[str, s
         expires_in=(float(fields[token]) - now) / 1_000_000,
         task_id=task_id,
         # Not stored where it is the lock's name already.
-        task_name=fact("task_name") or (_lock_name(key) if task_id else None),
+        task_name=fact("task_name") or (lock_name_of(key) if task_id else None),
         hostname=fact("hostname"),
         pid=int(pid) if pid else None,
         attempt=int(fact("attempt") or 0),
     )
-
-
-def _lock_name(key: str) -> str:
-    return unquote(key.partition("{")[2].rpartition(":")[0])

@@ -19,6 +19,7 @@ from celery_singleton_lock.backends.base import (
     Holder,
     Waiter,
     clock,
+    lock_name_of,
 )
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -227,7 +228,8 @@ class MemoryBackend(Backend):
             acquired_at=datetime.fromtimestamp(place.since, UTC),
             expires_in=place.deadline - self._now(),
             task_id=facts.get("task_id"),
-            task_name=facts.get("task_name"),
+            # As a store of text does it: the lock's name, where that is the task's.
+            task_name=facts.get("task_name") or (lock_name_of(place.claim.key) if "task_id" in facts else None),
             hostname=facts.get("hostname"),
             pid=int(pid) if pid else None,
             attempt=int(facts.get("attempt", 0)),

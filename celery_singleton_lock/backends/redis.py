@@ -84,7 +84,7 @@ class RedisBackend(Backend):
         (verdict, now, *rest), sent_at = self._take(claim, queue=False)
         if verdict == 1:
             return _grant(rest, sent_at)
-        fields = _pairs(rest)
+        fields = _pairs(rest[0])
         return Conflict(claim.key, tuple(holders_in(claim.key, now, fields) or turns_in(claim.key, now, fields)))
 
     def waiter(self, claim: Claim) -> "RedisWaiter":

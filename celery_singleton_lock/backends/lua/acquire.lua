@@ -22,7 +22,7 @@
 --
 -- Returns  {1, now, place, fence, took_over, since}  granted
 --          {2, now, wait}                            queued: ask again when woken, or after `wait` microseconds
---          {0, now, field, value, ...}               held: the hash as it is
+--          {0, now, {field, value, ...}}             held: the hash as it is
 --          {-1, now, limit}                          held under another limit
 
 local GRACE = 2000000 -- a waiter may be this late for its turn
@@ -83,8 +83,7 @@ if known[1] and known_limit ~= limit then
   place, corpse = nil, nil
 elseif known[1] and ahead >= free then
   if ARGV[4] == '0' then
-    local held = redis.call('HGETALL', key)
-    return {0, now, unpack(held)}
+    return {0, now, redis.call('HGETALL', key)}
   end
   local first, last = tonumber(known[3] or 1), tonumber(known[4] or 0)
   ticket = ticket or last + 1
@@ -97,6 +96,11 @@ end
 place = place or 1
 if corpse then
   redis.call('HDEL', key, corpse)
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if string.match(field, '^(%d+):') == tostring(place) then
+      redis.call('HDEL', key, field)
+    end
+  end
 end
 if ticket then
   redis.call('HDEL', key, 'q' .. ticket)

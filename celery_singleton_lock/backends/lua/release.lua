@@ -31,6 +31,7 @@ local function leave(place)
     -- Held until then by a token that nobody has, so nobody renews or releases it.
     redis.call('HSET', key, place, '~' .. token, '~' .. token, string.format('%.0f', free_at))
     redis.call('PEXPIRE', key, math.ceil((free_at - now) / 1000), 'GT')
+    free = 1 -- not yet, but the first waiter has to hear when
     return
   end
   for _, field in ipairs(redis.call('HKEYS', key)) do

@@ -16,11 +16,12 @@ local deadline = string.format('%.0f', time[1] * 1000000 + time[2] + ARGV[1] * 1
 local expiry = string.format('%.0f', 2 * ARGV[1])
 local answers = {}
 
+-- Does nothing, but it is a write that is allowed when the server is out of
+-- memory, and HSET, as the first write of a script, is not.
+call('HDEL', KEYS[1], '')
 for i, key in ipairs(KEYS) do
-  -- First, because it is allowed when the server is out of memory and HSET, as
-  -- the first write of a script, is not.
-  call('PEXPIRE', key, expiry, 'GT')
   if call('HSET', key, ARGV[i + 1], deadline) == 0 then
+    call('PEXPIRE', key, expiry, 'GT')
     answers[i] = 1
   else
     call('HDEL', key, ARGV[i + 1])
