@@ -10,6 +10,7 @@ from celery_singleton_lock.errors import (
     LockLost,
     SingletonLockError,
 )
+from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.task import SingletonTask
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ConfigurationError",
     "Holder",
     "Lease",
+    "Lock",
     "LockHeld",
     "LockLost",
     "SingletonLockError",

@@ -36,8 +36,9 @@ class LockLost(SingletonLockError):
 
     Arguments:
         key: The lock key.
-        reason: `expired` (nobody has it now), `taken` (somebody else has it)
-            or `unreachable` (Redis did not answer until the deadline).
+        reason: `expired` (nobody has it now), `taken` (somebody else has it),
+            `unreachable` (Redis did not answer until the deadline), `released`,
+            or `forked` (a forked child holds nothing).
     """
 
     def __init__(self, key: str, reason: str = "expired") -> None:

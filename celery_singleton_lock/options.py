@@ -10,9 +10,11 @@ from celery import Celery
 from celery_singleton_lock.errors import ConfigurationError
 
 DEFAULT_PREFIX = "singleton"
+# Taking a place looks at all of them, in one script.
+MAX_LIMIT = 1000
 
-_ON_CONFLICT = ("skip", "raise", "reschedule")
-_ON_CONFLICT_LATER = ("wait", "join", "rerun", "replace")
+_ON_CONFLICT = ("skip", "raise", "reschedule", "wait")
+_ON_CONFLICT_LATER = ("join", "rerun", "replace")
 _ON_LOST = ("abort", "warn")
 _ON_LOST_LATER = ("kill",)
 _ON_BACKEND_ERROR = ("reschedule", "raise", "run", "skip")
@@ -28,6 +30,13 @@ def seconds(name: str, value: Any, *, least: float) -> float:
             f"{name}={value!r} is not allowed: give a number of seconds, at least {least:g}, or a timedelta"
         )
     return float(number)
+
+
+def count(name: str, value: Any) -> int:
+    """*value*, if it is a whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
+        raise ConfigurationError(f"{name}={value!r} is not allowed: give a whole number from 1 to {MAX_LIMIT}")
+    return value
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> str:
@@ -57,13 +66,13 @@ class Option:
 
 OPTIONS: Mapping[str, Option] = {
     "mode": Option("while_executing", lambda n, v: one_of(n, v, _MODES, _MODES_LATER), app_wide=False),
-    "limit": Option(1, lambda n, v: only(n, v, 1), app_wide=False),
+    "limit": Option(1, count, app_wide=False),
     "ttl": Option(30, lambda n, v: seconds(n, v, least=1)),
     "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT, _ON_CONFLICT_LATER)),
     "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
     "on_lost": Option("abort", lambda n, v: one_of(n, v, _ON_LOST, _ON_LOST_LATER)),
     "on_backend_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_BACKEND_ERROR)),
-    "min_hold": Option(0, lambda n, v: only(n, v, 0)),
+    "min_hold": Option(0, lambda n, v: seconds(n, v, least=0)),
     "queue_ttl": Option(3600, lambda n, v: only(n, v, 3600)),
 }
 
@@ -116,10 +125,11 @@ def resolve(app: Celery, values: Mapping[str, Any]) -> LockOptions:
             label = f"singleton_lock_{name}"
             value = app.conf.get(label, option.default) if option.app_wide else option.default
         resolved[name] = option.check(label, value)
-    return LockOptions(**resolved, prefix=_prefix(app))
+    return LockOptions(**resolved, prefix=prefix_of(app))
 
 
-def _prefix(app: Celery) -> str:
+def prefix_of(app: Celery) -> str:
+    """What all keys of the app begin with."""
     prefix = app.conf.get("singleton_lock_prefix", DEFAULT_PREFIX)
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigurationError(

@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.backends.base import Answer, Holder
+from celery_singleton_lock.backends.base import Answer, Conflict, Holder
 from celery_singleton_lock.conflict import HEADER, settle, unanswered
 from celery_singleton_lock.core.interrupt import Interrupt
 from celery_singleton_lock.core.key import KeyChoice, KeyMaker
@@ -48,9 +48,13 @@ class SingletonTask(Task):
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default
             30, so that a killed worker blocks nobody for long and a lease
             survives two missed renewals.
-        lock_on_conflict: `"skip"` (default), `"raise"` or `"reschedule"`.
+        lock_limit: How many may run at once, by default 1.
+        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, or `"wait"` in
+            place, first come, first served, which occupies a place in the pool.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which `reschedule` gives up with `LockHeld`.
+        lock_wait_timeout: Seconds after which `reschedule` and `wait` give up with `LockHeld`.
+        lock_min_hold: Seconds for which the key stays taken, counted from the start
+            of a run, even if the run ends earlier. A run that dies does not count.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"`
             leaves it to the log, the signal and `self.lock.check()`.
         lock_on_backend_error: `"reschedule"` (default), `"raise"`, `"run"`
@@ -87,6 +91,8 @@ class SingletonTask(Task):
             # Inside the try, because a time limit may strike between the
             # server's grant and the next line; the token is known already.
             conflict = lease.acquire()
+            if conflict is not None and self._waits_for(lease, conflict):
+                conflict = None
         except BackendError as error:
             if self.lock_options.on_backend_error != "run":
                 return unanswered(self, lease.key, error)
@@ -181,6 +187,12 @@ class SingletonTask(Task):
         """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
         return not cls.name.startswith("celery.")
 
+    def _waits_for(self, lease: Lease, conflict: Conflict) -> bool:
+        """Queue for the lease where that is the task's policy, unless a copy of this run holds it."""
+        options = self.lock_options
+        copies = [holder for holder in conflict.holders if holder.task_id == self.request.id]
+        return options.on_conflict == "wait" and not copies and lease.wait(options.wait_timeout)
+
     def _new_lease(self, key: str, interrupt: Interrupt) -> Lease:
         options = self.lock_options
         return Lease(
@@ -188,6 +200,7 @@ class SingletonTask(Task):
             key,
             ttl=options.ttl,
             limit=options.limit,
+            min_hold=options.min_hold,
             facts=self._facts(),
             on_lost=partial(self._lost, interrupt),
         )
@@ -222,7 +235,7 @@ class SingletonTask(Task):
         signals.lock_lost.send(sender=self, lease=lease, reason=reason)
 
     def _give_back(self, lease: Lease) -> None:
-        if lease.release() is Answer.DONE:
+        if lease.unreleased and lease.release() is Answer.DONE:
             signals.lock_released.send(sender=self, lease=lease)
 
 

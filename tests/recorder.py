@@ -53,6 +53,16 @@ class Recorder:
         self._client.close()
 
 
+def most_at_once(events: list[Event]) -> int:
+    """How many bodies of one key ran at the same time, at most."""
+    running: dict[str, int] = defaultdict(int)
+    most = 0
+    for event in events:
+        running[event.key] += {"enter": 1, "leave": -1}.get(event.name, 0)
+        most = max(most, running[event.key])
+    return most
+
+
 def overlaps(events: list[Event]) -> list[tuple[Event, Event]]:
     """Pairs of an event of one run and the enter of another that came before the first had left."""
     running: dict[str, dict[tuple[str, int], Event]] = defaultdict(dict)

@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from celery_singleton_lock.backends.base import Backend
+from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.backends.redis import RedisBackend
 from celery_singleton_lock.errors import ConfigurationError
 
@@ -16,25 +17,28 @@ _REDIS_SCHEMES = {
     "unix": "unix",
     "redis+socket": "unix",
 }
-_LATER_SCHEMES = ("sentinel", "redis+cluster", "rediss+cluster", "memory")
+_LATER_SCHEMES = ("sentinel", "redis+cluster", "rediss+cluster")
+_memory: dict[str, MemoryBackend] = {}
 
 
 def backend_from_url(url: str, options: Mapping[str, Any] | None = None) -> Backend:
     """Open the store at *url*; nothing is sent to it yet.
 
     Arguments:
-        url: `redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`, `unix://`
-            or `redis+socket://`.
+        url: `redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`, `unix://`,
+            `redis+socket://`, or `memory://` for locks of this process only, the
+            same for all who give the same URL.
         options: Further arguments for redis-py's connections, such as `ssl_ca_certs`.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
     scheme = urlsplit(url).scheme
+    if scheme == "memory":
+        return _memory.setdefault(url, MemoryBackend())
     if scheme in _LATER_SCHEMES:
         raise ConfigurationError(f"singleton_lock_url: {scheme}:// is not available in this version; use redis://")
     if scheme not in _REDIS_SCHEMES:
-        raise ConfigurationError(
-            f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {', '.join(f'{s}://' for s in _REDIS_SCHEMES)}"
-        )
+        allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, "memory"))
+        raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
     return RedisBackend(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {})

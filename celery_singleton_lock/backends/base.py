@@ -3,9 +3,10 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
+from typing import Self
 from urllib.parse import unquote
 
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
@@ -37,13 +38,15 @@ class Claim:
         limit: How many may hold the lock at once.
         facts: What others may know about the claimant: `task_id`, `task_name`,
             `hostname`, `pid` and `attempt`, each optional, as text.
+        min_hold: Seconds for which a released place stays taken, counted from its grant.
     """
 
     key: str
     token: str
     ttl: float
-    limit: int
-    facts: Mapping[str, str]
+    limit: int = 1
+    facts: Mapping[str, str] = field(default_factory=dict)
+    min_hold: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Every place is held; *holders* are those whose deadline lies ahead."""
+    """Every place is held, or belongs to somebody who waits for it.
+
+    Attributes:
+        key: The lock key.
+        holders: Those whose deadline lies ahead; the lease that ends first, first.
+            Where a place is free and a waiter's turn has come, that waiter.
+    """
 
     key: str
     holders: tuple[Holder, ...]
@@ -96,7 +105,7 @@ class Conflict:
     @property
     def first(self) -> Holder:
         """The holder whose lease ends first if nobody renews."""
-        return min(self.holders, key=lambda holder: holder.expires_in)
+        return self.holders[0]
 
 
 class Answer(IntEnum):
@@ -105,6 +114,33 @@ class Answer(IntEnum):
     DONE = 1
     TAKEN = 0
     GONE = -1
+
+
+class Waiter(ABC):
+    """A turn in a lock's queue, from `__enter__` until it is granted or `__exit__`.
+
+    Who leaves without a grant still has to release the claim, to pass the turn on.
+    """
+
+    def __enter__(self) -> Self:
+        """Begin to listen; the turn is taken by the first `ask`."""
+        return self
+
+    @abstractmethod
+    def __exit__(self, *_: object) -> None:
+        """Stop listening."""
+
+    @abstractmethod
+    def ask(self) -> Grant | float:
+        """Take the place if it is this one's turn, else tell how many seconds to sleep at most.
+
+        Raises:
+            BackendError: No answer within 5 s, all tries together.
+        """
+
+    @abstractmethod
+    def sleep(self, seconds: float) -> None:
+        """Return when woken by a release, and at the latest after *seconds*."""
 
 
 class Backend(ABC):
@@ -126,15 +162,22 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def renew(self, renewals: Sequence[tuple[Claim, int]], timeout: float) -> list[Answer]:
-        """Start the ttl of each claim at its place afresh; one answer each, in order.
+    def waiter(self, claim: Claim) -> Waiter:
+        """Queue for a place: first come, first served, woken by the release."""
 
-        A lease whose deadline has passed is not revived: `GONE`.
+    @abstractmethod
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
+        """Start the ttl of each claim afresh; one answer each, in order.
+
+        `DONE` only if nobody else can have had the place in between.
+
+        Raises:
+            BackendError: No answer within *timeout* seconds. Some may have been renewed.
         """
 
     @abstractmethod
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
-        """Give the place back; with None, whichever place the token has, if any.
+        """Give the place, or the turn in the queue, back; with None, whichever the token has, if any.
 
         Raises:
             BackendError: No answer within *bound* seconds, or in one try if that takes longer.
@@ -142,42 +185,9 @@ class Backend(ABC):
 
     @abstractmethod
     def holders(self, key: str) -> list[Holder]:
-        """Who holds *key* now, the longest-lived lease last."""
+        """Who holds *key* now; the lease that ends first, first."""
 
     @property
     @abstractmethod
     def address(self) -> str:
         """Where the store is, fit for logs: never with credentials."""
-
-
-def holders_from(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
-    """Read the holders out of a lock's hash.
-
-    Arguments:
-        key: The lock key.
-        now: The server's time in microseconds.
-        fields: `limit`, `fence` and `<place>:<name>` for each place, see acquire.lua.
-    """
-    places: dict[str, dict[str, str]] = {}
-    for field, value in fields.items():
-        place, found, name = field.partition(":")
-        if found:
-            places.setdefault(place, {})[name] = value
-    holders = [_holder(key, now, facts) for facts in places.values() if float(facts["deadline"]) > now]
-    return sorted(holders, key=lambda holder: holder.expires_in)
-
-
-def _holder(key: str, now: float, facts: Mapping[str, str]) -> Holder:
-    pid = facts.get("pid")
-    return Holder(
-        key=key,
-        token=facts["token"],
-        fence=int(facts["fence"]),
-        acquired_at=datetime.fromtimestamp(int(facts["since"]) / 1_000_000, UTC),
-        expires_in=(float(facts["deadline"]) - now) / 1_000_000,
-        task_id=facts.get("task_id"),
-        task_name=facts.get("task_name", lock_name_of(key) if "task_id" in facts else None),
-        hostname=facts.get("hostname"),
-        pid=int(pid) if pid else None,
-        attempt=int(facts.get("attempt", 0)),
-    )

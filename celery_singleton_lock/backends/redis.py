@@ -1,11 +1,9 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
-import hashlib
-import os
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 from redis import ConnectionPool, exceptions
@@ -21,18 +19,20 @@ from celery_singleton_lock.backends.base import (
     Conflict,
     Grant,
     Holder,
+    Waiter,
     clock,
-    holders_from,
 )
+from celery_singleton_lock.backends.fields import holders_in, turns_in
+from celery_singleton_lock.backends.wire import REPLY_TIMEOUT, Script, Wire
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 
-REPLY_TIMEOUT = 1.0
+ACQUIRE, RENEW, RELEASE = Script("acquire"), Script("renew"), Script("release")
 
 # The longest one try can take: connect, AUTH, SELECT and the reply itself.
 _LONGEST_TRY = 3 * REPLY_TIMEOUT
 _FIRST_PAUSE = 0.02
-# One script blocks the server for everybody, so a large renewal goes in parts.
-_RENEWALS_PER_SCRIPT = 100
+# A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
+_RENEWALS_PER_SCRIPT = 50
 
 _PASSING = (
     exceptions.ConnectionError,
@@ -40,64 +40,6 @@ _PASSING = (
     exceptions.BusyLoadingError,
     exceptions.ReadOnlyError,
 )
-
-
-class Script:
-    """A Lua file of this package, called by its digest."""
-
-    def __init__(self, verb: str) -> None:
-        self.text = resources.files(__package__).joinpath("lua", f"{verb}.lua").read_text(encoding="utf-8")
-        self.digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-
-ACQUIRE, RENEW, RELEASE = Script("acquire"), Script("renew"), Script("release")
-
-
-class Wire:
-    """Connections to one server; every call is bounded, and none waits for a connection.
-
-    redis-py's client retries for up to a minute by default and shares a bounded
-    pool. A heartbeat can afford neither, so this uses redis-py's connections
-    and its parser directly and leaves retrying to the caller.
-    """
-
-    def __init__(self, pool: ConnectionPool) -> None:
-        self._pool = pool
-        self._idle: deque[Any] = deque()
-        self._pid = os.getpid()
-
-    def call(self, *command: Any, timeout: float = REPLY_TIMEOUT) -> Any:
-        """Send one command and return its reply, raising redis-py's errors."""
-        connection = self._checkout()
-        try:
-            connection.send_command(*command, check_health=False)
-            if timeout < REPLY_TIMEOUT and not connection.can_read(timeout=timeout):
-                raise exceptions.TimeoutError(f"no reply within {timeout:.2f} s")
-            reply = connection.read_response()
-        except exceptions.ResponseError:
-            self._idle.append(connection)
-            raise
-        except BaseException:
-            # A reply may still be under way: whoever got this connection next
-            # would read it as the answer to another question.
-            connection.disconnect()
-            raise
-        self._idle.append(connection)
-        return reply
-
-    def close(self) -> None:
-        """Close the idle connections."""
-        while self._idle:
-            self._idle.pop().disconnect()
-
-    def _checkout(self) -> Any:
-        if self._pid != os.getpid():
-            # Forked: the sockets belong to the parent, so drop them unread.
-            self._idle, self._pid = deque(), os.getpid()
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._pool.connection_class(**self._pool.connection_kwargs)
 
 
 class RedisBackend(Backend):
@@ -139,54 +81,53 @@ class RedisBackend(Backend):
 
     def acquire(self, claim: Claim) -> Grant | Conflict:
         """Run acquire.lua."""
-        facts = [part for fact in claim.facts.items() for part in fact]
-        arguments = (claim.token, _milliseconds(claim.ttl), claim.limit, *facts)
-        reply, sent_at = self._persist(lambda: _run(self._wire, ACQUIRE, (claim.key,), arguments), ACQUIRE_BOUND)
-        verdict, now, *rest = reply
+        (verdict, now, *rest), sent_at = self._take(claim, queue=False)
         if verdict == 1:
-            place, fence, took_over, since = rest
-            return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at)
-        if verdict == 0:
-            fields = dict(zip(rest[::2], rest[1::2], strict=True))
-            return Conflict(claim.key, tuple(holders_from(claim.key, now, fields)))
-        raise ConfigurationError(
-            f"lock_limit={claim.limit} is not allowed for key={claim.key}: it is held under lock_limit={rest[0]}; "
-            "give all tasks that share the key the same limit"
-        )
+            return _grant(rest, sent_at)
+        fields = _pairs(rest[0])
+        return Conflict(claim.key, tuple(holders_in(claim.key, now, fields) or turns_in(claim.key, now, fields)))
 
-    def renew(self, renewals: Sequence[tuple[Claim, int]], timeout: float) -> list[Answer]:
-        """Run renew.lua on a connection that nothing else uses."""
-        answers: list[Answer] = []
-        give_up_at = clock() + timeout
-        for start in range(0, len(renewals), _RENEWALS_PER_SCRIPT):
-            part = renewals[start : start + _RENEWALS_PER_SCRIPT]
-            keys = [claim.key for claim, _ in part]
-            arguments = [value for claim, place in part for value in (claim.token, place, _milliseconds(claim.ttl))]
-            remaining = min(REPLY_TIMEOUT, max(0.0, give_up_at - clock()))
-            try:
-                reply = _run(self._reserved, RENEW, keys, arguments, remaining)
-            except exceptions.RedisError as error:
-                raise self._unanswered(error) from error
-            answers += map(Answer, reply[1:])
-        return answers
+    def waiter(self, claim: Claim) -> "RedisWaiter":
+        """Queue with acquire.lua and listen on a channel of its own."""
+        return RedisWaiter(self._wire, claim, lambda: self._take(claim, queue=True))
+
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
+        """Run renew.lua on a connection that nothing else uses, all parts in one go."""
+        calls = list(_renewals(claims))
+        try:
+            replies = self._reserved.run_many(RENEW, calls, timeout)
+        except exceptions.RedisError as error:
+            raise self._unanswered(error) from error
+        return [_ANSWERS[answer] for reply in replies for answer in reply]
 
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
         """Run release.lua."""
-        arguments = (claim.token, place or 1, place or claim.limit)
-        reply, _ = self._persist(lambda: _run(self._wire, RELEASE, (claim.key,), arguments), bound)
-        return Answer(reply)
+        arguments = (claim.token, place or 1, place or claim.limit, _milliseconds(claim.min_hold))
+        reply, _ = self._persist(lambda: self._wire.run(RELEASE, (claim.key,), arguments), bound)
+        return _ANSWERS[reply]
 
     def holders(self, key: str) -> list[Holder]:
         """Read the hash."""
         fields, _ = self._persist(lambda: self._wire.call("HGETALL", key), RELEASE_BOUND)
         (seconds, microseconds), _ = self._persist(lambda: self._wire.call("TIME"), RELEASE_BOUND)
-        now = int(seconds) * 1_000_000 + int(microseconds)
-        return holders_from(key, now, dict(zip(fields[::2], fields[1::2], strict=True)))
+        return holders_in(key, int(seconds) * 1_000_000 + int(microseconds), _pairs(fields))
 
     def close(self) -> None:
         """Close the idle connections."""
         self._wire.close()
         self._reserved.close()
+
+    def _take(self, claim: Claim, *, queue: bool) -> tuple[list[Any], float]:
+        task_id = claim.facts.get("task_id", "")
+        facts = [part for fact in claim.facts.items() for part in fact]
+        arguments = (claim.token, _milliseconds(claim.ttl), claim.limit, int(queue), task_id, *facts)
+        reply, sent_at = self._persist(lambda: self._wire.run(ACQUIRE, (claim.key,), arguments), ACQUIRE_BOUND)
+        if reply[0] == -1:
+            raise ConfigurationError(
+                f"lock_limit={claim.limit} is not allowed for key={claim.key}: it is held under "
+                f"lock_limit={reply[2]}; give all who share the key the same limit"
+            )
+        return reply, sent_at
 
     def _persist(self, ask: Callable[[], Any], bound: float) -> tuple[Any, float]:
         """Ask until there is an answer, as long as one more try fits the bound.
@@ -211,18 +152,66 @@ class RedisBackend(Backend):
         return BackendError(self._address, f"{type(error).__name__}: {error}")
 
 
-def _run(
-    wire: Wire, script: Script, keys: Sequence[str], arguments: Sequence[Any], timeout: float = REPLY_TIMEOUT
-) -> Any:
-    try:
-        return wire.call("EVALSHA", script.digest, len(keys), *keys, *arguments, timeout=timeout)
-    except exceptions.NoScriptError:
-        # After a restart, a failover or SCRIPT FLUSH; EVAL loads it again.
-        return wire.call("EVAL", script.text, len(keys), *keys, *arguments, timeout=timeout)
+class RedisWaiter(Waiter):
+    """A turn in a queue, with a connection that hears the release."""
+
+    def __init__(self, wire: Wire, claim: Claim, ask: Callable[[], tuple[list[Any], float]]) -> None:
+        self._wire = wire
+        self._channel = f"{claim.key}:{claim.token}"
+        self._ask = ask
+        self._ears: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        """Stop listening."""
+        if self._ears is not None:
+            self._ears.disconnect()
+
+    def ask(self) -> Grant | float:
+        """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
+        self._listen()
+        (verdict, _, *rest), sent_at = self._ask()
+        return _grant(rest, sent_at) if verdict == 1 else float(rest[0]) / 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for a message on the channel."""
+        try:
+            if self._ears is not None and self._ears.can_read(timeout=seconds):
+                self._ears.read_response()
+        except exceptions.RedisError:
+            self._ears = None
+        if self._ears is None:
+            # Deaf, so look a little more often; a broken store is for ask() to report.
+            time.sleep(min(seconds, REPLY_TIMEOUT))
+
+    def _listen(self) -> None:
+        if self._ears is None:
+            with suppress(exceptions.RedisError):
+                self._ears = self._wire.subscribe(self._channel)
+
+
+_ANSWERS = {int(answer): answer for answer in Answer}
+
+
+def _renewals(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[Any]]]:
+    # Claims of one ttl come together already, except where tasks with different ones are due at once.
+    for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
+        group = list(alike)
+        for start in range(0, len(group), _RENEWALS_PER_SCRIPT):
+            part = group[start : start + _RENEWALS_PER_SCRIPT]
+            yield [claim.key for claim in part], [_milliseconds(ttl), *[claim.token for claim in part]]
+
+
+def _grant(reply: Sequence[int], sent_at: float) -> Grant:
+    place, fence, took_over, since = reply
+    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at)
+
+
+def _pairs(flat: Sequence[str]) -> dict[str, str]:
+    return dict(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
+    return round(seconds * 1000)
 
 
 def _address(url: str) -> str:

@@ -124,7 +124,7 @@ class Heartbeat:
         remaining = min(lease.deadline for lease in leases) - sent_at
         timeout = min(_LONGEST_RENEWAL, max(_SHORTEST_WAIT, remaining))
         try:
-            answers = backend.renew([lease.claim() for lease in leases], timeout)
+            answers = backend.renew([lease.claim for lease in leases], timeout)
         except BackendError as error:
             for lease in leases:
                 lease.unsure(error)

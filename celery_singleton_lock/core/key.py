@@ -43,7 +43,7 @@ class KeyMaker:
     """
 
     def __init__(self, name: str, signature: inspect.Signature, choice: KeyChoice = None) -> None:
-        self._name = _checked_name(name)
+        self._name = checked_name(name)
         self._signature = signature
         self._choice = _checked_choice(choice, signature)
 
@@ -54,7 +54,7 @@ class KeyMaker:
             TypeError: The function cannot be called like this.
             ConfigurationError: An argument that counts cannot be serialised.
         """
-        return f"{prefix}:v1:{{{self._name}:{digest(self._subject(args, kwargs))}}}"
+        return key_of(prefix, self._name, self._subject(args, kwargs))
 
     def _subject(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         choice = self._choice
@@ -67,6 +67,11 @@ class KeyMaker:
         if isinstance(choice, str):
             return choice.format(**{name: plain(value) for name, value in bound.arguments.items()})
         return {name: bound.arguments[name] for name in choice}
+
+
+def key_of(prefix: str, name: str, subject: Any) -> str:
+    """The lock key for a checked name and what distinguishes the calls that share it."""
+    return f"{prefix}:v1:{{{name}:{digest(subject)}}}"
 
 
 def digest(subject: Any) -> str:
@@ -101,7 +106,12 @@ def _json_key(key: Any) -> str:
     return key if isinstance(key, str) else json.dumps(key)
 
 
-def _checked_name(name: Any) -> str:
+def checked_name(name: Any) -> str:
+    """*name* as it stands in a key.
+
+    Raises:
+        ConfigurationError: It is no text, empty or too long.
+    """
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise ConfigurationError(f"lock_name={name!r:.80} is not allowed: give a text of 1 to {MAX_NAME} characters")
     # A brace would end the hash tag early, and two names must never become one.

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, clock
-from celery_singleton_lock.core.heartbeat import heartbeat
-from celery_singleton_lock.errors import BackendError, LockLost
+from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, clock
+from celery_singleton_lock.core.heartbeat import Heartbeat, heartbeat
+from celery_singleton_lock.errors import BackendError, LockLost, SingletonLockError
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -44,7 +44,9 @@ class Lease:
             every third of that, which leaves room for two missed renewals.
         limit: How many may hold the key at once.
         facts: What others may know about this holder.
+        min_hold: Seconds for which the key stays taken after a release, counted from the grant.
         on_lost: Called once with the lease, in the heartbeat's thread, when it is lost.
+        heartbeat: Who renews it; by default the process's own.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class Lease:
         ttl: float,
         limit: int = 1,
         facts: Mapping[str, str] | None = None,
+        min_hold: float = 0.0,
         on_lost: Callable[["Lease"], None] | None = None,
+        heartbeat: Heartbeat = heartbeat,
     ) -> None:
         self._backend = backend
-        self._claim = Claim(key, secrets.token_urlsafe(12), ttl, limit, facts or {})
+        self._claim = Claim(key, secrets.token_urlsafe(12), ttl, limit, facts or {}, min_hold)
+        self._heartbeat = heartbeat
         self._on_lost = on_lost
         self._pid = os.getpid()
         self._asked = False
@@ -103,7 +108,12 @@ class Lease:
     @property
     def held(self) -> bool:
         """Granted to this process, and neither released nor lost."""
-        return self._asked and self.granted and not self.lost and self._pid == os.getpid()
+        return self.granted and self.unreleased and not self.lost
+
+    @property
+    def unreleased(self) -> bool:
+        """There is, or may be, something in the store for this process to release."""
+        return self._asked and self._pid == os.getpid()
 
     @property
     def lost(self) -> bool:
@@ -149,7 +159,8 @@ class Lease:
             LockLost: It is not, or its deadline has passed unrenewed.
         """
         if self.remaining() <= 0.0:
-            raise LockLost(self.key, self._lost_reason or "expired")
+            reason = "released" if not self._asked else "forked" if not self.unreleased else "expired"
+            raise LockLost(self.key, self._lost_reason or reason)
 
     def acquire(self) -> Conflict | None:
         """Ask the store once for the lease.
@@ -165,10 +176,40 @@ class Lease:
         if isinstance(answer, Conflict):
             self._asked = False
             return answer
-        self._place, self._since = answer.place, answer.since
-        self.fence, self.took_over = answer.fence, answer.took_over
-        self.renewed(answer.sent_at)
-        heartbeat.watch(self)
+        self._begin(answer)
+        return None
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Queue for the lease, first come, first served, until it is ours or *timeout* seconds are over.
+
+        The holder's release wakes whoever comes next. Where the holder died,
+        the waiter wakes by itself at the deadline it was told.
+
+        Returns:
+            True if it is ours and under the heartbeat's care. If not, or after
+            an exception, `release` gives the turn back.
+
+        Raises:
+            BackendError: No answer. It may be ours all the same, so release it.
+        """
+        give_up_at = None if timeout is None else clock() + timeout
+        self._asked = True
+        with self._backend.waiter(self._claim) as waiter:
+            while True:
+                answer = waiter.ask()
+                if isinstance(answer, Grant):
+                    self._begin(answer)
+                    return True
+                patience = float("inf") if give_up_at is None else give_up_at - clock()
+                if patience <= 0:
+                    return False
+                waiter.sleep(min(answer, patience))
+
+    def _begin(self, grant: Grant) -> None:
+        self._place, self._since = grant.place, grant.since
+        self.fence, self.took_over = grant.fence, grant.took_over
+        self.renewed(grant.sent_at)
+        self._heartbeat.watch(self)
         logger.debug(
             "lock.acquired key=%s task_id=%s fence=%d%s",
             self.key,
@@ -176,27 +217,30 @@ class Lease:
             self.fence,
             " took over from a holder that never released" if self.took_over else "",
         )
-        return None
 
     def release(self) -> Answer | None:
-        """Give it back, if there is anything to give back; safe to repeat.
+        """Give it back, or the turn in the queue, or whatever an unanswered request has left.
 
         The heartbeat lets go of it first, so nothing renews a released lease.
         Where the store does not answer, the heartbeat goes on trying until the
         store must have freed the key by itself.
 
         Returns:
-            What the store said, or None if there was nothing to give back or
-            nobody answered.
+            What the store said, or None if it did not answer.
+
+        Raises:
+            SingletonLockError: It was released before, or belongs to the process
+                that this one was forked from.
         """
-        if not self._asked or self._pid != os.getpid():
-            return None
-        heartbeat.forget(self)
+        if not self.unreleased:
+            why = "was released already" if self._pid == os.getpid() else f"belongs to the process {self._pid}"
+            raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
+        self._heartbeat.forget(self)
         try:
             answer = self._backend.release(self._claim, self._place)
         except BackendError as error:
             logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self._task_id, error)
-            heartbeat.release_later(self)
+            self._heartbeat.release_later(self)
             answer = None
         if answer is Answer.DONE:
             logger.debug("lock.released key=%s task_id=%s", self.key, self._task_id)
@@ -213,9 +257,10 @@ class Lease:
             return False
         return True
 
-    def claim(self) -> tuple[Claim, int]:
-        """What the store needs for a renewal: the claim and its place."""
-        return self._claim, self._place or 0
+    @property
+    def claim(self) -> Claim:
+        """What the store needs to renew it."""
+        return self._claim
 
     def renewed(self, sent_at: float) -> None:
         """Count the ttl from *sent_at*, when the answered request was sent."""

@@ -128,6 +128,30 @@ def skipping_without_store(self: Any, key: Any) -> str:
     return "ran"
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="wait")
+def waiting(self: Any, key: Any, number: int = 0, seconds: float = 0.0) -> int:
+    body(self, key, seconds, number=number)
+    return number
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="wait", lock_wait_timeout=0.5)
+def waiting_half_a_second(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_limit=3, lock_on_conflict="wait")
+def three_at_once(self: Any, key: Any, seconds: float = 0.0) -> str:
+    body(self, key, seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_min_hold=2)
+def at_most_every_two_seconds(self: Any, key: Any) -> str:
+    body(self, key, 0)
+    return "ran"
+
+
 @app.task
 def collect(results: Any) -> Any:
     return results

@@ -1,67 +1,121 @@
--- Take a free place at the lock, or say who holds them all.
+-- Take a place at the lock, or a turn in its queue, or say who holds it.
 --
--- The lock is one hash. It has `limit` and `fence` (the last one given), and
--- for each place 1..limit that is or was held the fields `<place>:token`,
--- `<place>:deadline`, `<place>:fence`, `<place>:since` and the holder's facts.
--- Times are microseconds by this server's clock. Asking again with the same
--- token renews the grant instead of competing with it, so a caller whose
--- reply was lost may simply repeat itself.
+-- The lock is one hash. Times in it are microseconds by this server's clock.
+--   limit, fence          how many may hold it, and the last fence given
+--   <place>               token of the holder that has the place, 1..limit; a
+--                         token that begins with ~ is a place on hold by nobody
+--   <token>               deadline of that holder
+--   <place>:<name>        fence, since and the facts of that holder
+--   first, last           range of the tickets in the queue, if there is one
+--   q<ticket>             deadline, token and task id of a waiter
+-- A free place belongs to the waiter whose turn it is. Asking again with the
+-- same token renews a grant and keeps a turn, so a caller whose reply was lost
+-- may simply repeat itself.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds
--- ARGV[3]  limit: how many may hold the lock at once
--- ARGV[4]  facts about the caller from here on: name, value, name, value, ...
+-- ARGV[3]  limit
+-- ARGV[4]  1 to queue where no place is free, 0 to go without
+-- ARGV[5]  task id of the caller, or an empty text
+-- ARGV[6]  facts about the caller from here on: name, value, name, value, ...
 --
 -- Returns  {1, now, place, fence, took_over, since}  granted
---          {0, now, field, value, ...}               held: the hash as it is
+--          {2, now, wait}                            queued: ask again when woken, or after `wait` microseconds
+--          {0, now, {field, value, ...}}             held: the hash as it is
 --          {-1, now, limit}                          held under another limit
+
+local GRACE = 2000000 -- a waiter may be this late for its turn
 
 local key, token, ttl, limit = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local known = redis.call('HMGET', key, 'limit', 'fence')
+local known = redis.call('HMGET', key, 'limit', 'fence', 'first', 'last')
 local known_limit = tonumber(known[1] or limit)
 
-local place, took_over, live = nil, 0, 0
-for candidate = 1, known_limit do
-  local holder = redis.call('HMGET', key, candidate .. ':token', candidate .. ':deadline', candidate .. ':fence', candidate .. ':since')
-  if holder[1] == token then
+local function integer(number)
+  return string.format('%.0f', number)
+end
+
+local place, corpse, free, soonest = nil, nil, 0, now + ttl * 1000
+for candidate = 1, known[1] and known_limit or 0 do
+  local holder = redis.call('HGET', key, candidate)
+  local deadline = holder and tonumber(redis.call('HGET', key, holder))
+  if holder == token then
+    local grant = redis.call('HMGET', key, candidate .. ':fence', candidate .. ':since')
     redis.call('PEXPIRE', key, 2 * ttl, 'GT')
-    redis.call('HSET', key, candidate .. ':deadline', string.format('%.0f', now + ttl * 1000))
-    return {1, now, candidate, tonumber(holder[3]), 0, tonumber(holder[4])}
-  elseif holder[1] and tonumber(holder[2]) > now then
-    live = live + 1
-  elseif not place then
-    place, took_over = candidate, holder[1] and 1 or 0
+    redis.call('HSET', key, token, integer(now + ttl * 1000))
+    return {1, now, candidate, tonumber(grant[1]), 0, tonumber(grant[2])}
+  elseif holder and deadline > now then
+    soonest = math.min(soonest, deadline)
+  else
+    free = free + 1
+    if not place then
+      place, corpse = candidate, holder
+    end
   end
 end
 
-if live > 0 and known_limit ~= limit then
-  return {-1, now, known_limit}
-elseif not place then
-  local held = redis.call('HGETALL', key)
-  return {0, now, unpack(held)}
-elseif known_limit ~= limit then
-  redis.call('DEL', key)
-  place = 1
+local ahead, ticket = 0, nil
+for candidate = tonumber(known[3] or 1), tonumber(known[4] or 0) do
+  local waiter = redis.call('HGET', key, 'q' .. candidate)
+  if waiter then
+    local deadline, whose = string.match(waiter, '^(%d+) (%S+)')
+    if whose == token then
+      ticket = candidate
+      break
+    elseif tonumber(deadline) > now then
+      ahead = ahead + 1
+      if free > 0 then
+        soonest = math.min(soonest, tonumber(deadline))
+      end
+    else
+      redis.call('HDEL', key, 'q' .. candidate)
+    end
+  end
 end
 
+if known[1] and known_limit ~= limit then
+  if free < known_limit or ahead > 0 then
+    return {-1, now, known_limit}
+  end
+  redis.call('DEL', key)
+  place, corpse = nil, nil
+elseif known[1] and ahead >= free then
+  if ARGV[4] == '0' then
+    return {0, now, redis.call('HGETALL', key)}
+  end
+  local first, last = tonumber(known[3] or 1), tonumber(known[4] or 0)
+  ticket = ticket or last + 1
+  local turn = integer(soonest + GRACE) .. ' ' .. token .. ' ' .. ARGV[5]
+  redis.call('HSET', key, 'q' .. ticket, turn, 'first', first, 'last', math.max(last, ticket))
+  redis.call('PEXPIRE', key, math.ceil((soonest + GRACE - now) / 1000), 'GT')
+  return {2, now, soonest - now}
+end
+
+place = place or 1
+if corpse then
+  redis.call('HDEL', key, corpse)
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if string.match(field, '^(%d+):') == tostring(place) then
+      redis.call('HDEL', key, field)
+    end
+  end
+end
+if ticket then
+  redis.call('HDEL', key, 'q' .. ticket)
+end
 local fence = math.max(tonumber(known[2] or 0) + 1, now)
 local fields = {
-  'limit', limit,
-  'fence', string.format('%.0f', fence),
-  place .. ':token', token,
-  place .. ':deadline', string.format('%.0f', now + ttl * 1000),
-  place .. ':fence', string.format('%.0f', fence),
-  place .. ':since', string.format('%.0f', now),
+  place, token, token, integer(now + ttl * 1000), 'limit', limit, 'fence', integer(fence),
+  place .. ':fence', integer(fence), place .. ':since', integer(now),
 }
-for i = 4, #ARGV, 2 do
+for i = 6, #ARGV, 2 do
   fields[#fields + 1] = place .. ':' .. ARGV[i]
   fields[#fields + 1] = ARGV[i + 1]
 end
 redis.call('HSET', key, unpack(fields))
-if live == 0 or redis.call('PTTL', key) < 2 * ttl then
+if redis.call('PEXPIRE', key, 2 * ttl, 'GT') == 0 and redis.call('PTTL', key) < 0 then
   redis.call('PEXPIRE', key, 2 * ttl)
 end
-return {1, now, place, fence, took_over, now}
+return {1, now, place, fence, corpse and string.sub(corpse, 1, 1) ~= '~' and 1 or 0, now}

@@ -1,0 +1,260 @@
+"""Locks in the memory of one process, by the same contract: for tests and eager mode.
+
+It is also the model that the scripts for Redis are checked against.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from celery_singleton_lock.backends.base import (
+    RELEASE_BOUND,
+    Answer,
+    Backend,
+    Claim,
+    Conflict,
+    Grant,
+    Holder,
+    Waiter,
+    clock,
+    lock_name_of,
+)
+from celery_singleton_lock.errors import ConfigurationError
+
+_GRACE = 2.0
+
+
+@dataclass
+class _Place:
+    """One of a lock's places, as its last holder has left it."""
+
+    claim: Claim
+    fence: int
+    since: float
+    deadline: float
+    on_hold: bool = False
+
+
+@dataclass
+class _Turn:
+    """One waiter in a lock's queue."""
+
+    claim: Claim
+    deadline: float
+
+
+@dataclass
+class _Lock:
+    limit: int
+    fence: int = 0
+    expiry: float = 0.0
+    places: dict[int, _Place] = field(default_factory=dict)
+    queue: list[_Turn] = field(default_factory=list)
+
+    def place_of(self, token: str) -> int | None:
+        """Which place the token has, expired or not."""
+        return next((number for number, place in self.places.items() if place.claim.token == token), None)
+
+    def free_places(self, now: float) -> list[int]:
+        """Places that nobody holds, lowest first."""
+        numbers = range(1, self.limit + 1)
+        return [n for n in numbers if n not in self.places or self.places[n].deadline <= now]
+
+    def turns_before(self, token: str, now: float) -> list[_Turn]:
+        """Living waiters that came before this token, or all if it does not wait."""
+        self.queue = [turn for turn in self.queue if turn.claim.token == token or turn.deadline > now]
+        tokens = [turn.claim.token for turn in self.queue]
+        return self.queue[: tokens.index(token)] if token in tokens else self.queue
+
+
+class MemoryBackend(Backend):
+    """Locks of this process only.
+
+    Arguments:
+        now: The store's clock, in seconds since the epoch.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.time) -> None:
+        self._now = now
+        self._locks: dict[str, _Lock] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def address(self) -> str:
+        """The URL."""
+        return "memory://"
+
+    def acquire(self, claim: Claim) -> Grant | Conflict:
+        """Take a free place whose turn it is nobody else's."""
+        with self._changed:
+            answer = self._take(claim)
+            if isinstance(answer, Grant):
+                return answer
+            lock, now = self._locks[claim.key], self._now()
+            held = [self._holder(p) for p in lock.places.values() if p.deadline > now]
+            turns = [self._turn(turn) for turn in lock.queue if turn.deadline > now]
+            return Conflict(claim.key, tuple(sorted(held, key=lambda holder: holder.expires_in) or turns))
+
+    def waiter(self, claim: Claim) -> "MemoryWaiter":
+        """Queue for a place."""
+        return MemoryWaiter(self, claim)
+
+    def queue(self, claim: Claim) -> Grant | float:
+        """Take the place, or a turn; then tell how long to sleep at most."""
+        with self._changed:
+            answer = self._take(claim)
+            if isinstance(answer, Grant):
+                return answer
+            lock, now = self._locks[claim.key], self._now()
+            turn = next((turn for turn in lock.queue if turn.claim.token == claim.token), None)
+            if turn is None:
+                turn = _Turn(claim, 0.0)
+                lock.queue.append(turn)
+            turn.deadline = answer + _GRACE
+            lock.expiry = max(lock.expiry, turn.deadline)
+            return answer - now
+
+    def listen(self, seconds: float) -> None:
+        """Return at the next release of any lock, or after so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:  # noqa: ARG002 (memory answers at once)
+        """Start the ttl of each claim afresh."""
+        with self._changed:
+            return [self._renew(claim) for claim in claims]
+
+    def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:  # noqa: ARG002
+        """Give a place or a turn back, and wake all who wait."""
+        with self._changed:
+            lock, now = self._lock(claim.key), self._now()
+            if lock is None:
+                return Answer.GONE
+            number = lock.place_of(claim.token)
+            waited = any(turn.claim.token == claim.token for turn in lock.queue)
+            lock.queue = [turn for turn in lock.queue if turn.claim.token != claim.token]
+            if number is not None:
+                self._leave(lock, number, now)
+            if not lock.places and not lock.queue:
+                del self._locks[claim.key]
+            self._changed.notify_all()
+            return Answer.DONE if number is not None or waited else Answer.TAKEN
+
+    def holders(self, key: str) -> list[Holder]:
+        """Who holds *key* now."""
+        with self._changed:
+            lock, now = self._lock(key), self._now()
+            places = lock.places.values() if lock else ()
+            found = [self._holder(place) for place in places if place.deadline > now]
+            return sorted(found, key=lambda holder: holder.expires_in)
+
+    def clear(self) -> None:
+        """Forget everything, as a restart without data does."""
+        with self._changed:
+            self._locks.clear()
+            self._changed.notify_all()
+
+    def _lock(self, key: str) -> _Lock | None:
+        lock = self._locks.get(key)
+        if lock is not None and lock.expiry <= self._now():
+            del self._locks[key]
+            return None
+        return lock
+
+    def _take(self, claim: Claim) -> Grant | float:
+        """Grant the claim, or tell when somebody's deadline passes."""
+        sent_at, now = clock(), self._now()
+        lock = self._lock(claim.key) or _Lock(claim.limit)
+        self._locks[claim.key] = lock
+        number = lock.place_of(claim.token)
+        if number is not None:
+            place = lock.places[number]
+            self._extend(lock, place, now)
+            return Grant(number, place.fence, False, place.since, sent_at)
+        free, ahead = lock.free_places(now), lock.turns_before(claim.token, now)
+        if lock.limit != claim.limit:
+            if len(free) < lock.limit or ahead:
+                raise ConfigurationError(
+                    f"lock_limit={claim.limit} is not allowed for key={claim.key}: it is held under "
+                    f"lock_limit={lock.limit}; give all who share the key the same limit"
+                )
+            lock.limit, lock.places, lock.expiry, free = claim.limit, {}, 0.0, [1]
+        if len(ahead) >= len(free):
+            deadlines = [place.deadline for place in lock.places.values() if place.deadline > now]
+            deadlines += [turn.deadline for turn in ahead] if free else []
+            return min([now + claim.ttl, *deadlines])
+        return self._grant(lock, free[0], claim, now, sent_at)
+
+    def _grant(self, lock: _Lock, number: int, claim: Claim, now: float, sent_at: float) -> Grant:
+        corpse = lock.places.get(number)
+        lock.queue = [turn for turn in lock.queue if turn.claim.token != claim.token]
+        lock.fence = max(lock.fence + 1, int(now * 1_000_000))
+        place = _Place(claim, lock.fence, now, 0.0)
+        lock.places[number] = place
+        self._extend(lock, place, now)
+        return Grant(number, place.fence, corpse is not None and not corpse.on_hold, place.since, sent_at)
+
+    def _extend(self, lock: _Lock, place: _Place, now: float) -> None:
+        place.deadline = now + place.claim.ttl
+        lock.expiry = max(lock.expiry, now + 2 * place.claim.ttl)
+
+    def _renew(self, claim: Claim) -> Answer:
+        lock = self._lock(claim.key)
+        number = lock.place_of(claim.token) if lock is not None else None
+        if lock is None:
+            return Answer.GONE
+        if number is None:
+            return Answer.TAKEN
+        self._extend(lock, lock.places[number], self._now())
+        return Answer.DONE
+
+    def _leave(self, lock: _Lock, number: int, now: float) -> None:
+        place = lock.places.pop(number)
+        free_at = place.since + place.claim.min_hold
+        if free_at > now:
+            nobody = replace(place.claim, token=f"~{place.claim.token}")
+            lock.places[number] = replace(place, claim=nobody, deadline=free_at, on_hold=True)
+            lock.expiry = max(lock.expiry, free_at)
+
+    def _holder(self, place: _Place) -> Holder:
+        facts = place.claim.facts
+        pid = facts.get("pid")
+        return Holder(
+            key=place.claim.key,
+            token=place.claim.token,
+            fence=place.fence,
+            acquired_at=datetime.fromtimestamp(place.since, UTC),
+            expires_in=place.deadline - self._now(),
+            task_id=facts.get("task_id"),
+            # As a store of text does it: the lock's name, where that is the task's.
+            task_name=facts.get("task_name") or (lock_name_of(place.claim.key) if "task_id" in facts else None),
+            hostname=facts.get("hostname"),
+            pid=int(pid) if pid else None,
+            attempt=int(facts.get("attempt", 0)),
+        )
+
+    def _turn(self, turn: _Turn) -> Holder:
+        now = self._now()
+        since = datetime.fromtimestamp(now, UTC)
+        return Holder(turn.claim.key, turn.claim.token, 0, since, turn.deadline - now, turn.claim.facts.get("task_id"))
+
+
+class MemoryWaiter(Waiter):
+    """A turn in a queue of this process."""
+
+    def __init__(self, backend: MemoryBackend, claim: Claim) -> None:
+        self._backend = backend
+        self._claim = claim
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was opened to listen."""
+
+    def ask(self) -> Grant | float:
+        """Take the place if it is this one's turn."""
+        return self._backend.queue(self._claim)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for any release."""
+        self._backend.listen(seconds)

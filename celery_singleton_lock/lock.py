@@ -1,0 +1,159 @@
+"""The lease of a task, for any code: `with Lock("stock"): ...`."""
+
+import os
+import socket
+import threading
+from typing import Any, Literal
+
+from celery import Celery, current_app
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.backends import backend_from_url
+from celery_singleton_lock.backends.base import Answer
+from celery_singleton_lock.core.key import checked_name, key_of
+from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
+from celery_singleton_lock.options import count, prefix_of, seconds
+from celery_singleton_lock.store import backend_of
+
+
+class Lock:
+    """A lock that at most *limit* hold at once, in all processes that use the store.
+
+    What is held is a lease: it lasts *ttl* seconds, is renewed in the background
+    while it is held, and ends by itself when the process dies. If it is lost,
+    `lease.lost`, `lease.check()` and the `lock_lost` signal tell; nothing is ever raised
+    into running code. Waiters are served in the order of their arrival and woken
+    by the release.
+
+    One object may be used by many threads; they compete like strangers. After a
+    fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
+    takes the same lock.
+
+    Arguments:
+        name: What the lock is called, 1 to 200 characters.
+        url: The store, see `singleton_lock_url`. By default the one of *app*.
+        app: The Celery app whose settings apply, by default the current one.
+        ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
+        limit: How many may hold it at once. All who use the name must agree.
+        reentrant: A thread (or greenlet) that holds it through this object may
+            acquire it again; it is free once it has been released as often.
+
+    Raises:
+        ConfigurationError: A value that cannot work, or no store to use.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str | None = None,
+        app: Celery | None = None,
+        ttl: Any = 30,
+        limit: int = 1,
+        reentrant: bool = False,
+    ) -> None:
+        app = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
+        self._backend = backend_of(app) if url is None else backend_from_url(url)
+        self._key = key_of(prefix_of(app), checked_name(name), {})
+        self._ttl = seconds("ttl", ttl, least=1)
+        self._limit = count("limit", limit)
+        self._reentrant = reentrant
+        self._thread = threading.local()
+
+    def __enter__(self) -> Lease:
+        """Wait for the lock as long as it takes."""
+        lease = self.acquire()
+        assert lease is not None
+        return lease
+
+    def __exit__(self, *_: object) -> Literal[False]:
+        """Release the lock, unless its lease was released already."""
+        if self._leases()[-1].unreleased:
+            self.release()
+        else:
+            self._leases().pop()
+        return False
+
+    @property
+    def key(self) -> str:
+        """The lock key."""
+        return self._key
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> Lease | None:
+        """Take the lock; the arguments are those of `threading.Lock`.
+
+        Arguments:
+            blocking: Queue until it is free. Otherwise ask once.
+            timeout: Seconds to queue for, at most; None waits for as long as it takes.
+
+        Returns:
+            The lease, or None if the lock is held by others and stayed so.
+
+        Raises:
+            BackendError: The store did not answer within 5 s; nothing is held.
+            ConfigurationError: The lock is held under another limit, or *timeout*
+                is negative or goes with `blocking=False`.
+        """
+        patience = _patience(blocking, timeout)
+        leases = self._leases()
+        if self._reentrant and leases and leases[-1].held:
+            leases.append(leases[-1])
+            return leases[-1]
+        lease = self._new_lease()
+        try:
+            if lease.acquire() is not None and (patience == 0 or not lease.wait(patience)):
+                return None
+        finally:
+            if lease.unreleased and not lease.held:
+                lease.release()
+        leases.append(lease)
+        signals.lock_acquired.send(sender=Lock, lease=lease)
+        return lease
+
+    def release(self) -> None:
+        """Give back what this thread acquired last.
+
+        Raises:
+            SingletonLockError: This thread holds nothing through this object, or
+                has released the lease already.
+        """
+        leases = self._leases()
+        if not leases:
+            raise SingletonLockError(
+                f"lock key={self._key} is not held by this thread; only the one that acquired it can release it"
+            )
+        lease = leases.pop()
+        if lease not in leases and lease.release() is Answer.DONE:
+            signals.lock_released.send(sender=Lock, lease=lease)
+
+    def _leases(self) -> list[Lease]:
+        """What this thread has acquired through this object, in this process, the latest last."""
+        pid, leases = getattr(self._thread, "held", (None, []))
+        if pid != os.getpid():
+            leases = []
+            self._thread.held = os.getpid(), leases
+        return leases
+
+    def _new_lease(self) -> Lease:
+        return Lease(
+            self._backend,
+            self._key,
+            ttl=self._ttl,
+            limit=self._limit,
+            facts={"hostname": socket.gethostname(), "pid": str(os.getpid())},
+            on_lost=_tell_lost,
+        )
+
+
+def _patience(blocking: bool, timeout: float | None) -> float | None:
+    """Seconds to queue for: 0 not at all, None for as long as it takes."""
+    if timeout is None:
+        return None if blocking else 0.0
+    if not blocking:
+        raise ConfigurationError(f"timeout={timeout!r} goes with blocking=True only")
+    return seconds("timeout", timeout, least=0)
+
+
+def _tell_lost(lease: Lease) -> None:
+    signals.lock_lost.send(sender=Lock, lease=lease, reason=lease.lost_reason)

@@ -1,0 +1,69 @@
+"""Waiting in place, several at once, and a cool-down, on real workers."""
+
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import LockHeld
+from tests.acceptance.conftest import APP
+from tests.recorder import Recorder, most_at_once, overlaps
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import workers
+
+
+def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    key = tasks.waiting.lock_key_for("k")
+    with workers(APP, env, 1, concurrency=5):
+        first = tasks.waiting.delay("k", 0, 1.5)
+        until(lambda: recorder.events("enter"), "the first one runs")
+        others = []
+        for number in range(1, 5):
+            others.append(tasks.waiting.delay("k", number))
+            until(lambda n=number: queued(valkey, key) == n, "it queues")  # type: ignore[misc]
+        assert [result.get(timeout=20) for result in [first, *others]] == list(range(5))
+
+    assert overlaps(recorder.events()) == []
+    assert [event.facts["number"] for event in recorder.events("enter")] == list(range(5))
+
+
+def test_a_call_that_waited_for_its_timeout_is_refused_with_the_holder_named(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env):
+        holder = tasks.waiting_half_a_second.delay("k", 30)
+        until(lambda: recorder.events("enter"), "the holder runs")
+
+        with pytest.raises(LockHeld, match=holder.id):
+            tasks.waiting_half_a_second.delay("k").get(timeout=10)
+
+
+def test_as_many_run_at_once_as_the_limit_says(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env, 2, concurrency=3):
+        results = [tasks.three_at_once.delay("k", 0.3) for _ in range(12)]
+        assert [result.get(timeout=30) for result in results] == ["ran"] * 12
+
+    assert most_at_once(recorder.events()) == 3
+
+
+def test_a_key_stays_taken_for_its_min_hold(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    task = tasks.at_most_every_two_seconds
+    with workers(APP, env):
+        first = task.delay("k")
+        assert first.get(timeout=10) == "ran"
+        with pytest.raises(TaskRevokedError, match=first.id):
+            task.delay("k").get(timeout=5)
+        until(lambda: not task.lock_holders("k"), "the cool-down is over")
+        assert task.delay("k").get(timeout=5) == "ran"
+
+    entered = recorder.events("enter")
+    assert entered[1].at - entered[0].at > 1.9
+    assert not entered[1].facts["took_over"]
+
+
+def queued(server: Server, key: str) -> int:
+    with server.client(database=2) as client:
+        return sum(1 for field in client.hkeys(key) if field[0] == "q" and field[1:].isdecimal())
