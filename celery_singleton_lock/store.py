@@ -39,7 +39,7 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
     if url is not None:
         if not isinstance(url, str):
             raise ConfigurationError(
-                f"singleton_lock_url={url!r}: a list of stores is not available in this version; give one URL"
+                "singleton_lock_url: a list of stores is not available in this version; give one URL as text"
             )
         return url, {}
     for url, tls in (
@@ -51,7 +51,9 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         first = first.partition(";")[0] if isinstance(first, str) else ""
         if first.startswith(_LOCATIONS):
             if isinstance(tls, dict):
-                return first.replace("redis://", "rediss://", 1), tls
+                return first.replace("redis://", "rediss://", 1), {
+                    name: _redis_py(value) for name, value in tls.items()
+                }
             return first, {}
     raise ConfigurationError(
         "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
@@ -68,6 +70,10 @@ def _redis_py_url(url: str) -> str:
     """*url* with Celery's spellings of query arguments changed into redis-py's."""
     base, _, query = url.partition("?")
     names = {"virtual_host": "db"}
-    values = {name: name.removeprefix("CERT_").lower() for name in ssl.VerifyMode.__members__}
-    arguments = [(names.get(name, name), values.get(value, value)) for name, value in parse_qsl(query)]
+    arguments = [(names.get(name, name), _redis_py(value)) for name, value in parse_qsl(query)]
     return f"{base}?{urlencode(arguments)}" if arguments else url
+
+
+def _redis_py(value: Any) -> Any:
+    """Celery says CERT_NONE, in settings and in URLs, where redis-py says none."""
+    return value.removeprefix("CERT_").lower() if value in ssl.VerifyMode.__members__ else value

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from celery import _state
 
 from tests.servers import SERVERS, Server, running
 
@@ -35,3 +36,9 @@ def server(request: pytest.FixtureRequest) -> Server:
         client.flushall()
         client.script_flush()
     return process
+
+
+@pytest.fixture(autouse=True)
+def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep Celery from registering the tasks of one test in the apps of the next."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))

@@ -28,8 +28,6 @@ from celery_singleton_lock.errors import BackendError, ConfigurationError
 
 ACQUIRE, RENEW, RELEASE = Script("acquire"), Script("renew"), Script("release")
 
-# The longest one try can take: connect, AUTH, SELECT and the reply itself.
-_LONGEST_TRY = 3 * REPLY_TIMEOUT
 _FIRST_PAUSE = 0.02
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 _RENEWALS_PER_SCRIPT = 50
@@ -68,8 +66,14 @@ class RedisBackend(Backend):
             # Again, because from_url lets what the URL says win.
             pool.connection_kwargs.update(ours)
             pool.connection_class(**pool.connection_kwargs)
-        except (TypeError, ValueError, exceptions.RedisError) as error:
+        except (TypeError, exceptions.RedisError) as error:
             raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
+        except ValueError:
+            # Without its words, in which a password that was not escaped would stand as the port.
+            raise ConfigurationError(
+                "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
+                "with any other character in user and password percent-encoded"
+            ) from None
         self._address = _address(url)
         self._wire = Wire(pool)
         self._reserved = Wire(pool)
@@ -94,22 +98,21 @@ class RedisBackend(Backend):
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Run renew.lua on a connection that nothing else uses, all parts in one go."""
         calls = list(_renewals(claims))
-        try:
-            replies = self._reserved.run_many(RENEW, calls, timeout)
-        except exceptions.RedisError as error:
-            raise self._unanswered(error) from error
+        replies, _ = self._persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
         return [_ANSWERS[answer] for reply in replies for answer in reply]
 
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
         """Run release.lua."""
         arguments = (claim.token, place or 1, place or claim.limit, _milliseconds(claim.min_hold))
-        reply, _ = self._persist(lambda: self._wire.run(RELEASE, (claim.key,), arguments), bound)
+        reply, _ = self._persist(lambda timeout: self._wire.run(RELEASE, claim.key, arguments, timeout), bound)
         return _ANSWERS[reply]
 
     def holders(self, key: str) -> list[Holder]:
         """Read the hash."""
-        fields, _ = self._persist(lambda: self._wire.call("HGETALL", key), RELEASE_BOUND)
-        (seconds, microseconds), _ = self._persist(lambda: self._wire.call("TIME"), RELEASE_BOUND)
+        fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
+        (seconds, microseconds), _ = self._persist(
+            lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND
+        )
         return holders_in(key, int(seconds) * 1_000_000 + int(microseconds), _pairs(fields))
 
     def close(self) -> None:
@@ -121,7 +124,9 @@ class RedisBackend(Backend):
         task_id = claim.facts.get("task_id", "")
         facts = [part for fact in claim.facts.items() for part in fact]
         arguments = (claim.token, _milliseconds(claim.ttl), claim.limit, int(queue), task_id, *facts)
-        reply, sent_at = self._persist(lambda: self._wire.run(ACQUIRE, (claim.key,), arguments), ACQUIRE_BOUND)
+        reply, sent_at = self._persist(
+            lambda timeout: self._wire.run(ACQUIRE, claim.key, arguments, timeout), ACQUIRE_BOUND
+        )
         if reply[0] == -1:
             raise ConfigurationError(
                 f"lock_limit={claim.limit} is not allowed for key={claim.key}: it is held under "
@@ -129,21 +134,21 @@ class RedisBackend(Backend):
             )
         return reply, sent_at
 
-    def _persist(self, ask: Callable[[], Any], bound: float) -> tuple[Any, float]:
-        """Ask until there is an answer, as long as one more try fits the bound.
+    def _persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float]:
+        """Ask until there is an answer, for *bound* seconds at most, all tries together.
 
         Returns:
             The answer, and the time at which the request it belongs to was sent.
         """
-        last_start = clock() + max(0.0, bound - _LONGEST_TRY)
+        give_up_at = clock() + bound
         pause = _FIRST_PAUSE
         while True:
             sent_at = clock()
             try:
-                return ask(), sent_at
+                return ask(min(REPLY_TIMEOUT, give_up_at - sent_at)), sent_at
             except exceptions.RedisError as error:
                 passing = isinstance(error, _PASSING) and not isinstance(error, exceptions.AuthenticationError)
-                if not passing or clock() + pause > last_start:
+                if not passing or clock() + pause >= give_up_at:
                     raise self._unanswered(error) from error
             time.sleep(pause)
             pause *= 2

@@ -12,6 +12,7 @@ from redis import ConnectionPool, exceptions
 from celery_singleton_lock.backends.base import clock
 
 REPLY_TIMEOUT = 1.0
+_SHORTEST_TIMEOUT = 0.01
 
 
 class Script:
@@ -35,11 +36,13 @@ class Wire:
         self._idle: deque[Any] = deque()
         self._pid = os.getpid()
 
-    def call(self, *command: Any) -> Any:
+    def call(self, *command: Any, timeout: float = REPLY_TIMEOUT) -> Any:
         """Send one command and return its reply, raising redis-py's errors."""
-        connection = self._checkout()
+        connection = self._checkout(timeout)
         try:
             connection.send_command(*command, check_health=False)
+            if timeout < REPLY_TIMEOUT:
+                _hear(connection, timeout)
             reply = connection.read_response()
         except exceptions.ResponseError:
             self._idle.append(connection)
@@ -57,13 +60,13 @@ class Wire:
         self._idle.append(connection)
         return reply
 
-    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
+    def run(self, script: Script, key: str, arguments: Sequence[Any], timeout: float) -> Any:
         """Run a script, sending its text only if the server does not know it."""
         try:
-            return self.call("EVALSHA", script.digest, len(keys), *keys, *arguments)
+            return self.call("EVALSHA", script.digest, 1, key, *arguments, timeout=timeout)
         except exceptions.NoScriptError:
             # After a restart, a failover or SCRIPT FLUSH; EVAL loads it again.
-            return self.call("EVAL", script.text, len(keys), *keys, *arguments)
+            return self.call("EVAL", script.text, 1, key, *arguments, timeout=timeout)
 
     def run_many(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], timeout: float
@@ -76,8 +79,8 @@ class Wire:
             return self._pipe("EVAL", script.text, calls, give_up_at)
 
     def subscribe(self, channel: str) -> Any:
-        """A connection of the caller's own that hears *channel*; whoever asks for it disconnects it."""
-        connection = self._open()
+        """Open a connection that hears *channel*; whoever asks for it disconnects it."""
+        connection = self._open(REPLY_TIMEOUT)
         try:
             connection.send_command("SUBSCRIBE", channel, check_health=False)
             connection.read_response()
@@ -94,11 +97,14 @@ class Wire:
     def _pipe(
         self, verb: str, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], give_up_at: float
     ) -> list[Any]:
-        connection = self._checkout()
+        connection = self._checkout(give_up_at - clock())
         try:
             for keys, arguments in calls:
                 connection.send_command(verb, name, len(keys), *keys, *arguments, check_health=False)
-            replies = [_read_by(connection, give_up_at) for _ in calls]
+            replies = []
+            for _ in calls:
+                _hear(connection, give_up_at - clock())
+                replies.append(connection.read_response())
         except BaseException:
             # After an error too, because the replies behind it are still unread.
             connection.disconnect()
@@ -106,20 +112,23 @@ class Wire:
         self._idle.append(connection)
         return replies
 
-    def _checkout(self) -> Any:
+    def _checkout(self, timeout: float) -> Any:
         if self._pid != os.getpid():
             # Forked: the sockets belong to the parent, so drop them unread.
             self._idle, self._pid = deque(), os.getpid()
         try:
             return self._idle.pop()
         except IndexError:
-            return self._open()
+            return self._open(timeout)
 
-    def _open(self) -> Any:
-        return self._pool.connection_class(**self._pool.connection_kwargs)
+    def _open(self, timeout: float) -> Any:
+        """Make a connection that takes *timeout* seconds at most to open and to hear a first reply."""
+        # Connect, AUTH, SELECT and the command itself each wait on their own.
+        each = min(REPLY_TIMEOUT, max(_SHORTEST_TIMEOUT, timeout / 4))
+        timeouts = {"socket_timeout": each, "socket_connect_timeout": each}
+        return self._pool.connection_class(**{**self._pool.connection_kwargs, **timeouts})
 
 
-def _read_by(connection: Any, give_up_at: float) -> Any:
-    if not connection.can_read(timeout=max(0.0, give_up_at - clock())):
+def _hear(connection: Any, timeout: float) -> None:
+    if not connection.can_read(timeout=max(0.0, timeout)):
         raise exceptions.TimeoutError("no reply in time")
-    return connection.read_response()

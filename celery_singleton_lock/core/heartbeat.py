@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from celery_singleton_lock.backends.base import Answer, Backend, clock
@@ -40,7 +40,7 @@ class Heartbeat:
     def _start_afresh(self) -> None:
         self._leases: set[Lease] = set()
         self._in_flight: frozenset[Lease] = frozenset()
-        self._unreleased: dict[Lease, float] = {}
+        self._unreleased: deque[tuple[Lease, float]] = deque()
         self._changed = threading.Condition()
         self._wakes_at = _NEVER
         self._thread: threading.Thread | None = None
@@ -64,7 +64,7 @@ class Heartbeat:
         By then the store has freed the key by itself.
         """
         with self._changed:
-            self._unreleased[lease] = clock() + lease.ttl
+            self._unreleased.append((lease, clock() + lease.ttl))
             self._wake_by(clock() + _LONGEST_RENEWAL)
 
     def _wake_by(self, moment: float) -> None:
@@ -96,10 +96,16 @@ class Heartbeat:
                 lost.update(self._renew(backend, leases))
         finally:
             self._put_down(lost)
+            self._tell(lost)
+            self._retry_release()
+            self._plan()
+
+    def _tell(self, lost: "dict[Lease, str]") -> None:
         for lease, reason in lost.items():
-            lease.lose(reason)
-        self._retry_releases()
-        self._plan()
+            try:
+                lease.lose(reason)
+            except Exception:
+                logger.exception("lock.lost key=%s: whoever was told has failed", lease.key)
 
     def _take_due(self, lost: "dict[Lease, str]") -> "dict[Backend, list[Lease]]":
         due: dict[Backend, list[Lease]] = defaultdict(list)
@@ -125,7 +131,9 @@ class Heartbeat:
         timeout = min(_LONGEST_RENEWAL, max(_SHORTEST_WAIT, remaining))
         try:
             answers = backend.renew([lease.claim for lease in leases], timeout)
-        except BackendError as error:
+        except Exception as error:
+            if not isinstance(error, BackendError):
+                logger.exception("lock.unsure: the store %s is broken", backend.address)
             for lease in leases:
                 lease.unsure(error)
             return {}
@@ -137,17 +145,21 @@ class Heartbeat:
                 lost[lease] = "taken" if answer is Answer.TAKEN else "expired"
         return lost
 
-    def _retry_releases(self) -> None:
-        for lease, give_up_at in list(self._unreleased.items()):
-            if clock() >= give_up_at or lease.release_again():
-                with self._changed:
-                    self._unreleased.pop(lease, None)
+    def _retry_release(self) -> None:
+        """Try one of them, because renewals wait meanwhile; the others have their turn in the next beats."""
+        with self._changed:
+            if not self._unreleased:
+                return
+            lease, give_up_at = self._unreleased.popleft()
+        if clock() < give_up_at and not lease.release_again():
+            with self._changed:
+                self._unreleased.append((lease, give_up_at))
 
     def _plan(self) -> None:
         with self._changed:
             moments = [min(lease.next_renewal, lease.deadline) for lease in self._leases]
             if self._unreleased:
-                moments.append(clock() + _LONGEST_RENEWAL)
+                moments.append(clock() + _LONGEST_RENEWAL / len(self._unreleased))
             self._wakes_at = min(moments, default=_NEVER)
 
 

@@ -37,11 +37,6 @@ class Interrupt:
         self._thread = thread = threading.get_ident()
         try:
             yield
-        except Exception as error:
-            # An asynchronous exception is made without arguments; give the real one.
-            if self._error is not None and type(error) is type(self._error) and error is not self._error:
-                raise self._error from None
-            raise
         finally:
             with self._guard:
                 self._thread = None
@@ -56,7 +51,7 @@ class Interrupt:
                 return False
             self._error = error
             if _SIGNAL is None or not _is_main(thread):
-                return _raise_in(thread, type(error))
+                return _raise_in(thread, error)
             _sent.append(self)
             signal.pthread_kill(thread, _SIGNAL)
             return True
@@ -82,8 +77,12 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
         _sent.popleft().deliver()
 
 
-def _raise_in(thread: int, error: type[Exception] | None) -> bool:
-    raised = ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread), ctypes.py_object(error) if error else None
-    )
-    return bool(raised)
+def _raise_in(thread: int, error: Exception | None) -> bool:
+    """Raise *error* in the thread, or take back what has not been raised there yet."""
+    delivery = ctypes.py_object(_class_of(error)) if error is not None else None
+    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), delivery))
+
+
+def _class_of(error: Exception) -> type[Exception]:
+    """A class whose only instance is *error*, because CPython takes a class here and calls it without arguments."""
+    return type(type(error).__name__, (type(error),), {"__new__": lambda _: error})

@@ -134,15 +134,25 @@ def _checked_choice(choice: KeyChoice, signature: inspect.Signature) -> KeyChoic
 
 
 def _fields(template: str) -> list[str]:
-    try:
-        fields = [field for _, field, _, _ in string.Formatter().parse(template) if field is not None]
-    except ValueError as error:
-        raise ConfigurationError(f"lock_key={template!r} is not a format string: {error}") from error
+    fields = _parsed(template, template)
     if not fields:
         raise ConfigurationError(
             f"lock_key={template!r} names no {{parameter}}; to lock the task as a whole use lock_key=()"
         )
     return [field.partition(".")[0].partition("[")[0] for field in fields]
+
+
+def _parsed(text: str, template: str) -> list[str]:
+    """The fields in *text*, a part of *template*, and those inside their format specifications."""
+    try:
+        parts = [(field, specification) for _, field, specification, _ in string.Formatter().parse(text)]
+    except ValueError as error:
+        raise ConfigurationError(f"lock_key={template!r} is not a format string: {error}") from error
+    fields = []
+    for field, specification in parts:
+        if field is not None:
+            fields += [field, *_parsed(specification or "", template)]
+    return fields
 
 
 def _check_names(choice: Any, names: Sequence[str], signature: inspect.Signature) -> None:

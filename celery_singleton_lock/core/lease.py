@@ -9,7 +9,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 
 from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, clock
-from celery_singleton_lock.core.heartbeat import Heartbeat, heartbeat
+from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.heartbeat import heartbeat as own_heartbeat
 from celery_singleton_lock.errors import BackendError, LockLost, SingletonLockError
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -19,6 +20,7 @@ _DRIFT = 0.01
 _DRIFT_FLOOR = 0.002
 _RENEWALS_PER_TTL = 3
 _SHORTEST_PAUSE = 0.05
+_RELEASE_AGAIN_BOUND = 1.0
 
 
 _current: ContextVar["Lease | None"] = ContextVar("current_lease", default=None)
@@ -59,11 +61,11 @@ class Lease:
         facts: Mapping[str, str] | None = None,
         min_hold: float = 0.0,
         on_lost: Callable[["Lease"], None] | None = None,
-        heartbeat: Heartbeat = heartbeat,
+        heartbeat: Heartbeat | None = None,
     ) -> None:
         self._backend = backend
         self._claim = Claim(key, secrets.token_urlsafe(12), ttl, limit, facts or {}, min_hold)
-        self._heartbeat = heartbeat
+        self._heartbeat = heartbeat or own_heartbeat
         self._on_lost = on_lost
         self._pid = os.getpid()
         self._asked = False
@@ -252,7 +254,7 @@ class Lease:
     def release_again(self) -> bool:
         """Try once more to give back what a first release may not have; True once answered."""
         try:
-            self._backend.release(self._claim, self._place, bound=0.0)
+            self._backend.release(self._claim, self._place, bound=_RELEASE_AGAIN_BOUND)
         except BackendError:
             return False
         return True
@@ -267,7 +269,7 @@ class Lease:
         self._deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
         self._next_renewal = sent_at + self.ttl / _RENEWALS_PER_TTL
 
-    def unsure(self, error: BackendError) -> None:
+    def unsure(self, error: Exception) -> None:
         """A renewal was not answered: try again soon, the deadline stands."""
         self._next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
         logger.warning(

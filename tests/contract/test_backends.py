@@ -12,6 +12,7 @@ import redis
 
 from celery_singleton_lock import BackendError, ConfigurationError
 from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, Holder, clock
+from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.backends.redis import RedisBackend
 from tests.servers import Server
 from tests.waiting import until
@@ -49,7 +50,7 @@ class BackendContract:
 
     A subclass gives the fixtures `backend`, a store without any lock in it, and
     `lose_all`, which makes the store forget everything. A store that does not
-    live by the real clock overrides `pass_time` as well.
+    live by the real clock overrides `now` and `pass_time` as well.
     """
 
     @pytest.fixture
@@ -59,6 +60,10 @@ class BackendContract:
     @pytest.fixture
     def lose_all(self) -> Callable[[], object]:
         raise NotImplementedError
+
+    def now(self) -> float:
+        """Seconds on a clock that goes with the store's."""
+        return clock()
 
     def pass_time(self, seconds: float) -> None:
         """Let so much time go by in the store."""
@@ -216,7 +221,7 @@ class BackendContract:
     def test_a_renewal_starts_the_ttl_afresh(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=5))
 
-        answers = backend.renew([(claim("a", ttl=30), 1)], 1.0)
+        answers = backend.renew([claim("a", ttl=30)], 1.0)
 
         assert answers == [Answer.DONE]
         assert 5 < backend.holders(KEY)[0].expires_in <= 30
@@ -226,14 +231,14 @@ class BackendContract:
 
         for _ in range(6):
             self.pass_time(0.25)
-            assert backend.renew([(claim("a", ttl=1.0), 1)], 1.0) == [Answer.DONE]
+            assert backend.renew([claim("a", ttl=1.0)], 1.0) == [Answer.DONE]
 
         assert tokens(backend.holders(KEY)) == ["a"]
 
     def test_a_renewal_changes_neither_fence_nor_facts(self, backend: Backend) -> None:
         grant = granted(backend.acquire(claim("a", task_id="id-of-a")))
 
-        backend.renew([(claim("a"), 1)], 1.0)
+        backend.renew([claim("a")], 1.0)
 
         (holder,) = backend.holders(KEY)
         assert (holder.fence, holder.task_id) == (grant.fence, "id-of-a")
@@ -242,14 +247,14 @@ class BackendContract:
     def test_a_renewal_by_a_stranger_leaves_the_lock_alone(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=5))
 
-        answers = backend.renew([(claim("b", ttl=300), 1)], 1.0)
+        answers = backend.renew([claim("b", ttl=300)], 1.0)
 
         assert answers == [Answer.TAKEN]
         assert tokens(backend.holders(KEY)) == ["a"]
         assert backend.holders(KEY)[0].expires_in <= 5
 
     def test_a_lock_that_is_gone_is_not_made_again(self, backend: Backend) -> None:
-        answers = backend.renew([(claim("a"), 1)], 1.0)
+        answers = backend.renew([claim("a")], 1.0)
 
         assert answers == [Answer.GONE]
         assert backend.holders(KEY) == []
@@ -259,19 +264,53 @@ class BackendContract:
         backend.acquire(claim("a"))
         backend.release(claim("a"), 1)
 
-        answers = backend.renew([(claim("a"), 1)], 1.0)
+        answers = backend.renew([claim("a")], 1.0)
 
         assert answers == [Answer.GONE]
         assert backend.holders(KEY) == []
 
-    def test_an_expired_lock_is_not_revived(self, backend: Backend) -> None:
+    def test_an_expired_lock_is_renewed_only_where_that_keeps_all_others_out(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=SHORT))
         self.let_expire(backend)
 
-        answers = backend.renew([(claim("a", ttl=30), 1)], 1.0)
+        (answer,) = backend.renew([claim("a", ttl=30)], 1.0)
+
+        assert answer in (Answer.DONE, Answer.GONE)
+        assert isinstance(backend.acquire(claim("b")), Conflict) is (answer is Answer.DONE)
+
+    def test_a_lock_that_has_gone_to_another_is_not_revived(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=SHORT))
+        self.let_expire(backend)
+        backend.acquire(claim("b"))
+
+        answers = backend.renew([claim("a")], 1.0)
+
+        assert answers == [Answer.TAKEN]
+        assert tokens(backend.holders(KEY)) == ["b"]
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_lock_that_another_had_in_between_is_not_revived(self, backend: Backend, limit: int) -> None:
+        backend.acquire(claim("a", limit=limit, ttl=SHORT))
+        self.let_expire(backend)
+        backend.acquire(claim("b", limit=limit))
+        backend.release(claim("b", limit=limit), 1)
+
+        answers = backend.renew([claim("a", limit=limit)], 1.0)
 
         assert answers == [Answer.GONE]
         assert backend.holders(KEY) == []
+        granted(backend.acquire(claim("c", limit=limit)))
+
+    def test_a_lock_whose_data_the_store_has_lost_is_not_revived(
+        self, backend: Backend, lose_all: Callable[[], object]
+    ) -> None:
+        backend.acquire(claim("a"))
+        lose_all()
+
+        answers = backend.renew([claim("a")], 1.0)
+
+        assert answers == [Answer.GONE]
+        granted(backend.acquire(claim("b")))
 
     def test_renewals_are_answered_one_by_one_in_their_order(self, backend: Backend) -> None:
         backend.acquire(claim("a", key=KEY))
@@ -279,10 +318,10 @@ class BackendContract:
 
         answers = backend.renew(
             [
-                (claim("gone", key="singleton:v1:{nobody:00}"), 1),
-                (claim("b", key=OTHER_KEY), 1),
-                (claim("stranger", key=KEY), 1),
-                (claim("a", key=KEY), 1),
+                claim("gone", key="singleton:v1:{nobody:00}"),
+                claim("b", key=OTHER_KEY),
+                claim("stranger", key=KEY),
+                claim("a", key=KEY),
             ],
             1.0,
         )
@@ -297,7 +336,7 @@ class BackendContract:
         for number in gone:
             backend.release(claims[number], 1)
         renewals = [
-            (claim("stranger" if number in strange else mine.token, key=mine.key, ttl=30), 1)
+            claim("stranger" if number in strange else mine.token, key=mine.key, ttl=30)
             for number, mine in enumerate(claims)
         ]
 
@@ -322,12 +361,13 @@ class BackendContract:
         assert grant.took_over
 
     def test_a_lock_is_not_granted_before_its_deadline(self, backend: Backend) -> None:
-        grant = granted(backend.acquire(claim("a", ttl=SHORT)))
+        asked_at = self.now()
+        granted(backend.acquire(claim("a", ttl=SHORT)))
 
         while isinstance(backend.acquire(claim("b")), Conflict):
             self.pass_time(0.01)
 
-        assert clock() >= grant.sent_at + SHORT - CLOCKS_DIFFER_BY
+        assert self.now() >= asked_at + SHORT - CLOCKS_DIFFER_BY
 
     def test_a_conflict_says_how_long_the_lease_lasts(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=10))
@@ -364,29 +404,29 @@ class BackendContract:
         fences = [granted(backend.acquire(claim("a"))).fence]
 
         backend.release(claim("a"), 1)
-        fences.append(granted(backend.acquire(claim("after a release", ttl=SHORT))).fence)
+        fences.append(granted(backend.acquire(claim("after-a-release", ttl=SHORT))).fence)
         self.let_expire(backend)
-        fences.append(granted(backend.acquire(claim("after an expiry", ttl=SHORT))).fence)
+        fences.append(granted(backend.acquire(claim("after-an-expiry", ttl=SHORT))).fence)
         self.pass_time(3 * SHORT)
-        fences.append(granted(backend.acquire(claim("after the key is gone"))).fence)
+        fences.append(granted(backend.acquire(claim("after-the-key-is-gone"))).fence)
         for number in range(50):
-            backend.acquire(claim(str(number), key=OTHER_KEY))
-            backend.release(claim(str(number), key=OTHER_KEY), 1)
+            backend.acquire(claim(f"t{number}", key=OTHER_KEY))
+            backend.release(claim(f"t{number}", key=OTHER_KEY), 1)
         lose_all()
-        fences.append(granted(backend.acquire(claim("after a loss of all data"))).fence)
+        fences.append(granted(backend.acquire(claim("after-a-loss-of-all-data"))).fence)
 
         assert fences == sorted(set(fences))
 
     def test_fences_grow_however_fast_they_are_given(self, backend: Backend) -> None:
         fences = []
         for number in range(200):
-            fences.append(granted(backend.acquire(claim(str(number)))).fence)
-            backend.release(claim(str(number)), 1)
+            fences.append(granted(backend.acquire(claim(f"t{number}"))).fence)
+            backend.release(claim(f"t{number}"), 1)
 
         assert fences == sorted(set(fences))
 
     def test_holders_of_one_lock_have_fences_of_their_own(self, backend: Backend) -> None:
-        fences = [granted(backend.acquire(claim(str(number), limit=20))).fence for number in range(20)]
+        fences = [granted(backend.acquire(claim(f"t{number}", limit=20))).fence for number in range(20)]
 
         assert fences == sorted(set(fences))
 
@@ -420,7 +460,7 @@ class BackendContract:
         assert [holder.token for holder in backend.holders(KEY)] == ["long", "longer"]
         grant = granted(backend.acquire(claim("next", limit=3)))
         assert (grant.place, grant.took_over) == (2, True)
-        assert backend.renew([(claim("long", limit=3), 1), (claim("short", limit=3), 2)], 1.0) == [
+        assert backend.renew([claim("long", limit=3), claim("short", limit=3)], 1.0) == [
             Answer.DONE,
             Answer.TAKEN,
         ]
@@ -428,7 +468,7 @@ class BackendContract:
     def test_a_short_holder_does_not_shorten_a_long_one(self, backend: Backend) -> None:
         backend.acquire(claim("long", limit=2, ttl=10 * SHORT))
         backend.acquire(claim("short", limit=2, ttl=SHORT))
-        backend.renew([(claim("short", limit=2, ttl=SHORT), 2)], 1.0)
+        backend.renew([claim("short", limit=2, ttl=SHORT)], 1.0)
 
         self.pass_time(3 * SHORT)
 
@@ -441,7 +481,7 @@ class BackendContract:
         backend.release(claim("long", limit=2), 1)
 
         assert tokens(backend.holders(KEY)) == ["short"]
-        assert backend.renew([(claim("short", limit=2), 2)], 1.0) == [Answer.DONE]
+        assert backend.renew([claim("short", limit=2)], 1.0) == [Answer.DONE]
 
     def test_a_conflict_puts_the_holder_first_that_ends_first(self, backend: Backend) -> None:
         for token, ttl in [("a", 30), ("b", 10), ("c", 20)]:
@@ -473,11 +513,11 @@ class BackendContract:
         fence = granted(backend.acquire(claim("dead", limit=before, ttl=SHORT))).fence
         self.let_expire(backend)
 
-        grants = [granted(backend.acquire(claim(str(number), limit=after))) for number in range(after)]
+        grants = [granted(backend.acquire(claim(f"t{number}", limit=after))) for number in range(after)]
 
         assert [grant.place for grant in grants] == list(range(1, after + 1))
         assert all(grant.fence > fence for grant in grants)
-        refused(backend.acquire(claim("one more", limit=after)))
+        refused(backend.acquire(claim("one-more", limit=after)))
 
     @pytest.mark.parametrize("limit", [1, 3])
     def test_a_crowd_never_exceeds_the_limit(self, backend: Backend, limit: int) -> None:
@@ -538,6 +578,28 @@ class BackendContract:
         assert holder.attempt == 0
 
 
+class TestMemoryBackend(BackendContract):
+    """The contract, on a clock of its own."""
+
+    @pytest.fixture(autouse=True)
+    def clock_starts(self) -> None:
+        self.time = time.time()
+
+    @pytest.fixture
+    def backend(self) -> MemoryBackend:  # type: ignore[override]
+        return MemoryBackend(self.now)
+
+    @pytest.fixture
+    def lose_all(self, backend: MemoryBackend) -> Callable[[], object]:  # type: ignore[override]
+        return backend.clear
+
+    def now(self) -> float:
+        return self.time
+
+    def pass_time(self, seconds: float) -> None:
+        self.time += seconds
+
+
 class TestRedisBackend(BackendContract):
     """The contract, on each server, and what only a server has: keys."""
 
@@ -585,9 +647,9 @@ class TestRedisBackend(BackendContract):
         steps: list[Callable[[], Any]] = [
             lambda: backend.acquire(claim("a", limit=limit)),
             lambda: backend.acquire(claim("a", limit=limit)),
-            lambda: backend.renew([(claim("a", limit=limit), 1)], 1.0),
+            lambda: backend.renew([claim("a", limit=limit)], 1.0),
             lambda: backend.acquire(claim("b", limit=limit, ttl=5)),
-            lambda: backend.renew([(claim("b", limit=limit, ttl=5), 2)], 1.0),
+            lambda: backend.renew([claim("b", limit=limit, ttl=5)], 1.0),
             lambda: backend.acquire(claim("c", limit=limit)),
             lambda: backend.release(claim("c", limit=limit), None),
             lambda: backend.release(claim("a", limit=limit), 1),
@@ -607,7 +669,7 @@ class TestRedisBackend(BackendContract):
     ) -> None:
         backend.acquire(claim("a", ttl=SHORT))
         renewed = clock()
-        backend.renew([(claim("a", ttl=SHORT), 1)], 1.0)
+        backend.renew([claim("a", ttl=SHORT)], 1.0)
 
         self.let_expire(backend)
         still_there = client.exists(KEY)
@@ -619,15 +681,14 @@ class TestRedisBackend(BackendContract):
     def test_a_renewal_moves_the_expiry_of_the_key(self, backend: Backend, client: Any) -> None:
         backend.acquire(claim("a", ttl=5))
 
-        backend.renew([(claim("a", ttl=30), 1)], 1.0)
+        backend.renew([claim("a", ttl=30)], 1.0)
 
         assert 50_000 < client.pttl(KEY) <= 60_000
 
     def test_a_successors_key_does_not_outlive_it_by_the_ttl_of_the_dead(self, backend: Backend, client: Any) -> None:
-        client.hset(
-            KEY, mapping={"limit": 1, "fence": 1, "1:token": "dead", "1:deadline": 1, "1:fence": 1, "1:since": 1}
-        )
+        backend.acquire(claim("a", ttl=SHORT))
         client.pexpire(KEY, 600_000)
+        self.let_expire(backend)
 
         backend.acquire(claim("b", ttl=5))
 
@@ -641,9 +702,10 @@ class TestRedisBackend(BackendContract):
         assert grant.fence >= seconds * 1_000_000 + microseconds
 
     def test_a_fence_grows_even_where_the_clock_has_gone_back(self, backend: Backend, client: Any) -> None:
-        backend.acquire(claim("a"))
+        backend.acquire(claim("a", ttl=SHORT))
         from_the_future = 2 * int(client.hget(KEY, "fence"))
-        client.hset(KEY, mapping={"fence": from_the_future, "1:deadline": 1})
+        client.hset(KEY, "fence", from_the_future)
+        self.let_expire(backend)
 
         assert granted(backend.acquire(claim("b"))).fence == from_the_future + 1
 

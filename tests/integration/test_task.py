@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from celery import Celery, Task, _state, shared_task, states
+from celery import Celery, Task, shared_task, states
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 
 from celery_singleton_lock import (
@@ -22,12 +22,6 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.store import backend_of
 from tests.servers import Server, free_port
-
-
-@pytest.fixture(autouse=True)
-def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep Celery from registering the tasks of one test in the apps of the next."""
-    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
 
 
 @pytest.fixture

@@ -11,9 +11,18 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import BackendError, Lease, LockLost
-from celery_singleton_lock.backends.base import RELEASE_BOUND, Answer, Backend, Claim, Conflict, Grant, Holder, clock
-from celery_singleton_lock.core import lease as lease_module
+from celery_singleton_lock import BackendError, Lease, LockLost, SingletonLockError
+from celery_singleton_lock.backends.base import (
+    RELEASE_BOUND,
+    Answer,
+    Backend,
+    Claim,
+    Conflict,
+    Grant,
+    Holder,
+    Waiter,
+    clock,
+)
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from tests.waiting import until
 
@@ -26,7 +35,8 @@ class Store(Backend):
 
     address = "store://here"
 
-    def __init__(self) -> None:
+    def __init__(self, heart: Heartbeat) -> None:
+        self.heart = heart
         self.renewals: list[tuple[float, list[str]]] = []
         self.releases: list[str] = []
         self.on_renew: Callable[[str], Answer] = lambda token: Answer.DONE
@@ -35,8 +45,11 @@ class Store(Backend):
     def acquire(self, claim: Claim) -> Grant | Conflict:
         return Grant(place=1, fence=1, took_over=False, since=time.time(), sent_at=clock())
 
-    def renew(self, renewals: Sequence[tuple[Claim, int]], timeout: float) -> list[Answer]:
-        tokens = [claim.token for claim, _ in renewals]
+    def waiter(self, claim: Claim) -> Waiter:
+        raise NotImplementedError
+
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
+        tokens = [claim.token for claim in claims]
         self.renewals.append((clock(), tokens))
         return [self.on_renew(token) for token in tokens]
 
@@ -85,8 +98,8 @@ class Told:
 
 
 @pytest.fixture
-def store() -> Store:
-    return Store()
+def store(heart: Heartbeat) -> Store:
+    return Store(heart)
 
 
 @pytest.fixture
@@ -95,10 +108,9 @@ def told() -> Told:
 
 
 @pytest.fixture
-def heart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
+def heart() -> Iterator[Heartbeat]:
     """A heartbeat of this test's own, which all its leases use."""
     heart = Heartbeat()
-    monkeypatch.setattr(lease_module, "heartbeat", heart)
     yield heart
     with heart._changed:
         heart._leases.clear()
@@ -106,7 +118,7 @@ def heart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
 
 
 def acquired(store: Store, ttl: float, on_lost: Callable[[Lease], None] | None = None) -> Lease:
-    lease = Lease(store, "key", ttl=ttl, on_lost=on_lost)
+    lease = Lease(store, "key", ttl=ttl, on_lost=on_lost, heartbeat=store.heart)
     assert lease.acquire() is None
     return lease
 
@@ -232,7 +244,7 @@ def test_the_timeout_of_a_renewal_ends_no_later_than_the_lease(
 ) -> None:
     asked: list[tuple[float, float]] = []
 
-    def renew(renewals: Sequence[tuple[Claim, int]], timeout: float) -> list[Answer]:
+    def renew(claims: Sequence[Claim], timeout: float) -> list[Answer]:
         asked.append((clock() + timeout, timeout))
         raise BackendError("store://here", "no reply")
 
@@ -270,7 +282,6 @@ def test_a_loss_is_told_exactly_once(heart: Heartbeat, store: Store, told: Told,
     lease = acquired(store, ttl=0.3, on_lost=told)
     until(lambda: told.leases, "it is told")
 
-    lease.release()
     lease.release()
     store.on_renew = lambda token: Answer.DONE
     after_more_beats(store)
@@ -358,17 +369,27 @@ def test_a_released_lease_is_told_to_the_store_once_and_then_left_alone(
 ) -> None:
     lease = acquired(store, ttl=0.3, on_lost=told)
 
-    answers = [lease.release(), lease.release()]
+    answer = lease.release()
     after_more_beats(store)
 
-    assert answers == [Answer.DONE, None]
+    assert answer is Answer.DONE
     assert store.releases.count(lease.token) == 1
     assert store.renewals_of(lease) == []
     assert told.leases == []
 
 
+def test_a_second_release_is_an_error_that_the_store_does_not_see(heart: Heartbeat, store: Store) -> None:
+    lease = acquired(store, ttl=LONG)
+    lease.release()
+
+    with pytest.raises(SingletonLockError, match="released already"):
+        lease.release()
+
+    assert store.releases == [lease.token]
+
+
 def test_forgetting_a_lease_that_was_never_watched_returns_at_once(heart: Heartbeat, store: Store) -> None:
-    heart.forget(Lease(store, "key", ttl=1.0))
+    heart.forget(Lease(store, "key", ttl=1.0, heartbeat=heart))
 
     assert heart._thread is None
 
@@ -398,7 +419,8 @@ def test_an_unanswered_release_is_given_up_when_the_store_must_have_freed_the_ke
     lease = acquired(store, ttl=1.5)
 
     lease.release()
-    until(lambda: not heart._unreleased, "it is given up")
+    gives_up_at = clock() + 1.5
+    until(lambda: clock() > gives_up_at and not heart._unreleased, "it is given up")
     tries = store.releases.count(lease.token)
     store.on_release = lambda token: Answer.DONE
     after_more_beats(store)
@@ -411,7 +433,7 @@ def test_an_acquire_without_an_answer_is_released_all_the_same(
     heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "acquire", lambda claim: unanswered(claim.token))
-    lease = Lease(store, "key", ttl=LONG)
+    lease = Lease(store, "key", ttl=LONG, heartbeat=heart)
     with pytest.raises(BackendError):
         lease.acquire()
 
@@ -425,12 +447,14 @@ def test_a_lease_that_was_refused_has_nothing_to_give_back(
     heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "acquire", lambda claim: Conflict(claim.key, ()))
-    lease = Lease(store, "key", ttl=LONG)
+    lease = Lease(store, "key", ttl=LONG, heartbeat=heart)
 
     conflict = lease.acquire()
 
     assert isinstance(conflict, Conflict)
-    assert lease.release() is None
+    assert not lease.unreleased
+    with pytest.raises(SingletonLockError):
+        lease.release()
     assert store.releases == []
 
 
@@ -458,7 +482,7 @@ def test_releases_that_nobody_answers_do_not_delay_the_news_of_a_loss(
 def acquired_elsewhere(store: Store, ttl: float) -> Lease:
     """A lease that the heartbeat does not renew."""
     lease = acquired(store, ttl)
-    lease_module.heartbeat.forget(lease)
+    store.heart.forget(lease)
     return lease
 
 
@@ -525,7 +549,7 @@ def test_a_store_that_breaks_is_not_asked_without_a_pause(
 
 def test_a_store_that_breaks_does_not_keep_the_news_of_a_loss(heart: Heartbeat, store: Store, told: Told) -> None:
     under_way, all_are_due = threading.Event(), threading.Event()
-    breaking, renewed = Store(), Store()
+    breaking, renewed = Store(heart), Store(heart)
     breaking.on_renew = broken
 
     def hold_up(token: str) -> Answer:
@@ -651,9 +675,16 @@ def test_a_forked_child_does_not_have_its_parents_lease(heart: Heartbeat, store:
 def test_a_forked_child_does_not_release_its_parents_lease(heart: Heartbeat, store: Store) -> None:
     lease = acquired(store, ttl=LONG)
 
-    seen = in_a_child(lambda: (lease.release(), store.releases))
+    def release() -> tuple[bool, str, list[str]]:
+        with pytest.raises(SingletonLockError) as refused:
+            lease.release()
+        return lease.unreleased, str(refused.value), store.releases
 
-    assert seen == repr((None, []))
+    seen = in_a_child(release)
+
+    assert f"it belongs to the process {os.getpid()}" in seen
+    assert seen.startswith("(False, ")
+    assert seen.endswith("[])")
     assert lease.release() is Answer.DONE
 
 
@@ -691,7 +722,7 @@ def test_a_child_that_is_forked_during_a_beat_is_not_held_up_by_it(heart: Heartb
     assert under_way.wait(20)
 
     with heart._changed:
-        seen = in_a_child(lambda: acquired(Store(), ttl=LONG).release())
+        seen = in_a_child(lambda: acquired(Store(heart), ttl=LONG).release())
     answer_now.set()
 
     assert seen == repr(Answer.DONE)
