@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from celery_singleton_lock.backends.base import Answer, Backend, clock
@@ -40,7 +40,6 @@ class Heartbeat:
     def _start_afresh(self) -> None:
         self._leases: set[Lease] = set()
         self._in_flight: frozenset[Lease] = frozenset()
-        self._unreleased: deque[tuple[Lease, float]] = deque()
         self._changed = threading.Condition()
         self._wakes_at = _NEVER
         self._thread: threading.Thread | None = None
@@ -57,15 +56,6 @@ class Heartbeat:
             self._leases.discard(lease)
             if lease in self._in_flight:
                 self._changed.wait_for(lambda: lease not in self._in_flight, timeout=2 * _LONGEST_RENEWAL)
-
-    def release_later(self, lease: "Lease") -> None:
-        """Go on releasing *lease*, whose release was not answered, for one ttl.
-
-        By then the store has freed the key by itself.
-        """
-        with self._changed:
-            self._unreleased.append((lease, clock() + lease.ttl))
-            self._wake_by(clock() + _LONGEST_RENEWAL)
 
     def _wake_by(self, moment: float) -> None:
         if self._thread is None or not self._thread.is_alive():
@@ -90,14 +80,16 @@ class Heartbeat:
                 self._changed.wait(None if remaining == _NEVER else remaining)
 
     def _beat(self) -> None:
-        lost: dict[Lease, str] = {}
         try:
-            for backend, leases in self._take_due(lost).items():
-                lost.update(self._renew(backend, leases))
-        finally:
-            self._put_down(lost)
+            self._tell(self._take_overdue())
+            lost: dict[Lease, str] = {}
+            try:
+                for backend, leases in self._take_due().items():
+                    lost.update(self._renew(backend, leases))
+            finally:
+                self._put_down(lost)
             self._tell(lost)
-            self._retry_release()
+        finally:
             self._plan()
 
     def _tell(self, lost: "dict[Lease, str]") -> None:
@@ -107,14 +99,19 @@ class Heartbeat:
             except Exception:
                 logger.exception("lock.lost key=%s: whoever was told has failed", lease.key)
 
-    def _take_due(self, lost: "dict[Lease, str]") -> "dict[Backend, list[Lease]]":
+    def _take_overdue(self) -> "dict[Lease, str]":
+        with self._changed:
+            now = clock()
+            overdue = {lease: "unreachable" for lease in self._leases if lease.deadline <= now}
+            self._leases.difference_update(overdue)
+        return overdue
+
+    def _take_due(self) -> "dict[Backend, list[Lease]]":
         due: dict[Backend, list[Lease]] = defaultdict(list)
         with self._changed:
             now = clock()
             for lease in self._leases:
-                if lease.deadline <= now:
-                    lost[lease] = "unreachable"
-                elif lease.next_renewal <= now:
+                if lease.next_renewal <= now:
                     due[lease.backend].append(lease)
             self._in_flight = frozenset(lease for leases in due.values() for lease in leases)
         return due
@@ -145,21 +142,9 @@ class Heartbeat:
                 lost[lease] = "taken" if answer is Answer.TAKEN else "expired"
         return lost
 
-    def _retry_release(self) -> None:
-        """Try one of them, because renewals wait meanwhile; the others have their turn in the next beats."""
-        with self._changed:
-            if not self._unreleased:
-                return
-            lease, give_up_at = self._unreleased.popleft()
-        if clock() < give_up_at and not lease.release_again():
-            with self._changed:
-                self._unreleased.append((lease, give_up_at))
-
     def _plan(self) -> None:
         with self._changed:
             moments = [min(lease.next_renewal, lease.deadline) for lease in self._leases]
-            if self._unreleased:
-                moments.append(clock() + _LONGEST_RENEWAL / len(self._unreleased))
             self._wakes_at = min(moments, default=_NEVER)
 
 

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, clock
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.heartbeat import heartbeat as own_heartbeat
+from celery_singleton_lock.core.leftovers import leftovers
 from celery_singleton_lock.errors import BackendError, LockLost, SingletonLockError
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -69,6 +70,7 @@ class Lease:
         self._on_lost = on_lost
         self._pid = os.getpid()
         self._asked = False
+        self._unanswered = False
         self._place: int | None = None
         self._since = 0.0
         self._deadline = 0.0
@@ -173,8 +175,9 @@ class Lease:
         Raises:
             BackendError: No answer. It may be ours all the same, so release it.
         """
-        self._asked = True
+        self._asked = self._unanswered = True
         answer = self._backend.acquire(self._claim)
+        self._unanswered = False
         if isinstance(answer, Conflict):
             self._asked = False
             return answer
@@ -198,7 +201,9 @@ class Lease:
         self._asked = True
         with self._backend.waiter(self._claim) as waiter:
             while True:
+                self._unanswered = True
                 answer = waiter.ask()
+                self._unanswered = False
                 if isinstance(answer, Grant):
                     self._begin(answer)
                     return True
@@ -224,8 +229,9 @@ class Lease:
         """Give it back, or the turn in the queue, or whatever an unanswered request has left.
 
         The heartbeat lets go of it first, so nothing renews a released lease.
-        Where the store does not answer, the heartbeat goes on trying until the
-        store must have freed the key by itself.
+        Where the store does not answer, or has not answered the request for the
+        lease either, it is released in the background, until the store must
+        have freed the key by itself.
 
         Returns:
             What the store said, or None if it did not answer.
@@ -238,18 +244,22 @@ class Lease:
             why = "was released already" if self._pid == os.getpid() else f"belongs to the process {self._pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
         self._heartbeat.forget(self)
-        try:
-            answer = self._backend.release(self._claim, self._place)
-        except BackendError as error:
-            logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self._task_id, error)
-            self._heartbeat.release_later(self)
-            answer = None
-        if answer is Answer.DONE:
+        answer = None if self._unanswered else self._ask_to_release()
+        if answer is None:
+            leftovers.add(self)
+        elif answer is Answer.DONE:
             logger.debug("lock.released key=%s task_id=%s", self.key, self._task_id)
-        elif answer is not None:
+        else:
             self.lose("taken" if answer is Answer.TAKEN else "expired")
         self._asked = False
         return answer
+
+    def _ask_to_release(self) -> Answer | None:
+        try:
+            return self._backend.release(self._claim, self._place)
+        except BackendError as error:
+            logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self._task_id, error)
+            return None
 
     def release_again(self) -> bool:
         """Try once more to give back what a first release may not have; True once answered."""

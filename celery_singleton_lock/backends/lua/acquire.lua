@@ -5,7 +5,7 @@
 --   <place>               token of the holder that has the place, 1..limit; a
 --                         token that begins with ~ is a place on hold by nobody
 --   <token>               deadline of that holder
---   <place>:<name>        fence, since and the facts of that holder
+--   <place>:<name>        fence, since, ttl (in milliseconds) and the facts of that holder
 --   first, last           range of the tickets in the queue, if there is one
 --   q<ticket>             deadline, token and task id of a waiter
 -- A free place belongs to the waiter whose turn it is. Asking again with the
@@ -37,10 +37,22 @@ local function integer(number)
   return string.format('%.0f', number)
 end
 
+local function deadline_of(candidate, holder)
+  local fields = redis.call('HMGET', key, holder, candidate .. ':ttl')
+  local deadline = tonumber(fields[1])
+  local latest = now + tonumber(fields[2]) * 1000
+  if deadline > latest and string.sub(holder, 1, 1) ~= '~' then
+    -- This server's clock was set back; the holder may be dead, and must not stay for the difference.
+    deadline = latest
+    redis.call('HSET', key, holder, integer(deadline))
+  end
+  return deadline
+end
+
 local place, corpse, free, soonest = nil, nil, 0, now + ttl * 1000
 for candidate = 1, known[1] and known_limit or 0 do
   local holder = redis.call('HGET', key, candidate)
-  local deadline = holder and tonumber(redis.call('HGET', key, holder))
+  local deadline = holder and deadline_of(candidate, holder)
   if holder == token then
     local grant = redis.call('HMGET', key, candidate .. ':fence', candidate .. ':since')
     redis.call('PEXPIRE', key, 2 * ttl, 'GT')
@@ -108,7 +120,7 @@ end
 local fence = math.max(tonumber(known[2] or 0) + 1, now)
 local fields = {
   place, token, token, integer(now + ttl * 1000), 'limit', limit, 'fence', integer(fence),
-  place .. ':fence', integer(fence), place .. ':since', integer(now),
+  place .. ':fence', integer(fence), place .. ':since', integer(now), place .. ':ttl', ttl,
 }
 for i = 6, #ARGV, 2 do
   fields[#fields + 1] = place .. ':' .. ARGV[i]

@@ -1,0 +1,344 @@
+"""A held lock while server or network misbehave: nothing blocks, nothing is stranded, a loss is told in time."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock import BackendError, Lease, Lock
+from celery_singleton_lock.backends.base import clock
+from celery_singleton_lock.core.lease import own_heartbeat
+from tests.proxy import Proxy
+from tests.servers import SERVERS, Server, missing, running
+from tests.waiting import until
+
+TTL = 2.0
+# A machine with other things to do.
+SLACK = 1.0
+
+
+@pytest.fixture(params=SERVERS)
+def own(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of each kind that belongs to one test, which may mistreat it."""
+    with running(request.param) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_to_renew() -> Iterator[None]:
+    """The leases of one test do not keep the heartbeat asking its server while the next one runs."""
+    yield
+    with own_heartbeat._changed:
+        own_heartbeat._leases.clear()
+
+
+@pytest.fixture
+def proxy(own: Server) -> Iterator[Proxy]:
+    with Proxy(own.port) as proxy:
+        yield proxy
+
+
+@contextmanager
+def held(url: str, ttl: float = TTL) -> Iterator[tuple[Lock, Lease]]:
+    """A lock that has been renewed at least once, so that the heartbeat has its connection."""
+    lock = Lock("stock", url=url, ttl=ttl)
+    lease = lock.acquire()
+    assert lease is not None
+    first = lease.deadline
+    until(lambda: lease.deadline > first, "it has been renewed")
+    yield lock, lease
+    if lease.unreleased:
+        lock.release()
+
+
+def is_renewed(lease: Lease) -> None:
+    """The full ttl lies ahead again, counted from now on."""
+    before = clock()
+    until(lambda: lease.lost or lease.deadline > before + lease.ttl * 0.9, "it is renewed", timeout=lease.ttl * 3)
+    lease.check()
+
+
+def is_told_in_time(lease: Lease) -> None:
+    until(lambda: lease.lost or clock() > lease.deadline + SLACK, "its end is told")
+    assert lease.lost
+    assert clock() <= lease.deadline + SLACK
+
+
+def is_free_within_ttl(server: Server) -> int:
+    """Somebody else gets the lock; returns the fence."""
+    lock = Lock("stock", url=server.url, ttl=TTL)
+    lease = lock.acquire(timeout=2 * TTL + SLACK)
+    assert lease is not None
+    lock.release()
+    return lease.fence
+
+
+def within(seconds: float, call: Callable[[], Any]) -> Any:
+    began = time.monotonic()
+    try:
+        return call()
+    finally:
+        assert time.monotonic() - began < seconds + SLACK
+
+
+def test_in_a_black_hole_the_loss_is_told_at_the_deadline_and_the_release_does_not_block(
+    own: Server, proxy: Proxy
+) -> None:
+    with held(proxy.url) as (lock, lease):
+        proxy.black_hole()
+
+        is_told_in_time(lease)
+        assert lease.lost_reason == "unreachable"
+        within(2.0, lock.release)
+        with pytest.raises(BackendError):
+            within(5.0, lock.acquire)
+        assert is_free_within_ttl(own) > lease.fence
+
+
+def test_a_short_black_hole_costs_nothing(own: Server, proxy: Proxy) -> None:
+    with held(proxy.url, ttl=4) as (_, lease):
+        proxy.black_hole()
+        until(lambda: lease.remaining() < 2.5, "a renewal has failed")
+        proxy.forward()
+
+        is_renewed(lease)
+
+
+def test_a_storm_of_resets_costs_nothing(own: Server, proxy: Proxy) -> None:
+    with held(proxy.url) as (_, lease):
+        for _ in range(5):
+            proxy.cut()
+            is_renewed(lease)
+
+
+def test_a_slow_store_keeps_the_lease_and_its_deadline_counts_from_the_request(own: Server, proxy: Proxy) -> None:
+    with held(proxy.url) as (_, lease):
+        proxy.delay(0.4)
+        is_renewed(lease)
+
+        before = lease.deadline
+        until(lambda: lease.deadline != before, "it is renewed again")
+        # The answer took 0.4 s, which are gone from the ttl.
+        assert lease.remaining() < TTL - 0.4
+
+
+def test_a_release_whose_reply_is_lost_frees_the_lock(own: Server, proxy: Proxy) -> None:
+    with held(proxy.url) as (lock, lease):
+        lost = proxy.lose_reply(lease.token.encode())
+        within(2.0, lock.release)
+
+        assert lost.is_set() or not lease.held
+        assert Lock("stock", url=own.url).acquire(blocking=False) is not None
+
+
+def test_a_release_that_got_no_answer_is_repeated_in_the_background(own: Server, proxy: Proxy) -> None:
+    with held(proxy.url, ttl=30) as (lock, _):
+        proxy.black_hole()
+        lock.release()
+        proxy.forward()
+
+        until(lambda: Lock("stock", url=own.url).acquire(blocking=False), "the lock is free", timeout=10)
+
+
+def test_scripts_that_are_forgotten_are_told_again(own: Server) -> None:
+    with held(own.url) as (_, lease), own.client() as client:
+        client.script_flush()
+
+        is_renewed(lease)
+
+
+def test_killed_connections_cost_neither_the_holder_its_lease_nor_the_waiter_its_turn(own: Server) -> None:
+    got = []
+    with held(own.url) as (lock, lease), own.client() as client:
+        waiter = Lock("stock", url=own.url, ttl=TTL)
+        thread = threading.Thread(target=lambda: got.append(waiter.acquire(timeout=20)))
+        thread.start()
+        until(client.pubsub_channels, "the waiter listens")
+        for kind in ("normal", "pubsub"):
+            client.client_kill_filter(_type=kind, skipme=True)
+
+        is_renewed(lease)
+        lock.release()
+        thread.join(20)
+
+    assert got[0] is not None
+
+
+def test_a_pause_of_all_writes_is_waited_out(own: Server) -> None:
+    with held(own.url, ttl=4) as (_, lease), own.client() as client:
+        client.client_pause(1500, all=False)
+
+        other = Lock("other", url=own.url)
+        assert within(5.0, other.acquire) is not None
+        is_renewed(lease)
+
+
+def test_a_restart_with_its_data_costs_nothing() -> None:
+    server = Server("redis", "--appendonly", "yes", "--appendfsync", "always")
+    try:
+        server.start()
+        with held(server.url, ttl=4) as (_, lease):
+            server.stop()
+            server.start()
+
+            is_renewed(lease)
+            assert Lock("stock", url=server.url).acquire(blocking=False) is None
+    finally:
+        server.close()
+
+
+def test_a_restart_without_data_is_told_and_the_fence_grows(own: Server) -> None:
+    with held(own.url) as (_, lease):
+        own.stop()
+        own.start()
+
+        is_told_in_time(lease)
+        assert lease.lost_reason == "expired"
+        assert is_free_within_ttl(own) > lease.fence
+
+
+def test_with_its_memory_full_the_server_renews_and_releases_but_grants_nothing(own: Server) -> None:
+    with held(own.url) as (lock, lease), own.client() as client:
+        client.config_set("maxmemory-policy", "noeviction")
+        client.config_set("maxmemory", 1)
+
+        is_renewed(lease)
+        with pytest.raises(BackendError, match="memory"):
+            within(5.0, Lock("other", url=own.url).acquire)
+        lock.release()
+        client.config_set("maxmemory", 0)
+        assert is_free_within_ttl(own) > lease.fence
+
+
+def test_a_demoted_master_is_waited_for_until_the_deadline(own: Server) -> None:
+    with held(own.url) as (_, lease), own.client() as client:
+        client.replicaof("127.0.0.1", 1)
+
+        is_told_in_time(lease)
+        assert lease.lost_reason == "unreachable"
+        with pytest.raises(BackendError, match="ReadOnly"):
+            within(5.0, Lock("other", url=own.url).acquire)
+        client.replicaof("NO", "ONE")
+        assert is_free_within_ttl(own) > lease.fence
+
+
+def test_a_short_demotion_costs_nothing(own: Server) -> None:
+    with held(own.url, ttl=4) as (_, lease), own.client() as client:
+        client.replicaof("127.0.0.1", 1)
+        until(lambda: lease.remaining() < 2.5, "a renewal has failed")
+        client.replicaof("NO", "ONE")
+
+        is_renewed(lease)
+
+
+def test_a_server_without_free_connections_still_renews(own: Server) -> None:
+    with held(own.url) as (_, lease), own.client() as client:
+        connected = client.info("clients")["connected_clients"]
+        client.config_set("maxclients", connected)
+        spare = [redis.Redis(port=own.port) for _ in range(2)]
+        with pytest.raises(redis.ConnectionError):
+            [each.ping() for each in spare]
+
+        is_renewed(lease)
+        with pytest.raises(BackendError):
+            within(5.0, Lock("other", url=f"{own.url}?client_name=new").acquire)
+
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+
+
+class FakeClock:
+    """The wall clock of a process; its monotonic clocks stay as they are."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.step("+0")
+
+    def step(self, seconds: str) -> None:
+        """Set the clock to so many seconds before or after the real one."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(f"{seconds}s\n")
+        fresh.rename(self._path)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+@pytest.fixture
+def wall_clock(tmp_path: Path) -> FakeClock:
+    if not FAKETIME.exists():
+        missing("libfaketime is not installed")
+    return FakeClock(tmp_path / "clock")
+
+
+def test_a_server_clock_that_is_set_forward_is_told_as_a_loss_and_the_fence_grows(wall_clock: FakeClock) -> None:
+    with running("valkey", env=wall_clock.env) as server, held(server.url) as (_, lease):
+        wall_clock.step("+60")
+
+        until(lambda: lease.lost, "the loss is told")
+        assert is_free_within_ttl(server) > lease.fence
+
+
+def test_a_server_clock_that_is_set_back_keeps_the_holder_and_strands_nobody(wall_clock: FakeClock) -> None:
+    with running("valkey", env=wall_clock.env) as server:
+        with held(server.url) as (lock, lease):
+            wall_clock.step("-3600")
+            is_renewed(lease)
+            assert Lock("stock", url=server.url, ttl=TTL).acquire(blocking=False) is None
+            lock.release()
+
+        dead = Lock("stock", url=server.url, ttl=TTL)._new_lease()
+        dead.acquire()
+        dead._heartbeat.forget(dead)
+        wall_clock.step("-7200")
+        is_free_within_ttl(server)
+
+
+STEPPED_CLIENT = """
+import sys, time
+from celery_singleton_lock import Lock
+with Lock("stock", url=sys.argv[1], ttl=1) as lease:
+    print(time.time(), flush=True)
+    sys.stdin.readline()
+    lease.check()
+    print(time.time(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("step", ["+3600", "-3600"])
+def test_a_client_whose_clock_is_set_keeps_its_lease(own: Server, wall_clock: FakeClock, step: str) -> None:
+    import os
+
+    client = subprocess.Popen(
+        [sys.executable, "-c", STEPPED_CLIENT, own.url],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **wall_clock.env},
+    )
+    assert client.stdin is not None
+    assert client.stdout is not None
+    before = float(client.stdout.readline())
+    wall_clock.step(step)
+    began = time.monotonic()
+    until(lambda: time.monotonic() - began > 2.5, "more than two ttl have passed")
+    assert Lock("stock", url=own.url, ttl=1).acquire(blocking=False) is None
+
+    output, _ = client.communicate("\n", timeout=20)
+
+    assert client.returncode == 0
+    assert abs(float(output) - before - int(step)) < 60
