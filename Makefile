@@ -4,18 +4,30 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo test lint format clean
+.PHONY: help demo tickets test prove bench lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
-	@echo "make test    all tests, on a real server and real workers"
+	@echo "make tickets ten tickets, fifty buyers"
+	@echo "make test    the tests, on a real server and real workers (under five minutes)"
+	@echo "make prove   the model, the simulator, the mutants and the faults (as long again)"
+	@echo "make bench   what a lock costs, beside two others"
 	@echo "make lint    ruff and mypy"
 
 demo: $(VENV)/.example
 	$(BIN)/python -m example_project.demo
 
+tickets: $(VENV)/.example
+	$(BIN)/python -m example_project.tickets
+
 test: $(VENV)/.develop
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --ignore=tests/model --ignore=tests/faults $(ARGS)
+
+prove: $(VENV)/.develop
+	$(BIN)/python -m pytest tests/model tests/faults $(ARGS)
+
+bench: $(VENV)/.develop
+	$(BIN)/python -m benchmarks.locks $(ARGS)
 
 lint: $(VENV)/.develop
 	$(BIN)/ruff check .

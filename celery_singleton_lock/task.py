@@ -170,7 +170,9 @@ class SingletonTask(Task):
         _check_call_order(cls)
         check_task(cls.name, _own_options(cls))
         try:
-            cls._lock_keys = KeyMaker(cls.lock_name or cls.name, _run_signature(cls), cls.lock_key)
+            cls._lock_keys = KeyMaker(
+                cls.name if cls.lock_name is None else cls.lock_name, _run_signature(cls), cls.lock_key
+            )
         except ConfigurationError as error:
             raise ConfigurationError(f"task {cls.name}: {error}") from None
 

@@ -48,7 +48,6 @@ class _Turn:
 @dataclass
 class _Lock:
     limit: int
-    fence: int = 0
     expiry: float = 0.0
     places: dict[int, _Place] = field(default_factory=dict)
     queue: list[_Turn] = field(default_factory=list)
@@ -79,6 +78,8 @@ class MemoryBackend(Backend):
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._locks: dict[str, _Lock] = {}
+        self._fence = 0
+        self.releases = 0
         self._changed = threading.Condition()
 
     @property
@@ -116,10 +117,10 @@ class MemoryBackend(Backend):
             lock.expiry = max(lock.expiry, turn.deadline)
             return answer - now
 
-    def listen(self, seconds: float) -> None:
-        """Return at the next release of any lock, or after so long."""
+    def listen(self, seen: int, seconds: float) -> None:
+        """Return once more than *seen* releases have happened, or after so long."""
         with self._changed:
-            self._changed.wait(seconds)
+            self._changed.wait_for(lambda: self.releases > seen, seconds)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:  # noqa: ARG002 (memory answers at once)
         """Start the ttl of each claim afresh."""
@@ -139,6 +140,7 @@ class MemoryBackend(Backend):
                 self._leave(lock, number, now)
             if not lock.places and not lock.queue:
                 del self._locks[claim.key]
+            self.releases += 1
             self._changed.notify_all()
             return Answer.DONE if number is not None or waited else Answer.TAKEN
 
@@ -154,6 +156,7 @@ class MemoryBackend(Backend):
         """Forget everything, as a restart without data does."""
         with self._changed:
             self._locks.clear()
+            self.releases += 1
             self._changed.notify_all()
 
     def _lock(self, key: str) -> _Lock | None:
@@ -171,7 +174,7 @@ class MemoryBackend(Backend):
         number = lock.place_of(claim.token)
         if number is not None:
             place = lock.places[number]
-            self._extend(lock, place, now)
+            self._extend(lock, place, claim.ttl, now)
             return Grant(number, place.fence, False, place.since, sent_at)
         free, ahead = lock.free_places(now), lock.turns_before(claim.token, now)
         if lock.limit != claim.limit:
@@ -190,15 +193,18 @@ class MemoryBackend(Backend):
     def _grant(self, lock: _Lock, number: int, claim: Claim, now: float, sent_at: float) -> Grant:
         corpse = lock.places.get(number)
         lock.queue = [turn for turn in lock.queue if turn.claim.token != claim.token]
-        lock.fence = max(lock.fence + 1, int(now * 1_000_000))
-        place = _Place(claim, lock.fence, now, 0.0)
+        # A clock of this process may stand still between two grants; that of a server does not.
+        self._fence = max(self._fence + 1, int(now * 1_000_000))
+        place = _Place(claim, self._fence, now, 0.0)
         lock.places[number] = place
-        self._extend(lock, place, now)
+        if len(lock.free_places(now)) == lock.limit and not lock.queue:
+            lock.expiry = 0.0
+        self._extend(lock, place, claim.ttl, now)
         return Grant(number, place.fence, corpse is not None and not corpse.on_hold, place.since, sent_at)
 
-    def _extend(self, lock: _Lock, place: _Place, now: float) -> None:
-        place.deadline = now + place.claim.ttl
-        lock.expiry = max(lock.expiry, now + 2 * place.claim.ttl)
+    def _extend(self, lock: _Lock, place: _Place, ttl: float, now: float) -> None:
+        place.deadline = now + ttl
+        lock.expiry = max(lock.expiry, now + 2 * ttl)
 
     def _renew(self, claim: Claim) -> Answer:
         lock = self._lock(claim.key)
@@ -207,7 +213,7 @@ class MemoryBackend(Backend):
             return Answer.GONE
         if number is None:
             return Answer.TAKEN
-        self._extend(lock, lock.places[number], self._now())
+        self._extend(lock, lock.places[number], claim.ttl, self._now())
         return Answer.DONE
 
     def _leave(self, lock: _Lock, number: int, now: float) -> None:
@@ -247,14 +253,17 @@ class MemoryWaiter(Waiter):
     def __init__(self, backend: MemoryBackend, claim: Claim) -> None:
         self._backend = backend
         self._claim = claim
+        self._seen = 0
 
     def __exit__(self, *_: object) -> None:
         """Nothing was opened to listen."""
 
     def ask(self) -> Grant | float:
         """Take the place if it is this one's turn."""
+        # Noted before asking, so that no release in between is missed.
+        self._seen = self._backend.releases
         return self._backend.queue(self._claim)
 
     def sleep(self, seconds: float) -> None:
         """Wait for any release."""
-        self._backend.listen(seconds)
+        self._backend.listen(self._seen, seconds)

@@ -37,7 +37,7 @@ class Wire:
         self._pid = os.getpid()
 
     def call(self, *command: Any, timeout: float = REPLY_TIMEOUT) -> Any:
-        """Send one command and return its reply, raising redis-py's errors."""
+        """Send one command and return its reply within *timeout* seconds, raising redis-py's errors."""
         connection = self._checkout(timeout)
         try:
             connection.send_command(*command, check_health=False)
@@ -45,7 +45,7 @@ class Wire:
                 _hear(connection, timeout)
             reply = connection.read_response()
         except exceptions.ResponseError:
-            self._idle.append(connection)
+            self._put_back(connection)
             raise
         except exceptions.ConnectionError:
             # What ended this one, a restart say, has ended the idle ones as well.
@@ -57,7 +57,7 @@ class Wire:
             # would read it as the answer to another question.
             connection.disconnect()
             raise
-        self._idle.append(connection)
+        self._put_back(connection)
         return reply
 
     def run(self, script: Script, key: str, arguments: Sequence[Any], timeout: float) -> Any:
@@ -120,6 +120,13 @@ class Wire:
             return self._idle.pop()
         except IndexError:
             return self._open(timeout)
+
+    def _put_back(self, connection: Any) -> None:
+        if connection.socket_timeout < REPLY_TIMEOUT:
+            # Opened in a hurry: it would never wait any longer.
+            connection.disconnect()
+        else:
+            self._idle.append(connection)
 
     def _open(self, timeout: float) -> Any:
         """Make a connection that takes *timeout* seconds at most to open and to hear a first reply."""

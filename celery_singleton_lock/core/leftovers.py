@@ -58,16 +58,16 @@ class Leftovers:
                     self._running = False
                     return
                 lease, give_up_at, may_release = self._leases.popleft()
-            if clock() < give_up_at and not (may_release() and self._release(lease)):
+            if clock() < give_up_at and not self._release(lease, may_release):
                 with self._guard:
                     self._leases.append((lease, give_up_at, may_release))
                 time.sleep(_PAUSE)
 
-    def _release(self, lease: "Lease") -> bool:
+    def _release(self, lease: "Lease", may_release: Callable[[], bool]) -> bool:
         try:
-            return lease.release_again()
+            return may_release() and lease.release_again()
         except Exception:
-            logger.exception("lock.unreleased key=%s: the store is broken", lease.key)
+            logger.exception("lock.unreleased key=%s: the release is broken", lease.key)
             return False
 
 

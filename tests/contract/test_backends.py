@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,28 +12,43 @@ import pytest
 import redis
 
 from celery_singleton_lock import BackendError, ConfigurationError
-from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, Holder, clock
+from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, Holder, Waiter, clock
 from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.backends.redis import RedisBackend
+from tests.model.ageing import StandingClock
 from tests.servers import Server
 from tests.waiting import until
 
 KEY = "singleton:v1:{shop.tasks.sync:00}"
 OTHER_KEY = "singleton:v1:{shop.tasks.sync:11}"
 
-SHORT = 0.3
+SHORT = 10.0
+"""A ttl that a test lets pass."""
+
+REAL = 0.3
 """A ttl that a test waits for."""
 
 CLOCKS_DIFFER_BY = 0.02
-"""Seconds that the store's clock may gain on the test's while a short ttl passes."""
+"""Seconds that the store's clock may gain on the test's."""
 
 
-def claim(token: str, *, key: str = KEY, ttl: float = 30.0, limit: int = 1, **facts: str) -> Claim:
-    return Claim(key, token, ttl, limit, facts)
+LATE = 2.0
+"""Seconds that a waiter may be late for its turn."""
 
 
-def granted(answer: Grant | Conflict) -> Grant:
+def claim(
+    token: str, *, key: str = KEY, ttl: float = 30.0, limit: int = 1, min_hold: float = 0.0, **facts: str
+) -> Claim:
+    return Claim(key, token, ttl, limit, facts, min_hold)
+
+
+def granted(answer: Grant | Conflict | float) -> Grant:
     assert isinstance(answer, Grant), answer
+    return answer
+
+
+def queued(answer: Grant | float) -> float:
+    assert isinstance(answer, float), answer
     return answer
 
 
@@ -49,8 +65,8 @@ class BackendContract:
     """The tests that a store of locks has to pass.
 
     A subclass gives the fixtures `backend`, a store without any lock in it, and
-    `lose_all`, which makes the store forget everything. A store that does not
-    live by the real clock overrides `now` and `pass_time` as well.
+    `lose_all`, which makes the store forget everything. Its `pass_time` makes the
+    locks older without waiting, so that no test depends on how busy a machine is.
     """
 
     @pytest.fixture
@@ -63,20 +79,29 @@ class BackendContract:
 
     def now(self) -> float:
         """Seconds on a clock that goes with the store's."""
-        return clock()
+        raise NotImplementedError
 
     def pass_time(self, seconds: float) -> None:
         """Let so much time go by in the store."""
-        ends = clock() + seconds
-        until(lambda: clock() > ends, f"{seconds} s have passed")
+        raise NotImplementedError
 
     def let_expire(self, backend: Backend, key: str = KEY) -> None:
         """Let time go by until nobody holds *key*."""
         for _ in range(100):
-            self.pass_time(0.05)
+            self.pass_time(0.05 * SHORT)
             if not backend.holders(key):
                 return
         raise AssertionError(f"{key} does not expire: {backend.holders(key)}")
+
+    @contextmanager
+    def waiting(self, backend: Backend, *names: str, limit: int = 1) -> Iterator[dict[str, Waiter]]:
+        """Waiters that have asked in this order, by their tokens."""
+        with ExitStack() as stack:
+            waiters = {}
+            for name in names:
+                waiters[name] = stack.enter_context(backend.waiter(claim(name, limit=limit)))
+                queued(waiters[name].ask())
+            yield waiters
 
     # Acquire.
 
@@ -227,11 +252,11 @@ class BackendContract:
         assert 5 < backend.holders(KEY)[0].expires_in <= 30
 
     def test_a_lock_is_held_for_as_long_as_it_is_renewed(self, backend: Backend) -> None:
-        backend.acquire(claim("a", ttl=1.0))
+        backend.acquire(claim("a", ttl=SHORT))
 
         for _ in range(6):
-            self.pass_time(0.25)
-            assert backend.renew([claim("a", ttl=1.0)], 1.0) == [Answer.DONE]
+            self.pass_time(SHORT / 4)
+            assert backend.renew([claim("a", ttl=SHORT)], 1.0) == [Answer.DONE]
 
         assert tokens(backend.holders(KEY)) == ["a"]
 
@@ -269,14 +294,42 @@ class BackendContract:
         assert answers == [Answer.GONE]
         assert backend.holders(KEY) == []
 
-    def test_an_expired_lock_is_renewed_only_where_that_keeps_all_others_out(self, backend: Backend) -> None:
+    def test_a_lease_past_its_deadline_is_renewed_while_nobody_else_has_had_its_place(self, backend: Backend) -> None:
+        granted(backend.acquire(claim("a", ttl=SHORT, limit=2)))
+        granted(backend.acquire(claim("long", limit=2)))  # so that the key stays
+        self.pass_time(1.5 * SHORT)
+        ended = tokens(backend.holders(KEY))
+
+        answers = backend.renew([claim("a", ttl=SHORT, limit=2)], 1.0)
+
+        assert ended == ["long"]
+        assert answers == [Answer.DONE]
+        assert tokens(refused(backend.acquire(claim("b", limit=2))).holders) == ["a", "long"]
+
+    def test_a_lease_whose_key_is_gone_is_not_made_again(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=SHORT))
-        self.let_expire(backend)
+        self.pass_time(2.5 * SHORT)
 
-        (answer,) = backend.renew([claim("a", ttl=30)], 1.0)
+        answers = backend.renew([claim("a", ttl=SHORT)], 1.0)
 
-        assert answer in (Answer.DONE, Answer.GONE)
-        assert isinstance(backend.acquire(claim("b")), Conflict) is (answer is Answer.DONE)
+        assert answers == [Answer.GONE]
+        assert backend.holders(KEY) == []
+        granted(backend.acquire(claim("b")))
+
+    def test_a_lease_past_its_deadline_is_renewed_until_a_waiter_has_its_place(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=SHORT))
+        with backend.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            self.let_expire(backend)
+            before = backend.renew([claim("a", ttl=SHORT)], 1.0)
+            queued(waiter.ask())
+            self.let_expire(backend)
+
+            granted(waiter.ask())
+
+        assert before == [Answer.DONE]
+        assert backend.renew([claim("a", ttl=SHORT)], 1.0) == [Answer.TAKEN]
+        assert tokens(backend.holders(KEY)) == ["w"]
 
     def test_a_lock_that_has_gone_to_another_is_not_revived(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=SHORT))
@@ -365,7 +418,7 @@ class BackendContract:
         granted(backend.acquire(claim("a", ttl=SHORT)))
 
         while isinstance(backend.acquire(claim("b")), Conflict):
-            self.pass_time(0.01)
+            self.pass_time(0.01 * SHORT)
 
         assert self.now() >= asked_at + SHORT - CLOCKS_DIFFER_BY
 
@@ -383,6 +436,28 @@ class BackendContract:
         backend.release(claim("a"), 1)
 
         assert not granted(backend.acquire(claim("b"))).took_over
+
+    @pytest.mark.parametrize("released", [True, False])
+    def test_a_successor_in_one_of_several_places_has_nothing_of_the_holder_before(
+        self, backend: Backend, released: bool
+    ) -> None:
+        facts = {"task_id": "id-of-a", "task_name": "shop.a", "hostname": "w1@host", "pid": "42", "attempt": "3"}
+        backend.acquire(claim("other", limit=12, pid="1"))
+        backend.acquire(claim("a", limit=12, ttl=SHORT, **facts))
+        if released:
+            backend.release(claim("a", limit=12), 2)
+        else:
+            self.pass_time(1.2 * SHORT)
+
+        grant = granted(backend.acquire(claim("b", limit=12)))
+
+        described = {holder.token: holder for holder in backend.holders(KEY)}
+        assert grant.place == 2
+        assert described.keys() == {"b", "other"}
+        successor = described["b"]
+        assert (successor.task_id, successor.task_name, successor.hostname, successor.pid) == (None, None, None, None)
+        assert successor.attempt == 0
+        assert described["other"].pid == 1
 
     def test_a_successor_has_nothing_of_the_holder_that_died(self, backend: Backend) -> None:
         facts = {"task_id": "id-of-a", "task_name": "shop.a", "hostname": "w1@host", "pid": "42", "attempt": "3"}
@@ -545,6 +620,357 @@ class BackendContract:
         assert turns >= limit
         assert backend.holders(KEY) == []
 
+    # The queue.
+
+    def test_a_free_lock_is_granted_to_a_waiter_at_once(self, backend: Backend) -> None:
+        with backend.waiter(claim("w")) as waiter:
+            grant = granted(waiter.ask())
+
+        assert (grant.place, grant.took_over) == (1, False)
+        assert tokens(backend.holders(KEY)) == ["w"]
+
+    def test_a_waiter_is_told_how_long_to_sleep_at_most(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=5))
+
+        with backend.waiter(claim("w")) as waiter:
+            wait = queued(waiter.ask())
+
+        assert 0 < wait <= 5
+        assert tokens(backend.holders(KEY)) == ["a"]
+
+    def test_a_waiter_may_be_the_one_with_the_shorter_ttl(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=300))
+
+        with backend.waiter(claim("w", ttl=5)) as waiter:
+            assert 0 < queued(waiter.ask()) <= 5
+
+    def test_a_waiter_sleeps_until_the_first_of_several_holders_may_be_gone(self, backend: Backend) -> None:
+        backend.acquire(claim("long", limit=2, ttl=20))
+        backend.acquire(claim("short", limit=2, ttl=5))
+
+        with backend.waiter(claim("w", limit=2)) as waiter:
+            assert 0 < queued(waiter.ask()) <= 5
+
+    def test_a_waiter_gets_the_lock_once_it_is_released(self, backend: Backend) -> None:
+        before = granted(backend.acquire(claim("a")))
+        with backend.waiter(claim("w", task_id="id-of-w", hostname="w1@host")) as waiter:
+            queued(waiter.ask())
+            backend.release(claim("a"), 1)
+
+            grant = granted(waiter.ask())
+
+        (holder,) = backend.holders(KEY)
+        assert (holder.token, holder.task_id, holder.hostname) == ("w", "id-of-w", "w1@host")
+        assert grant.fence > before.fence
+        assert not grant.took_over
+
+    def test_a_waiter_gets_the_lock_once_its_holder_is_dead(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=SHORT))
+        with backend.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            self.let_expire(backend)
+
+            assert granted(waiter.ask()).took_over
+
+    def test_waiters_are_served_in_the_order_of_their_arrival(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        served = ["a"]
+        with self.waiting(backend, "w1", "w2", "w3") as waiters:
+            while waiters:
+                backend.release(claim(served[-1]), 1)
+                answers = {token: waiters[token].ask() for token in sorted(waiters, reverse=True)}
+                granted_to = [token for token, answer in answers.items() if isinstance(answer, Grant)]
+                assert len(granted_to) == 1
+                served += granted_to
+                del waiters[granted_to[0]]
+
+        assert served == ["a", "w1", "w2", "w3"]
+
+    def test_asking_again_keeps_the_turn(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "w1", "w2") as waiters:
+            for token in ["w1", "w2", "w1"]:
+                queued(waiters[token].ask())
+
+            backend.release(claim("a"), 1)
+
+            queued(waiters["w2"].ask())
+            granted(waiters["w1"].ask())
+
+    def test_asking_again_after_the_grant_is_the_same_grant(self, backend: Backend) -> None:
+        with backend.waiter(claim("w")) as waiter:
+            first, again = granted(waiter.ask()), granted(waiter.ask())
+
+        assert (again.place, again.fence, again.since) == (first.place, first.fence, first.since)
+        assert tokens(backend.holders(KEY)) == ["w"]
+
+    def test_a_newcomer_does_not_overtake_a_waiter_and_is_told_of_it(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with backend.waiter(claim("w", task_id="id-of-w")) as waiter:
+            queued(waiter.ask())
+            backend.release(claim("a"), 1)
+
+            conflict = refused(backend.acquire(claim("newcomer")))
+
+            assert (conflict.first.token, conflict.first.task_id) == ("w", "id-of-w")
+            assert conflict.first.expires_in > 0
+            granted(waiter.ask())
+
+    def test_a_conflict_names_the_holders_or_where_there_are_none_the_waiters_in_turn(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "w2", "w1", "w3"):
+            while_held = refused(backend.acquire(claim("newcomer")))
+            backend.release(claim("a"), 1)
+            while_free = refused(backend.acquire(claim("newcomer")))
+
+        assert [holder.token for holder in while_held.holders] == ["a"]
+        assert [holder.token for holder in while_free.holders] == ["w2", "w1", "w3"]
+        assert backend.holders(KEY) == []
+
+    def test_a_refused_newcomer_has_no_turn(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        refused(backend.acquire(claim("b")))
+
+        assert backend.release(claim("b"), None) is Answer.TAKEN
+        backend.release(claim("a"), 1)
+        granted(backend.acquire(claim("c")))
+
+    @pytest.mark.parametrize("its_turn_has_come", [True, False])
+    def test_a_waiter_that_gives_up_passes_its_turn_on(self, backend: Backend, its_turn_has_come: bool) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "w1", "w2") as waiters:
+            if its_turn_has_come:
+                backend.release(claim("a"), 1)
+                answer = backend.release(claim("w1"), None)
+            else:
+                answer = backend.release(claim("w1"), None)
+                backend.release(claim("a"), 1)
+
+            assert answer is Answer.DONE
+            granted(waiters["w2"].ask())
+
+    def test_the_last_waiter_that_gives_up_leaves_a_free_lock(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "w"):
+            backend.release(claim("a"), 1)
+
+            assert backend.release(claim("w"), None) is Answer.DONE
+
+        assert not granted(backend.acquire(claim("b"))).took_over
+
+    def test_a_waiter_that_gave_up_has_no_turn_any_more(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "w1", "w2") as waiters:
+            backend.release(claim("w1"), None)
+
+            again = backend.release(claim("w1"), None)
+            queued(waiters["w1"].ask())  # a new turn, behind the other
+            backend.release(claim("a"), 1)
+
+            assert again is Answer.TAKEN
+            queued(waiters["w1"].ask())
+            granted(waiters["w2"].ask())
+
+    def test_a_waiter_that_dies_is_passed_over(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=SHORT))
+        with self.waiting(backend, "dead", "w") as waiters:
+            self.let_expire(backend)
+            wait = queued(waiters["w"].ask())
+            refused(backend.acquire(claim("newcomer")))
+
+            self.pass_time(wait + 0.01)
+
+            assert wait <= LATE
+            refused(backend.acquire(claim("newcomer")))
+            granted(waiters["w"].ask())
+            assert backend.release(claim("w"), 1) is Answer.DONE
+        granted(backend.acquire(claim("newcomer")))
+
+    def test_waiters_get_as_many_places_as_are_free(self, backend: Backend) -> None:
+        for token in "ab":
+            backend.acquire(claim(token, limit=2))
+        with self.waiting(backend, "w1", "w2", "w3", limit=2) as waiters:
+            for place, token in enumerate("ab", start=1):
+                backend.release(claim(token, limit=2), place)
+
+            queued(waiters["w3"].ask())
+            places = {granted(waiters[token].ask()).place for token in ["w2", "w1"]}
+            queued(waiters["w3"].ask())
+
+            assert places == {1, 2}
+            backend.release(claim("w2", limit=2), None)
+            granted(waiters["w3"].ask())
+        assert tokens(backend.holders(KEY)) == ["w1", "w3"]
+
+    def test_newcomers_may_have_the_places_that_the_waiters_leave_over(self, backend: Backend) -> None:
+        for token in "abc":
+            backend.acquire(claim(token, limit=3))
+        with self.waiting(backend, "w", limit=3) as waiters:
+            backend.release(claim("b", limit=3), 2)
+            refused(backend.acquire(claim("n1", limit=3)))
+            backend.release(claim("a", limit=3), 1)
+
+            granted(backend.acquire(claim("n1", limit=3)))
+            refused(backend.acquire(claim("n2", limit=3)))
+            granted(waiters["w"].ask())
+
+        assert tokens(backend.holders(KEY)) == ["c", "n1", "w"]
+
+    def test_a_lock_that_somebody_waits_for_keeps_its_limit(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "w") as waiters:
+            with pytest.raises(ConfigurationError, match="lock_limit=2"), backend.waiter(claim("v", limit=2)) as other:
+                other.ask()
+            backend.release(claim("a"), 1)
+
+            with pytest.raises(ConfigurationError, match="lock_limit=2"):
+                backend.acquire(claim("b", limit=2))
+
+            granted(waiters["w"].ask())
+
+    def test_a_release_that_comes_before_the_sleep_wakes_all_the_same(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with backend.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            backend.release(claim("a"), 1)
+            asleep_at = clock()
+
+            waiter.sleep(3)
+
+            assert clock() - asleep_at < 1.5
+            granted(waiter.ask())
+
+    def test_a_release_wakes_the_first_waiter(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with backend.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            releasing = threading.Timer(0.2, backend.release, (claim("a"), 1))
+            releasing.start()
+            asleep_at = clock()
+
+            waiter.sleep(20)
+
+            assert clock() - asleep_at < 10
+            releasing.join()
+            granted(waiter.ask())
+
+    def test_a_waiter_that_nobody_wakes_wakes_by_itself(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        with backend.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            asleep_at = clock()
+
+            waiter.sleep(0.1)
+
+            assert 0.09 < clock() - asleep_at < 5
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_crowd_that_waits_is_served_to_the_last_and_never_exceeds_the_limit(
+        self, backend: Backend, limit: int
+    ) -> None:
+        inside, most, served = 0, 0, 0
+        guard = threading.Lock()
+
+        def wait_for_turns(name: int) -> None:
+            nonlocal inside, most, served
+            for turn in range(8):
+                mine = claim(f"{name}-{turn}", limit=limit)
+                with backend.waiter(mine) as waiter:
+                    while not isinstance(answer := waiter.ask(), Grant):
+                        waiter.sleep(min(answer, 0.2))
+                with guard:
+                    inside, served = inside + 1, served + 1
+                    most = max(most, inside)
+                time.sleep(0)  # let others try
+                with guard:
+                    inside -= 1
+                assert backend.release(mine, answer.place) is Answer.DONE
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(wait_for_turns, range(6)))
+
+        assert most <= limit
+        assert served == 6 * 8
+        granted(backend.acquire(claim("afterwards", limit=limit)))
+
+    # Places that stay taken.
+
+    def test_a_place_stays_taken_for_as_long_as_it_is_to_be_held_at_least(self, backend: Backend) -> None:
+        mine = claim("a", min_hold=2 * SHORT, task_id="id-of-a")
+        asked_at = self.now()
+        grant = granted(backend.acquire(mine))
+
+        answer = backend.release(mine, 1)
+        conflict = refused(backend.acquire(claim("b")))
+        self.let_expire(backend)
+
+        assert answer is Answer.DONE
+        assert (conflict.first.task_id, conflict.first.fence) == ("id-of-a", grant.fence)
+        assert 0 < conflict.first.expires_in <= 2 * SHORT
+        assert not granted(backend.acquire(claim("b"))).took_over
+        assert self.now() >= asked_at + 2 * SHORT - CLOCKS_DIFFER_BY
+
+    def test_a_place_may_stay_taken_for_longer_than_its_lease_would_have_lasted(self, backend: Backend) -> None:
+        mine = claim("a", ttl=SHORT, min_hold=10 * SHORT)
+        backend.acquire(mine)
+        backend.release(mine, 1)
+
+        self.pass_time(5 * SHORT)
+
+        assert refused(backend.acquire(claim("b"))).first.expires_in > 4 * SHORT
+
+    def test_a_place_that_was_held_long_enough_is_free_at_once(self, backend: Backend) -> None:
+        mine = claim("a", min_hold=SHORT)
+        backend.acquire(mine)
+        self.pass_time(SHORT)
+
+        backend.release(mine, 1)
+
+        assert backend.holders(KEY) == []
+        granted(backend.acquire(claim("b")))
+
+    def test_a_holder_that_dies_does_not_hold_its_place_any_longer(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=SHORT, min_hold=30.0))
+        self.let_expire(backend)
+
+        assert granted(backend.acquire(claim("b"))).took_over
+
+    @pytest.mark.parametrize("token", ["a", "b"])
+    def test_a_place_that_stays_taken_can_be_neither_renewed_nor_released(self, backend: Backend, token: str) -> None:
+        backend.acquire(claim("a", min_hold=30.0))
+        backend.release(claim("a", min_hold=30.0), 1)
+
+        renewed = backend.renew([claim(token)], 1.0)
+        released = [backend.release(claim(token), place) for place in (1, None)]
+
+        assert renewed == [Answer.TAKEN]
+        assert released == [Answer.TAKEN, Answer.TAKEN]
+        refused(backend.acquire(claim("c")))
+
+    def test_one_place_that_stays_taken_leaves_the_others_alone(self, backend: Backend) -> None:
+        long, short = claim("long", limit=2, min_hold=30.0), claim("short", limit=2)
+        for mine in [long, short]:
+            place = granted(backend.acquire(mine)).place
+            backend.release(mine, place)
+
+        grant = granted(backend.acquire(claim("next", limit=2)))
+
+        assert (grant.place, grant.took_over) == (2, False)
+        assert len(refused(backend.acquire(claim("one-more", limit=2))).holders) == 2
+
+    def test_a_waiter_is_told_when_a_place_that_stays_taken_is_free(self, backend: Backend) -> None:
+        mine = claim("a", min_hold=2 * SHORT)
+        backend.acquire(mine)
+        with backend.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            backend.release(mine, 1)
+
+            wait = queued(waiter.ask())
+            self.pass_time(wait + 0.01)
+
+            assert wait <= 2 * SHORT
+            assert not granted(waiter.ask()).took_over
+
     # Holders.
 
     def test_nobody_holds_a_lock_that_nobody_took(self, backend: Backend) -> None:
@@ -594,10 +1020,51 @@ class TestMemoryBackend(BackendContract):
         return backend.clear
 
     def now(self) -> float:
+        self.time += 2e-6
         return self.time
 
     def pass_time(self, seconds: float) -> None:
         self.time += seconds
+
+    def test_a_lease_ends_when_its_ttl_is_over_and_not_before(self, backend: MemoryBackend) -> None:
+        grant = granted(backend.acquire(claim("a", ttl=10.0)))
+
+        self.time = grant.since + 9.999
+        refused(backend.acquire(claim("b")))
+        self.time = grant.since + 10.001
+
+        assert granted(backend.acquire(claim("b"))).took_over
+
+    def test_a_place_stays_taken_to_the_moment(self, backend: MemoryBackend) -> None:
+        mine = claim("a", min_hold=10.0)
+        grant = granted(backend.acquire(mine))
+        backend.release(mine, 1)
+
+        self.time = grant.since + 9.999
+        refused(backend.acquire(claim("b")))
+        self.time = grant.since + 10.001
+
+        assert not granted(backend.acquire(claim("b"))).took_over
+
+    def test_a_waiter_may_be_so_late_for_its_turn_and_not_later(self, backend: MemoryBackend) -> None:
+        turn_comes_at = granted(backend.acquire(claim("a", ttl=10.0))).since + 10.0
+        with self.waiting(backend, "late"):
+            self.time = turn_comes_at + LATE - 0.001
+            refused(backend.acquire(claim("b")))
+            self.time = turn_comes_at + LATE + 0.001
+
+            granted(backend.acquire(claim("b")))
+
+    def test_fences_grow_even_while_the_clock_stands_still(self) -> None:
+        moment = time.time()
+        backend = MemoryBackend(lambda: moment)
+
+        fences = []
+        for token in "abc":
+            fences.append(granted(backend.acquire(claim(token))).fence)
+            backend.release(claim(token), 1)
+
+        assert fences == sorted(set(fences))
 
 
 class TestRedisBackend(BackendContract):
@@ -617,6 +1084,37 @@ class TestRedisBackend(BackendContract):
     @pytest.fixture
     def lose_all(self, client: "redis.Redis") -> Callable[[], object]:
         return client.flushall
+
+    @pytest.fixture(autouse=True)
+    def ageing(self, client: Any) -> None:
+        self.client, self.passed = client, 0.0
+
+    def now(self) -> float:
+        return clock() + self.passed
+
+    def pass_time(self, seconds: float) -> None:
+        StandingClock(self.client).advance(seconds)
+        self.passed += seconds
+
+    def test_a_lease_ends_by_the_servers_own_clock(self, backend: Backend) -> None:
+        asked_at = clock()
+        backend.acquire(claim("a", ttl=REAL))
+        refused(backend.acquire(claim("b")))
+
+        until(lambda: isinstance(backend.acquire(claim("b")), Grant), "the lease has ended")
+
+        assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
+        assert tokens(backend.holders(KEY)) == ["b"]
+
+    def test_a_waiter_that_sleeps_as_long_as_it_was_told_finds_a_dead_holders_place(self, backend: Backend) -> None:
+        asked_at = clock()
+        backend.acquire(claim("a", ttl=REAL))
+        with backend.waiter(claim("w")) as waiter:
+            waiter.sleep(queued(waiter.ask()))
+
+            until(lambda: isinstance(waiter.ask(), Grant), "it is granted", timeout=REAL)
+
+        assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
 
     def test_a_lock_is_one_key(self, backend: Backend, client: Any) -> None:
         backend.acquire(claim("a", limit=3))
@@ -664,19 +1162,116 @@ class TestRedisBackend(BackendContract):
 
         assert seen >= len(steps) - 1
 
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_key_that_somebody_waits_for_expires_at_all_times_too(
+        self, backend: Backend, client: Any, limit: int
+    ) -> None:
+        long, short = claim("long", limit=limit, min_hold=5.0), claim("short", limit=limit, ttl=5)
+        with backend.waiter(claim("w1", limit=limit)) as first, backend.waiter(claim("w2", limit=limit)) as second:
+            steps: list[Callable[[], Any]] = [
+                lambda: [backend.acquire(mine) for mine in [long, short]],
+                first.ask,
+                second.ask,
+                lambda: backend.renew([long, short], 1.0),
+                lambda: backend.release(short, None),
+                lambda: backend.release(long, 1),
+                first.ask,
+                lambda: backend.release(claim("w1", limit=limit), None),
+                second.ask,
+            ]
+            for step in steps:
+                step()
+                assert client.keys() == [KEY]
+                assert 0 < client.pttl(KEY) <= 60_000
+
+    def test_a_key_with_nobody_but_waiters_expires_and_not_before_their_turns(
+        self, backend: Backend, client: Any
+    ) -> None:
+        backend.acquire(claim("a", ttl=1.0))
+        with self.waiting(backend, "w"):
+            backend.release(claim("a"), 1)
+
+            assert backend.holders(KEY) == []
+            assert 1000 * (0.5 + LATE) < client.pttl(KEY) <= 60_000
+
+    def test_a_lock_that_somebody_waited_for_leaves_no_key(self, backend: Backend, client: Any) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "w1", "w2") as waiters:
+            backend.release(claim("a"), 1)
+            granted(waiters["w1"].ask())
+            backend.release(claim("w1"), 1)
+            granted(waiters["w2"].ask())
+
+        backend.release(claim("w2"), 1)
+
+        assert client.keys() == []
+
+    def test_a_waiter_that_nobody_hears_any_more_is_passed_over_at_the_release(
+        self, backend: Backend, client: Any
+    ) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "dead"):
+            pass
+        channel = f"{KEY}:dead"
+        with self.waiting(backend, "w") as waiters:
+            until(lambda: client.pubsub_numsub(channel) == [(channel, 0)], "the server knows that it is gone")
+
+            backend.release(claim("a"), 1)
+
+            refused(backend.acquire(claim("newcomer")))
+            granted(waiters["w"].ask())
+
+    def test_waiters_that_nobody_hears_any_more_leave_no_key(self, backend: Backend, client: Any) -> None:
+        backend.acquire(claim("a"))
+        with self.waiting(backend, "dead1", "dead2"):
+            pass
+        until(lambda: not client.pubsub_channels(), "the server knows that they are gone")
+
+        backend.release(claim("a"), 1)
+
+        assert client.keys() == []
+
+    def test_a_waiter_listens_on_one_connection_and_closes_it(self, backend: Backend, client: Any) -> None:
+        backend.acquire(claim("a"))
+
+        with self.waiting(backend, "w"):
+            during = client.pubsub_channels()
+
+        assert during == [f"{KEY}:w"]
+        until(lambda: not client.client_list(_type="pubsub"), "the connection is closed")
+
+    def test_a_waiter_whose_connection_has_died_listens_again(self, backend: Backend, client: Any) -> None:
+        backend.acquire(claim("a"))
+        with backend.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            client.client_kill_filter(_type="pubsub")
+            asleep_at = clock()
+            waiter.sleep(20)
+            looked_again_after = clock() - asleep_at
+            queued(waiter.ask())
+            heard_on = client.pubsub_channels()
+            backend.release(claim("a"), 1)
+            asleep_at = clock()
+            waiter.sleep(20)
+
+            assert looked_again_after < 5
+            assert heard_on == [f"{KEY}:w"]
+            assert clock() - asleep_at < 5
+            granted(waiter.ask())
+
     def test_the_key_of_a_dead_holder_is_gone_two_ttl_after_its_last_renewal(
         self, backend: Backend, client: Any
     ) -> None:
-        backend.acquire(claim("a", ttl=SHORT))
+        backend.acquire(claim("a", ttl=REAL))
         renewed = clock()
-        backend.renew([claim("a", ttl=SHORT)], 1.0)
+        backend.renew([claim("a", ttl=REAL)], 1.0)
 
-        self.let_expire(backend)
+        until(lambda: not backend.holders(KEY), "nobody holds it")
         still_there = client.exists(KEY)
         until(lambda: not client.exists(KEY), "the key is gone")
 
-        assert still_there or clock() > renewed + 2 * SHORT
-        assert clock() >= renewed + 2 * SHORT - CLOCKS_DIFFER_BY
+        assert still_there or clock() > renewed + 2 * REAL
+        assert clock() >= renewed + 2 * REAL - CLOCKS_DIFFER_BY
 
     def test_a_renewal_moves_the_expiry_of_the_key(self, backend: Backend, client: Any) -> None:
         backend.acquire(claim("a", ttl=5))

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock import BackendError
 from celery_singleton_lock.backends import redis as redis_backend
-from celery_singleton_lock.backends.base import Answer, Claim, Grant
+from celery_singleton_lock.backends.base import Answer, Claim, Grant, clock
 from celery_singleton_lock.backends.redis import RedisBackend, Script
 from tests.servers import Server
 
@@ -55,7 +55,7 @@ def used_arguments(text: str) -> set[str]:
     for start in re.findall(r"for i = (\d+), #ARGV", code):
         used = used - {"ARGV[i]", "ARGV[i+1]"} | {f"ARGV[{start}]"}
     if "ipairs(KEYS)" in code:
-        used.add("KEYS[i]")
+        used = used - {"KEYS[1]"} | {"KEYS[i]"}
     return used
 
 
@@ -90,17 +90,13 @@ def test_the_script_is_a_plain_one_without_flags(name: str) -> None:
 
 @every_file
 def test_the_script_touches_no_key_but_those_it_was_given(name: str) -> None:
-    calls = re.findall(r"redis\.p?call\('(\w+)'(?:, (\w+))?", code_of(FILES[name]))
+    calls = re.findall(r"\bcall\('(\w+)'(?:, ([\w[\]]+))?", code_of(FILES[name]))
 
     assert calls
-    assert all(key == "key" for command, key in calls if command != "TIME")
+    assert {key for command, key in calls if command != "TIME"} <= {"key", "KEYS[1]"}
 
 
 # What they answer.
-
-
-def verdict(reply: Any) -> int:
-    return int(reply[0]) if isinstance(reply, list) else int(reply)
 
 
 class Scripts:
@@ -109,15 +105,15 @@ class Scripts:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def acquire(self, token: str, limit: int = 1, ttl: int = 30_000) -> Any:
-        return self._run("acquire", [KEY], [token, ttl, limit, "task_id", f"id-of-{token}"])
+    def acquire(self, token: str, *, limit: int = 1, queue: int = 0) -> Any:
+        task_id = f"id-of-{token}"
+        return self._run("acquire", [KEY], [token, 30_000, limit, queue, task_id, "task_id", task_id])
 
     def renew(self, *leases: tuple[str, str]) -> Any:
-        keys = [key for key, _ in leases]
-        return self._run("renew", keys, [value for _, token in leases for value in (token, 1, 30_000)])
+        return self._run("renew", [key for key, _ in leases], [30_000, *[token for _, token in leases]])
 
     def release(self, token: str) -> Any:
-        return self._run("release", [KEY], [token, 1, 1])
+        return self._run("release", [KEY], [token, 1, 1, 0])
 
     def _run(self, verb: str, keys: list[str], arguments: list[Any]) -> Any:
         return self._client.eval(Script(verb).text, len(keys), *keys, *arguments)
@@ -131,26 +127,29 @@ def scripts(client: Any) -> Scripts:
 def test_every_documented_answer_of_acquire_is_reached_in_its_shape(scripts: Scripts) -> None:
     granted = scripts.acquire("a")
     held = scripts.acquire("b")
+    queued = scripts.acquire("c", queue=1)
     other_limit = scripts.acquire("b", limit=2)
 
-    replies = [granted, held, other_limit]
-    assert {verdict(reply) for reply in replies} == documented_answers(FILES["acquire.lua"])
+    replies = [granted, queued, held, other_limit]
+    assert {reply[0] for reply in replies} == documented_answers(FILES["acquire.lua"])
+    assert all(isinstance(reply[1], int) for reply in replies)
     _, now, place, fence, took_over, since = granted
     assert (place, took_over) == (1, 0)
     assert fence >= now == since
-    hash_as_it_is = dict(zip(held[2::2], held[3::2], strict=True))
-    assert hash_as_it_is["1:token"] == "a"
-    assert hash_as_it_is["1:task_id"] == "id-of-a"
-    assert other_limit[2:] == [1]
-    assert all(isinstance(reply[1], int) for reply in replies)
+    _, _, fields = held
+    hash_as_it_is = dict(zip(fields[::2], fields[1::2], strict=True))
+    assert (hash_as_it_is["1"], hash_as_it_is["1:task_id"]) == ("a", "id-of-a")
+    _, _, wait = queued
+    assert 0 < wait <= 30_000_000
+    _, _, limit = other_limit
+    assert limit == 1
 
 
 def test_every_documented_answer_of_renew_is_reached(scripts: Scripts) -> None:
     scripts.acquire("a")
 
-    now, *answers = scripts.renew((KEY, "a"), (KEY, "b"), (OTHER_KEY, "a"))
+    answers = scripts.renew((KEY, "a"), (KEY, "b"), (OTHER_KEY, "a"))
 
-    assert now > 0
     assert answers == [1, 0, -1]
     assert set(answers) == documented_answers(FILES["renew.lua"])
 
@@ -167,19 +166,32 @@ def test_every_documented_answer_of_release_is_reached(scripts: Scripts) -> None
 def test_the_hash_has_the_fields_that_the_header_of_acquire_tells(scripts: Scripts, client: Any) -> None:
     scripts.acquire("a")
 
-    told = {"limit", "fence", "1:token", "1:deadline", "1:fence", "1:since", "1:task_id"}
-    assert set(client.hkeys(KEY)) == told
-    assert all(
-        f"`{field.replace('1:', '<place>:')}`" in header_of(FILES["acquire.lua"]) for field in told - {"1:task_id"}
-    )
+    header, fields = header_of(FILES["acquire.lua"]), set(client.hkeys(KEY))
+    of_the_place = {field.removeprefix("1:") for field in fields if field.startswith("1:")}
+    assert {field for field in fields if not field.startswith("1:")} == {"limit", "fence", "1", "a"}
+    assert {"fence", "since", "task_id"} <= of_the_place
+    assert all(f"--   {field}  " in header for field in ["limit, fence", "<place>", "<token>"])
+    (line,) = re.findall(r"--   <place>:<name>  .*", header)
+    assert all(name in line for name in of_the_place - {"task_id"})
+
+
+def test_a_waiter_has_the_fields_that_the_header_of_acquire_tells(scripts: Scripts, client: Any) -> None:
+    scripts.acquire("a")
+    without = set(client.hkeys(KEY))
+
+    scripts.acquire("b", queue=1)
+
+    assert set(client.hkeys(KEY)) - without == {"first", "last", "q1"}
+    assert re.fullmatch(r"\d+ b id-of-b", client.hget(KEY, "q1"))
+    assert all(f"--   {field}  " in header_of(FILES["acquire.lua"]) for field in ["first, last", "q<ticket>"])
 
 
 # What they cost.
 
 VERBS: dict[str, Callable[[RedisBackend], Any]] = {
     "acquire": lambda backend: backend.acquire(MINE),
-    "a refused acquire": lambda backend: backend.acquire(Claim(KEY, "b", 30.0, 1, {})),
-    "renew": lambda backend: backend.renew([(MINE, 1), (Claim(OTHER_KEY, "a", 30.0, 1, {}), 1)], 1.0),
+    "a refused acquire": lambda backend: backend.acquire(Claim(KEY, "b", 30.0)),
+    "renew": lambda backend: backend.renew([MINE, Claim(OTHER_KEY, "a", 30.0)], 1.0),
     "release": lambda backend: backend.release(MINE, 1),
 }
 
@@ -187,7 +199,7 @@ VERBS: dict[str, Callable[[RedisBackend], Any]] = {
 def warmed_up(backend: RedisBackend) -> RedisBackend:
     """With open connections and loaded scripts."""
     backend.acquire(MINE)
-    backend.renew([(MINE, 1)], 1.0)
+    backend.renew([MINE], 1.0)
     backend.release(MINE, 1)
     return backend
 
@@ -217,17 +229,17 @@ def test_each_verb_is_one_round_trip(server: Server, backend: RedisBackend) -> N
 
 def test_a_large_renewal_goes_in_parts(server: Server, backend: RedisBackend) -> None:
     warmed_up(backend)
-    renewals = [(Claim(f"k{number}", "a", 30.0, 1, {}), 1) for number in range(250)]
+    claims = [Claim(f"k{number}", "a", 30.0) for number in range(220)]
 
-    sent = commands_of(server, lambda: backend.renew(renewals, 1.0))
+    sent = commands_of(server, lambda: backend.renew(claims, 1.0))
 
-    assert [len(re.findall(r" k\d+", command)) for command in sent] == [100, 100, 50]
+    assert [len(re.findall(r" k\d+", command)) for command in sent] == [50, 50, 50, 50, 20]
 
 
 def test_renewals_have_a_connection_of_their_own(server: Server, client: Any) -> None:
     backend = warmed_up(RedisBackend(server.url, {"client_name": "the-backend"}))
 
-    backend.renew([(MINE, 1)], 1.0)
+    backend.renew([MINE], 1.0)
     backend.acquire(MINE)
     backend.release(MINE, 1)
 
@@ -275,11 +287,11 @@ def test_a_server_out_of_memory_grants_nothing(backend: RedisBackend, out_of_mem
 def test_a_lock_is_renewed_by_a_server_out_of_memory(
     backend: RedisBackend, client: Any, out_of_memory: Callable[[], object]
 ) -> None:
-    backend.acquire(Claim(KEY, "a", 5.0, 1, {}))
+    backend.acquire(Claim(KEY, "a", 5.0))
 
     out_of_memory()
 
-    assert backend.renew([(MINE, 1)], 1.0) == [Answer.DONE]
+    assert backend.renew([MINE], 1.0) == [Answer.DONE]
     assert backend.holders(KEY)[0].expires_in > 5
     assert client.pttl(KEY) > 10_000
 
@@ -287,12 +299,12 @@ def test_a_lock_is_renewed_by_a_server_out_of_memory(
 def test_a_lock_whose_key_needs_no_later_expiry_is_renewed_by_a_server_out_of_memory(
     backend: RedisBackend, out_of_memory: Callable[[], object]
 ) -> None:
-    backend.acquire(Claim(KEY, "long", 600.0, 2, {}))
-    backend.acquire(Claim(KEY, "a", 5.0, 2, {}))
+    backend.acquire(Claim(KEY, "long", 600.0, 2))
+    backend.acquire(Claim(KEY, "a", 5.0, 2))
 
     out_of_memory()
 
-    assert backend.renew([(Claim(KEY, "a", 30.0, 2, {}), 2)], 1.0) == [Answer.DONE]
+    assert backend.renew([Claim(KEY, "a", 30.0, 2)], 1.0) == [Answer.DONE]
     assert backend.holders(KEY)[0].expires_in > 5
 
 
@@ -311,11 +323,11 @@ def test_one_of_several_holders_is_released_by_a_server_out_of_memory(
     backend: RedisBackend, out_of_memory: Callable[[], object]
 ) -> None:
     for token in "ab":
-        backend.acquire(Claim(KEY, token, 30.0, 2, {}))
+        backend.acquire(Claim(KEY, token, 30.0, 2))
 
     out_of_memory()
 
-    assert backend.release(Claim(KEY, "a", 30.0, 2, {}), 1) is Answer.DONE
+    assert backend.release(Claim(KEY, "a", 30.0, 2), 1) is Answer.DONE
     assert [holder.token for holder in backend.holders(KEY)] == ["b"]
 
 
@@ -330,3 +342,32 @@ def test_a_grant_whose_reply_was_lost_is_recognised_by_a_server_out_of_memory(
     assert isinstance(first, Grant)
     assert isinstance(again, Grant)
     assert again.fence == first.fence
+
+
+def test_a_lock_that_stays_taken_is_released_by_a_server_out_of_memory(
+    backend: RedisBackend, out_of_memory: Callable[[], object]
+) -> None:
+    mine = Claim(KEY, "a", 30.0, min_hold=10.0)
+    backend.acquire(mine)
+
+    out_of_memory()
+
+    assert backend.release(mine, 1) is Answer.DONE
+    assert backend.renew([mine], 1.0) == [Answer.TAKEN]
+
+
+def test_a_lock_that_somebody_waits_for_is_released_by_a_server_out_of_memory(
+    backend: RedisBackend, out_of_memory: Callable[[], object]
+) -> None:
+    backend.acquire(MINE)
+    with backend.waiter(Claim(KEY, "w", 30.0)) as waiter:
+        waiter.ask()
+
+        out_of_memory()
+
+        released = backend.release(MINE, 1)
+        asleep_at = clock()
+        waiter.sleep(20)
+
+    assert released is Answer.DONE
+    assert clock() - asleep_at < 15

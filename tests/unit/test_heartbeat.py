@@ -23,7 +23,9 @@ from celery_singleton_lock.backends.base import (
     Waiter,
     clock,
 )
+from celery_singleton_lock.core import lease as lease_module
 from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.leftovers import Leftovers
 from tests.waiting import until
 
 LONG = 300.0
@@ -114,7 +116,15 @@ def heart() -> Iterator[Heartbeat]:
     yield heart
     with heart._changed:
         heart._leases.clear()
-        heart._unreleased.clear()
+
+
+@pytest.fixture(autouse=True)
+def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
+    """What this test's leases leave behind."""
+    leftovers = Leftovers()
+    monkeypatch.setattr(lease_module, "leftovers", leftovers)
+    yield leftovers
+    leftovers._leases.clear()
 
 
 def acquired(store: Store, ttl: float, on_lost: Callable[[Lease], None] | None = None) -> Lease:
@@ -397,14 +407,12 @@ def test_forgetting_a_lease_that_was_never_watched_returns_at_once(heart: Heartb
 # Released later.
 
 
-def test_an_unanswered_release_is_repeated_until_it_is_answered(heart: Heartbeat, store: Store, told: Told) -> None:
+def test_an_unanswered_release_is_repeated_until_it_is_answered(store: Store, leftovers: Leftovers, told: Told) -> None:
     store.on_release = twice(unanswered)
     lease = acquired(store, ttl=LONG, on_lost=told)
 
     released = lease.release()
-    until(lambda: len(store.releases) >= 3, "it is released for the third time")
-    until(lambda: not heart._unreleased, "that is the end of it")
-    after_more_beats(store)
+    until(lambda: not leftovers._running, "there is nothing left")
 
     assert released is None
     assert store.releases.count(lease.token) == 3
@@ -413,24 +421,39 @@ def test_an_unanswered_release_is_repeated_until_it_is_answered(heart: Heartbeat
 
 
 def test_an_unanswered_release_is_given_up_when_the_store_must_have_freed_the_key(
-    heart: Heartbeat, store: Store
+    store: Store, leftovers: Leftovers
 ) -> None:
     store.on_release = unanswered
-    lease = acquired(store, ttl=1.5)
+    lease = acquired(store, ttl=1.2)
+    frees_itself_at = clock() + 1.2
 
     lease.release()
-    gives_up_at = clock() + 1.5
-    until(lambda: clock() > gives_up_at and not heart._unreleased, "it is given up")
-    tries = store.releases.count(lease.token)
-    store.on_release = lambda token: Answer.DONE
-    after_more_beats(store)
+    until(lambda: not leftovers._running, "it is given up")
 
-    assert tries >= 2
-    assert store.releases.count(lease.token) == tries
+    assert clock() >= frees_itself_at
+    assert store.releases.count(lease.token) >= 2
+
+
+def test_a_store_that_breaks_does_not_end_the_releases_of_others(store: Store, leftovers: Leftovers) -> None:
+    lease, other = acquired(store, ttl=LONG), acquired(store, ttl=LONG)
+    store.on_release = unanswered
+    lease.release()
+    other.release()
+
+    store.on_release = twice(broken)
+    until(lambda: not leftovers._running, "there is nothing left")
+
+    assert {lease.token, other.token} <= set(store.releases[-2:])
+
+
+def test_leftovers_need_no_thread_where_there_are_none(store: Store, leftovers: Leftovers) -> None:
+    acquired(store, ttl=LONG).release()
+
+    assert not leftovers._running
 
 
 def test_an_acquire_without_an_answer_is_released_all_the_same(
-    heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "acquire", lambda claim: unanswered(claim.token))
     lease = Lease(store, "key", ttl=LONG, heartbeat=heart)
@@ -439,7 +462,7 @@ def test_an_acquire_without_an_answer_is_released_all_the_same(
 
     lease.release()
 
-    assert store.releases == [lease.token]
+    until(lambda: store.releases == [lease.token], "it is released")
     assert not lease.granted
 
 
@@ -459,7 +482,7 @@ def test_a_lease_that_was_refused_has_nothing_to_give_back(
 
 
 def test_releases_that_nobody_answers_do_not_delay_the_news_of_a_loss(
-    heart: Heartbeat, store: Store, told: Told
+    store: Store, leftovers: Leftovers, told: Told
 ) -> None:
     hold_up = threading.Event()
 
@@ -467,8 +490,10 @@ def test_releases_that_nobody_answers_do_not_delay_the_news_of_a_loss(
         hold_up.wait(0.5)
         return unanswered(token)
 
-    for _ in range(16):
-        heart.release_later(acquired_elsewhere(store, ttl=LONG))
+    lost_releases = [acquired(store, ttl=LONG) for _ in range(16)]
+    store.on_release = unanswered
+    for lease in lost_releases:
+        lease.release()
     store.on_release = slowly
     store.on_renew = unanswered
     lease = acquired(store, ttl=1.5, on_lost=told)
@@ -477,13 +502,6 @@ def test_releases_that_nobody_answers_do_not_delay_the_news_of_a_loss(
     hold_up.set()
 
     assert told.at[0] < lease.deadline + 2.0
-
-
-def acquired_elsewhere(store: Store, ttl: float) -> Lease:
-    """A lease that the heartbeat does not renew."""
-    lease = acquired(store, ttl)
-    store.heart.forget(lease)
-    return lease
 
 
 # Survived.

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.backends.base import lock_name_of
+from celery_singleton_lock.backends.base import Claim
+from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.core.key import MAX_NAME, KeyChoice, KeyMaker
 
 
@@ -317,8 +318,12 @@ def test_a_call_that_does_not_fit_the_function_is_a_type_error() -> None:
 @pytest.mark.parametrize("name", ["{", "}", "a{b}c", "%", "%7B", "100%", "a:b", "müde"])
 def test_a_name_can_be_read_back_from_its_keys(name: str) -> None:
     made = maker(name=name).key("singleton", (1,), {})
+    store = MemoryBackend()
+    store.acquire(Claim(made, "token", 30.0, facts={"task_id": "id"}))
 
-    assert lock_name_of(made) == name
+    (holder,) = store.holders(made)
+
+    assert holder.task_name == name
 
 
 def test_names_are_escaped_so_that_the_hash_tag_ends_at_the_end() -> None:

@@ -11,7 +11,9 @@ from redis import Connection, SSLConnection, UnixDomainSocketConnection
 from celery_singleton_lock import BackendError, ConfigurationError, SingletonTask
 from celery_singleton_lock.backends import backend_from_url
 from celery_singleton_lock.backends.base import Claim
-from celery_singleton_lock.backends.redis import REPLY_TIMEOUT, RedisBackend
+from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.redis import RedisBackend
+from celery_singleton_lock.backends.wire import REPLY_TIMEOUT
 from celery_singleton_lock.store import backend_of
 from tests.servers import free_port
 
@@ -139,7 +141,23 @@ def test_the_scheme_says_how_to_connect(url: str, kind: type) -> None:
         assert (connection.host, connection.port) == ("locks", 1)
 
 
-@pytest.mark.parametrize("scheme", ["sentinel", "redis+cluster", "rediss+cluster", "memory"])
+def test_memory_is_a_store_of_this_process_only() -> None:
+    backend = backend_of(app_with(singleton_lock_url="memory://", broker_url="redis://broker/0"))
+
+    assert isinstance(backend, MemoryBackend)
+    assert backend.address == "memory://"
+
+
+def test_all_who_give_the_same_memory_url_share_their_locks() -> None:
+    urls = ["memory://shared", "memory://shared", "memory://elsewhere"]
+
+    one, other, elsewhere = (backend_of(app_with(singleton_lock_url=url)) for url in urls)
+
+    assert one is other
+    assert one is not elsewhere
+
+
+@pytest.mark.parametrize("scheme", ["sentinel", "redis+cluster", "rediss+cluster"])
 def test_a_scheme_of_a_later_version_is_refused_as_such(scheme: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         backend_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
@@ -153,7 +171,7 @@ def test_an_unknown_scheme_is_refused_with_those_there_are(scheme: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         backend_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
 
-    allowed = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://")
+    allowed = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://", "memory://")
     for words in ("singleton_lock_url", f"unknown scheme '{scheme.lower()}'", *allowed):
         assert words in str(refused.value)
 
@@ -166,7 +184,7 @@ def test_a_url_without_a_scheme_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize("urls", [["redis://one/0", "redis://two/0"], ("redis://one/0",), {"redis://one/0"}, 6379])
 def test_several_stores_are_of_a_later_version(urls: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"singleton_lock_url=.*not available in this version; give one URL"):
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_url: .*not available in this version; give one URL"):
         backend_of(app_with(singleton_lock_url=urls))
 
 
@@ -175,10 +193,20 @@ def test_replicas_are_of_a_later_version() -> None:
         backend_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
 
 
-@pytest.mark.parametrize("url", ["redis://locks:port/0", "redis://locks/0?colour=red", "redis://locks/0?db=one"])
-def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"singleton_lock_url: redis://locks\S* cannot be used"):
+@pytest.mark.parametrize("url", ["redis://locks:port/0", "redis://locks/0?db=one", "redis://u:p/w@locks/0"])
+def test_a_url_that_cannot_be_read_is_refused_telling_how_to_write_it(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         backend_of(app_with(singleton_lock_url=url))
+
+    for words in ("singleton_lock_url cannot be read", "redis://user:password@host:port/database", "percent-encoded"):
+        assert words in str(refused.value)
+
+
+def test_a_url_with_an_unknown_argument_is_refused_naming_it() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"singleton_lock_url: redis://locks/0 cannot be used: .*unexpected.*colour"
+    ):
+        backend_of(app_with(singleton_lock_url="redis://locks/0?colour=red"))
 
 
 # Options of the client.

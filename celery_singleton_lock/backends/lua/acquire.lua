@@ -127,7 +127,9 @@ for i = 6, #ARGV, 2 do
   fields[#fields + 1] = ARGV[i + 1]
 end
 redis.call('HSET', key, unpack(fields))
-if redis.call('PEXPIRE', key, 2 * ttl, 'GT') == 0 and redis.call('PTTL', key) < 0 then
+if not known[1] or (free == known_limit and not known[3]) then
   redis.call('PEXPIRE', key, 2 * ttl)
+else
+  redis.call('PEXPIRE', key, 2 * ttl, 'GT')
 end
 return {1, now, place, fence, corpse and string.sub(corpse, 1, 1) ~= '~' and 1 or 0, now}

@@ -1,0 +1,57 @@
+"""Time for the locks in a real server, whose clock cannot be set.
+
+Instead, all that the locks say about time is moved: the layout of their hashes
+is told at the top of acquire.lua.
+"""
+
+from typing import Any
+
+_MOVE = """
+-- ARGV[1]  the server's time at which the locks stand still, in milliseconds, or 0 for now
+-- ARGV[2]  milliseconds to make them older
+-- Returns  the server's time
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local older = ARGV[2] - (now - (ARGV[1] == '0' and now or ARGV[1]))
+
+local function moved(deadline)
+  return string.format('%.0f', deadline - older * 1000)
+end
+
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  local fields, tokens = redis.call('HGETALL', key), {}
+  for i = 1, #fields, 2 do
+    tokens[fields[i + 1]] = string.match(fields[i], '^%d+$') or tokens[fields[i + 1]]
+  end
+  for i = 1, #fields, 2 do
+    local field, value = fields[i], fields[i + 1]
+    local deadline, rest = string.match(value, '^(%d+)( .*)$')
+    if tokens[field] or string.match(field, '^%d+:since$') then
+      redis.call('HSET', key, field, moved(value))
+    elseif deadline and string.match(field, '^q%d+$') then
+      redis.call('HSET', key, field, moved(deadline) .. rest)
+    end
+  end
+  local expiry = redis.call('PTTL', key)
+  if expiry < 0 then
+    return redis.error_reply(key .. ' has no expiry')
+  end
+  redis.call('PEXPIRE', key, expiry - older)
+end
+return now
+"""
+
+
+class StandingClock:
+    """A server's time as its locks see it: it stands still, but for `advance`.
+
+    Time goes on while a request is under way; `advance` takes that back.
+    """
+
+    def __init__(self, client: Any) -> None:
+        self._move = client.register_script(_MOVE)
+        self._at = 0
+
+    def advance(self, seconds: float = 0.0) -> None:
+        """Make every lock older by *seconds*; one whose expiry has come is gone."""
+        self._at = self._move(args=[self._at, round(seconds * 1000)])

@@ -1,0 +1,197 @@
+"""The ledger of guards: each is taken out in a copy of the package, and a test has to go red.
+
+A guard whose absence nobody notices is either not needed or not tested.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "celery_singleton_lock"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One guard taken out.
+
+    Attributes:
+        guard: What it is for.
+        file: Where it is, in the package.
+        old: Its text, which stands there exactly once.
+        new: What stands there without it.
+        tests: What must go red, as arguments of pytest.
+    """
+
+    guard: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = [
+    Mutant(
+        "token check on release",
+        "backends/lua/release.lua",
+        "if known[4] == token and known[1] == '1'",
+        "if known[1] == '1'",
+        ("tests/contract/test_backends.py", "-k", "stranger"),
+    ),
+    Mutant(
+        "token check on renew",
+        "backends/lua/renew.lua",
+        "if call('HSET', key, ARGV[i + 1], deadline) == 0 then",
+        "if call('HSET', key, ARGV[i + 1], deadline) >= 0 then",
+        ("tests/contract/test_backends.py", "-k", "stranger or gone"),
+    ),
+    Mutant(
+        "idempotent acquire",
+        "backends/lua/acquire.lua",
+        "if holder == token then",
+        "if false then",
+        ("tests/contract/test_backends.py", "-k", "token or again"),
+    ),
+    Mutant(
+        "deadline from send time",
+        "core/heartbeat.py",
+        "                lease.renewed(sent_at)",
+        "                lease.renewed(clock())",
+        ("tests/unit/test_heartbeat.py", "-k", "sent"),
+    ),
+    Mutant(
+        "heartbeat stopped before release",
+        "core/lease.py",
+        "        self._heartbeat.forget(self)\n",
+        "",
+        ("tests/unit/test_heartbeat.py", "-k", "release or forget or forgotten"),
+    ),
+    Mutant(
+        "time-seeded fence",
+        "backends/lua/acquire.lua",
+        "local fence = math.max(tonumber(known[2] or 0) + 1, now)",
+        "local fence = tonumber(known[2] or 0) + 1",
+        ("tests/contract/test_backends.py", "-k", "fence"),
+    ),
+    Mutant(
+        "deadline of each holder",
+        "backends/lua/acquire.lua",
+        "  elseif holder and deadline > now then",
+        "  elseif holder then",
+        ("tests/contract/test_backends.py", "-k", "deadline or took_over or died"),
+    ),
+    Mutant(
+        "turn of the waiters",
+        "backends/lua/acquire.lua",
+        "elseif known[1] and ahead >= free then",
+        "elseif known[1] and free == 0 then",
+        ("tests/integration/test_lock.py", "-k", "overtake"),
+    ),
+    Mutant(
+        "dead waiter passed over",
+        "backends/lua/release.lua",
+        "redis.call('PUBLISH', key .. ':' .. whose, 'free') == 0 then",
+        "redis.call('PUBLISH', key .. ':' .. whose, 'free') < 0 then",
+        ("tests/integration/test_lock.py", "-k", "passed_over"),
+    ),
+    Mutant(
+        "renewal when the server is out of memory",
+        "backends/lua/renew.lua",
+        "  call('PEXPIRE', key, expiry, 'GT')\n",
+        "",
+        ("tests/contract/test_lua.py", "-k", "memory"),
+    ),
+    Mutant(
+        "expiry of every key",
+        "backends/lua/acquire.lua",
+        "  redis.call('PEXPIRE', key, 2 * ttl)\n",
+        "",
+        ("tests/contract/test_backends.py", "-k", "expiry"),
+    ),
+    Mutant(
+        "nothing left of a dead holder",
+        "backends/lua/acquire.lua",
+        "    if string.match(field, '^(%d+):') == tostring(place) then",
+        "    if false then",
+        ("tests/contract/test_backends.py", "-k", "successor"),
+    ),
+    Mutant(
+        "a server clock that was set back",
+        "backends/lua/acquire.lua",
+        "  if deadline > latest and",
+        "  if false and",
+        ("tests/faults/test_store_faults.py", "-k", "set_back"),
+    ),
+    Mutant(
+        "scripts told again",
+        "backends/wire.py",
+        "        except exceptions.NoScriptError:\n            # After",
+        "        except ZeroDivisionError:\n            # After",
+        ("tests/contract/test_lua.py", "-k", "forgotten"),
+    ),
+    Mutant(
+        "a connection with a reply under way is dropped",
+        "backends/wire.py",
+        "answer to another question.\n            connection.disconnect()\n",
+        "answer to another question.\n            self._idle.append(connection)\n",
+        ("tests/contract/test_bounds.py", "-k", "not_taken_for"),
+    ),
+    Mutant(
+        "a forked child holds nothing",
+        "core/lease.py",
+        "        return self._asked and self._pid == os.getpid()\n",
+        "        return self._asked\n",
+        ("tests/integration/test_lock.py", "-k", "forked"),
+    ),
+    Mutant(
+        "a copy of a live run is parked",
+        "conflict.py",
+        "        if holder.task_id is not None and holder.task_id == request.id:\n",
+        "        if False:\n",
+        ("tests/acceptance/test_crash.py", "-k", "before_its_body_has_ended"),
+    ),
+    Mutant(
+        "release in a finally",
+        "task.py",
+        "        finally:\n            self._give_back(lease)\n",
+        "        finally:\n            pass\n",
+        ("tests/integration/test_task.py", "-k", "however or direct"),
+    ),
+]
+
+
+def mutated(mutant: Mutant, directory: Path) -> Path:
+    """A copy of the checkout's tests and package with the guard taken out."""
+    for name in ("celery_singleton_lock", "tests", "pyproject.toml"):
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(source, directory / name)
+    path = directory / "celery_singleton_lock" / mutant.file
+    text = path.read_text()
+    assert text.count(mutant.old) == 1, f"the ledger is out of date: {mutant.guard}"
+    path.write_text(text.replace(mutant.old, mutant.new))
+    return directory
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.guard)
+def test_without_this_guard_a_test_goes_red(mutant: Mutant, tmp_path: Path) -> None:
+    directory = mutated(mutant, tmp_path)
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *mutant.tests],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(directory)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    # 1: tests ran and failed. Anything else, such as 5 for none selected, proves nothing.
+    assert done.returncode == 1, done.stdout[-2000:]

@@ -1,0 +1,210 @@
+"""A lease by itself: how it waits for its turn, who looks after it, and when there is nothing left to release."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from celery_singleton_lock import BackendError, Lease, LockLost, SingletonLockError, current_lease
+from celery_singleton_lock.backends.base import Answer, Conflict, clock
+from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.core import lease as lease_module
+from celery_singleton_lock.core.heartbeat import Heartbeat
+from tests.waiting import until
+
+KEY = "singleton:v1:{shop.tasks.sync:00}"
+
+
+@pytest.fixture
+def store() -> MemoryBackend:
+    return MemoryBackend()
+
+
+@pytest.fixture(autouse=True)
+def heart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
+    """A heartbeat of this test's own in place of the process's."""
+    heart = Heartbeat()
+    monkeypatch.setattr(lease_module, "own_heartbeat", heart)
+    yield heart
+    with heart._changed:
+        heart._leases.clear()
+
+
+def held(store: MemoryBackend, ttl: float = 30.0) -> Lease:
+    lease = Lease(store, KEY, ttl=ttl)
+    assert lease.acquire() is None
+    return lease
+
+
+# Who looks after it.
+
+
+def test_a_lease_is_renewed_by_the_processs_heartbeat_unless_it_is_given_another(
+    store: MemoryBackend, heart: Heartbeat
+) -> None:
+    other = Heartbeat()
+    ours, theirs = Lease(store, KEY, ttl=30.0), Lease(store, "another key", ttl=30.0, heartbeat=other)
+
+    ours.acquire()
+    theirs.acquire()
+
+    assert heart._leases == {ours}
+    assert other._leases == {theirs}
+    theirs.release()
+
+
+def test_a_lease_that_came_by_waiting_is_renewed_too(store: MemoryBackend, heart: Heartbeat) -> None:
+    lease = Lease(store, KEY, ttl=30.0)
+
+    lease.wait()
+
+    assert heart._leases == {lease}
+
+
+# What it tells.
+
+
+def test_a_lease_is_held_between_its_grant_and_its_release(store: MemoryBackend) -> None:
+    lease = Lease(store, KEY, ttl=30.0)
+    before = (lease.granted, lease.held, lease.unreleased, lease.remaining())
+
+    lease.acquire()
+    during = (lease.granted, lease.held, lease.unreleased)
+    remaining = lease.remaining()
+    lease.check()
+    lease.release()
+
+    assert before == (False, False, False, 0.0)
+    assert during == (True, True, True)
+    assert 29 < remaining < 30
+    assert (lease.granted, lease.held, lease.unreleased, lease.remaining()) == (True, False, False, 0.0)
+    with pytest.raises(LockLost, match=r"\(released\)"):
+        lease.check()
+
+
+def test_a_lease_can_be_released_once(store: MemoryBackend) -> None:
+    lease = held(store)
+
+    assert lease.release() is Answer.DONE
+    with pytest.raises(SingletonLockError, match="it was released already"):
+        lease.release()
+
+
+def test_a_lease_that_was_never_asked_for_cannot_be_released(store: MemoryBackend) -> None:
+    with pytest.raises(SingletonLockError):
+        Lease(store, KEY, ttl=30.0).release()
+
+
+def test_a_lease_that_was_refused_may_wait_for_its_turn(store: MemoryBackend) -> None:
+    first, second = held(store), Lease(store, KEY, ttl=30.0)
+
+    conflict = second.acquire()
+    unreleased = second.unreleased
+    first.release()
+
+    assert isinstance(conflict, Conflict)
+    assert conflict.first.token == first.token
+    assert not unreleased
+    assert second.wait(0)
+    assert second.fence > first.fence
+
+
+def test_a_lease_is_current_inside_only(store: MemoryBackend) -> None:
+    outer, inner = held(store), Lease(store, "another key", ttl=30.0)
+    seen = [current_lease()]
+
+    with outer.current():
+        with inner.current():
+            seen.append(current_lease())
+        seen.append(current_lease())
+    seen.append(current_lease())
+
+    assert seen == [None, inner, outer, None]
+
+
+# Waiting.
+
+
+def test_a_free_lock_is_not_waited_for(store: MemoryBackend) -> None:
+    lease = Lease(store, KEY, ttl=30.0)
+
+    assert lease.wait(0)
+    assert lease.held
+
+
+def test_a_wait_ends_with_the_release(store: MemoryBackend) -> None:
+    holder, waiter = held(store), Lease(store, KEY, ttl=30.0)
+    answers: list[bool] = []
+    waiting = threading.Thread(target=lambda: answers.append(waiter.wait(20)))
+    waiting.start()
+    until(lambda: store._locks[KEY].queue, "it waits")
+    released_at = clock()
+
+    # Long enough for the waiter to have fallen asleep: a later release is what wakes it.
+    until(lambda: clock() > released_at + 0.2, "it sleeps")
+    holder.release()
+    waiting.join(20)
+
+    assert answers == [True]
+    assert waiter.held
+    assert clock() - released_at < 10
+
+
+def test_a_wait_ends_when_its_time_is_up_and_leaves_a_turn_to_give_back(store: MemoryBackend) -> None:
+    holder, waiter = held(store), Lease(store, KEY, ttl=30.0)
+    began = clock()
+
+    assert not waiter.wait(0.2)
+    took = clock() - began
+    unreleased = waiter.unreleased
+    answer = waiter.release()
+    holder.release()
+
+    assert 0.19 < took < 5
+    assert unreleased
+    assert not waiter.granted
+    assert answer is Answer.DONE
+    assert not waiter.lost
+    assert Lease(store, KEY, ttl=30.0).acquire() is None
+
+
+def test_a_wait_without_patience_asks_once(store: MemoryBackend) -> None:
+    held(store)
+    waiter = Lease(store, KEY, ttl=30.0)
+    began = clock()
+
+    assert not waiter.wait(0)
+    assert clock() - began < 5
+
+
+def test_a_wait_that_is_not_answered_leaves_something_to_give_back(
+    store: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unanswered(*_: object) -> None:
+        raise BackendError("memory://", "no reply")
+
+    waiter = Lease(store, KEY, ttl=30.0)
+    monkeypatch.setattr(store, "queue", unanswered)
+
+    with pytest.raises(BackendError):
+        waiter.wait()
+
+    assert waiter.unreleased
+    assert not waiter.held
+
+
+# Places that stay taken.
+
+
+def test_a_lock_stays_taken_for_its_min_hold_after_the_release(store: MemoryBackend) -> None:
+    lease = Lease(store, KEY, ttl=30.0, min_hold=60.0, facts={"task_id": "id-of-a"})
+    lease.acquire()
+
+    answer = lease.release()
+    conflict = Lease(store, KEY, ttl=30.0).acquire()
+
+    assert answer is Answer.DONE
+    assert not lease.lost
+    assert isinstance(conflict, Conflict)
+    assert conflict.first.task_id == "id-of-a"
+    assert 50 < conflict.first.expires_in <= 60
