@@ -131,3 +131,11 @@ def test_a_rescheduled_call_burns_no_retries_and_keeps_its_canvas(
     assert header.get(timeout=20) == [1, 2]
     assert chained.get(timeout=20) == ["after", 3]
     assert "outcome=rescheduled" in worker.log()
+
+
+def test_steps_of_a_chain_that_share_a_key_all_run(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    # The next step is published before the result of this one is stored.
+    chains = [chain(*[tasks.refused.si(number)] * 5).delay() for number in range(5)]
+
+    assert [result.get(timeout=20) for result in chains] == ["ran"] * 5
+    assert len(recorder.events("enter")) == 25

@@ -239,7 +239,7 @@ def test_a_waiter_that_died_is_passed_over(server: Server, process: Any, in_thre
     released = time.monotonic()
     lock.release()
 
-    until(lambda: served, "the next one is served")
+    until(lambda: served, "the next one is served", timeout=5)
     assert served[0] - released < 5
 
 

@@ -160,7 +160,7 @@ MUTANTS = [
         "task.py",
         "        finally:\n            self._give_back(lease)\n",
         "        finally:\n            pass\n",
-        ("tests/integration/test_task.py", "-k", "however or direct"),
+        ("tests/acceptance/test_conflict.py", "-k", "share_a_key"),
     ),
 ]
 

@@ -1,0 +1,151 @@
+"""Tens of thousands of schedules, none of which may break a promise; and broken locks, which have to be found out."""
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from celery_singleton_lock.backends import memory as memory_module
+from celery_singleton_lock.backends.base import Answer, Claim, Grant
+from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.core import heartbeat as heartbeat_module
+from celery_singleton_lock.core import lease as lease_module
+from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock.core.lease import Lease
+from tests.model.simulator import Simulation, first_violation
+
+CHUNKS = 4
+CHUNK = 3_000
+PART = 250
+ENOUGH_TO_FIND_A_BREACH = 400
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ProcessPoolExecutor]:
+    with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_no_schedule_breaks_a_promise(processes: ProcessPoolExecutor, chunk: int) -> None:
+    parts = [range(start, start + PART) for start in range(chunk * CHUNK, (chunk + 1) * CHUNK, PART)]
+
+    breaches = [breach[1] for breach in processes.map(first_violation, parts) if breach is not None]
+
+    assert not breaches, "\n\n".join(breaches)
+
+
+def test_one_schedule_replays() -> None:
+    seed = int(os.environ.get("SIMULATION_SEED", "0"))
+
+    assert Simulation(seed).run() == Simulation(seed).run()
+
+
+# Broken locks. A simulator that finds nothing wrong with these would prove nothing about the whole one.
+
+
+def counted_from_the_answer() -> AbstractContextManager[Any]:
+    whole = Lease.renewed
+    return patch.object(Lease, "renewed", lambda lease, sent_at: whole(lease, lease_module.clock()))
+
+
+def without_allowance_for_drift() -> AbstractContextManager[Any]:
+    return patch.multiple(lease_module, _DRIFT=0.0, _DRIFT_FLOOR=0.0)
+
+
+def released_by_anybody() -> AbstractContextManager[Any]:
+    whole = MemoryBackend.release
+
+    def release(self: MemoryBackend, claim: Claim, place: int | None, bound: float = 2.0) -> Answer:
+        lock = self._locks.get(claim.key)
+        holder = lock.places.get(place or 1) if lock is not None else None
+        return whole(self, holder.claim if holder is not None else claim, place, bound)
+
+    return patch.object(MemoryBackend, "release", release)
+
+
+def renewed_by_anybody() -> AbstractContextManager[Any]:
+    def renew(self: MemoryBackend, claims: list[Claim], timeout: float) -> list[Answer]:
+        return [Answer.DONE for _ in claims]
+
+    return patch.object(MemoryBackend, "renew", renew)
+
+
+def fences_from_a_counter() -> AbstractContextManager[Any]:
+    """The counter is as volatile as the rest of the data."""
+    whole, counters = MemoryBackend._grant, {}
+
+    def grant(self: MemoryBackend, lock: Any, number: int, claim: Claim, *rest: Any) -> Grant:
+        granted = whole(self, lock, number, claim, *rest)
+        counter = counters.setdefault(self, {})
+        counter[claim.key] = lock.fence = lock.places[number].fence = counter.get(claim.key, 0) + 1
+        return replace(granted, fence=lock.fence)
+
+    def clear(self: MemoryBackend) -> None:
+        counters.pop(self, None)
+        self._locks.clear()
+
+    return patch.multiple(MemoryBackend, _grant=grant, clear=clear)
+
+
+def places_without_expiry() -> AbstractContextManager[Any]:
+    whole = MemoryBackend._extend
+
+    def extend(self: MemoryBackend, lock: Any, place: Any, now: float) -> None:
+        whole(self, lock, place, now + 1e9)
+
+    return patch.object(MemoryBackend, "_extend", extend)
+
+
+def turns_without_expiry() -> AbstractContextManager[Any]:
+    return patch.object(memory_module, "_GRACE", 1e9)
+
+
+def a_heartbeat_that_never_gives_up() -> AbstractContextManager[Any]:
+    return patch.object(Heartbeat, "_take_overdue", lambda self: {})
+
+
+def a_heartbeat_without_a_bound() -> AbstractContextManager[Any]:
+    return patch.object(heartbeat_module, "_LONGEST_RENEWAL", 30.0)
+
+
+def a_heartbeat_that_sleeps_in() -> AbstractContextManager[Any]:
+    """It renews when there is no time left."""
+    return patch.object(lease_module, "_RENEWALS_PER_TTL", 0.9)
+
+
+def deadlines_that_are_believed_to_move() -> AbstractContextManager[Any]:
+    """An unanswered renewal is taken for one that worked."""
+    return patch.object(Lease, "unsure", lambda lease, error: lease.renewed(lease_module.clock()))
+
+
+BROKEN: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str]] = {
+    "counted from the answer": (counted_from_the_answer, "by its own clock"),
+    "no allowance for drift": (without_allowance_for_drift, "by its own clock"),
+    "released by anybody": (released_by_anybody, "has freed the place of"),
+    "renewed by anybody": (renewed_by_anybody, "by its own clock"),
+    "unanswered is renewed": (deadlines_that_are_believed_to_move, "by its own clock"),
+    "fences from a counter": (fences_from_a_counter, "got fence"),
+    "places without expiry": (places_without_expiry, "nobody has got"),
+    "turns without expiry": (turns_without_expiry, "is still there"),
+    "never gives up": (a_heartbeat_that_never_gives_up, "late"),
+    "no bound": (a_heartbeat_without_a_bound, "late"),
+    "sleeps in": (a_heartbeat_that_sleeps_in, ""),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_lock_is_found_out(name: str) -> None:
+    sabotage, complaint = BROKEN[name]
+
+    with sabotage():
+        breach = first_violation(range(ENOUGH_TO_FIND_A_BREACH))
+
+    assert breach is not None
+    assert complaint in breach[1].splitlines()[0]
