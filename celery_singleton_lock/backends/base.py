@@ -96,7 +96,7 @@ class Conflict:
     Attributes:
         key: The lock key.
         holders: Those whose deadline lies ahead; the lease that ends first, first.
-            Where a place is free and a waiter's turn has come, that waiter.
+            Where nobody holds it, those who wait for it, in turn.
     """
 
     key: str

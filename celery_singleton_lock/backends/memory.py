@@ -62,10 +62,12 @@ class _Lock:
         return [n for n in numbers if n not in self.places or self.places[n].deadline <= now]
 
     def turns_before(self, token: str, now: float) -> list[_Turn]:
-        """Living waiters that came before this token, or all if it does not wait."""
-        self.queue = [turn for turn in self.queue if turn.claim.token == token or turn.deadline > now]
+        """Living waiters that came before this token, or all if it does not wait; the dead ones are dropped."""
         tokens = [turn.claim.token for turn in self.queue]
-        return self.queue[: tokens.index(token)] if token in tokens else self.queue
+        mine = tokens.index(token) if token in tokens else len(tokens)
+        ahead = [turn for turn in self.queue[:mine] if turn.deadline > now]
+        self.queue[:mine] = ahead
+        return ahead
 
 
 class MemoryBackend(Backend):

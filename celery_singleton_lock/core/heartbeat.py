@@ -124,10 +124,8 @@ class Heartbeat:
 
     def _renew(self, backend: Backend, leases: "list[Lease]") -> "dict[Lease, str]":
         sent_at = clock()
-        remaining = min(lease.deadline for lease in leases) - sent_at
-        timeout = min(_LONGEST_RENEWAL, max(_SHORTEST_WAIT, remaining))
         try:
-            answers = backend.renew([lease.claim for lease in leases], timeout)
+            answers = backend.renew([lease.claim for lease in leases], self._patience())
         except Exception as error:
             if not isinstance(error, BackendError):
                 logger.exception("lock.unsure: the store %s is broken", backend.address)
@@ -141,6 +139,12 @@ class Heartbeat:
             else:
                 lost[lease] = "taken" if answer is Answer.TAKEN else "expired"
         return lost
+
+    def _patience(self) -> float:
+        """How long a request may take, so that every loss is told when its deadline passes."""
+        with self._changed:
+            remaining = min((lease.deadline for lease in self._leases), default=_NEVER) - clock()
+        return min(_LONGEST_RENEWAL, max(_SHORTEST_WAIT, remaining))
 
     def _plan(self) -> None:
         with self._changed:

@@ -217,13 +217,8 @@ class Lease:
         self.fence, self.took_over = grant.fence, grant.took_over
         self.renewed(grant.sent_at)
         self._heartbeat.watch(self)
-        logger.debug(
-            "lock.acquired key=%s task_id=%s fence=%d%s",
-            self.key,
-            self._task_id,
-            self.fence,
-            " took over from a holder that never released" if self.took_over else "",
-        )
+        event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s"
+        logger.debug(event, self.key, self._task_id, self.fence, self.took_over)
 
     def release(self) -> Answer | None:
         """Give it back, or the turn in the queue, or whatever an unanswered request has left.
@@ -244,6 +239,8 @@ class Lease:
             why = "was released already" if self._pid == os.getpid() else f"belongs to the process {self._pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
         self._heartbeat.forget(self)
+        # From here on the store may give it to somebody else, although no answer has come yet.
+        self._deadline = 0.0
         answer = None if self._unanswered else self._ask_to_release()
         if answer is None:
             leftovers.add(self)

@@ -200,9 +200,9 @@ def test_a_late_answer_is_not_taken_for_the_answer_to_the_next_question(
     proxy: Proxy, backend: RedisBackend, direct: RedisBackend
 ) -> None:
     direct.acquire(Claim(KEY, "holder", 30.0))
-    proxy.delay(1.5)
+    proxy.delay(0.6)
     with pytest.raises(BackendError):
-        backend.release(Claim("singleton:v1:{other:00}", "a", 30.0), 1)
+        backend.release(Claim("singleton:v1:{other:00}", "a", 30.0), 1, bound=0.2)
 
     proxy.forward()
 

@@ -154,6 +154,24 @@ def test_what_call_could_not_release_is_released_by_the_time_the_task_has_ended(
         assert keys(server) == []
 
 
+def test_the_lock_is_free_before_the_next_step_of_a_canvas_begins(app: Celery) -> None:
+    app.conf.task_always_eager = True
+    ran = []
+
+    @app.task(base=SingletonTask, lock_name="shared", lock_key=())
+    def first() -> None:
+        ran.append("first")
+
+    @app.task(base=SingletonTask, lock_name="shared", lock_key=())
+    def second(_: Any) -> None:
+        ran.append("second")
+
+    # Celery runs the link before it calls after_return for the first one.
+    first.apply_async(link=second.s())
+
+    assert ran == ["first", "second"]
+
+
 def test_a_direct_call_takes_no_lock(app: Celery, server: Server) -> None:
     @app.task(base=SingletonTask)
     def body() -> list[str]:

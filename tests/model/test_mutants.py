@@ -97,7 +97,7 @@ MUTANTS = [
         "backends/lua/release.lua",
         "redis.call('PUBLISH', key .. ':' .. whose, 'free') == 0 then",
         "redis.call('PUBLISH', key .. ':' .. whose, 'free') < 0 then",
-        ("tests/integration/test_lock.py", "-k", "passed_over"),
+        ("tests/contract/test_backends.py", "-k", "nobody_hears"),
     ),
     Mutant(
         "renewal when the server is out of memory",
@@ -160,7 +160,7 @@ MUTANTS = [
         "task.py",
         "        finally:\n            self._give_back(lease)\n",
         "        finally:\n            pass\n",
-        ("tests/acceptance/test_conflict.py", "-k", "share_a_key"),
+        ("tests/integration/test_task.py", "-k", "next_step"),
     ),
 ]
 

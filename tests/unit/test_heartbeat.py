@@ -24,6 +24,7 @@ from celery_singleton_lock.backends.base import (
     clock,
 )
 from celery_singleton_lock.core import lease as lease_module
+from celery_singleton_lock.core import leftovers as leftovers_module
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.leftovers import Leftovers
 from tests.waiting import until
@@ -121,6 +122,7 @@ def heart() -> Iterator[Heartbeat]:
 @pytest.fixture(autouse=True)
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
     """What this test's leases leave behind."""
+    monkeypatch.setattr(leftovers_module, "_PAUSE", 0.1)
     leftovers = Leftovers()
     monkeypatch.setattr(lease_module, "leftovers", leftovers)
     yield leftovers
@@ -135,9 +137,15 @@ def acquired(store: Store, ttl: float, on_lost: Callable[[Lease], None] | None =
 
 def after_more_beats(store: Store, number: int = 4) -> None:
     """Wait until the heartbeat has come round so often; what it would have done by then, it has done."""
-    witness = acquired(store, ttl=0.3)
-    until(lambda: len(store.renewals_of(witness)) >= number, "a witness is renewed")
-    witness.release()
+    witnesses = [acquired(store, ttl=0.3)]
+
+    def renewals() -> int:
+        if witnesses[-1].lost:  # on a busy machine
+            witnesses.append(acquired(store, ttl=0.3))
+        return sum(len(store.renewals_of(witness)) for witness in witnesses)
+
+    until(lambda: renewals() >= number, "a witness is renewed")
+    witnesses[-1].release()
 
 
 # Renewed.
@@ -205,12 +213,12 @@ def test_an_unanswered_renewal_is_tried_again_sooner(heart: Heartbeat, store: St
         planned.append(lease.next_renewal)
         return Answer.DONE if len(planned) > 1 else unanswered(token)
 
-    lease = acquired(store, ttl=3.0)
+    lease = acquired(store, ttl=1.8)
     store.on_renew = refuse_once
     until(lambda: len(planned) > 1, "the renewal is tried again")
 
     first_try = store.renewals_of(lease)[0]
-    assert planned[1] < first_try + 3.0 / 3
+    assert planned[1] < first_try + 1.8 / 3
 
 
 def test_one_unanswered_renewal_does_not_lose_a_lease(heart: Heartbeat, store: Store, told: Told) -> None:
@@ -424,8 +432,8 @@ def test_an_unanswered_release_is_given_up_when_the_store_must_have_freed_the_ke
     store: Store, leftovers: Leftovers
 ) -> None:
     store.on_release = unanswered
-    lease = acquired(store, ttl=1.2)
-    frees_itself_at = clock() + 1.2
+    lease = acquired(store, ttl=0.6)
+    frees_itself_at = clock() + 0.6
 
     lease.release()
     until(lambda: not leftovers._running, "it is given up")
@@ -557,7 +565,7 @@ def test_a_store_that_breaks_is_not_asked_without_a_pause(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "celery_singleton_lock")
     store.on_renew = broken
-    lease = acquired(store, ttl=1.5, on_lost=told)
+    lease = acquired(store, ttl=0.9, on_lost=told)
 
     until(lambda: told.leases, "it is told")
 

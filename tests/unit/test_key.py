@@ -11,13 +11,16 @@ from typing import Any
 import kombu.serialization
 import pytest
 from celery import Celery
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.backends.base import Claim
 from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.core.key import MAX_NAME, KeyChoice, KeyMaker
+
+however_slowly = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+"""How busy a machine is says nothing about keys."""
 
 
 class Colour(Enum):
@@ -391,11 +394,13 @@ def normal(value: Any) -> Any:
     return (type(value), repr(value))
 
 
+@however_slowly
 @given(plain_values)
 def test_publisher_and_worker_agree_on_the_key(value: Any) -> None:
     assert key(value) == key(delivered(value))
 
 
+@however_slowly
 @given(plain_values)
 def test_publisher_and_worker_agree_on_a_formatted_key(value: Any) -> None:
     keys = maker(choice="{x}")
@@ -403,6 +408,7 @@ def test_publisher_and_worker_agree_on_a_formatted_key(value: Any) -> None:
     assert keys.key("singleton", (value,), {}) == keys.key("singleton", (delivered(value),), {})
 
 
+@however_slowly
 @given(plain_values, plain_values)
 def test_different_arguments_have_different_keys(one: Any, other: Any) -> None:
     same = normal(delivered(one)) == normal(delivered(other))
@@ -410,6 +416,7 @@ def test_different_arguments_have_different_keys(one: Any, other: Any) -> None:
     assert (key(one) == key(other)) is same
 
 
+@however_slowly
 @given(st.text(min_size=1, max_size=MAX_NAME), st.text(min_size=1, max_size=MAX_NAME))
 def test_different_names_have_different_keys(one: str, other: str) -> None:
     keys = {maker(name=name).key("singleton", (1,), {}) for name in (one, other)}

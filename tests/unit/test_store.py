@@ -357,7 +357,7 @@ def test_an_error_of_the_store_has_no_credentials() -> None:
     backend = backend_from_url(f"redis://user:{SECRET}@127.0.0.1:{free_port()}/0?client_name={SECRET}")
 
     with pytest.raises(BackendError) as unanswered:
-        backend.release(Claim("key", "token", 30, 1, {}), 1)
+        backend.release(Claim("key", "token", 30.0), 1, bound=0.1)
 
     assert "127.0.0.1" in str(unanswered.value)
     assert SECRET not in repr(unanswered.value) + str(unanswered.value)

@@ -1,0 +1,55 @@
+"""Short rounds of several actions in turn, so that whatever else the machine does falls on all alike."""
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The median of many numbers between their quartiles."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> Self:
+        """The spread of *numbers*, which may be a single one."""
+        return cls(*statistics.quantiles(numbers, n=4)) if len(numbers) > 1 else cls(*numbers, *numbers, *numbers)
+
+
+def seconds_per_call(action: Callable[[], object], calls: int) -> float:
+    """The mean of one round."""
+    start = time.perf_counter()
+    for _ in range(calls):
+        action()
+    return (time.perf_counter() - start) / calls
+
+
+def interleaved(actions: Mapping[str, tuple[Callable[[], object], int]], cycles: int) -> dict[str, list[float]]:
+    """Seconds per call of each action, one number per cycle.
+
+    Arguments:
+        actions: What to do, and how often in one round.
+        cycles: How many rounds of each, in another order each time: an action
+            that always followed its like would find the caches warm.
+    """
+    for action, _ in actions.values():
+        # Connect, load the script, start the thread.
+        action()
+    order = list(actions)
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(cycles):
+        random.shuffle(order)
+        for name in order:
+            seconds[name].append(seconds_per_call(*actions[name]))
+    return seconds
+
+
+def ratio(seconds: Sequence[float], unit: Sequence[float]) -> Spread:
+    """The first as multiples of the second, cycle by cycle."""
+    return Spread.of([one / other for one, other in zip(seconds, unit, strict=True)])

@@ -1,0 +1,72 @@
+"""What only the server knows: commands received, bytes kept, and how long a script blocked it."""
+
+from collections.abc import Callable
+
+from redis import Redis
+
+from benchmarks.candidates import Candidate, client_of
+
+# Commands inside a script are quicker than that, so none of them is logged at the script's expense.
+_SCRIPTS_ONLY = 20
+_AT_MOST = 1000
+
+
+def commands(url: str, action: Callable[[], object]) -> int:
+    """How many commands clients send in one *action*; those a script runs are not theirs."""
+    client, observer = client_of(url), client_of(url)
+    action()
+    client.ping()
+    with observer.monitor() as monitor:
+        action()
+        client.echo("over")
+        sent = 0
+        while (command := monitor.next_command())["command"] != "ECHO over":
+            sent += command["client_type"] != "lua"
+    return sent
+
+
+def memory(url: str, candidate: Candidate, name: str) -> int:
+    """Bytes of one held lock, key and facts included."""
+    lock = candidate.lock(name)
+    lock.acquire()
+    try:
+        return int(client_of(url).memory_usage(candidate.stored_as(name), samples=0))
+    finally:
+        lock.release()
+
+
+def longest_scripts(url: str, action: Callable[[], object], times: int) -> list[float]:
+    """Milliseconds of the longest script in each of so many *action*s; 0 where all were too short to tell."""
+    client = client_of(url)
+    settings = client.config_get("slowlog-*")
+    client.config_set("slowlog-log-slower-than", _SCRIPTS_ONLY)
+    client.config_set("slowlog-max-len", _AT_MOST)
+    try:
+        return [_longest_script(client, action) for _ in range(times)]
+    finally:
+        for name, value in settings.items():
+            client.config_set(name, value)
+
+
+def _longest_script(client: Redis, action: Callable[[], object]) -> float:
+    client.slowlog_reset()
+    action()
+    scripts = [entry for entry in client.slowlog_get(_AT_MOST) if entry["command"].startswith(b"EVALSHA")]
+    return max((entry["duration"] / 1000 for entry in scripts), default=0.0)
+
+
+def busy_turn(url: str, action: Callable[[], object], times: int) -> float | None:
+    """Milliseconds for which nobody else is served during *action*, on average; None where the server does not say.
+
+    A server runs all that it has read from one client before it turns to the
+    next, so scripts sent in one go block it for longer than each of them does.
+    """
+    client = client_of(url)
+    before = client.info("stats")
+    for _ in range(times):
+        action()
+    after = client.info("stats")
+    if "eventloop_cycles" not in after:
+        return None
+    turns, busy = (after[name] - before[name] for name in ("eventloop_cycles", "eventloop_duration_cmd_sum"))
+    return float(busy / turns / 1000)
