@@ -1270,7 +1270,7 @@ class TestRedisBackend(BackendContract):
         backend.acquire(claim("a"))
         with self.waiting(backend, "dead1", "dead2"):
             pass
-        until(lambda: not client.pubsub_channels(), "the server knows that they are gone")
+        until(lambda: not client.pubsub_channels("singleton:*"), "the server knows that they are gone")
 
         backend.release(claim("a"), 1)
 
@@ -1280,10 +1280,10 @@ class TestRedisBackend(BackendContract):
         backend.acquire(claim("a"))
 
         with self.waiting(backend, "w"):
-            during = client.pubsub_channels()
+            during = client.pubsub_channels("singleton:*")
 
         assert during == [f"{KEY}:w"]
-        until(lambda: not client.client_list(_type="pubsub"), "the connection is closed")
+        until(lambda: not client.pubsub_channels("singleton:*"), "the connection is closed")
 
     def test_a_waiter_whose_connection_has_died_listens_again(self, backend: Backend, client: Any) -> None:
         backend.acquire(claim("a"))
@@ -1294,7 +1294,7 @@ class TestRedisBackend(BackendContract):
             waiter.sleep(20)
             looked_again_after = clock() - asleep_at
             queued(waiter.ask())
-            heard_on = client.pubsub_channels()
+            heard_on = client.pubsub_channels("singleton:*")
             backend.release(claim("a"), 1)
             asleep_at = clock()
             waiter.sleep(20)
