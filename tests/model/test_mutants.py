@@ -69,7 +69,7 @@ MUTANTS = [
         "core/lease.py",
         "        self._heartbeat.forget(self)\n",
         "",
-        ("tests/unit/test_heartbeat.py", "-k", "release or forget or forgotten"),
+        ("tests/unit/test_heartbeat.py", "-k", "under_way_has_ended"),
     ),
     Mutant(
         "time-seeded fence",

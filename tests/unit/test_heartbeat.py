@@ -752,3 +752,27 @@ def test_a_child_that_is_forked_during_a_beat_is_not_held_up_by_it(heart: Heartb
     answer_now.set()
 
     assert seen == repr(Answer.DONE)
+
+
+def test_a_lease_is_released_only_once_a_renewal_under_way_has_ended(heart: Heartbeat, store: Store) -> None:
+    under_way, may_end = threading.Event(), threading.Event()
+
+    def hold_up(token: str) -> Answer:
+        under_way.set()
+        may_end.wait(20)
+        return Answer.DONE
+
+    store.on_renew = hold_up
+    lease = acquired(store, ttl=1.5)
+    assert under_way.wait(20)
+    releasing = threading.Thread(target=lease.release)
+
+    releasing.start()
+    releasing.join(0.3)
+    released_meanwhile = list(store.releases)
+    may_end.set()
+    releasing.join(20)
+
+    assert released_meanwhile == []
+    assert store.releases == [lease.token]
+    assert lease not in heart._leases
