@@ -126,8 +126,12 @@ for i = 6, #ARGV, 2 do
   fields[#fields + 1] = place .. ':' .. ARGV[i]
   fields[#fields + 1] = ARGV[i + 1]
 end
-redis.call('HSET', key, unpack(fields))
-if not known[1] or (free == known_limit and not known[3]) then
+redis.call('HSET', key, unpack(fields)) -- before other writes, so that a server out of memory refuses it
+local nobody_waits = ahead == 0 and (not ticket or ticket == tonumber(known[4]))
+if nobody_waits and known[3] then
+  redis.call('HDEL', key, 'first', 'last')
+end
+if redis.call('PTTL', key) < 0 or (free == known_limit and nobody_waits) then
   redis.call('PEXPIRE', key, 2 * ttl)
 else
   redis.call('PEXPIRE', key, 2 * ttl, 'GT')
