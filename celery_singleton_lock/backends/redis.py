@@ -183,18 +183,22 @@ class RedisWaiter(Waiter):
         self._wire = wire
         self._channel = f"{claim.key}:{claim.token}"
         self._ask = ask
+        self._granted = False
         self._ears: Any = None
 
     def __exit__(self, *_: object) -> None:
-        """Stop listening."""
-        if self._ears is not None:
+        """Stop listening; without a grant so that the server knows, and passes over a turn that may be left."""
+        if self._ears is not None and self._granted:
+            self._wire.unsubscribe(self._ears)
+        elif self._ears is not None:
             self._ears.disconnect()
 
     def ask(self) -> Grant | float:
         """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
         self._listen()
         (verdict, _, *rest), sent_at = self._ask()
-        return _grant(rest, sent_at) if verdict == 1 else float(rest[0]) / 1_000_000
+        self._granted = verdict == 1
+        return _grant(rest, sent_at) if self._granted else float(rest[0]) / 1_000_000
 
     def sleep(self, seconds: float) -> None:
         """Wait for a message on the channel."""

@@ -34,6 +34,7 @@ class Wire:
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._idle: deque[Any] = deque()
+        self._ears: deque[Any] = deque()
         self._pid = os.getpid()
 
     def call(self, *command: Any, timeout: float = REPLY_TIMEOUT) -> Any:
@@ -79,20 +80,28 @@ class Wire:
             return self._pipe("EVAL", script.text, calls, give_up_at)
 
     def subscribe(self, channel: str) -> Any:
-        """Open a connection that hears *channel*; whoever asks for it disconnects it."""
-        connection = self._open(REPLY_TIMEOUT)
+        """A connection that hears *channel*; whoever asks for it disconnects it or hands it to `unsubscribe`."""
+        self._drop_the_parents()
+        connection = self._ears.pop() if self._ears else self._open(REPLY_TIMEOUT)
         try:
+            connection.send_command("UNSUBSCRIBE", check_health=False)
             connection.send_command("SUBSCRIBE", channel, check_health=False)
-            connection.read_response()
+            while connection.read_response()[:2] != ["subscribe", channel]:
+                pass
         except BaseException:
             connection.disconnect()
             raise
         return connection
 
+    def unsubscribe(self, connection: Any) -> None:
+        """Keep *connection* for the next `subscribe`; until then it hears a channel that nobody uses any more."""
+        self._ears.append(connection)
+
     def close(self) -> None:
         """Close the idle connections."""
-        while self._idle:
-            self._idle.pop().disconnect()
+        for idle in (self._idle, self._ears):
+            while idle:
+                idle.pop().disconnect()
 
     def _pipe(
         self, verb: str, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], give_up_at: float
@@ -113,13 +122,16 @@ class Wire:
         return replies
 
     def _checkout(self, timeout: float) -> Any:
-        if self._pid != os.getpid():
-            # Forked: the sockets belong to the parent, so drop them unread.
-            self._idle, self._pid = deque(), os.getpid()
+        self._drop_the_parents()
         try:
             return self._idle.pop()
         except IndexError:
             return self._open(timeout)
+
+    def _drop_the_parents(self) -> None:
+        """After a fork: the sockets belong to the parent, so they are dropped unread."""
+        if self._pid != os.getpid():
+            self._idle, self._ears, self._pid = deque(), deque(), os.getpid()
 
     def _put_back(self, connection: Any) -> None:
         if connection.socket_timeout < REPLY_TIMEOUT:

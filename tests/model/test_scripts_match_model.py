@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, reject, settings
 from hypothesis import strategies as st
-from hypothesis.errors import HypothesisException
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -29,13 +28,14 @@ from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.backends.redis import RedisBackend, RedisWaiter
 from tests.model.ageing import StandingClock
 from tests.servers import SERVERS, Server, running
+from tests.waiting import until
 
 KEYS = ("singleton:v1:{first:0}", "singleton:v1:{second:0}")
 CONTENDERS = range(6)
 WHO = st.integers(0, 59)
 MOSTLY = st.sampled_from((True, True, True, True, False))
-# A request takes less than half of this, and deadlines are further away than this. Where a busy
-# machine stood still for longer, a failure says nothing.
+EXAMPLES = 120
+# Deadlines are further away than this. An example in which a request took half of it says nothing, and is left out.
 NOISE = 0.4
 FACTS: tuple[dict[str, str], ...] = (
     {},
@@ -61,11 +61,14 @@ class Model(MemoryBackend):
         self.listening.discard(claim.token)
 
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
+        has_a_place = claim.token in self.tokens(claim.key, of_turns=False)
         answer = super().release(claim, place, bound)
         self.woken = []
         lock = self._lock(claim.key)
         if lock is not None:
             free, queue, lock.queue = len(lock.free_places(self._now())), lock.queue, []
+            # A place that is free later: whoever is first has to hear when.
+            free += has_a_place and f"~{claim.token}" in self.tokens(claim.key)
             for turn in queue:
                 if free <= 0 or turn.claim.token in self.listening:
                     lock.queue.append(turn)
@@ -114,7 +117,10 @@ class Real:
     def queue(self, claim: Claim) -> Grant | float:
         if claim.token not in self.waiters:
             self.waiters[claim.token] = self.backend.waiter(claim)
-        return self.waiters[claim.token].ask()
+        waiter = self.waiters[claim.token]
+        # On a busy machine a waiter may be deaf at first, and the release then passes it over.
+        until(lambda: waiter._listen() or waiter._ears, "the waiter listens")
+        return waiter.ask()
 
     def hang_up(self, claim: Claim) -> None:
         waiter = self.waiters.pop(claim.token, None)
@@ -151,12 +157,13 @@ class Scripts(RuleBasedStateMachine):
     """Six contenders for two locks, in the model and on two servers."""
 
     reals: tuple[Real, ...]
-    stood_still = False
+    completed = 0
 
     @initialize(limits=st.tuples(st.integers(1, 3), st.integers(1, 3)))
     def begin(self, limits: tuple[int, int]) -> None:
         self.limits = dict(zip(KEYS, limits, strict=True))
         self.model = Model()
+        self.in_time = True
         self.tokens = self.arrivals = 0
         self.former: list[Claim] = []
         self.contenders = [Contender(self.claim(KEYS[number == 0], 1000.0)) for number in CONTENDERS]
@@ -297,11 +304,13 @@ class Scripts(RuleBasedStateMachine):
 
     @contextmanager
     def at_this_moment(self, real: Real) -> Iterator[None]:
-        """What is asked inside is asked at the model's time, unless this machine stands still meanwhile."""
+        """Ask at the model's time; an example in which this took too long for that ends here."""
         began = time.monotonic()
         real.clock.advance()
         yield
-        Scripts.stood_still |= time.monotonic() - began > NOISE / 2
+        if time.monotonic() - began > NOISE / 2:
+            self.in_time = False
+            reject()
 
     def granted(self, claim: Claim, grants: list[Grant]) -> None:
         """Each grant has a greater fence than the one before, and a repeated one its own."""
@@ -328,6 +337,7 @@ class Scripts(RuleBasedStateMachine):
         self.model.time += seconds
 
     def teardown(self) -> None:
+        Scripts.completed += getattr(self, "in_time", False)
         for contender in getattr(self, "contenders", ()):
             self.hang_up(contender.claim)
 
@@ -371,22 +381,13 @@ def reals() -> Iterator[tuple[Real, ...]]:
 
 def test_the_scripts_answer_as_the_model_does(reals: tuple[Real, ...]) -> None:
     Scripts.reals = reals
+    Scripts.completed = 0
     enough = settings(
-        max_examples=80,
+        max_examples=EXAMPLES,
         stateful_step_count=40,
         deadline=None,
         database=None,
-        # A machine that stands still for a moment would have it shrink for minutes what is no error.
-        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    for _ in range(5):
-        Scripts.stood_still = False
-        try:
-            run_state_machine_as_test(Scripts, settings=enough)
-        except (AssertionError, ExceptionGroup, HypothesisException):
-            if Scripts.stood_still:
-                continue
-            raise
-        return
-    pytest.fail("this machine stands still too often to compare clocks on it")
+    run_state_machine_as_test(Scripts, settings=enough)
+    assert Scripts.completed >= EXAMPLES / 2
