@@ -82,16 +82,13 @@ class Wire:
     def subscribe(self, channel: str) -> Any:
         """A connection that hears *channel*; whoever asks for it disconnects it or hands it to `unsubscribe`."""
         self._drop_the_parents()
-        connection = self._ears.pop() if self._ears else self._open(REPLY_TIMEOUT)
-        try:
-            connection.send_command("UNSUBSCRIBE", check_health=False)
-            connection.send_command("SUBSCRIBE", channel, check_health=False)
-            while connection.read_response()[:2] != ["subscribe", channel]:
-                pass
-        except BaseException:
-            connection.disconnect()
-            raise
-        return connection
+        if self._ears:
+            try:
+                return _hear_only(self._ears.pop(), channel)
+            except exceptions.RedisError:
+                # What ended this one, a restart say, has ended the others as well.
+                self.close()
+        return _hear_only(self._open(REPLY_TIMEOUT), channel)
 
     def unsubscribe(self, connection: Any) -> None:
         """Keep *connection* for the next `subscribe`; until then it hears a channel that nobody uses any more."""
@@ -151,3 +148,15 @@ class Wire:
 def _hear(connection: Any, timeout: float) -> None:
     if not connection.can_read(timeout=max(0.0, timeout)):
         raise exceptions.TimeoutError("no reply in time")
+
+
+def _hear_only(connection: Any, channel: str) -> Any:
+    try:
+        connection.send_command("UNSUBSCRIBE", check_health=False)
+        connection.send_command("SUBSCRIBE", channel, check_health=False)
+        while connection.read_response()[:2] != ["subscribe", channel]:
+            pass
+    except BaseException:
+        connection.disconnect()
+        raise
+    return connection

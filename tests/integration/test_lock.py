@@ -214,6 +214,9 @@ def test_those_who_wait_one_after_the_other_share_a_connection(server: Server, i
             return len([one for one in client.client_list() if int(one["sub"])])
 
     assert hand_over(1) == hand_over(4) == 1
+    with server.client() as client:
+        client.client_kill_filter(_type="pubsub")
+    assert hand_over(1) == 1
 
 
 HOLD = """
