@@ -2,7 +2,8 @@
 
 from celery_singleton_lock import handlers, signals
 from celery_singleton_lock.backends.base import Holder
-from celery_singleton_lock.core.lease import Lease, current_lease
+from celery_singleton_lock.core.current import current_lease
+from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.errors import (
     BackendError,
     ConfigurationError,

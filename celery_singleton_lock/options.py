@@ -7,6 +7,7 @@ from typing import Any
 
 from celery import Celery
 
+from celery_singleton_lock.core.deadman import why_unavailable
 from celery_singleton_lock.errors import ConfigurationError
 
 DEFAULT_PREFIX = "singleton"
@@ -15,8 +16,7 @@ MAX_LIMIT = 1000
 
 _ON_CONFLICT = ("skip", "raise", "reschedule", "wait")
 _ON_CONFLICT_LATER = ("join", "rerun", "replace")
-_ON_LOST = ("abort", "warn")
-_ON_LOST_LATER = ("kill",)
+_ON_LOST = ("abort", "warn", "kill")
 _ON_BACKEND_ERROR = ("reschedule", "raise", "run", "skip")
 _MODES = ("while_executing",)
 _MODES_LATER = ("until_executing", "until_executed", "until_and_while_executing")
@@ -48,6 +48,14 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...], later: tuple[str, ..
     return value
 
 
+def on_lost(name: str, value: Any) -> str:
+    """*value*, if this machine can do it."""
+    why = why_unavailable() if value == "kill" else None
+    if why is not None:
+        raise ConfigurationError(f"{name}='kill' is not possible here: {why}; use 'abort'")
+    return one_of(name, value, _ON_LOST)
+
+
 def only(name: str, value: Any, allowed: Any) -> Any:
     """*value*, if it is the one that this version can do."""
     if isinstance(value, bool) or value != allowed:
@@ -70,7 +78,7 @@ OPTIONS: Mapping[str, Option] = {
     "ttl": Option(30, lambda n, v: seconds(n, v, least=1)),
     "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT, _ON_CONFLICT_LATER)),
     "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
-    "on_lost": Option("abort", lambda n, v: one_of(n, v, _ON_LOST, _ON_LOST_LATER)),
+    "on_lost": Option("abort", on_lost),
     "on_backend_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_BACKEND_ERROR)),
     "min_hold": Option(0, lambda n, v: seconds(n, v, least=0)),
     "queue_ttl": Option(3600, lambda n, v: only(n, v, 3600)),

@@ -15,12 +15,17 @@ from celery import Celery, Task
 from celery_singleton_lock import signals
 from celery_singleton_lock.backends.base import Answer, Conflict, Holder
 from celery_singleton_lock.conflict import HEADER, settle, unanswered
+from celery_singleton_lock.core.current import running_under
 from celery_singleton_lock.core.interrupt import Interrupt
 from celery_singleton_lock.core.key import KeyChoice, KeyMaker
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.errors import BackendError, ConfigurationError, LockLost
+from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.lost import deadman_for, tell_lost
 from celery_singleton_lock.options import OPTIONS, LockOptions, check_task, resolve
 from celery_singleton_lock.store import backend_of
+
+TOKEN_HEADER = "lock_token"
+"""Where the main process of a worker tells a pool child the token to use."""
 
 
 class _Unset(Enum):
@@ -56,7 +61,9 @@ class SingletonTask(Task):
         lock_min_hold: Seconds for which the key stays taken, counted from the start
             of a run, even if the run ends earlier. A run that dies does not count.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"`
-            leaves it to the log, the signal and `self.lock.check()`.
+            leaves it to the log, the signal and `self.lock.check()`, `"kill"` has the
+            kernel kill the pool child at the deadline, even if it is stopped, frozen
+            or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
         lock_on_backend_error: `"reschedule"` (default), `"raise"`, `"run"`
             (unlocked) or `"skip"`, where Redis gives no answer within 5 s.
 
@@ -64,6 +71,7 @@ class SingletonTask(Task):
     """
 
     abstract = True
+    Request = "celery_singleton_lock.request:SingletonRequest"
 
     lock_mode: str | None = None
     lock_key: KeyChoice = None
@@ -85,7 +93,14 @@ class SingletonTask(Task):
         if self._runs_without_lock():
             return super().__call__(*args, **kwargs)
         interrupt = Interrupt()
-        lease = self._new_lease(self.lock_key_for(*args, **kwargs), interrupt)
+        lease = self.lease_for(
+            args,
+            kwargs,
+            token=self.request.get(TOKEN_HEADER),
+            facts=self._facts(),
+            deadman=deadman_for(self),
+            on_lost=partial(tell_lost, self, interrupt),
+        )
         self.request.lock_lease = lease
         try:
             # Inside the try, because a time limit may strike between the
@@ -134,6 +149,18 @@ class SingletonTask(Task):
         """
         return self._lock_keys.key(self.lock_options.prefix, args, kwargs)
 
+    def lease_for(self, args: Any, kwargs: Any, **more: Any) -> Lease:
+        """The lease of a call with these arguments, not asked for yet; *more* goes to `Lease`."""
+        options = self.lock_options
+        return Lease(
+            backend_of(self.app),
+            self.lock_key_for(*args, **kwargs),
+            ttl=options.ttl,
+            limit=options.limit,
+            min_hold=options.min_hold,
+            **more,
+        )
+
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
         """Who holds the lock of a call with these arguments now.
 
@@ -144,7 +171,7 @@ class SingletonTask(Task):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
-        if self._is_lockable():
+        if self.is_lockable():
             # A TypeError is Celery's to raise: it knows whether the task has typing=False.
             with suppress(TypeError):
                 self.lock_key_for(*(args or ()), **(kwargs or {}))
@@ -165,7 +192,7 @@ class SingletonTask(Task):
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
-        if not cls._is_lockable():
+        if not cls.is_lockable():
             return
         _check_call_order(cls)
         check_task(cls.name, _own_options(cls))
@@ -181,11 +208,11 @@ class SingletonTask(Task):
         return (
             request.called_directly
             or request.get("lock_lease") is not None  # it called itself
-            or not self._is_lockable()
+            or not self.is_lockable()
         )
 
     @classmethod
-    def _is_lockable(cls) -> bool:
+    def is_lockable(cls) -> bool:
         """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
         return not cls.name.startswith("celery.")
 
@@ -194,18 +221,6 @@ class SingletonTask(Task):
         options = self.lock_options
         copies = [holder for holder in conflict.holders if holder.task_id == self.request.id]
         return options.on_conflict == "wait" and not copies and lease.wait(options.wait_timeout)
-
-    def _new_lease(self, key: str, interrupt: Interrupt) -> Lease:
-        options = self.lock_options
-        return Lease(
-            backend_of(self.app),
-            key,
-            ttl=options.ttl,
-            limit=options.limit,
-            min_hold=options.min_hold,
-            facts=self._facts(),
-            on_lost=partial(self._lost, interrupt),
-        )
 
     def _facts(self) -> dict[str, str]:
         request = self.request
@@ -227,14 +242,8 @@ class SingletonTask(Task):
             # It has stopped waiting; a retry of the body starts a new wait.
             self.request.headers.pop(HEADER, None)
         signals.lock_acquired.send(sender=self, lease=lease)
-        with lease.current(), interrupt.allowed():
+        with running_under(lease), interrupt.allowed():
             yield
-
-    def _lost(self, interrupt: Interrupt, lease: Lease) -> None:
-        reason = lease.lost_reason or "expired"
-        if self.lock_options.on_lost == "abort":
-            interrupt.send(LockLost(lease.key, reason))
-        signals.lock_lost.send(sender=self, lease=lease, reason=reason)
 
     def _give_back(self, lease: Lease) -> None:
         if lease.unreleased and lease.release() is Answer.DONE:

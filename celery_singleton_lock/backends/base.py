@@ -187,6 +187,10 @@ class Backend(ABC):
     def holders(self, key: str) -> list[Holder]:
         """Who holds *key* now; the lease that ends first, first."""
 
+    @abstractmethod
+    def twin(self) -> "Backend":
+        """The same store over connections of its own."""
+
     @property
     @abstractmethod
     def address(self) -> str:

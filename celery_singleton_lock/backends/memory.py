@@ -89,6 +89,10 @@ class MemoryBackend(Backend):
         """The URL."""
         return "memory://"
 
+    def twin(self) -> "MemoryBackend":
+        """This one: there are no connections."""
+        return self
+
     def acquire(self, claim: Claim) -> Grant | Conflict:
         """Take a free place whose turn it is nobody else's."""
         with self._changed:

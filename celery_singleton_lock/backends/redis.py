@@ -85,6 +85,7 @@ class RedisBackend(Backend):
                 "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
                 "with any other character in user and password percent-encoded"
             ) from None
+        self._url, self._options = url, options
         self._address = _address(url)
         self._wire = Wire(pool)
         self._reserved = Wire(pool)
@@ -93,6 +94,10 @@ class RedisBackend(Backend):
     def address(self) -> str:
         """Scheme, host, port and database."""
         return self._address
+
+    def twin(self) -> "RedisBackend":
+        """Another client of the same server."""
+        return RedisBackend(self._url, self._options)
 
     def acquire(self, claim: Claim) -> Grant | Conflict:
         """Run acquire.lua."""

@@ -7,6 +7,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from celery_singleton_lock.backends.base import Answer, Backend, clock
+from celery_singleton_lock.core.greenlets import patched_by
+from celery_singleton_lock.core.keepalive import Keepalive
 from celery_singleton_lock.errors import BackendError
 
 if TYPE_CHECKING:
@@ -16,6 +18,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 _LONGEST_RENEWAL = 1.0
 _SHORTEST_WAIT = 0.05
+_LATE = 4
 _NEVER = float("inf")
 
 
@@ -25,7 +28,9 @@ class Heartbeat:
     A renewal has three outcomes. *Renewed*: the full ttl lies ahead again.
     *Lost*: the store says the lease is not ours any more. *Unsure*: the store
     did not answer; the renewal may have worked, so it is tried again, sooner,
-    until the deadline passes, and only then is the lease lost.
+    until the deadline passes, and only then is the lease lost. A beat that comes
+    late, because the process got no time or a body held the GIL, asks first:
+    nobody may have wanted the key, or somebody else may have kept the lease alive.
 
     The thread starts with the first lease of a process, and anew after a fork,
     because threads do not survive one. It sleeps until the next renewal is due
@@ -43,12 +48,21 @@ class Heartbeat:
         self._changed = threading.Condition()
         self._wakes_at = _NEVER
         self._thread: threading.Thread | None = None
+        self._keepalive = Keepalive(self.late)
 
     def watch(self, lease: "Lease") -> None:
         """Renew *lease* from now on."""
         with self._changed:
             self._leases.add(lease)
             self._wake_by(lease.next_renewal)
+        if patched_by() is not None:
+            self._keepalive.start(lease.ttl)
+
+    def late(self) -> "list[Lease]":
+        """Leases whose renewal is overdue by a fair part of their ttl."""
+        # A copy, because this is asked from a native thread that no lock of ours can be shared with.
+        leases, now = list(self._leases), clock()
+        return [lease for lease in leases if now - lease.next_renewal > lease.ttl / _LATE]
 
     def forget(self, lease: "Lease") -> None:
         """Stop renewing *lease*; no renewal of it is under way when this returns."""
@@ -81,6 +95,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         try:
+            self._tell_late()
             self._tell(self._take_overdue())
             lost: dict[Lease, str] = {}
             try:
@@ -92,6 +107,18 @@ class Heartbeat:
         finally:
             self._plan()
 
+    def _tell_late(self) -> None:
+        with self._changed:
+            late = clock() - self._wakes_at
+            leases = [lease for lease in self._leases if late > lease.ttl / _LATE]
+        for lease in leases:
+            logger.warning(
+                "lock.late key=%s late=%.1f ttl=%.1f: the heartbeat got no time to run; raise lock_ttl",
+                lease.key,
+                late,
+                lease.ttl,
+            )
+
     def _tell(self, lost: "dict[Lease, str]") -> None:
         for lease, reason in lost.items():
             try:
@@ -102,7 +129,7 @@ class Heartbeat:
     def _take_overdue(self) -> "dict[Lease, str]":
         with self._changed:
             now = clock()
-            overdue = {lease: "unreachable" for lease in self._leases if lease.deadline <= now}
+            overdue = {lease: "unreachable" for lease in self._leases if lease.is_unsure and lease.deadline <= now}
             self._leases.difference_update(overdue)
         return overdue
 

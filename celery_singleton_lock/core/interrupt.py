@@ -2,8 +2,8 @@
 
 In the main thread a signal does it, which also ends a sleep or a blocking
 read. In any other thread CPython can be asked to raise between two bytecodes:
-a sleep or a call into C ends first. A greenlet is reached by neither; there the
-body has to ask its lease.
+a sleep or a call into C ends first. Into a greenlet, gevent or eventlet can throw
+it, once the event loop runs: one that computes without a pause ends that first.
 """
 
 import ctypes
@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+from celery_singleton_lock.core.greenlets import call_soon, current
 
 # Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
 # touch the real-time signals, and glibc keeps the first few of them for itself.
@@ -27,12 +30,14 @@ class Interrupt:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._thread: int | None = None
+        self._greenlet: Any = None
         self._error: Exception | None = None
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
         """Let `send` reach the code inside."""
-        if threading.current_thread() is threading.main_thread():
+        self._greenlet = current()
+        if self._greenlet is None and threading.current_thread() is threading.main_thread():
             _listen()
         self._thread = thread = threading.get_ident()
         try:
@@ -40,7 +45,7 @@ class Interrupt:
         finally:
             with self._guard:
                 self._thread = None
-                if self._error is not None and not _is_main(thread):
+                if self._error is not None and self._greenlet is None and not _is_main(thread):
                     _raise_in(thread, None)
 
     def send(self, error: Exception) -> bool:
@@ -50,11 +55,19 @@ class Interrupt:
             if thread is None:
                 return False
             self._error = error
+            if self._greenlet is not None:
+                call_soon(self.deliver_to_greenlet)
+                return True
             if _SIGNAL is None or not _is_main(thread):
                 return _raise_in(thread, error)
             _sent.append(self)
             signal.pthread_kill(thread, _SIGNAL)
             return True
+
+    def deliver_to_greenlet(self) -> None:
+        """Throw what was sent into the greenlet of the body, if it still runs; called by the event loop."""
+        if self._thread is not None:
+            self._greenlet.throw(self._error)
 
     def deliver(self) -> None:
         """Raise what was sent, in the thread that runs this, if its body still runs."""

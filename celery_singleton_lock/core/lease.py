@@ -3,12 +3,11 @@
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, clock
+from celery_singleton_lock.core.deadman import DeadMan
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.heartbeat import heartbeat as own_heartbeat
 from celery_singleton_lock.core.leftovers import leftovers
@@ -24,12 +23,9 @@ _SHORTEST_PAUSE = 0.05
 _RELEASE_AGAIN_BOUND = 1.0
 
 
-_current: ContextVar["Lease | None"] = ContextVar("current_lease", default=None)
-
-
-def current_lease() -> "Lease | None":
-    """The lease under which the calling code runs, or None if it runs under none."""
-    return _current.get()
+def new_token() -> str:
+    """A token that nobody else has."""
+    return secrets.token_urlsafe(12)
 
 
 class Lease:
@@ -48,8 +44,16 @@ class Lease:
         limit: How many may hold the key at once.
         facts: What others may know about this holder.
         min_hold: Seconds for which the key stays taken after a release, counted from the grant.
+        token: Proof of this claim, where somebody else has to know it; by default a fresh one.
+        deadman: Kills this process at the deadline; armed anew by each renewal.
         on_lost: Called once with the lease, in the heartbeat's thread, when it is lost.
         heartbeat: Who renews it; by default the process's own.
+
+    Attributes:
+        backend: The store.
+        claim: What the store needs to grant and renew it.
+        fence: A number greater than that of any earlier lease on the key.
+        took_over: The holder before it died without a release.
     """
 
     def __init__(
@@ -61,11 +65,14 @@ class Lease:
         limit: int = 1,
         facts: Mapping[str, str] | None = None,
         min_hold: float = 0.0,
+        token: str | None = None,
+        deadman: DeadMan | None = None,
         on_lost: Callable[["Lease"], None] | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        self._backend = backend
-        self._claim = Claim(key, secrets.token_urlsafe(12), ttl, limit, facts or {}, min_hold)
+        self.backend = backend
+        self.claim = Claim(key, token or new_token(), ttl, limit, facts or {}, min_hold)
+        self._deadman = deadman
         self._heartbeat = heartbeat or own_heartbeat
         self._on_lost = on_lost
         self._pid = os.getpid()
@@ -75,6 +82,7 @@ class Lease:
         self._since = 0.0
         self._deadline = 0.0
         self._next_renewal = 0.0
+        self._unsure = False
         self._lost_reason: str | None = None
         self.fence = 0
         self.took_over = False
@@ -82,22 +90,17 @@ class Lease:
     @property
     def key(self) -> str:
         """The lock key."""
-        return self._claim.key
+        return self.claim.key
 
     @property
     def token(self) -> str:
         """Proof of this acquisition, fresh for each; not a secret, yet not to be reused."""
-        return self._claim.token
+        return self.claim.token
 
     @property
     def ttl(self) -> float:
         """Seconds the lease lasts without renewal."""
-        return self._claim.ttl
-
-    @property
-    def backend(self) -> Backend:
-        """The store that granted it."""
-        return self._backend
+        return self.claim.ttl
 
     @property
     def acquired_at(self) -> datetime:
@@ -139,6 +142,11 @@ class Lease:
         return self._deadline
 
     @property
+    def is_unsure(self) -> bool:
+        """The last renewal was not answered, so it may have worked or not."""
+        return self._unsure
+
+    @property
     def next_renewal(self) -> float:
         """When the heartbeat wants to renew it, on the same clock."""
         return self._next_renewal
@@ -146,15 +154,6 @@ class Lease:
     def remaining(self) -> float:
         """Seconds for which the lease is certainly ours; 0.0 once it is lost or released."""
         return max(0.0, self._deadline - clock()) if self.held else 0.0
-
-    @contextmanager
-    def current(self) -> Iterator[None]:
-        """Let `current_lease()` find it inside."""
-        before = _current.set(self)
-        try:
-            yield
-        finally:
-            _current.reset(before)
 
     def check(self) -> None:
         """Return if the lease is ours at this moment.
@@ -176,7 +175,7 @@ class Lease:
             BackendError: No answer. It may be ours all the same, so release it.
         """
         self._asked = self._unanswered = True
-        answer = self._backend.acquire(self._claim)
+        answer = self.backend.acquire(self.claim)
         self._unanswered = False
         if isinstance(answer, Conflict):
             self._asked = False
@@ -199,7 +198,7 @@ class Lease:
         """
         give_up_at = None if timeout is None else clock() + timeout
         self._asked = True
-        with self._backend.waiter(self._claim) as waiter:
+        with self.backend.waiter(self.claim) as waiter:
             while True:
                 self._unanswered = True
                 answer = waiter.ask()
@@ -239,6 +238,8 @@ class Lease:
             why = "was released already" if self._pid == os.getpid() else f"belongs to the process {self._pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
         self._heartbeat.forget(self)
+        if self._deadman is not None:
+            self._deadman.disarm()
         # From here on the store may give it to somebody else, although no answer has come yet.
         self._deadline = 0.0
         answer = None if self._unanswered else self._ask_to_release()
@@ -253,7 +254,7 @@ class Lease:
 
     def _ask_to_release(self) -> Answer | None:
         try:
-            return self._backend.release(self._claim, self._place)
+            return self.backend.release(self.claim, self._place)
         except BackendError as error:
             logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self._task_id, error)
             return None
@@ -261,23 +262,22 @@ class Lease:
     def release_again(self) -> bool:
         """Try once more to give back what a first release may not have; True once answered."""
         try:
-            self._backend.release(self._claim, self._place, bound=_RELEASE_AGAIN_BOUND)
+            self.backend.release(self.claim, self._place, bound=_RELEASE_AGAIN_BOUND)
         except BackendError:
             return False
         return True
-
-    @property
-    def claim(self) -> Claim:
-        """What the store needs to renew it."""
-        return self._claim
 
     def renewed(self, sent_at: float) -> None:
         """Count the ttl from *sent_at*, when the answered request was sent."""
         self._deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
         self._next_renewal = sent_at + self.ttl / _RENEWALS_PER_TTL
+        self._unsure = False
+        if self._deadman is not None:
+            self._deadman.arm(self._deadline)
 
     def unsure(self, error: Exception) -> None:
         """A renewal was not answered: try again soon, the deadline stands."""
+        self._unsure = True
         self._next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
         logger.warning(
             "lock.unsure key=%s task_id=%s remaining=%.1f: %s", self.key, self._task_id, self.remaining(), error
@@ -294,4 +294,4 @@ class Lease:
 
     @property
     def _task_id(self) -> str | None:
-        return self._claim.facts.get("task_id")
+        return self.claim.facts.get("task_id")

@@ -280,7 +280,10 @@ def test_two_apps_in_one_process_keep_their_locks_apart(app: Celery, server: Ser
 
 
 def test_shared_and_class_based_tasks_are_locked_as_well(app: Celery, server: Server) -> None:
-    @shared_task(base=SingletonTask, name="shared")
+    # A name of its own: apps of other tests, which live until they are collected, get the task as well.
+    name = f"shared-{server.port}"
+
+    @shared_task(base=SingletonTask, name=name)
     def shared() -> int:
         return len(keys(server))
 
@@ -292,7 +295,7 @@ def test_shared_and_class_based_tasks_are_locked_as_well(app: Celery, server: Se
 
     registered = app.register_task(ClassBased())
 
-    assert app.tasks["shared"].apply().get() == 1
+    assert app.tasks[name].apply().get() == 1
     assert registered.apply((1,)).get() == 1
     assert registered.lock_key_for(1) == registered.lock_key_for(x=1, y=5)
 

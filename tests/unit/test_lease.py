@@ -9,6 +9,7 @@ from celery_singleton_lock import BackendError, Lease, LockLost, SingletonLockEr
 from celery_singleton_lock.backends.base import Answer, Conflict, clock
 from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.core import lease as lease_module
+from celery_singleton_lock.core.current import running_under
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from tests.waiting import until
 
@@ -113,8 +114,8 @@ def test_a_lease_is_current_inside_only(store: MemoryBackend) -> None:
     outer, inner = held(store), Lease(store, "another key", ttl=30.0)
     seen = [current_lease()]
 
-    with outer.current():
-        with inner.current():
+    with running_under(outer):
+        with running_under(inner):
             seen.append(current_lease())
         seen.append(current_lease())
     seen.append(current_lease())

@@ -58,7 +58,6 @@ LATER = [
     ("on_conflict", "join"),
     ("on_conflict", "rerun"),
     ("on_conflict", "replace"),
-    ("on_lost", "kill"),
     ("queue_ttl", 60),
     ("queue_ttl", 0),
     ("queue_ttl", True),
@@ -305,9 +304,9 @@ def test_celerys_own_tasks_are_left_alone_where_every_task_is_a_singleton() -> N
     own = [task for name, task in app.tasks.items() if name.startswith("celery.")]
 
     assert isinstance(task, SingletonTask)
-    assert task._is_lockable()
+    assert task.is_lockable()
     assert any(isinstance(task, SingletonTask) for task in own)
-    assert not any(task._is_lockable() for task in own if isinstance(task, SingletonTask))
+    assert not any(task.is_lockable() for task in own if isinstance(task, SingletonTask))
 
 
 def test_celerys_own_tasks_still_run_where_every_task_is_a_singleton() -> None:

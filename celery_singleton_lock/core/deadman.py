@@ -1,0 +1,87 @@
+"""A kernel timer that kills this process at the deadline of its lease.
+
+A heartbeat thread can be starved, and a process can be stopped or frozen, past
+the moment at which the store grants the lock to somebody else. The kernel's
+timer cannot: it runs on CLOCK_BOOTTIME, needs no help from this process, and
+SIGKILL waits for nobody, so a stopped process dies stopped and a frozen one
+before its next instruction.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from celery_singleton_lock.errors import ConfigurationError
+
+_TIMER_ABSTIME = 1
+_SIGEV_SIGNAL = 0
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
+
+
+class _Itimerspec(ctypes.Structure):
+    _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
+
+
+class _Sigevent(ctypes.Structure):
+    _fields_ = (
+        ("sigev_value", ctypes.c_void_p),
+        ("sigev_signo", ctypes.c_int),
+        ("sigev_notify", ctypes.c_int),
+        ("_padding", ctypes.c_byte * 48),
+    )
+
+
+def why_unavailable() -> str | None:
+    """Why this machine has no such timer, or None if it has."""
+    if sys.platform != "linux":
+        return f"it needs a timer of the Linux kernel, and this is {sys.platform}"
+    try:
+        _function("timer_create")
+    except AttributeError:
+        return "the C library has no timer_create"
+    return None
+
+
+class DeadMan:
+    """One timer, of this process and not of its forked children.
+
+    Raises:
+        ConfigurationError: This machine has no such timer, or the kernel
+            refuses another one.
+    """
+
+    def __init__(self) -> None:
+        why = why_unavailable()
+        if why is not None:
+            raise ConfigurationError(f"lock_on_lost='kill' is not possible here: {why}; use 'abort'")
+        self._timer = ctypes.c_void_p()
+        self._armed = True
+        self._spec = _Itimerspec()
+        self._settime = _function("timer_settime")
+        event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
+        if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
+            raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
+
+    def arm(self, deadline: float) -> None:
+        """Kill this process at *deadline*, seconds on CLOCK_BOOTTIME, unless armed anew or disarmed before."""
+        if not self._armed:
+            return
+        value = self._spec.it_value
+        value.tv_sec, value.tv_nsec = int(deadline), int(deadline % 1 * 1_000_000_000)
+        self._settime(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
+
+    def disarm(self) -> None:
+        """Let this process live, and give the timer back to the kernel."""
+        if self._armed:
+            self._armed = False
+            _function("timer_delete")(self._timer)
+
+
+def _function(name: str) -> Any:
+    return getattr(ctypes.CDLL(None, use_errno=True), name)

@@ -1,0 +1,50 @@
+"""Where gevent or eventlet have made greenlets of all threads: what they need that threads do not."""
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def patched_by() -> Any:
+    """The module, gevent or eventlet, that has patched threads in this process; None if neither has."""
+    gevent = sys.modules.get("gevent.monkey")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return sys.modules["gevent"]
+    eventlet = sys.modules.get("eventlet.patcher")
+    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+        return sys.modules["eventlet"]
+    return None
+
+
+def call_soon(call: Callable[[], None]) -> None:
+    """Have the event loop of this thread call something."""
+    library = patched_by()
+    if library.__name__ == "gevent":
+        library.get_hub().loop.run_callback(call)
+    else:
+        library.hubs.get_hub().schedule_call_global(0, call)
+
+
+def current() -> Any:
+    """The greenlet that runs this; None where no greenlets are in use."""
+    return sys.modules["greenlet"].getcurrent() if patched_by() is not None else None
+
+
+def start_native_thread(run: Callable[[], None]) -> None:
+    """Run something in a thread that the greenlets of this process cannot starve."""
+    _original("_thread", "start_new_thread")(run, ())
+
+
+def native_sleep(seconds: float) -> None:
+    """Sleep in a native thread."""
+    _original("time", "sleep")(seconds)
+
+
+def _original(module: str, name: str) -> Any:
+    """What *name* was before anybody patched it."""
+    if "gevent.monkey" in sys.modules:
+        return sys.modules["gevent.monkey"].get_original(module, name)
+    if "eventlet.patcher" in sys.modules:
+        return getattr(sys.modules["eventlet.patcher"].original(module), name)
+    return getattr(importlib.import_module(module), name)
