@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help demo tickets test prove bench lint format clean
+.PHONY: help demo tickets test prove bench endings lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -12,6 +12,7 @@ help:
 	@echo "make test    the tests, on a real server and real workers (under five minutes)"
 	@echo "make prove   the model, the simulator, the mutants and the faults (as long again)"
 	@echo "make bench   what a lock costs, beside two others"
+	@echo "make endings write docs/endings.md anew"
 	@echo "make lint    ruff and mypy"
 
 demo: $(VENV)/.example
@@ -25,6 +26,9 @@ test: $(VENV)/.develop
 
 prove: $(VENV)/.develop
 	$(BIN)/python -m pytest tests/model tests/faults $(ARGS)
+
+endings: $(VENV)/.develop
+	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)
 
 bench: $(VENV)/.develop
 	$(BIN)/python -m benchmarks.locks $(ARGS)

@@ -86,8 +86,6 @@ class SingletonTask(Task):
     lock_min_hold: Any = None
     lock_queue_ttl: Any = None
 
-    _lock_keys: KeyMaker
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under a lease, or end without it as the options say."""
         if self._runs_without_lock():
@@ -139,6 +137,11 @@ class SingletonTask(Task):
     def skips_with_result(self) -> bool:
         """A skipped run returns `lock_skip_result`."""
         return self.lock_skip_result is not _Unset.UNSET
+
+    @cached_property
+    def _lock_keys(self) -> KeyMaker:
+        # Not made in on_bound: another thread may use the task before Celery has bound it.
+        return self._key_maker()
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The lock key of a call with these arguments.
@@ -196,10 +199,13 @@ class SingletonTask(Task):
             return
         _check_call_order(cls)
         check_task(cls.name, _own_options(cls))
+        cls._key_maker()
+
+    @classmethod
+    def _key_maker(cls) -> KeyMaker:
+        name = cls.name if cls.lock_name is None else cls.lock_name
         try:
-            cls._lock_keys = KeyMaker(
-                cls.name if cls.lock_name is None else cls.lock_name, _run_signature(cls), cls.lock_key
-            )
+            return KeyMaker(name, _run_signature(cls), cls.lock_key)
         except ConfigurationError as error:
             raise ConfigurationError(f"task {cls.name}: {error}") from None
 

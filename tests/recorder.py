@@ -44,6 +44,10 @@ class Recorder:
         finally:
             self.write("leave", key, run)
 
+    def is_first(self, key: Any) -> bool:
+        """Nobody has asked this for the key before."""
+        return bool(self._client.incr(f"asked:{key}") == 1)
+
     def events(self, name: str | None = None) -> list[Event]:
         lines: Any = self._client.lrange("record", 0, -1)
         events = [Event(**json.loads(line)) for line in lines]

@@ -176,6 +176,14 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
+        """Seconds until each claim ends unless it is renewed; None where it was not granted, or is not any more.
+
+        Raises:
+            BackendError: No answer within *timeout* seconds.
+        """
+
+    @abstractmethod
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
         """Give the place, or the turn in the queue, back; with None, whichever the token has, if any.
 

@@ -133,6 +133,11 @@ class MemoryBackend(Backend):
         with self._changed:
             return [self._renew(claim) for claim in claims]
 
+    def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:  # noqa: ARG002
+        """Look at each claim's place."""
+        with self._changed:
+            return [self._remaining(claim) for claim in claims]
+
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:  # noqa: ARG002
         """Give a place or a turn back, and wake all who wait."""
         with self._changed:
@@ -221,6 +226,11 @@ class MemoryBackend(Backend):
             return Answer.TAKEN
         self._extend(lock, lock.places[number], claim.ttl, self._now())
         return Answer.DONE
+
+    def _remaining(self, claim: Claim) -> float | None:
+        lock = self._lock(claim.key)
+        number = lock.place_of(claim.token) if lock is not None else None
+        return lock.places[number].deadline - self._now() if lock is not None and number is not None else None
 
     def _leave(self, lock: _Lock, number: int, now: float) -> None:
         place = lock.places.pop(number)

@@ -117,6 +117,13 @@ class RedisBackend(Backend):
         replies, _ = self._persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
         return [_ANSWERS[answer] for reply in replies for answer in reply]
 
+    def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
+        """Read each token's deadline."""
+        commands = [("TIME",), *(("HGET", claim.key, claim.token) for claim in claims)]
+        (time, *deadlines), _ = self._persist(lambda left: self._reserved.call_many(commands, left), timeout)
+        now = _microseconds(time)
+        return [(int(deadline) - now) / 1_000_000 if deadline else None for deadline in deadlines]
+
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
         """Run release.lua."""
         arguments = (claim.token, place or 1, place or claim.limit, _milliseconds(claim.min_hold))
@@ -134,10 +141,8 @@ class RedisBackend(Backend):
     def holders(self, key: str) -> list[Holder]:
         """Read the hash."""
         fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
-        (seconds, microseconds), _ = self._persist(
-            lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND
-        )
-        return holders_in(key, int(seconds) * 1_000_000 + int(microseconds), _pairs(fields))
+        time, _ = self._persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
+        return holders_in(key, _microseconds(time), _pairs(fields))
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -241,6 +246,11 @@ def _grant(reply: Sequence[int], sent_at: float) -> Grant:
 
 def _pairs(flat: Sequence[str]) -> dict[str, str]:
     return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _microseconds(time: Sequence[str]) -> int:
+    """What TIME has answered."""
+    return int(time[0]) * 1_000_000 + int(time[1])
 
 
 def _milliseconds(seconds: float) -> int:

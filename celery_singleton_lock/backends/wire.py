@@ -74,10 +74,11 @@ class Wire:
     ) -> list[Any]:
         """Run a script several times in one round trip, within *timeout* seconds."""
         give_up_at = clock() + timeout
+        calls = [(len(keys), *keys, *arguments) for keys, arguments in calls]
         try:
-            return self._pipe("EVALSHA", script.digest, calls, give_up_at)
+            return self.call_many([("EVALSHA", script.digest, *call) for call in calls], give_up_at - clock())
         except exceptions.NoScriptError:
-            return self._pipe("EVAL", script.text, calls, give_up_at)
+            return self.call_many([("EVAL", script.text, *call) for call in calls], give_up_at - clock())
 
     def subscribe(self, channel: str) -> Any:
         """A connection that hears *channel*; whoever asks for it disconnects it or hands it to `unsubscribe`."""
@@ -100,15 +101,15 @@ class Wire:
             while idle:
                 idle.pop().disconnect()
 
-    def _pipe(
-        self, verb: str, name: str, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], give_up_at: float
-    ) -> list[Any]:
-        connection = self._checkout(give_up_at - clock())
+    def call_many(self, commands: Sequence[Sequence[Any]], timeout: float) -> list[Any]:
+        """Send all commands in one round trip and return their replies, within *timeout* seconds."""
+        give_up_at = clock() + timeout
+        connection = self._checkout(timeout)
         try:
-            for keys, arguments in calls:
-                connection.send_command(verb, name, len(keys), *keys, *arguments, check_health=False)
+            for command in commands:
+                connection.send_command(*command, check_health=False)
             replies = []
-            for _ in calls:
+            for _ in commands:
                 _hear(connection, give_up_at - clock())
                 replies.append(connection.read_response())
         except BaseException:

@@ -10,6 +10,7 @@ nothing: that a lease is lost is for the heartbeat to find out and to tell.
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from celery_singleton_lock.backends.base import Answer, Backend, clock
@@ -20,14 +21,14 @@ if TYPE_CHECKING:
     from celery_singleton_lock.core.lease import Lease
 
 _ROUNDS_PER_TTL = 8
-_LONGEST_RENEWAL = 1.0
+_BOUND = 1.0
 
 
 class Keepalive:
     """A native thread that looks a few times per ttl for leases that nobody has renewed in time.
 
     Arguments:
-        late: Tells which leases those are, whenever it is asked.
+        late: Tells which leases those may be, whenever it is asked.
     """
 
     def __init__(self, late: "Callable[[], Iterable[Lease]]") -> None:
@@ -51,15 +52,26 @@ class Keepalive:
             for lease in self._late():
                 by_backend[lease.backend].append(lease)
             for backend, leases in by_backend.items():
-                self._renew(backend, leases)
+                with suppress(BackendError):
+                    self._renew(self._twin_of(backend), leases)
 
     def _renew(self, backend: Backend, leases: "list[Lease]") -> None:
-        own = self._backends.setdefault(backend, backend.twin())
-        sent_at = clock()
-        try:
-            answers = own.renew([lease.claim for lease in leases], _LONGEST_RENEWAL)
-        except BackendError:
+        remaining = backend.remaining([lease.claim for lease in leases], _BOUND)
+        # A lease whose heartbeat is well, or that was released meanwhile, is not touched.
+        late = [
+            lease
+            for lease, seconds in zip(leases, remaining, strict=True)
+            if seconds is not None and seconds < lease.ttl / 2
+        ]
+        if not late:
             return
-        for lease, answer in zip(leases, answers, strict=True):
+        sent_at = clock()
+        answers = backend.renew([lease.claim for lease in late], _BOUND)
+        for lease, answer in zip(late, answers, strict=True):
             if answer is Answer.DONE:
                 lease.renewed(sent_at)
+
+    def _twin_of(self, backend: Backend) -> Backend:
+        if backend not in self._backends:
+            self._backends[backend] = backend.twin()
+        return self._backends[backend]

@@ -15,7 +15,7 @@ TTL = float(os.environ.get("TEST_TTL", "3"))
 # The sabotage test runs the same bodies without the lock.
 Base: Any = Task if os.environ.get("TEST_SABOTAGE") else SingletonTask
 
-app = Celery("acceptance", broker=STORE, backend=STORE.removesuffix("/0") + "/1")
+app = Celery("acceptance", broker=os.environ.get("TEST_BROKER", STORE), backend=STORE.removesuffix("/0") + "/1")
 app.conf.update(
     singleton_lock_url=os.environ.get("TEST_LOCKS", STORE.removesuffix("/0") + "/2"),
     singleton_lock_ttl=TTL,

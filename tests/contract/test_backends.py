@@ -20,7 +20,7 @@ from tests.servers import Server
 from tests.waiting import until
 
 KEY = "singleton:v1:{shop.tasks.sync:00}"
-OTHER_KEY = "singleton:v1:{shop.tasks.sync:11}"
+OTHER = "singleton:v1:{shop.tasks.sync:11}"
 
 SHORT = 10.0
 """A ttl that a test lets pass."""
@@ -137,10 +137,10 @@ class BackendContract:
     def test_locks_with_different_keys_know_nothing_of_each_other(self, backend: Backend) -> None:
         granted(backend.acquire(claim("a")))
 
-        granted(backend.acquire(claim("a", key=OTHER_KEY)))
+        granted(backend.acquire(claim("a", key=OTHER)))
 
         assert backend.release(claim("a"), 1) is Answer.DONE
-        assert tokens(backend.holders(OTHER_KEY)) == ["a"]
+        assert tokens(backend.holders(OTHER)) == ["a"]
 
     def test_asking_again_with_the_same_token_is_the_same_grant(self, backend: Backend) -> None:
         first = granted(backend.acquire(claim("a")))
@@ -367,12 +367,12 @@ class BackendContract:
 
     def test_renewals_are_answered_one_by_one_in_their_order(self, backend: Backend) -> None:
         backend.acquire(claim("a", key=KEY))
-        backend.acquire(claim("b", key=OTHER_KEY))
+        backend.acquire(claim("b", key=OTHER))
 
         answers = backend.renew(
             [
                 claim("gone", key="singleton:v1:{nobody:00}"),
-                claim("b", key=OTHER_KEY),
+                claim("b", key=OTHER),
                 claim("stranger", key=KEY),
                 claim("a", key=KEY),
             ],
@@ -398,6 +398,23 @@ class BackendContract:
         expected = {**dict.fromkeys(strange, Answer.TAKEN), **dict.fromkeys(gone, Answer.GONE)}
         assert answers == [expected.get(number, Answer.DONE) for number in range(250)]
         assert backend.holders(claims[247].key)[0].expires_in > 10
+
+    def test_each_claim_is_told_how_long_it_lasts_without_a_renewal(self, backend: Backend) -> None:
+        backend.acquire(claim("a", ttl=30))
+        backend.acquire(claim("b", ttl=60, key=OTHER))
+
+        first, second, stranger, nobody = backend.remaining(
+            [claim("a"), claim("b", key=OTHER), claim("stranger"), claim("a", key=f"{KEY}-not-held")], 1.0
+        )
+
+        assert (stranger, nobody) == (None, None)
+        assert 25 < (first or 0) <= 30
+        assert 55 < (second or 0) <= 60
+
+    def test_what_a_twin_does_the_other_sees(self, backend: Backend) -> None:
+        granted(backend.twin().acquire(claim("a")))
+        assert backend.twin().release(claim("a"), 1) is Answer.DONE
+        granted(backend.acquire(claim("b")))
 
     def test_no_renewals_have_no_answers(self, backend: Backend) -> None:
         assert backend.renew([], 1.0) == []
@@ -491,8 +508,8 @@ class BackendContract:
         self.pass_time(3 * SHORT)
         fences.append(granted(backend.acquire(claim("after-the-key-is-gone"))).fence)
         for number in range(50):
-            backend.acquire(claim(f"t{number}", key=OTHER_KEY))
-            backend.release(claim(f"t{number}", key=OTHER_KEY), 1)
+            backend.acquire(claim(f"t{number}", key=OTHER))
+            backend.release(claim(f"t{number}", key=OTHER), 1)
         lose_all()
         fences.append(granted(backend.acquire(claim("after-a-loss-of-all-data"))).fence)
 

@@ -446,6 +446,9 @@ class SimBackend(Backend):
         self.network: Network | None = None
         self.server: Server | None = None
 
+    def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
+        raise NotImplementedError
+
     def twin(self) -> Backend:
         raise NotImplementedError
 

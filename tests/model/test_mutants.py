@@ -162,6 +162,62 @@ MUTANTS = [
         "        finally:\n            pass\n",
         ("tests/integration/test_task.py", "-k", "next_step"),
     ),
+    Mutant(
+        "release for a child that is dead",
+        "request.py",
+        "        if isinstance(error, WorkerLostError | Terminated):\n",
+        "        if False:\n",
+        ("tests/endings/test_dead_children.py", "-k", "killed"),
+    ),
+    Mutant(
+        "no release for a child that still runs",
+        "request.py",
+        "lambda: _state_of(pid) in _DEAD)",
+        "lambda: True)",
+        ("tests/endings/test_dead_children.py", "-k", "refuses"),
+    ),
+    Mutant(
+        "the main process renews for a child that cannot",
+        "request.py",
+        "                keepalive.start(self.task.lock_options.ttl)\n",
+        "                pass\n",
+        ("tests/endings/test_lost.py", "-k", "holds_the_gil"),
+    ),
+    Mutant(
+        "nobody renews for a child that is stopped",
+        "request.py",
+        "not in (*_DEAD, *_STOPPED)",
+        "not in _DEAD",
+        ("tests/acceptance/test_crash.py", "-k", "release_after_expiry"),
+    ),
+    Mutant(
+        "a native thread renews for greenlets",
+        "core/heartbeat.py",
+        "            self._keepalive.start(lease.ttl)\n",
+        "            pass\n",
+        ("tests/endings/test_lost.py", "-k", "without_a_pause and gevent"),
+    ),
+    Mutant(
+        "a timer that kills at the deadline",
+        "core/lease.py",
+        "            self._deadman.arm(self._deadline)\n",
+        "            pass\n",
+        ("tests/endings/test_lost.py", "-k", "stands_still and signal"),
+    ),
+    Mutant(
+        "no timer after the end",
+        "core/lease.py",
+        "            self._deadman.disarm()\n",
+        "            pass\n",
+        ("tests/endings/test_dead_children.py", "-k", "outlives"),
+    ),
+    Mutant(
+        "a late beat asks before it gives up",
+        "core/heartbeat.py",
+        "if lease.is_unsure and lease.deadline <= now",
+        "if lease.deadline <= now",
+        ("tests/unit/test_heartbeat.py", "-k", "asks_before"),
+    ),
 ]
 
 

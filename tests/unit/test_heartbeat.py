@@ -46,6 +46,9 @@ class Store(Backend):
         self.on_renew: Callable[[str], Answer] = lambda token: Answer.DONE
         self.on_release: Callable[[str], Answer] = lambda token: Answer.DONE
 
+    def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
+        return [claim.ttl for claim in claims]
+
     def twin(self) -> Backend:
         return self
 

@@ -1,0 +1,166 @@
+"""Tasks that end in every way there is."""
+
+import ctypes
+import os
+import signal
+import time
+from typing import Any
+
+from celery.exceptions import Ignore, Reject
+
+from celery_singleton_lock import LockLost, SingletonTask, current_lease
+from tests.acceptance.app import app, recorder
+
+app.conf.update(
+    worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", "0")),
+    worker_cancel_long_running_tasks_on_connection_loss=bool(os.environ.get("TEST_CANCEL")),
+    worker_proc_alive_timeout=30,
+)
+
+# Longer than a third of the short ttl, so that each lease has been renewed when its run ends.
+BUSY = 1.0
+SHORT, LONG = 2.0, 60.0
+
+
+def task_of(ttl: float, *, late: bool) -> Any:
+    name = f"{'long' if ttl == LONG else 'short'}-{'late' if late else 'early'}"
+
+    @app.task(
+        base=SingletonTask,
+        bind=True,
+        name=name,
+        lock_key=("key",),
+        lock_ttl=ttl,
+        lock_on_conflict="reschedule",
+        acks_late=late,
+    )
+    def ends(self: Any, key: str, how: str) -> str:
+        """End as told the first time, and well when the message comes again."""
+        lease = current_lease()
+        assert lease is not None
+        with recorder.body(key, self.request.id, token=lease.token):
+            if recorder.is_first(key):
+                WAYS[how](self)
+        return "ran"
+
+    return ends
+
+
+def fail(_: Any) -> None:
+    time.sleep(BUSY)
+    raise ValueError("it fails")
+
+
+def retry(task: Any) -> None:
+    time.sleep(BUSY)
+    raise task.retry(countdown=0)
+
+
+def ignore(_: Any) -> None:
+    time.sleep(BUSY)
+    raise Ignore
+
+
+def reject(_: Any) -> None:
+    time.sleep(BUSY)
+    raise Reject("it rejects", requeue=False)
+
+
+def be_replaced(task: Any) -> None:
+    time.sleep(BUSY)
+    raise task.replace(task.s(*task.request.args))
+
+
+def leave(_: Any) -> None:
+    time.sleep(BUSY)
+    raise SystemExit(1)
+
+
+def run_out_of_memory(_: Any) -> None:
+    time.sleep(BUSY)
+    raise MemoryError
+
+
+def stay(_: Any) -> None:
+    time.sleep(10)
+
+
+def refuse_to_end(_: Any) -> None:
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        try:
+            time.sleep(60)
+        except BaseException:  # noqa: BLE001 (that is what it is for)
+            continue
+
+
+def crash(_: Any) -> None:
+    time.sleep(BUSY)
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+WAYS = {
+    "return": lambda _: time.sleep(BUSY),
+    "raise": fail,
+    "retry": retry,
+    "ignore": ignore,
+    "reject": reject,
+    "be replaced": be_replaced,
+    "exit": leave,
+    "run out of memory": run_out_of_memory,
+    "stay": stay,
+    "refuse to end": refuse_to_end,
+    "crash": crash,
+}
+TASKS = {(ttl, late): task_of(ttl, late=late) for ttl in (SHORT, LONG) for late in (False, True)}
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=1)
+def holds_the_gil(self: Any, key: Any, seconds: int) -> str:
+    with recorder.body(key, self.request.id):
+        # Unlike other functions called by ctypes, those of a PyDLL keep the GIL.
+        ctypes.PyDLL(None).sleep(seconds)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=1)
+def computes(self: Any, key: Any, seconds: float) -> str:
+    """Leave no other greenlet a moment to run."""
+    with recorder.body(key, self.request.id):
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            pass
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3, lock_on_conflict="reschedule")
+def aborted(self: Any, key: Any, seconds: float) -> str:
+    """Sleep in one go, or in slices where the pool runs threads."""
+    with recorder.body(key, self.request.id):
+        try:
+            nap(seconds)
+        except LockLost as lost:
+            recorder.write("told", key, self.request.id, reason=lost.reason)
+            raise
+    return "ran"
+
+
+def nap(seconds: float) -> None:
+    in_slices = os.environ.get("TEST_SLICES")
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, 0.02) if in_slices else left)
+
+
+@app.task(
+    base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=2, lock_on_lost="kill", lock_on_conflict="reschedule"
+)
+def killed(self: Any, key: Any, seconds: float) -> str:
+    """Write a tick every 20 ms."""
+    recorder.write("enter", key, self.request.id)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        recorder.write("tick", key, self.request.id)
+        time.sleep(0.02)
+    recorder.write("leave", key, self.request.id)
+    return "ran"

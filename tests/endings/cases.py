@@ -1,0 +1,152 @@
+"""Every way in which a run can end, and what is promised of it on each pool."""
+
+import os
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tests.endings.app import LONG, SHORT
+from tests.recorder import Event
+
+if TYPE_CHECKING:
+    from tests.endings.stage import Stage
+
+COLUMNS = ("prefork", "prefork, acks_late", "solo", "threads", "gevent", "eventlet")
+GREEN = ("gevent", "eventlet")
+
+# Seconds from the end of a run until its key must be free. The pool takes up to 4 s to notice
+# that a child is dead; where nobody is left to notice, the lease lasts its ttl.
+BOUNDS = {"at once": 2.0, "within seconds": 8.0, "within the ttl": SHORT + 1.5}
+
+Act = Callable[["Stage", Event, Any], None]
+
+
+def by_itself(stage: "Stage", run: Event, result: Any) -> None:
+    """Nobody does anything."""
+
+
+def _signal_child(number: int) -> Act:
+    return lambda stage, run, result: os.kill(run.pid, number)
+
+
+def _revoke(number: str) -> Act:
+    return lambda stage, run, result: result.revoke(terminate=True, signal=number)
+
+
+def _signal_worker(number: int) -> Act:
+    return lambda stage, run, result: stage.worker_of(run).send(number)
+
+
+def _kill_worker(stage: "Stage", run: Event, result: Any) -> None:
+    stage.worker_of(run).kill()
+
+
+def _cut(stage: "Stage", run: Event, result: Any) -> None:
+    stage.broker.cut()
+
+
+@dataclass(frozen=True)
+class Ending:
+    """One row of the table.
+
+    Attributes:
+        name: As the table calls it.
+        how: What the body does.
+        act: What is done to it from outside, once it runs.
+        promised: What holds on all pools that are not in *elsewhere*.
+        elsewhere: What holds there, or the reason why it cannot happen.
+        dies: Nothing in the body's process runs to its end.
+        alone: The worker ends with it, or is set up for it.
+    """
+
+    name: str
+    how: str = "stay"
+    act: Act = by_itself
+    promised: str = "at once"
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    ttl: float = SHORT
+    options: Mapping[str, Any] = field(default_factory=dict)
+    dies: bool = False
+    alone: bool = False
+    arguments: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def cell(self, column: str) -> str:
+        """What is promised on that pool; anything that is no bound is the reason why it cannot happen."""
+        return self.elsewhere.get(column, self.promised)
+
+
+def _only(reason: str, *columns: str) -> dict[str, str]:
+    return {column: reason for column in COLUMNS if column.split(",")[0] not in columns}
+
+
+_NO_LIMIT = "the pool has no such limit"
+_NO_TERMINATE = "the pool cannot terminate a task"
+_NO_CHILD = "there is no child: see the worker's end"
+
+ENDINGS = (
+    Ending("it returns", how="return"),
+    Ending("it raises", how="raise"),
+    Ending("it retries", how="retry"),
+    Ending("it raises `Ignore`", how="ignore"),
+    Ending("it raises `Reject`", how="reject"),
+    Ending("it is replaced", how="be replaced"),
+    Ending("it raises `SystemExit`", how="exit", alone=True),
+    Ending("it raises `MemoryError`", how="run out of memory", alone=True),
+    Ending("soft time limit", options={"soft_time_limit": 1}, elsewhere=_only(_NO_LIMIT, "prefork")),
+    Ending("hard time limit", options={"time_limit": 1}, elsewhere=_only(_NO_LIMIT, "prefork", "gevent")),
+    Ending(
+        "hard time limit, and the body refuses to end",
+        how="refuse to end",
+        ttl=LONG,
+        options={"time_limit": 1},
+        promised="within seconds",
+        elsewhere=_only(_NO_LIMIT, "prefork"),
+        dies=True,
+    ),
+    Ending("revoked with `terminate`", act=_revoke("SIGTERM"), elsewhere=_only(_NO_TERMINATE, "prefork", *GREEN)),
+    Ending(
+        "revoked with `terminate` and SIGKILL",
+        act=_revoke("SIGKILL"),
+        ttl=LONG,
+        promised="within seconds",
+        elsewhere=_only(_NO_CHILD, "prefork"),
+        dies=True,
+    ),
+    Ending(
+        "the child is killed, as by a lack of memory",
+        act=_signal_child(signal.SIGKILL),
+        ttl=LONG,
+        promised="within seconds",
+        elsewhere=_only(_NO_CHILD, "prefork"),
+        dies=True,
+    ),
+    Ending(
+        "the child crashes",
+        how="crash",
+        ttl=LONG,
+        promised="within seconds",
+        elsewhere=_only(_NO_CHILD, "prefork"),
+        dies=True,
+    ),
+    Ending(
+        "the child has done its `max_tasks_per_child`",
+        how="return",
+        elsewhere=_only(_NO_CHILD, "prefork"),
+        alone=True,
+        arguments=("--max-tasks-per-child", "1"),
+    ),
+    Ending("warm shutdown", how="return", act=_signal_worker(signal.SIGTERM), alone=True),
+    Ending("soft shutdown", act=_signal_worker(signal.SIGQUIT), alone=True, env={"TEST_SOFT_SHUTDOWN": "1"}),
+    Ending("cold shutdown", act=_signal_worker(signal.SIGQUIT), alone=True),
+    Ending("the worker is killed", act=_kill_worker, promised="within the ttl", alone=True, dies=True),
+    Ending("the broker's connection is lost", how="return", act=_cut, alone=True),
+    Ending(
+        "the broker's connection is lost, and tasks are cancelled",
+        act=_cut,
+        elsewhere=_only("the pool cannot cancel a task: it runs on", "prefork", *GREEN),
+        alone=True,
+        env={"TEST_CANCEL": "1"},
+    ),
+)

@@ -1,0 +1,154 @@
+"""P4, you are told: what becomes of a body whose lease is lost, or whose heartbeat gets no time to run."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import ConfigurationError, LockLost
+from tests.endings import app as tasks
+from tests.endings.conftest import APP, begun
+from tests.endings.stage import is_alive
+from tests.proxy import Proxy
+from tests.recorder import Recorder
+from tests.servers import Server, missing
+from tests.waiting import until
+from tests.workers import workers
+
+POOLS = ("prefork", "solo", "threads", "gevent", "eventlet")
+
+
+def forget_locks(server: Server) -> None:
+    with server.client(database=2) as client:
+        client.flushdb()
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_abort_ends_a_sleeping_body(pool: str, env: dict[str, str], recorder: Recorder, valkey: Server) -> None:
+    # A thread is interrupted between two bytecodes only, so there it sleeps in slices.
+    slices = {"TEST_SLICES": "yes"} if pool == "threads" else {}
+    with workers(APP, {**env, **slices}, pool=pool):
+        result = tasks.aborted.delay("k", 60)
+        begun(recorder)
+        forget_locks(valkey)
+
+        with pytest.raises(LockLost, match="expired"):
+            result.get(timeout=10)
+        assert tasks.aborted.delay("k", 0).get(timeout=10) == "ran"
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_who_is_cut_off_from_the_store_is_told_before_the_next_run_begins(
+    pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    with Proxy(valkey.port) as proxy, workers(APP, {**env, "TEST_LOCKS": f"{proxy.url[:-1]}2"}, pool=pool):
+        first = tasks.aborted.apply_async(("k", 60))
+        begun(recorder)
+        proxy.black_hole()
+        with workers(APP, env):
+            second = tasks.aborted.delay("k", 0)
+            with pytest.raises(LockLost, match="unreachable"):
+                first.get(timeout=20)
+            proxy.forward()
+            assert second.get(timeout=20) == "ran"
+
+    told = recorder.events("told")[0]
+    entered = next(event for event in recorder.events("enter") if event.run == second.id)
+    assert told.at < entered.at
+
+
+def test_a_body_that_holds_the_gil_keeps_its_lock_and_the_log_says_how_late_the_heartbeat_was(
+    env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env) as (worker,):
+        result = tasks.holds_the_gil.delay("k", 5)
+        assert gaps(tasks.holds_the_gil, recorder) == 0
+
+        assert result.get(timeout=10) == "ran"
+        assert "lock.late" in worker.log()
+        assert "raise lock_ttl" in worker.log()
+
+
+@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
+def test_a_greenlet_that_computes_without_a_pause_keeps_its_lock(
+    pool: str, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env, pool=pool):
+        result = tasks.computes.delay("k", 4)
+        assert gaps(tasks.computes, recorder) == 0
+
+        assert result.get(timeout=10) == "ran"
+
+
+def gaps(task: Any, recorder: Recorder) -> int:
+    """How often nobody held the lock while the body ran."""
+    begun(recorder)
+    found = 0
+    while not recorder.events("leave"):
+        if not task.lock_holders("k", 0) and not recorder.events("leave"):
+            found += 1
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("by", ["a signal", "a cgroup"])
+def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
+    by: str, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env, 2):
+        tasks.killed.delay("k", 60)
+        first = begun(recorder, "tick")
+        with standing_still(by, first.pid):
+            until(lambda: not tasks.killed.lock_holders("k", 0), "the lease has ended")
+            second = tasks.killed.delay("k", 0.5)
+            until(lambda: [event for event in recorder.events("enter") if event.run == second.id], "the next has begun")
+        assert second.get(timeout=15) == "ran"
+        until(lambda: not is_alive(first.pid), "the first is dead")
+
+    entered = next(event for event in recorder.events("enter") if event.run == second.id)
+    assert max(event.at for event in recorder.events("tick") if event.run == first.run) < entered.at
+
+
+@contextmanager
+def standing_still(by: str, pid: int) -> Iterator[None]:
+    """The process does not run inside, and may run after."""
+    if by == "a cgroup":
+        with frozen(pid):
+            yield
+        return
+    os.kill(pid, signal.SIGSTOP)
+    yield
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    first, second = Path("/sys/fs/cgroup/freezer"), Path("/sys/fs/cgroup")
+    group = (first if first.exists() else second) / f"singleton-lock-{pid}"
+    switch, on, off = ("freezer.state", "FROZEN", "THAWED") if first.exists() else ("cgroup.freeze", "1", "0")
+    try:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(pid))
+        (group / switch).write_text(on)
+    except OSError as error:
+        missing(f"no cgroup can be made here: {error}")
+    try:
+        yield
+    finally:
+        (group / switch).write_text(off)
+        until(lambda: not (group / "cgroup.procs").read_text(), "nobody is left in the cgroup")
+        group.rmdir()
+
+
+@pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
+def test_kill_without_a_child_to_kill_is_refused(pool: str, env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env, pool=pool):
+        with pytest.raises(ConfigurationError, match="only the prefork pool has"):
+            tasks.killed.delay("k", 0).get(timeout=10)
+        assert recorder.events("enter") == []

@@ -1,0 +1,43 @@
+"""What a server was told, in its own words: MONITOR."""
+
+import threading
+from contextlib import suppress
+from typing import Any, Self
+
+import redis
+
+from celery_singleton_lock.backends.redis import RELEASE, RENEW
+from tests.servers import Server
+from tests.waiting import until
+
+_RELEASES = ("EVALSHA " + RELEASE.digest, "EVAL " + RELEASE.text[:40])
+_RENEWALS = ("EVALSHA " + RENEW.digest, "EVAL " + RENEW.text[:40])
+
+
+class Monitor:
+    """Remembers the commands of all clients from `__enter__` on."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = server.client()
+        self._commands: list[str] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._listen, daemon=True).start()
+        until(lambda: self._client.ping() and self._commands, "the server tells what it is told")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def renewed_after_release(self, token: str) -> bool:
+        """A renewal with this token came after a release with it."""
+        mine = [command for command in list(self._commands) if token in command]
+        released = [number for number, command in enumerate(mine) if command.startswith(_RELEASES)]
+        renewed = [number for number, command in enumerate(mine) if command.startswith(_RENEWALS)]
+        return bool(released and renewed) and renewed[-1] > released[0]
+
+    def _listen(self) -> None:
+        with suppress(redis.RedisError, OSError, ValueError), self._client.monitor() as monitor:
+            for heard in monitor.listen():
+                said: Any = heard["command"]
+                self._commands.append(said)
