@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+PROOFS := tests/model tests/faults tests/endings
 
 .PHONY: help demo tickets test prove bench endings lint format clean
 
@@ -10,7 +11,7 @@ help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make tickets ten tickets, fifty buyers"
 	@echo "make test    the tests, on a real server and real workers (under five minutes)"
-	@echo "make prove   the model, the simulator, the mutants and the faults (as long again)"
+	@echo "make prove   every ending, the model, the simulator, the mutants and the faults (twice as long)"
 	@echo "make bench   what a lock costs, beside two others"
 	@echo "make endings write docs/endings.md anew"
 	@echo "make lint    ruff and mypy"
@@ -22,10 +23,10 @@ tickets: $(VENV)/.example
 	$(BIN)/python -m example_project.tickets
 
 test: $(VENV)/.develop
-	$(BIN)/python -m pytest --ignore=tests/model --ignore=tests/faults $(ARGS)
+	$(BIN)/python -m pytest $(PROOFS:%=--ignore=%) $(ARGS)
 
 prove: $(VENV)/.develop
-	$(BIN)/python -m pytest tests/model tests/faults $(ARGS)
+	$(BIN)/python -m pytest $(PROOFS) $(ARGS)
 
 endings: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)
