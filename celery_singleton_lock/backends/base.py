@@ -28,6 +28,23 @@ RELEASE_BOUND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class Succession:
+    """A wish to be next where the lock is held; the message that will come again is the broker's to keep.
+
+    Attributes:
+        policy: `rerun`: the first who asks stays the successor, later ones only leave their arguments.
+            `replace`: the last who asks is the successor, and the holder is asked to make way.
+        arguments: For `rerun`, what the successor shall run with unless somebody brings newer
+            ones; empty for one who has asked before.
+        asked_at: What the store's clock said when this one first asked, in microseconds; 0 at first.
+    """
+
+    policy: str
+    arguments: str = ""
+    asked_at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Claim:
     """One execution's wish to hold a lock.
 
@@ -39,6 +56,7 @@ class Claim:
         facts: What others may know about the claimant: `task_id`, `task_name`,
             `hostname`, `pid` and `attempt`, each optional, as text.
         min_hold: Seconds for which a released place stays taken, counted from its grant.
+        succession: Wanted where no place is free.
     """
 
     key: str
@@ -47,6 +65,7 @@ class Claim:
     limit: int = 1
     facts: Mapping[str, str] = field(default_factory=dict)
     min_hold: float = 0.0
+    succession: Succession | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,7 @@ class Grant:
         took_over: The place was left by a holder that never released it.
         since: When it was granted, by the server's clock, in seconds since the epoch.
         sent_at: `clock()` before the request that was answered; the ttl counts from here.
+        arguments: The newest ones that were left for this successor, or an empty text.
     """
 
     place: int
@@ -66,6 +86,7 @@ class Grant:
     took_over: bool
     since: float
     sent_at: float
+    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +118,14 @@ class Conflict:
         key: The lock key.
         holders: Those whose deadline lies ahead; the lease that ends first, first.
             Where nobody holds it, those who wait for it, in turn.
+        successor: Task id of the one who is next, if somebody has asked to be.
+        at: When the store answered, by its clock, in microseconds.
     """
 
     key: str
     holders: tuple[Holder, ...]
+    successor: str | None = None
+    at: int = 0
 
     @property
     def first(self) -> Holder:
@@ -111,6 +136,7 @@ class Conflict:
 class Answer(IntEnum):
     """What became of a renewal or a release."""
 
+    REPLACED = 2
     DONE = 1
     TAKEN = 0
     GONE = -1
@@ -169,7 +195,8 @@ class Backend(ABC):
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Start the ttl of each claim afresh; one answer each, in order.
 
-        `DONE` only if nobody else can have had the place in between.
+        `DONE` only if nobody else can have had the place in between; `REPLACED` is as
+        good, but a successor has asked the holder to make way.
 
         Raises:
             BackendError: No answer within *timeout* seconds. Some may have been renewed.
@@ -198,6 +225,14 @@ class Backend(ABC):
     @abstractmethod
     def twin(self) -> "Backend":
         """The same store over connections of its own."""
+
+    @abstractmethod
+    def successor(self, key: str) -> str | None:
+        """Task id of the one who is next, if somebody has asked to be.
+
+        Raises:
+            BackendError: The store did not answer in time.
+        """
 
     @property
     @abstractmethod

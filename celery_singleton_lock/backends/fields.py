@@ -11,22 +11,35 @@ def holders_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
     holders = [
         _holder(key, place, token, now, fields)
         for place, token in fields.items()
-        if place.isdecimal() and float(fields[token]) > now
+        if place.isdecimal() and deadline_in(fields, token) > now
     ]
     return sorted(holders, key=lambda holder: holder.expires_in)
 
 
+def deadline_in(fields: Mapping[str, str], token: str) -> float:
+    """When the lease of a token ends, whether or not it was asked to make way."""
+    return float(fields.get(token) or fields[f"!{token}"])
+
+
+def successor_in(now: float, fields: Mapping[str, str]) -> str | None:
+    """Task id of the one who is next."""
+    deadline, _, task_id = fields.get("next", "0 ").partition(" ")
+    return task_id if float(deadline) > now else None
+
+
 def turns_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
-    """Who waits for the lock, in order of arrival, described as the holders they are about to be."""
+    """Who is next, then who waits, in order of arrival, described as the holders they are about to be."""
     tickets = sorted(int(field[1:]) for field in fields if field[0] == "q" and field[1:].isdecimal())
-    turns = []
-    for ticket in tickets:
-        deadline, token, task_id = fields[f"q{ticket}"].split(" ", 2)
-        if float(deadline) > now:
-            since = datetime.fromtimestamp(now / 1_000_000, UTC)
-            expires_in = (float(deadline) - now) / 1_000_000
-            turns.append(Holder(key, token, 0, since, expires_in, task_id or None))
-    return turns
+    waiting = [fields[f"q{ticket}"].split(" ", 2) for ticket in tickets]
+    if "next" in fields:
+        deadline, _, task_id = fields["next"].partition(" ")
+        waiting.insert(0, [deadline, "", task_id])
+    since = datetime.fromtimestamp(now / 1_000_000, UTC)
+    return [
+        Holder(key, token, 0, since, (float(deadline) - now) / 1_000_000, task_id or None)
+        for deadline, token, task_id in waiting
+        if float(deadline) > now
+    ]
 
 
 def _holder(key: str, place: str, token: str, now: float, fields: Mapping[str, str]) -> Holder:
@@ -39,7 +52,7 @@ def _holder(key: str, place: str, token: str, now: float, fields: Mapping[str, s
         token=token,
         fence=int(fact("fence") or 0),
         acquired_at=datetime.fromtimestamp(int(fact("since") or 0) / 1_000_000, UTC),
-        expires_in=(float(fields[token]) - now) / 1_000_000,
+        expires_in=(deadline_in(fields, token) - now) / 1_000_000,
         task_id=task_id,
         # Not stored where it is the lock's name already.
         task_name=fact("task_name") or (lock_name_of(key) if task_id else None),

@@ -6,7 +6,7 @@ It is also the model that the scripts for Redis are checked against.
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from celery_singleton_lock.backends.base import (
@@ -21,53 +21,10 @@ from celery_singleton_lock.backends.base import (
     clock,
     lock_name_of,
 )
+from celery_singleton_lock.backends.places import Lock, Place, Turn, successors_claim
 from celery_singleton_lock.errors import ConfigurationError
 
 _GRACE = 2.0
-
-
-@dataclass
-class _Place:
-    """One of a lock's places, as its last holder has left it."""
-
-    claim: Claim
-    fence: int
-    since: float
-    deadline: float
-    on_hold: bool = False
-
-
-@dataclass
-class _Turn:
-    """One waiter in a lock's queue."""
-
-    claim: Claim
-    deadline: float
-
-
-@dataclass
-class _Lock:
-    limit: int
-    expiry: float = 0.0
-    places: dict[int, _Place] = field(default_factory=dict)
-    queue: list[_Turn] = field(default_factory=list)
-
-    def place_of(self, token: str) -> int | None:
-        """Which place the token has, expired or not."""
-        return next((number for number, place in self.places.items() if place.claim.token == token), None)
-
-    def free_places(self, now: float) -> list[int]:
-        """Places that nobody holds, lowest first."""
-        numbers = range(1, self.limit + 1)
-        return [n for n in numbers if n not in self.places or self.places[n].deadline <= now]
-
-    def turns_before(self, token: str, now: float) -> list[_Turn]:
-        """Living waiters that came before this token, or all if it does not wait; the dead ones are dropped."""
-        tokens = [turn.claim.token for turn in self.queue]
-        mine = tokens.index(token) if token in tokens else len(tokens)
-        ahead = [turn for turn in self.queue[:mine] if turn.deadline > now]
-        self.queue[:mine] = ahead
-        return ahead
 
 
 class MemoryBackend(Backend):
@@ -79,7 +36,7 @@ class MemoryBackend(Backend):
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
-        self._locks: dict[str, _Lock] = {}
+        self._locks: dict[str, Lock] = {}
         self._fence = 0
         self.releases = 0
         self._changed = threading.Condition()
@@ -100,9 +57,21 @@ class MemoryBackend(Backend):
             if isinstance(answer, Grant):
                 return answer
             lock, now = self._locks[claim.key], self._now()
+            if claim.succession is not None:
+                lock.ask_to_succeed(claim, claim.succession, now)
             held = [self._holder(p) for p in lock.places.values() if p.deadline > now]
             turns = [self._turn(turn) for turn in lock.queue if turn.deadline > now]
-            return Conflict(claim.key, tuple(sorted(held, key=lambda holder: holder.expires_in) or turns))
+            following = lock.successor
+            if following is not None:
+                turns.insert(0, self._turn(Turn(successors_claim(claim.key, following), following.deadline)))
+            holders = tuple(sorted(held, key=lambda holder: holder.expires_in) or turns)
+            return Conflict(claim.key, holders, following.task_id if following else None, int(now * 1_000_000))
+
+    def successor(self, key: str) -> str | None:
+        """Who is next."""
+        with self._changed:
+            lock = self._lock(key)
+            return lock.successor.task_id if lock and lock.successor else None
 
     def waiter(self, claim: Claim) -> "MemoryWaiter":
         """Queue for a place."""
@@ -117,7 +86,7 @@ class MemoryBackend(Backend):
             lock, now = self._locks[claim.key], self._now()
             turn = next((turn for turn in lock.queue if turn.claim.token == claim.token), None)
             if turn is None:
-                turn = _Turn(claim, 0.0)
+                turn = Turn(claim, 0.0)
                 lock.queue.append(turn)
             turn.deadline = answer + _GRACE
             lock.expiry = max(lock.expiry, turn.deadline)
@@ -149,7 +118,9 @@ class MemoryBackend(Backend):
             lock.queue = [turn for turn in lock.queue if turn.claim.token != claim.token]
             if number is not None:
                 self._leave(lock, number, now)
-            if not lock.places and not lock.queue:
+            if lock.successor is not None and lock.successor.deadline <= now:
+                lock.successor = None
+            if not lock.places and not lock.queue and lock.successor is None:
                 del self._locks[claim.key]
             self.releases += 1
             self._changed.notify_all()
@@ -170,7 +141,7 @@ class MemoryBackend(Backend):
             self.releases += 1
             self._changed.notify_all()
 
-    def _lock(self, key: str) -> _Lock | None:
+    def _lock(self, key: str) -> Lock | None:
         lock = self._locks.get(key)
         if lock is not None and lock.expiry <= self._now():
             del self._locks[key]
@@ -180,14 +151,17 @@ class MemoryBackend(Backend):
     def _take(self, claim: Claim) -> Grant | float:
         """Grant the claim, or tell when somebody's deadline passes."""
         sent_at, now = clock(), self._now()
-        lock = self._lock(claim.key) or _Lock(claim.limit)
+        lock = self._lock(claim.key) or Lock(claim.limit)
         self._locks[claim.key] = lock
         number = lock.place_of(claim.token)
         if number is not None:
             place = lock.places[number]
             self._extend(lock, place, claim.ttl, now)
-            return Grant(number, place.fence, False, place.since, sent_at)
+            return Grant(number, place.fence, False, place.since, sent_at, place.arguments)
         free, ahead = lock.free_places(now), lock.turns_before(claim.token, now)
+        following = lock.successor_before(claim, now)
+        if following is not None and following.task_id != claim.facts.get("task_id", ""):
+            ahead.append(Turn(successors_claim(claim.key, following), following.deadline))
         if lock.limit != claim.limit:
             if len(free) < lock.limit or ahead:
                 raise ConfigurationError(
@@ -201,19 +175,22 @@ class MemoryBackend(Backend):
             return min([now + claim.ttl, *deadlines])
         return self._grant(lock, free[0], claim, now, sent_at)
 
-    def _grant(self, lock: _Lock, number: int, claim: Claim, now: float, sent_at: float) -> Grant:
+    def _grant(self, lock: Lock, number: int, claim: Claim, now: float, sent_at: float) -> Grant:
         corpse = lock.places.get(number)
         lock.queue = [turn for turn in lock.queue if turn.claim.token != claim.token]
         # A clock of this process may stand still between two grants; that of a server does not.
         self._fence = max(self._fence + 1, int(now * 1_000_000))
-        place = _Place(claim, self._fence, now, 0.0)
+        place = Place(claim, self._fence, now, 0.0)
+        if lock.successor is not None and lock.successor.task_id == claim.facts.get("task_id", ""):
+            place.arguments, lock.successor = lock.successor.arguments, None
         lock.places[number] = place
-        if len(lock.free_places(now)) == lock.limit and not lock.queue:
+        if len(lock.free_places(now)) == lock.limit and not lock.queue and lock.successor is None:
             lock.expiry = 0.0
         self._extend(lock, place, claim.ttl, now)
-        return Grant(number, place.fence, corpse is not None and not corpse.on_hold, place.since, sent_at)
+        took_over = corpse is not None and not corpse.on_hold
+        return Grant(number, place.fence, took_over, place.since, sent_at, place.arguments)
 
-    def _extend(self, lock: _Lock, place: _Place, ttl: float, now: float) -> None:
+    def _extend(self, lock: Lock, place: Place, ttl: float, now: float) -> None:
         place.deadline = now + ttl
         lock.expiry = max(lock.expiry, now + 2 * ttl)
 
@@ -225,14 +202,14 @@ class MemoryBackend(Backend):
         if number is None:
             return Answer.TAKEN
         self._extend(lock, lock.places[number], claim.ttl, self._now())
-        return Answer.DONE
+        return Answer.REPLACED if lock.places[number].makes_way else Answer.DONE
 
     def _remaining(self, claim: Claim) -> float | None:
         lock = self._lock(claim.key)
         number = lock.place_of(claim.token) if lock is not None else None
         return lock.places[number].deadline - self._now() if lock is not None and number is not None else None
 
-    def _leave(self, lock: _Lock, number: int, now: float) -> None:
+    def _leave(self, lock: Lock, number: int, now: float) -> None:
         place = lock.places.pop(number)
         free_at = place.since + place.claim.min_hold
         if free_at > now:
@@ -240,7 +217,7 @@ class MemoryBackend(Backend):
             lock.places[number] = replace(place, claim=nobody, deadline=free_at, on_hold=True)
             lock.expiry = max(lock.expiry, free_at)
 
-    def _holder(self, place: _Place) -> Holder:
+    def _holder(self, place: Place) -> Holder:
         facts = place.claim.facts
         pid = facts.get("pid")
         return Holder(
@@ -257,7 +234,7 @@ class MemoryBackend(Backend):
             attempt=int(facts.get("attempt", 0)),
         )
 
-    def _turn(self, turn: _Turn) -> Holder:
+    def _turn(self, turn: Turn) -> Holder:
         now = self._now()
         since = datetime.fromtimestamp(now, UTC)
         return Holder(turn.claim.key, turn.claim.token, 0, since, turn.deadline - now, turn.claim.facts.get("task_id"))

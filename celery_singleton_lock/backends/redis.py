@@ -21,10 +21,11 @@ from celery_singleton_lock.backends.base import (
     Conflict,
     Grant,
     Holder,
+    Succession,
     Waiter,
     clock,
 )
-from celery_singleton_lock.backends.fields import holders_in, turns_in
+from celery_singleton_lock.backends.fields import holders_in, successor_in, turns_in
 from celery_singleton_lock.backends.wire import REPLY_TIMEOUT, Script, Wire
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 
@@ -105,7 +106,8 @@ class RedisBackend(Backend):
         if verdict == 1:
             return _grant(rest, sent_at)
         fields = _pairs(rest[0])
-        return Conflict(claim.key, tuple(holders_in(claim.key, now, fields) or turns_in(claim.key, now, fields)))
+        holders = holders_in(claim.key, now, fields) or turns_in(claim.key, now, fields)
+        return Conflict(claim.key, tuple(holders), successor_in(now, fields), now)
 
     def waiter(self, claim: Claim) -> "RedisWaiter":
         """Queue with acquire.lua and listen on a channel of its own."""
@@ -119,10 +121,11 @@ class RedisBackend(Backend):
 
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         """Read each token's deadline."""
-        commands = [("TIME",), *(("HGET", claim.key, claim.token) for claim in claims)]
+        commands = [("TIME",), *(("HMGET", claim.key, claim.token, f"!{claim.token}") for claim in claims)]
         (time, *deadlines), _ = self._persist(lambda left: self._reserved.call_many(commands, left), timeout)
         now = _microseconds(time)
-        return [(int(deadline) - now) / 1_000_000 if deadline else None for deadline in deadlines]
+        known = [usual or asked_to_make_way for usual, asked_to_make_way in deadlines]
+        return [(int(deadline) - now) / 1_000_000 if deadline else None for deadline in known]
 
     def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
         """Run release.lua."""
@@ -144,6 +147,11 @@ class RedisBackend(Backend):
         time, _ = self._persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
         return holders_in(key, _microseconds(time), _pairs(fields))
 
+    def successor(self, key: str) -> str | None:
+        """Read the hash."""
+        fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
+        return successor_in(0, _pairs(fields))
+
     def close(self) -> None:
         """Close the idle connections."""
         self._wire.close()
@@ -152,7 +160,12 @@ class RedisBackend(Backend):
     def _take(self, claim: Claim, *, queue: bool) -> tuple[list[Any], float]:
         task_id = claim.facts.get("task_id", "")
         facts = [part for fact in claim.facts.items() for part in fact]
-        arguments = (claim.token, _milliseconds(claim.ttl), claim.limit, int(queue), task_id, *facts)
+        wish = claim.succession or Succession("skip")
+        policy = "queue" if queue else wish.policy
+        arguments = (
+            *(claim.token, _milliseconds(claim.ttl), claim.limit, policy, task_id),
+            *(wish.arguments, wish.asked_at, *facts),
+        )
         reply, sent_at = self._persist(
             lambda timeout: self._wire.run(ACQUIRE, claim.key, arguments, timeout), ACQUIRE_BOUND
         )
@@ -239,9 +252,9 @@ def _renewals(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[Any]]]:
             yield [claim.key for claim in part], [_milliseconds(ttl), *[claim.token for claim in part]]
 
 
-def _grant(reply: Sequence[int], sent_at: float) -> Grant:
-    place, fence, took_over, since = reply
-    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at)
+def _grant(reply: Sequence[Any], sent_at: float) -> Grant:
+    place, fence, took_over, since, arguments = reply
+    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, arguments)
 
 
 def _pairs(flat: Sequence[str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """What every store of locks owes its callers, and what the one in Redis owes Redis."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,17 @@ import pytest
 import redis
 
 from celery_singleton_lock import BackendError, ConfigurationError
-from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, Holder, Waiter, clock
+from celery_singleton_lock.backends.base import (
+    Answer,
+    Backend,
+    Claim,
+    Conflict,
+    Grant,
+    Holder,
+    Succession,
+    Waiter,
+    clock,
+)
 from celery_singleton_lock.backends.memory import MemoryBackend
 from celery_singleton_lock.backends.redis import RedisBackend
 from tests.model.ageing import StandingClock
@@ -40,6 +51,20 @@ def claim(
     token: str, *, key: str = KEY, ttl: float = 30.0, limit: int = 1, min_hold: float = 0.0, **facts: str
 ) -> Claim:
     return Claim(key, token, ttl, limit, facts, min_hold)
+
+
+def rerun(token: str, arguments: str = "") -> Claim:
+    return Claim(KEY, token, 30.0, facts={"task_id": token}, succession=Succession("rerun", arguments))
+
+
+def replace(token: str) -> Claim:
+    return Claim(KEY, token, 30.0, facts={"task_id": token}, succession=Succession("replace"))
+
+
+def again(wanted: Claim, asked_at: int) -> Claim:
+    """The same, when it comes again."""
+    assert wanted.succession is not None
+    return dataclasses.replace(wanted, succession=Succession(wanted.succession.policy, "", asked_at))
 
 
 def granted(answer: Grant | Conflict | float) -> Grant:
@@ -399,6 +424,69 @@ class BackendContract:
         assert answers == [expected.get(number, Answer.DONE) for number in range(250)]
         assert backend.holders(claims[247].key)[0].expires_in > 10
 
+    # Successors.
+
+    def test_the_first_who_wants_a_rerun_is_next_and_runs_with_the_newest_arguments(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        first, later, latest = rerun("b", "of b"), rerun("c", "of c"), rerun("d", "of d")
+
+        for wanted in (first, later, latest):
+            assert refused(backend.acquire(wanted)).successor == "b"
+        backend.release(claim("a"), 1)
+
+        assert refused(backend.acquire(claim("stranger"))).first.task_id == "b"
+        grant = granted(backend.acquire(again(first, 1)))
+        assert grant.arguments == "of d"
+        assert granted(backend.acquire(again(first, 1))).arguments == "of d", "a lost reply costs no arguments"
+        backend.release(first, grant.place)
+        assert granted(backend.acquire(claim("e"))).arguments == ""
+
+    def test_a_successor_that_asks_again_keeps_what_others_left(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        asked = refused(backend.acquire(rerun("b", "of b"))).at
+        backend.acquire(rerun("c", "of c"))
+
+        assert refused(backend.acquire(again(rerun("b"), asked))).successor == "b"
+        backend.release(claim("a"), 1)
+
+        assert granted(backend.acquire(again(rerun("b"), asked))).arguments == "of c"
+
+    def test_a_successor_gives_way_to_somebody_who_came_after_it(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        asked = refused(backend.acquire(rerun("b", "of b"))).at
+        backend.release(claim("a"), 1)
+        backend.release(claim("b"), 1)
+        granted(backend.acquire(replace("c")))
+
+        assert refused(backend.acquire(again(rerun("b"), asked))).successor is None
+
+    def test_a_holder_that_is_replaced_hears_of_it_and_holds_until_it_lets_go(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+
+        assert refused(backend.acquire(replace("b"))).successor == "b"
+        assert backend.renew([claim("a")], 1.0) == [Answer.REPLACED]
+        assert tokens(backend.holders(KEY)) == ["a"]
+        assert (backend.remaining([claim("a")], 1.0)[0] or 0) > 25
+        assert granted(backend.acquire(claim("a"))).place == 1
+        assert backend.successor(KEY) == "b"
+        assert refused(backend.acquire(again(replace("b"), 1))).first.token == "a"
+        assert backend.release(claim("a"), 1) is Answer.DONE
+        granted(backend.acquire(again(replace("b"), 1)))
+        assert backend.renew([claim("b")], 1.0) == [Answer.DONE]
+        assert backend.successor(KEY) is None
+
+    def test_the_last_who_replaces_is_next(self, backend: Backend) -> None:
+        backend.acquire(claim("a"))
+        asked = refused(backend.acquire(replace("b"))).at
+
+        assert refused(backend.acquire(replace("c"))).successor == "c"
+        assert refused(backend.acquire(again(replace("b"), asked))).successor == "c"
+        backend.release(claim("a"), 1)
+        assert refused(backend.acquire(again(replace("b"), asked))).first.task_id == "c"
+        granted(backend.acquire(again(replace("c"), asked)))
+        assert refused(backend.acquire(again(replace("b"), asked))).successor is None
+        assert backend.renew([claim("c")], 1.0) == [Answer.DONE]
+
     def test_each_claim_is_told_how_long_it_lasts_without_a_renewal(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=30))
         backend.acquire(claim("b", ttl=60, key=OTHER))
@@ -556,7 +644,7 @@ class BackendContract:
         self.pass_time(1.5 * SHORT)
 
         assert [holder.token for holder in backend.holders(KEY)] == ["long", "longer"]
-        grant = granted(backend.acquire(claim("next", limit=3)))
+        grant = granted(backend.acquire(claim("newcomer", limit=3)))
         assert (grant.place, grant.took_over) == (2, True)
         assert backend.renew([claim("long", limit=3), claim("short", limit=3)], 1.0) == [
             Answer.DONE,
@@ -1001,7 +1089,7 @@ class BackendContract:
             place = granted(backend.acquire(mine)).place
             backend.release(mine, place)
 
-        grant = granted(backend.acquire(claim("next", limit=2)))
+        grant = granted(backend.acquire(claim("newcomer", limit=2)))
 
         assert (grant.place, grant.took_over) == (2, False)
         assert len(refused(backend.acquire(claim("one-more", limit=2))).holders) == 2
@@ -1267,6 +1355,13 @@ class TestRedisBackend(BackendContract):
             backend.release(claim("w2", limit=2), None)
 
         assert set(client.hkeys(KEY)) == before
+
+    def test_a_released_key_with_a_successor_has_an_expiry(self, backend: Backend, client: Any) -> None:
+        backend.acquire(claim("a", ttl=1))
+        backend.acquire(rerun("b", "of b"))
+        backend.release(claim("a", ttl=1), 1)
+
+        assert 0 < client.pttl(KEY) <= 30_000
 
     def test_a_waiter_that_nobody_hears_any_more_is_passed_over_at_the_release(
         self, backend: Backend, client: Any

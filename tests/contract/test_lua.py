@@ -105,9 +105,10 @@ class Scripts:
     def __init__(self, client: Any) -> None:
         self._client = client
 
-    def acquire(self, token: str, *, limit: int = 1, queue: int = 0) -> Any:
+    def acquire(self, token: str, *, limit: int = 1, policy: str = "skip", arguments: str = "") -> Any:
         task_id = f"id-of-{token}"
-        return self._run("acquire", [KEY], [token, 30_000, limit, queue, task_id, "task_id", task_id])
+        rest = [policy, task_id, arguments, 0, "task_id", task_id]
+        return self._run("acquire", [KEY], [token, 30_000, limit, *rest])
 
     def renew(self, *leases: tuple[str, str]) -> Any:
         return self._run("renew", [key for key, _ in leases], [30_000, *[token for _, token in leases]])
@@ -127,14 +128,14 @@ def scripts(client: Any) -> Scripts:
 def test_every_documented_answer_of_acquire_is_reached_in_its_shape(scripts: Scripts) -> None:
     granted = scripts.acquire("a")
     held = scripts.acquire("b")
-    queued = scripts.acquire("c", queue=1)
+    queued = scripts.acquire("c", policy="queue")
     other_limit = scripts.acquire("b", limit=2)
 
     replies = [granted, queued, held, other_limit]
     assert {reply[0] for reply in replies} == documented_answers(FILES["acquire.lua"])
     assert all(isinstance(reply[1], int) for reply in replies)
-    _, now, place, fence, took_over, since = granted
-    assert (place, took_over) == (1, 0)
+    _, now, place, fence, took_over, since, arguments = granted
+    assert (place, took_over, arguments) == (1, 0, "")
     assert fence >= now == since
     _, _, fields = held
     hash_as_it_is = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -147,10 +148,11 @@ def test_every_documented_answer_of_acquire_is_reached_in_its_shape(scripts: Scr
 
 def test_every_documented_answer_of_renew_is_reached(scripts: Scripts) -> None:
     scripts.acquire("a")
-
     answers = scripts.renew((KEY, "a"), (KEY, "b"), (OTHER_KEY, "a"))
+    scripts.acquire("b", policy="replace")
+    answers += scripts.renew((KEY, "a"))
 
-    assert answers == [1, 0, -1]
+    assert answers == [1, 0, -1, 2]
     assert set(answers) == documented_answers(FILES["renew.lua"])
 
 
@@ -179,11 +181,24 @@ def test_a_waiter_has_the_fields_that_the_header_of_acquire_tells(scripts: Scrip
     scripts.acquire("a")
     without = set(client.hkeys(KEY))
 
-    scripts.acquire("b", queue=1)
+    scripts.acquire("b", policy="queue")
 
     assert set(client.hkeys(KEY)) - without == {"first", "last", "q1"}
     assert re.fullmatch(r"\d+ b id-of-b", client.hget(KEY, "q1"))
     assert all(f"--   {field}  " in header_of(FILES["acquire.lua"]) for field in ["first, last", "q<ticket>"])
+
+
+def test_a_successor_has_the_fields_that_the_header_of_acquire_tells(scripts: Scripts, client: Any) -> None:
+    scripts.acquire("a")
+    without = set(client.hkeys(KEY))
+
+    scripts.acquire("b", policy="rerun", arguments="of b")
+    assert set(client.hkeys(KEY)) - without == {"next", "next:args"}
+    assert re.fullmatch(r"\d+ id-of-b", client.hget(KEY, "next"))
+    scripts.acquire("c", policy="replace")
+    assert {"!a"} <= set(client.hkeys(KEY))
+    assert "a" not in client.hkeys(KEY)
+    assert all(text in header_of(FILES["acquire.lua"]) for text in ["--   next, next:args  ", "!<token>"])
 
 
 # What they cost.

@@ -21,14 +21,17 @@ end
 for _, key in ipairs(redis.call('KEYS', '*')) do
   local fields, tokens = redis.call('HGETALL', key), {}
   for i = 1, #fields, 2 do
-    tokens[fields[i + 1]] = string.match(fields[i], '^%d+$') or tokens[fields[i + 1]]
+    local place = string.match(fields[i], '^%d+$')
+    if place then
+      tokens[fields[i + 1]], tokens['!' .. fields[i + 1]] = place, place
+    end
   end
   for i = 1, #fields, 2 do
     local field, value = fields[i], fields[i + 1]
     local deadline, rest = string.match(value, '^(%d+)( .*)$')
     if tokens[field] or string.match(field, '^%d+:since$') then
       redis.call('HSET', key, field, moved(value))
-    elseif deadline and string.match(field, '^q%d+$') then
+    elseif deadline and (field == 'next' or string.match(field, '^q%d+$')) then
       redis.call('HSET', key, field, moved(deadline) .. rest)
     end
   end
@@ -51,6 +54,10 @@ class StandingClock:
     def __init__(self, client: Any) -> None:
         self._move = client.register_script(_MOVE)
         self._at = 0
+
+    def microseconds(self) -> int:
+        """The time at which the locks stand still."""
+        return self._at * 1000
 
     def advance(self, seconds: float = 0.0) -> None:
         """Make every lock older by *seconds*; one whose expiry has come is gone."""

@@ -12,8 +12,8 @@
 -- Returns  1 released | 0 the lock is somebody else's | -1 nobody has it
 
 local key, token = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'limit', 'first', 'last', ARGV[2])
-if known[4] == token and known[1] == '1' and not known[2] and ARGV[4] == '0' then
+local known = redis.call('HMGET', key, 'limit', 'first', 'last', ARGV[2], 'next')
+if known[4] == token and known[1] == '1' and not known[2] and not known[5] and ARGV[4] == '0' then
   return redis.call('DEL', key)
 end
 if not known[1] then
@@ -26,7 +26,7 @@ local answer, free, taken, first = 0, 0, 0, nil
 
 local function leave(place)
   local free_at = tonumber(redis.call('HGET', key, place .. ':since')) + ARGV[4] * 1000
-  redis.call('HDEL', key, place, token)
+  redis.call('HDEL', key, place, token, '!' .. token)
   if free_at > now then
     -- Held until then by a token that nobody has, so nobody renews or releases it.
     redis.call('HSET', key, place, '~' .. token, '~' .. token, string.format('%.0f', free_at))
@@ -51,9 +51,15 @@ end
 for place = 1, tonumber(known[1]) do
   local holder = redis.call('HGET', key, place)
   taken = taken + (holder and 1 or 0)
-  if not holder or tonumber(redis.call('HGET', key, holder)) <= now then
+  local deadlines = holder and redis.call('HMGET', key, holder, '!' .. holder)
+  if not holder or tonumber(deadlines[1] or deadlines[2]) <= now then
     free = free + 1
   end
+end
+
+local awaited = known[5] and tonumber(string.match(known[5], '^%d+')) > now
+if awaited then
+  free = free - 1 -- the successor has it
 end
 
 for ticket = tonumber(known[2] or 1), tonumber(known[3] or 0) do
@@ -73,7 +79,7 @@ end
 
 if first then
   redis.call('HSET', key, 'first', first)
-elseif taken == 0 then
+elseif taken == 0 and not awaited then
   redis.call('DEL', key)
 else
   redis.call('HDEL', key, 'first', 'last')

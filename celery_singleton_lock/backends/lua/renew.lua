@@ -8,7 +8,7 @@
 -- ARGV[i+1]  token of lease i
 --
 -- Returns  for each lease
---          1 renewed | 0 the lock is somebody else's | -1 nobody has it
+--          1 renewed | 2 renewed, and asked to make way | 0 the lock is somebody else's | -1 nobody has it
 
 local call = redis.call
 local time = call('TIME')
@@ -25,7 +25,13 @@ for i, key in ipairs(KEYS) do
     answers[i] = 1
   else
     call('HDEL', key, ARGV[i + 1])
-    answers[i] = call('EXISTS', key) - 1
+    if call('HEXISTS', key, '!' .. ARGV[i + 1]) == 1 then
+      call('HSET', key, '!' .. ARGV[i + 1], deadline)
+      call('PEXPIRE', key, expiry, 'GT')
+      answers[i] = 2
+    else
+      answers[i] = call('EXISTS', key) - 1
+    end
   end
 end
 return answers
