@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PROOFS := tests/model tests/faults tests/endings
+PROOFS := tests/model tests/faults tests/endings tests/load
 
 .PHONY: help demo tickets test prove bench endings lint format clean
 
@@ -11,7 +11,7 @@ help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make tickets ten tickets, fifty buyers"
 	@echo "make test    the tests, on a real server and real workers (under five minutes)"
-	@echo "make prove   every ending, the model, the simulator, the mutants and the faults (twice as long)"
+	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make bench   what a lock costs, beside two others"
 	@echo "make endings write docs/endings.md anew"
 	@echo "make lint    ruff and mypy"

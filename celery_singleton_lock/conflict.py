@@ -4,33 +4,32 @@ It either ends at once with a result that names the holder, or it goes back to
 the broker to come again. It owns nothing, so there is nothing for it to release.
 """
 
+import dataclasses
 import logging
 import random
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from celery import states
-from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
+from celery.exceptions import Ignore, Retry, TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.again import FIRST_DELAY, FIRST_HAND_OVER_DELAY, delay_for, history, send_again
 from celery_singleton_lock.backends.base import Conflict, Holder
 from celery_singleton_lock.errors import BackendError, LockHeld
+from celery_singleton_lock.store import backend_of
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task import SingletonTask
 
 logger = logging.getLogger("celery_singleton_lock")
 
-HEADER = "singleton_lock"
+EVENTS_HEADER = "lock_events"
+"""Where the main process of a worker tells a pool child that somebody listens for events."""
 
-_FIRST_DELAY = 0.25
-_LONGEST_DELAY = 2.0
-_FIRST_HAND_OVER_DELAY = 0.05
-_DEFAULT_VISIBILITY_TIMEOUT = 3600
-# About a minute. By then a broker that restarts is back; a job is worth the wait.
-_PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
+_LONGEST_JOIN_DELAY = 1.0
 
 
 def settle(task: "SingletonTask", conflict: Conflict) -> Any:
@@ -42,19 +41,21 @@ def settle(task: "SingletonTask", conflict: Conflict) -> Any:
     Raises:
         LockHeld, Ignore, Retry: The other ways to end.
     """
-    request = task.request
     for holder in conflict.holders:
-        if holder.task_id is not None and holder.task_id == request.id:
-            _park(task, holder)
-    holder = conflict.first
-    policy = task.lock_options.on_conflict
-    if policy == "reschedule" and not request.is_eager:
-        _reschedule(task, holder)
+        if holder.task_id is not None and holder.task_id == task.request.id and holder.fence:
+            park(task, holder)
+    holder, policy = conflict.first, task.lock_options.on_conflict
     if policy == "skip":
-        _tell(task, holder, "skipped")
-        return _skip(task, f"lock key={holder.key} is held by task_id={holder.task_id}")
-    _tell(task, holder, "raised")
-    raise LockHeld(holder.key, holder.task_id, holder.expires_in)
+        tell(task, holder, "skipped")
+        return skip(task, f"lock key={holder.key} is held by task_id={holder.task_id}")
+    if task.request.is_eager or policy in ("raise", "wait"):
+        tell(task, holder, "raised")
+        raise LockHeld(holder.key, holder.task_id, holder.expires_in)
+    if policy == "join":
+        join(task, holder, free_since=None)
+    if policy in ("rerun", "replace"):
+        return _succeed(task, conflict)
+    return _come_again(task, holder)
 
 
 def unanswered(task: "SingletonTask", key: str, error: BackendError) -> Any:
@@ -69,20 +70,32 @@ def unanswered(task: "SingletonTask", key: str, error: BackendError) -> Any:
     policy = task.lock_options.on_backend_error
     logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task.request.id, policy, error)
     if policy == "skip":
-        return _skip(task, str(error))
+        return skip(task, str(error))
     if policy == "reschedule" and not task.request.is_eager:
-        delay = _delay(task, task.lock_options.ttl)
-        raise Retry(str(error), exc=error, when=delay, sig=_requeue(task, delay))
+        delay = delay_for(task, task.lock_options.ttl)
+        raise Retry(str(error), exc=error, when=delay, sig=send_again(task, delay))
     raise error
 
 
-def _skip(task: "SingletonTask", reason: str) -> Any:
+def skip(task: "SingletonTask", reason: str) -> Any:
+    """End without a run, as a skipped one does.
+
+    Returns:
+        The result, where it has one; otherwise the run ends as REVOKED.
+    """
+    return task.lock_skip_result if task.skips_with_result else revoke(task, reason)
+
+
+def revoke(task: "SingletonTask", reason: str) -> None:
+    """End as REVOKED, or without a result in the header of a chord, whose body waits for every member.
+
+    Raises:
+        Ignore: So that Celery stores nothing else.
+        TaskRevokedError: In eager mode, where nothing is stored.
+    """
     request = task.request
-    if task.skips_with_result:
-        return task.lock_skip_result
     if request.chord:
-        # The body of a chord waits for every member of its header.
-        return None
+        return
     revoked = TaskRevokedError(reason)
     if request.is_eager:
         raise revoked
@@ -99,77 +112,71 @@ def _skip(task: "SingletonTask", reason: str) -> Any:
     raise Ignore(reason)
 
 
-def _reschedule(task: "SingletonTask", holder: Holder) -> NoReturn:
-    delay = _delay(task, holder.expires_in)
-    held = LockHeld(holder.key, holder.task_id, holder.expires_in)
-    timeout = task.lock_options.wait_timeout
-    if timeout is not None and time.time() - _history(task.request)["since"] + delay > timeout:
-        _tell(task, holder, "raised")
-        raise held
-    again = _requeue(task, delay)
-    _tell(task, holder, "rescheduled")
-    raise Retry(str(held), exc=held, when=delay, sig=again)
-
-
-def _park(task: "SingletonTask", holder: Holder) -> NoReturn:
+def park(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn:
     """Send a copy of a live run, or its own retry, back without a trace in its result."""
     request = task.request
     # retry() publishes before its body has ended, usually by milliseconds.
     hands_over = request.retries > holder.attempt
-    first = _FIRST_HAND_OVER_DELAY if hands_over else _FIRST_DELAY
-    _requeue(task, _delay(task, holder.expires_in, first))
-    _tell(task, holder, "parked")
+    first = FIRST_HAND_OVER_DELAY if hands_over else FIRST_DELAY
+    send_again(task, delay_for(task, holder.expires_in, first), parked=not hands_over, **notes)
+    tell(task, holder, "parked")
     # Not Retry: that would store a state over the one of the run that goes on.
     raise Ignore("another run of this very task holds the lock")
 
 
-def _delay(task: "SingletonTask", expires_in: float, first: float = _FIRST_DELAY) -> float:
-    options = task.app.conf.broker_transport_options or {}
-    visibility_timeout = options.get("visibility_timeout", _DEFAULT_VISIBILITY_TIMEOUT)
-    # A message with a countdown stays unacknowledged until it is due, so a delay
-    # near the visibility timeout would have it delivered a second time.
-    longest = min(_LONGEST_DELAY, task.lock_options.ttl / 3, visibility_timeout / 4)
-    delay = min(longest, first * 2 ** min(_history(task.request)["tries"], 10))
-    return float(min(random.uniform(delay / 2, delay), max(_FIRST_HAND_OVER_DELAY, expires_in)))
+def join(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn:
+    """Come again to see whether the holder has ended; its result is the run's as well."""
+    delay = random.uniform(_LONGEST_JOIN_DELAY / 2, min(_LONGEST_JOIN_DELAY, delay_for(task, 60.0) * 4))
+    again = send_again(task, delay, joins=holder.task_id, **notes)
+    tell(task, holder, "joined")
+    held = LockHeld(holder.key, holder.task_id, holder.expires_in)
+    raise Retry(str(held), exc=held, when=delay, sig=again)
 
 
-def _requeue(task: "SingletonTask", delay: float) -> Any:
-    """Publish the same message again; `retries`, chord, chain, links and expiry stay."""
+def former_holder(key: str, task_id: str, attempt: int = 0) -> Holder:
+    """Somebody who had the lock, described as far as a task id tells."""
+    return Holder(key, "", 0, datetime.now(UTC), 0.0, task_id, attempt=attempt)
+
+
+def _succeed(task: "SingletonTask", conflict: Conflict) -> Any:
+    """Come again to run next, or make way for whoever does."""
+    holder, request = conflict.first, task.request
+    if conflict.successor == request.id:
+        _come_again(task, holder, asked_at=history(request).get("asked_at", conflict.at))
+    newer = dataclasses.replace(holder, task_id=conflict.successor or holder.task_id)
+    tell(task, newer, "collapsed")
+    return skip(task, f"lock key={holder.key}: task_id={newer.task_id} runs in place of this one")
+
+
+def _come_again(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn:
+    delay = delay_for(task, holder.expires_in)
+    held = LockHeld(holder.key, holder.task_id, holder.expires_in)
+    timeout = task.lock_options.wait_timeout
+    if timeout is not None and time.time() - history(task.request)["since"] + delay > timeout:
+        if "asked_at" in notes:
+            backend_of(task.app).withdraw(holder.key, task.request.id)
+        tell(task, holder, "raised")
+        raise held
+    again = send_again(task, delay, **notes)
+    tell(task, holder, "rescheduled")
+    raise Retry(str(held), exc=held, when=delay, sig=again)
+
+
+def tell(task: "SingletonTask", holder: Holder, outcome: str) -> None:
+    """Say what has become of a run that was not done: in the log, by the signal, and by an event."""
     request = task.request
-    history = _history(request)
-    history["tries"] += 1
-    again = task.signature_from_request(
-        request,
-        retries=request.retries,
-        countdown=delay,
-        headers={**(request.headers or {}), HEADER: history},
-        retry=True,
-        retry_policy=_PATIENT_PUBLISH,
-    )
-    try:
-        again.apply_async()
-    except OperationalError as error:
-        logger.error("lock.unpublished task_id=%s: %s", request.id, error)
-        if task.acks_late:
-            raise Reject(error, requeue=True) from error
-        raise
-    return again
-
-
-def _history(request: Context) -> dict[str, Any]:
-    """How often this message has come and since when it has been waiting."""
-    known = (request.headers or {}).get(HEADER) or {}
-    return {"tries": known.get("tries", 0), "since": known.get("since", time.time())}
-
-
-def _tell(task: "SingletonTask", holder: Holder, outcome: str) -> None:
     logger.info(
         "lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s",
         holder.key,
-        task.request.id,
+        request.id,
         holder.task_id,
         holder.age,
         holder.expires_in,
         outcome,
     )
     signals.lock_conflict.send(sender=task, key=holder.key, holder=holder, outcome=outcome)
+    if request.get(EVENTS_HEADER):
+        try:
+            task.send_event("task-lock-conflict", key=holder.key, holder=holder.task_id, outcome=outcome)
+        except OperationalError as error:
+            logger.warning("lock.unpublished task_id=%s: no event: %s", request.id, error)

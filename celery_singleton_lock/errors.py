@@ -37,8 +37,9 @@ class LockLost(SingletonLockError):
     Arguments:
         key: The lock key.
         reason: `expired` (nobody has it now), `taken` (somebody else has it),
-            `unreachable` (Redis did not answer until the deadline), `released`,
-            or `forked` (a forked child holds nothing).
+            `unreachable` (Redis did not answer until the deadline), `replaced` (a
+            successor waits for it to be released), `released`, or `forked` (a
+            forked child holds nothing).
     """
 
     def __init__(self, key: str, reason: str = "expired") -> None:

@@ -2,15 +2,18 @@
 
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from billiard import current_process
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.conflict import revoke
 from celery_singleton_lock.core.deadman import DeadMan
 from celery_singleton_lock.core.interrupt import Interrupt
 from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.errors import ConfigurationError, LockLost
+from celery_singleton_lock.errors import BackendError, ConfigurationError, LockLost
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task import SingletonTask
@@ -32,11 +35,27 @@ def deadman_for(task: "SingletonTask") -> DeadMan | None:
     return DeadMan()
 
 
+@contextmanager
+def making_way(task: "SingletonTask", lease: Lease) -> Iterator[None]:
+    """End as REVOKED a body that was told to make way and did, naming its successor."""
+    try:
+        yield
+    except LockLost as lost:
+        if lost.key != lease.key or lost.reason != "replaced":
+            raise
+        try:
+            successor = lease.backend.successor(lease.key)
+        except BackendError:
+            successor = None
+        revoke(task, f"lock key={lease.key}: this run made way for task_id={successor}")
+
+
 def tell_lost(task: "SingletonTask", interrupt: Interrupt, lease: Lease) -> None:
     """End the body, or let it run on, as the task's `lock_on_lost` says; then send `lock_lost`."""
     policy, reason = task.lock_options.on_lost, lease.lost_reason or "expired"
-    if policy == "kill":
+    # A holder that is asked to make way still has its lease, so it may end in peace.
+    if policy == "kill" and reason != "replaced":
         os.kill(os.getpid(), signal.SIGKILL)
-    if policy == "abort":
+    if policy != "warn":
         interrupt.send(LockLost(lease.key, reason))
     signals.lock_lost.send(sender=task, lease=lease, reason=reason)

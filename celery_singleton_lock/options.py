@@ -14,8 +14,7 @@ DEFAULT_PREFIX = "singleton"
 # Taking a place looks at all of them, in one script.
 MAX_LIMIT = 1000
 
-_ON_CONFLICT = ("skip", "raise", "reschedule", "wait")
-_ON_CONFLICT_LATER = ("join", "rerun", "replace")
+_ON_CONFLICT = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 _ON_LOST = ("abort", "warn", "kill")
 _ON_BACKEND_ERROR = ("reschedule", "raise", "run", "skip")
 _MODES = ("while_executing",)
@@ -76,7 +75,7 @@ OPTIONS: Mapping[str, Option] = {
     "mode": Option("while_executing", lambda n, v: one_of(n, v, _MODES, _MODES_LATER), app_wide=False),
     "limit": Option(1, count, app_wide=False),
     "ttl": Option(30, lambda n, v: seconds(n, v, least=1)),
-    "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT, _ON_CONFLICT_LATER)),
+    "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT)),
     "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
     "on_lost": Option("abort", on_lost),
     "on_backend_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_BACKEND_ERROR)),

@@ -15,6 +15,7 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
 
+from celery_singleton_lock.conflict import EVENTS_HEADER
 from celery_singleton_lock.core.keepalive import Keepalive
 from celery_singleton_lock.core.lease import Lease, new_token
 from celery_singleton_lock.core.leftovers import leftovers
@@ -33,6 +34,7 @@ class SingletonRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.request_dict[TOKEN_HEADER] = new_token()
+        self.request_dict[EVENTS_HEADER] = bool(self.eventer and self.eventer.enabled and self.task.send_events)
         self._lock_lease: Lease | None = None
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:

@@ -1,28 +1,31 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
-import inspect
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import cached_property, partial
-from types import CodeType
 from typing import Any
 
 from celery import Celery, Task
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.again import forget_history
 from celery_singleton_lock.backends.base import Answer, Conflict, Holder
-from celery_singleton_lock.conflict import HEADER, settle, unanswered
+from celery_singleton_lock.conflict import settle, unanswered
+from celery_singleton_lock.copies import drop_copy, noting_the_end
 from celery_singleton_lock.core.current import running_under
 from celery_singleton_lock.core.interrupt import Interrupt
 from celery_singleton_lock.core.key import KeyChoice, KeyMaker
 from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.definition import check_call_order, run_signature
 from celery_singleton_lock.errors import BackendError, ConfigurationError
-from celery_singleton_lock.lost import deadman_for, tell_lost
+from celery_singleton_lock.joined import NotJoined, joined_result
+from celery_singleton_lock.lost import deadman_for, making_way, tell_lost
 from celery_singleton_lock.options import OPTIONS, LockOptions, check_task, resolve
 from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.successors import succession_for, unpack
 
 TOKEN_HEADER = "lock_token"
 """Where the main process of a worker tells a pool child the token to use."""
@@ -54,10 +57,13 @@ class SingletonTask(Task):
             30, so that a killed worker blocks nobody for long and a lease
             survives two missed renewals.
         lock_limit: How many may run at once, by default 1.
-        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, or `"wait"` in
-            place, first come, first served, which occupies a place in the pool.
+        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place,
+            first come, first served, which occupies a place in the pool, `"join"`,
+            which ends with the holder's own result or error, `"rerun"`, one more run
+            after the present one, with the newest arguments, or `"replace"`, which
+            asks the holder to make way.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which `reschedule` and `wait` give up with `LockHeld`.
+        lock_wait_timeout: Seconds after which who comes again or waits gives up with `LockHeld`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start
             of a run, even if the run ends earlier. A run that dies does not count.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"`
@@ -96,11 +102,16 @@ class SingletonTask(Task):
             kwargs,
             token=self.request.get(TOKEN_HEADER),
             facts=self._facts(),
+            succession=succession_for(self, args, kwargs),
             deadman=deadman_for(self),
             on_lost=partial(tell_lost, self, interrupt),
         )
         self.request.lock_lease = lease
         try:
+            drop_copy(self, lease.key)
+            result = joined_result(self, lease.key)
+            if result is not NotJoined:
+                return result
             # Inside the try, because a time limit may strike between the
             # server's grant and the next line; the token is known already.
             conflict = lease.acquire()
@@ -113,6 +124,8 @@ class SingletonTask(Task):
         else:
             if conflict is not None:
                 return settle(self, conflict)
+            if lease.arguments:
+                args, kwargs = self.request.args, self.request.kwargs = unpack(self, lease.arguments)
             with self._body_of(lease, interrupt):
                 return super().__call__(*args, **kwargs)
         finally:
@@ -197,7 +210,7 @@ class SingletonTask(Task):
         super().on_bound(app)
         if not cls.is_lockable():
             return
-        _check_call_order(cls)
+        check_call_order(cls, SingletonTask)
         check_task(cls.name, _own_options(cls))
         cls._key_maker()
 
@@ -205,7 +218,7 @@ class SingletonTask(Task):
     def _key_maker(cls) -> KeyMaker:
         name = cls.name if cls.lock_name is None else cls.lock_name
         try:
-            return KeyMaker(name, _run_signature(cls), cls.lock_key)
+            return KeyMaker(name, run_signature(cls), cls.lock_key)
         except ConfigurationError as error:
             raise ConfigurationError(f"task {cls.name}: {error}") from None
 
@@ -244,11 +257,9 @@ class SingletonTask(Task):
     @contextmanager
     def _body_of(self, lease: Lease, interrupt: Interrupt) -> Iterator[None]:
         """What holds while the body runs under *lease*."""
-        if self.request.headers:
-            # It has stopped waiting; a retry of the body starts a new wait.
-            self.request.headers.pop(HEADER, None)
         signals.lock_acquired.send(sender=self, lease=lease)
-        with running_under(lease), interrupt.allowed():
+        with making_way(self, lease), noting_the_end(self), running_under(lease), interrupt.allowed():
+            forget_history(self.request)
             yield
 
     def _give_back(self, lease: Lease) -> None:
@@ -258,32 +269,3 @@ class SingletonTask(Task):
 
 def _own_options(cls: type[SingletonTask]) -> dict[str, Any]:
     return {name: getattr(cls, f"lock_{name}") for name in OPTIONS}
-
-
-def _run_signature(cls: type[SingletonTask]) -> inspect.Signature:
-    """Signature of the body without a bound `self`, which Celery leaves on the class."""
-    run = inspect.getattr_static(cls, "run")
-    if isinstance(run, staticmethod):
-        return inspect.signature(run.__func__)
-    signature = inspect.signature(run)
-    return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _check_call_order(cls: type[SingletonTask]) -> None:
-    """Refuse a `__call__` that would run the body past ours, as the Flask recipe's does."""
-    for base in cls.__mro__[: cls.__mro__.index(SingletonTask)]:
-        call = base.__dict__.get("__call__")
-        code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
-        if code is not None and "__call__" not in _names_in(code):
-            raise ConfigurationError(
-                f"task {cls.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would "
-                "bypass the lock; call it there, or put SingletonTask first among the base classes"
-            )
-
-
-def _names_in(code: CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names_in(constant)
-    return names

@@ -74,9 +74,11 @@ class Worker:
 
 
 @contextmanager
-def workers(app: str, env: dict[str, str], number: int = 1, **options: object) -> Iterator[list[Worker]]:
+def workers(
+    app: str, env: dict[str, str], number: int = 1, *arguments: str, **options: object
+) -> Iterator[list[Worker]]:
     """So many workers that are ready; none is left behind."""
-    started = [Worker(app, env, **options) for _ in range(number)]  # type: ignore[arg-type]
+    started = [Worker(app, env, *arguments, **options) for _ in range(number)]  # type: ignore[arg-type]
     try:
         for worker in started:
             worker.start()

@@ -234,6 +234,30 @@ class Backend(ABC):
             BackendError: The store did not answer in time.
         """
 
+    @abstractmethod
+    def withdraw(self, key: str, task_id: str) -> None:
+        """Let the successor with that task id be next no longer.
+
+        Raises:
+            BackendError: The store did not answer in time. It may be next all the same, for half a minute.
+        """
+
+    @abstractmethod
+    def note(self, key: str, text: str, seconds: float) -> None:
+        """Keep *text* under *key*, which is no lock's, for so long.
+
+        Raises:
+            BackendError: The store did not answer in time.
+        """
+
+    @abstractmethod
+    def noted(self, key: str) -> str | None:
+        """What was noted under *key*, if it is still kept.
+
+        Raises:
+            BackendError: The store did not answer in time.
+        """
+
     @property
     @abstractmethod
     def address(self) -> str:

@@ -37,6 +37,7 @@ class MemoryBackend(Backend):
     def __init__(self, now: Callable[[], float] = time.time) -> None:
         self._now = now
         self._locks: dict[str, Lock] = {}
+        self._notes: dict[str, tuple[str, float]] = {}
         self._fence = 0
         self.releases = 0
         self._changed = threading.Condition()
@@ -125,6 +126,25 @@ class MemoryBackend(Backend):
             self.releases += 1
             self._changed.notify_all()
             return Answer.DONE if number is not None or waited else Answer.TAKEN
+
+    def withdraw(self, key: str, task_id: str) -> None:
+        """Forget the successor."""
+        with self._changed:
+            lock = self._lock(key)
+            if lock is not None and lock.successor is not None and lock.successor.task_id == task_id:
+                lock.successor = None
+
+    def note(self, key: str, text: str, seconds: float) -> None:
+        """Keep it until its time has come."""
+        with self._changed:
+            now = self._now()
+            self._notes = {known: note for known, note in self._notes.items() if note[1] > now}
+            self._notes[key] = text, now + seconds
+
+    def noted(self, key: str) -> str | None:
+        """Look it up."""
+        text, expiry = self._notes.get(key, (None, 0.0))
+        return text if expiry > self._now() else None
 
     def holders(self, key: str) -> list[Holder]:
         """Who holds *key* now."""

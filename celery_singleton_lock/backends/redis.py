@@ -29,7 +29,7 @@ from celery_singleton_lock.backends.fields import holders_in, successor_in, turn
 from celery_singleton_lock.backends.wire import REPLY_TIMEOUT, Script, Wire
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 
-ACQUIRE, RENEW, RELEASE = Script("acquire"), Script("renew"), Script("release")
+ACQUIRE, RENEW, RELEASE, WITHDRAW = Script("acquire"), Script("renew"), Script("release"), Script("withdraw")
 
 _FIRST_PAUSE = 0.02
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
@@ -151,6 +151,20 @@ class RedisBackend(Backend):
         """Read the hash."""
         fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
         return successor_in(0, _pairs(fields))
+
+    def withdraw(self, key: str, task_id: str) -> None:
+        """Run withdraw.lua."""
+        self._persist(lambda timeout: self._wire.run(WITHDRAW, key, [task_id], timeout), RELEASE_BOUND)
+
+    def note(self, key: str, text: str, seconds: float) -> None:
+        """SET with an expiry."""
+        command = ("SET", key, text, "PX", _milliseconds(seconds))
+        self._persist(lambda timeout: self._wire.call(*command, timeout=timeout), RELEASE_BOUND)
+
+    def noted(self, key: str) -> str | None:
+        """GET."""
+        text: str | None = self._persist(lambda timeout: self._wire.call("GET", key, timeout=timeout), RELEASE_BOUND)[0]
+        return text
 
     def close(self) -> None:
         """Close the idle connections."""

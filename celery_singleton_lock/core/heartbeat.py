@@ -145,7 +145,8 @@ class Heartbeat:
 
     def _put_down(self, lost: "dict[Lease, str]") -> None:
         with self._changed:
-            self._leases.difference_update(lost)
+            # Who makes way keeps its lease until it has.
+            self._leases.difference_update(lease for lease, reason in lost.items() if reason != "replaced")
             self._in_flight = frozenset()
             self._changed.notify_all()
 
@@ -161,9 +162,11 @@ class Heartbeat:
             return {}
         lost = {}
         for lease, answer in zip(leases, answers, strict=True):
-            if answer is Answer.DONE:
+            if answer in (Answer.DONE, Answer.REPLACED):
                 lease.renewed(sent_at)
-            else:
+            if answer is Answer.REPLACED:
+                lost[lease] = "replaced"
+            elif answer is not Answer.DONE:
                 lost[lease] = "taken" if answer is Answer.TAKEN else "expired"
         return lost
 

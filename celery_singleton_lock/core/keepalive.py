@@ -68,7 +68,7 @@ class Keepalive:
         sent_at = clock()
         answers = backend.renew([lease.claim for lease in late], _BOUND)
         for lease, answer in zip(late, answers, strict=True):
-            if answer is Answer.DONE:
+            if answer in (Answer.DONE, Answer.REPLACED):
                 lease.renewed(sent_at)
 
     def _twin_of(self, backend: Backend) -> Backend:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, clock
+from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, Succession, clock
 from celery_singleton_lock.core.deadman import DeadMan
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.heartbeat import heartbeat as own_heartbeat
@@ -44,6 +44,7 @@ class Lease:
         limit: How many may hold the key at once.
         facts: What others may know about this holder.
         min_hold: Seconds for which the key stays taken after a release, counted from the grant.
+        succession: What it wants where the key is held.
         token: Proof of this claim, where somebody else has to know it; by default a fresh one.
         deadman: Kills this process at the deadline; armed anew by each renewal.
         on_lost: Called once with the lease, in the heartbeat's thread, when it is lost.
@@ -54,6 +55,7 @@ class Lease:
         claim: What the store needs to grant and renew it.
         fence: A number greater than that of any earlier lease on the key.
         took_over: The holder before it died without a release.
+        arguments: The newest ones that were left for this successor, or an empty text.
     """
 
     def __init__(
@@ -65,13 +67,14 @@ class Lease:
         limit: int = 1,
         facts: Mapping[str, str] | None = None,
         min_hold: float = 0.0,
+        succession: Succession | None = None,
         token: str | None = None,
         deadman: DeadMan | None = None,
         on_lost: Callable[["Lease"], None] | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self.backend = backend
-        self.claim = Claim(key, token or new_token(), ttl, limit, facts or {}, min_hold)
+        self.claim = Claim(key, token or new_token(), ttl, limit, facts or {}, min_hold, succession)
         self._deadman = deadman
         self._heartbeat = heartbeat or own_heartbeat
         self._on_lost = on_lost
@@ -86,6 +89,7 @@ class Lease:
         self._lost_reason: str | None = None
         self.fence = 0
         self.took_over = False
+        self.arguments = ""
 
     @property
     def key(self) -> str:
@@ -129,7 +133,7 @@ class Lease:
 
     @property
     def lost_reason(self) -> str | None:
-        """`expired`, `taken`, `unreachable`, or None while it is not lost."""
+        """`expired`, `taken`, `unreachable`, `replaced`, or None while it is not lost."""
         return self._lost_reason
 
     @property
@@ -213,7 +217,7 @@ class Lease:
 
     def _begin(self, grant: Grant) -> None:
         self._place, self._since = grant.place, grant.since
-        self.fence, self.took_over = grant.fence, grant.took_over
+        self.fence, self.took_over, self.arguments = grant.fence, grant.took_over, grant.arguments
         self.renewed(grant.sent_at)
         self._heartbeat.watch(self)
         event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s"
@@ -279,9 +283,8 @@ class Lease:
         """A renewal was not answered: try again soon, the deadline stands."""
         self._unsure = True
         self._next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
-        logger.warning(
-            "lock.unsure key=%s task_id=%s remaining=%.1f: %s", self.key, self._task_id, self.remaining(), error
-        )
+        event = "lock.unsure key=%s task_id=%s remaining=%.1f: %s"
+        logger.warning(event, self.key, self._task_id, self.remaining(), error)
 
     def lose(self, reason: str) -> None:
         """Record that it is lost, and tell once."""

@@ -152,6 +152,38 @@ def at_most_every_two_seconds(self: Any, key: Any) -> str:
     return "ran"
 
 
+def task_with(policy: str, **options: Any) -> Any:
+    @app.task(
+        base=SingletonTask,
+        bind=True,
+        name="-".join([policy, *options]),
+        lock_key=("key",),
+        lock_on_conflict=policy,
+        **options,
+    )
+    def runs(self: Any, key: Any, number: int = 0, seconds: float = 0.0, fails: bool = False) -> int:
+        body(self, key, seconds, number=number)
+        if fails:
+            raise ValueError(number)
+        return number
+
+    return runs
+
+
+by_policy = {
+    policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
+}
+impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait", "rerun", "replace")}
+late = task_with("skip", acks_late=True)
+late_and_rejecting = task_with("skip", acks_late=True, reject_on_worker_lost=True)
+
+
+@app.task(base=SingletonTask, lock_key=(), lock_limit=4, lock_on_conflict="reschedule")
+def crowded(number: int) -> None:
+    recorder._client.rpush("crowd", number)
+    time.sleep(0.002)
+
+
 @app.task
 def collect(results: Any) -> Any:
     return results

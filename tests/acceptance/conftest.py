@@ -1,10 +1,12 @@
 """A record, and the environment that a test's workers and publishers share."""
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from tests.rabbit import rabbitmq
 from tests.recorder import Recorder
 from tests.servers import Server
 
@@ -31,4 +33,31 @@ def tasks(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     store = valkey.url.removesuffix("/0")
     module.app.conf.update(broker_url=valkey.url, result_backend=f"{store}/1", singleton_lock_url=f"{store}/2")
     yield module
-    module.app.close()
+    forget_connections(module.app)
+    # Results that are collected only when the server is gone complain.
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def rabbit() -> Iterator[str]:
+    with rabbitmq() as url:
+        yield url
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker(request: pytest.FixtureRequest, valkey: Server) -> str:
+    return valkey.url if request.param == "redis" else str(request.getfixturevalue("rabbit"))
+
+
+@pytest.fixture
+def tasks_by_broker(tasks: Any, broker: str) -> Any:
+    tasks.app.conf.broker_url = broker
+    # Unlike Redis, RabbitMQ still has what an earlier test has left.
+    tasks.app.control.purge()
+    return tasks
+
+
+def forget_connections(app: Any) -> None:
+    """Those of the publisher, which are to the broker of another test."""
+    app.close()
+    app.amqp._producer_pool = None

@@ -65,7 +65,7 @@ def documented_answers(text: str) -> set[int]:
 
 
 def test_there_is_one_file_per_verb() -> None:
-    assert set(FILES) == {"acquire.lua", "renew.lua", "release.lua"}
+    assert set(FILES) == {"acquire.lua", "renew.lua", "release.lua", "withdraw.lua"}
 
 
 @every_file
@@ -116,6 +116,9 @@ class Scripts:
     def release(self, token: str) -> Any:
         return self._run("release", [KEY], [token, 1, 1, 0])
 
+    def withdraw(self, task_id: str) -> Any:
+        return self._run("withdraw", [KEY], [task_id])
+
     def _run(self, verb: str, keys: list[str], arguments: list[Any]) -> Any:
         return self._client.eval(Script(verb).text, len(keys), *keys, *arguments)
 
@@ -163,6 +166,17 @@ def test_every_documented_answer_of_release_is_reached(scripts: Scripts) -> None
 
     assert answers == [0, 1, -1]
     assert set(answers) == documented_answers(FILES["release.lua"])
+
+
+def test_every_documented_answer_of_withdraw_is_reached(scripts: Scripts, client: Any) -> None:
+    scripts.acquire("a")
+    scripts.acquire("b", policy="rerun", arguments="of b")
+
+    answers = [scripts.withdraw("id-of-c"), scripts.withdraw("id-of-b"), scripts.withdraw("id-of-b")]
+
+    assert answers == [0, 1, 0]
+    assert set(answers) == documented_answers(FILES["withdraw.lua"])
+    assert not {"next", "next:args"} & set(client.hkeys(KEY))
 
 
 def test_the_hash_has_the_fields_that_the_header_of_acquire_tells(scripts: Scripts, client: Any) -> None:

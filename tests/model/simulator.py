@@ -449,6 +449,18 @@ class SimBackend(Backend):
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         raise NotImplementedError
 
+    def successor(self, key: str) -> str | None:
+        raise NotImplementedError
+
+    def withdraw(self, key: str, task_id: str) -> None:
+        raise NotImplementedError
+
+    def note(self, key: str, text: str, seconds: float) -> None:
+        raise NotImplementedError
+
+    def noted(self, key: str) -> str | None:
+        raise NotImplementedError
+
     def twin(self) -> Backend:
         raise NotImplementedError
 

@@ -49,6 +49,18 @@ class Store(Backend):
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         return [claim.ttl for claim in claims]
 
+    def successor(self, key: str) -> str | None:
+        raise NotImplementedError
+
+    def withdraw(self, key: str, task_id: str) -> None:
+        raise NotImplementedError
+
+    def note(self, key: str, text: str, seconds: float) -> None:
+        raise NotImplementedError
+
+    def noted(self, key: str) -> str | None:
+        raise NotImplementedError
+
     def twin(self) -> Backend:
         return self
 

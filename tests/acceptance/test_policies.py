@@ -1,0 +1,195 @@
+"""P3 and P5: what the caller of a run without the lock sees, for each policy, in each place of a canvas."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import chain, chord, group, states
+from celery.exceptions import ChordError, TaskRevokedError
+
+from celery_singleton_lock import LockHeld
+from tests.acceptance.conftest import APP
+from tests.recorder import Recorder, overlaps
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+PROMPTLY = 5
+HOLDS = 1.5
+
+
+@pytest.fixture
+def tasks(tasks_by_broker: Any) -> Any:
+    return tasks_by_broker
+
+
+@pytest.fixture
+def worker(env: dict[str, str], broker: str, tasks: Any) -> Iterator[Worker]:
+    with workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=4) as (worker,):
+        yield worker
+
+
+def hold(tasks: Any, recorder: Recorder, policy: str, *keys: str, seconds: float = HOLDS) -> list[Any]:
+    """Runs that have begun, one for each key."""
+    held = [tasks.by_policy[policy].delay(key, 1, seconds) for key in keys]
+    until(lambda: len(recorder.events("enter")) == len(keys), "the holders run")
+    return held
+
+
+def after_a_holder(tasks: Any, recorder: Recorder, policy: str) -> list[Any]:
+    """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
+    task = tasks.by_policy[policy]
+    hold(tasks, recorder, policy, "single", "group", "chain")
+    single = task.delay("single", 2)
+    members = group(task.s("group", 3), task.s("free")).delay()
+    steps = chain(task.si("chain", 4), tasks.after.s()).delay()
+    found = [single.get(timeout=PROMPTLY), members.get(timeout=PROMPTLY), steps.get(timeout=PROMPTLY)]
+    recorder._client.delete("record")
+    hold(tasks, recorder, policy, "header", "body")
+    header = chord([task.s("header", 5), task.s("free too")])(tasks.collect.s())
+    body = chord([task.s("free three")])(task.si("body", 6))
+    return [*found, header.get(timeout=PROMPTLY), body.get(timeout=PROMPTLY)]
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
+def test_who_comes_later_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> None:
+    assert after_a_holder(tasks, recorder, policy) == [2, [3, 0], ["after", 4], [5, 0], 6]
+    assert overlaps(recorder.events()) == []
+
+
+def test_replace_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    assert after_a_holder(tasks, recorder, "replace") == [2, [3, 0], ["after", 4], [5, 0], 6]
+    assert overlaps(recorder.events()) == []
+
+
+def test_join_ends_with_the_holders_result(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    assert after_a_holder(tasks, recorder, "join") == [1, [1, 0], ["after", 1], [1, 0], 1]
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[list[dict[str, Any]]]:
+    """What workers say of conflicts meanwhile, to whoever listens."""
+    heard: list[dict[str, Any]] = []
+    with app.connection_for_read() as connection:
+        receiver = app.events.Receiver(connection, handlers={"task-lock-conflict": heard.append})
+        listener = threading.Thread(target=receiver.capture, kwargs={"timeout": 20, "wakeup": False})
+        listener.start()
+        yield heard
+        receiver.should_stop = True
+        listener.join(25)
+
+
+def test_an_event_tells_of_a_conflict_where_somebody_listens(
+    env: dict[str, str], tasks: Any, broker: str, recorder: Recorder
+) -> None:
+    with listening(tasks.app) as heard, workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E"):
+        (holder,) = hold(tasks, recorder, "skip", "k")
+        duplicate = tasks.by_policy["skip"].delay("k")
+
+        event = until(lambda: heard, "the event is heard")[0]
+        assert (event["uuid"], event["holder"], event["outcome"]) == (duplicate.id, holder.id, "skipped")
+
+
+def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    task = tasks.by_policy["skip"]
+    (holder,) = hold(tasks, recorder, "skip", "k", seconds=4)
+
+    single, members = task.delay("k"), group(task.s("k"), task.s("free")).delay()
+    steps = chain(task.si("k"), tasks.after.s()).delay()
+    header, body = chord([task.s("k"), task.s("free2")])(tasks.collect.s()), chord([task.s("free3")])(task.si("k"))
+
+    for result in (single, members, steps, body):
+        with pytest.raises(TaskRevokedError, match=holder.id):
+            result.get(timeout=PROMPTLY)
+    assert single.state == states.REVOKED
+    assert header.get(timeout=PROMPTLY) == [None, 0]
+
+
+def test_raise_fails_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    task = tasks.by_policy["raise"]
+    (holder,) = hold(tasks, recorder, "raise", "k", seconds=4)
+
+    single, members = task.delay("k"), group(task.s("k"), task.s("free")).delay()
+    steps = chain(task.si("k"), tasks.after.s()).delay()
+    header, body = chord([task.s("k"), task.s("free2")])(tasks.collect.s()), chord([task.s("free3")])(task.si("k"))
+
+    for result in (single, members, steps, body):
+        with pytest.raises(LockHeld, match=holder.id):
+            result.get(timeout=PROMPTLY)
+    with pytest.raises((LockHeld, ChordError), match=holder.id):
+        header.get(timeout=PROMPTLY)
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
+def test_who_has_waited_long_enough_fails_and_leaves_no_trace(
+    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+) -> None:
+    task = tasks.impatient[policy]
+    holder = task.delay("k", 1, 3)
+    until(lambda: recorder.events("enter"), "the holder runs")
+
+    with pytest.raises(LockHeld, match=holder.id):
+        task.delay("k", 2).get(timeout=PROMPTLY)
+
+    assert holder.get(timeout=PROMPTLY) == 1
+    assert task.delay("k", 3).get(timeout=PROMPTLY) == 3
+
+
+def test_a_rerun_has_the_newest_arguments_and_the_others_name_it(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    task = tasks.by_policy["rerun"]
+    (holder,) = hold(tasks, recorder, "rerun", "k", seconds=2)
+    first = task.delay("k", 2)
+    until(lambda: "outcome=rescheduled" in worker.log(), "it is next")
+    for number in (3, 4):
+        with pytest.raises(TaskRevokedError, match=first.id):
+            task.delay("k", number).get(timeout=PROMPTLY)
+    assert holder.get(timeout=PROMPTLY) == 1
+    assert first.get(timeout=PROMPTLY) == 4
+    assert [event.facts["number"] for event in recorder.events("enter")] == [1, 4]
+    assert worker.log().count("outcome=collapsed") == 2
+    assert overlaps(recorder.events()) == []
+
+
+def test_who_is_replaced_makes_way_and_names_its_successor(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    task = tasks.by_policy["replace"]
+    (holder,) = hold(tasks, recorder, "replace", "k", seconds=30)
+    first = task.delay("k", 2)
+    until(lambda: "outcome=rescheduled" in worker.log(), "it is next")
+    second = task.delay("k", 3)
+
+    assert second.get(timeout=PROMPTLY) == 3
+    with pytest.raises(TaskRevokedError, match=f"{first.id}|{second.id}"):
+        holder.get(timeout=PROMPTLY)
+    with pytest.raises(TaskRevokedError, match=second.id):
+        first.get(timeout=PROMPTLY)
+    assert overlaps(recorder.events()) == []
+    assert "reason=replaced" in worker.log()
+
+
+def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    task = tasks.by_policy["join"]
+    task.delay("k", 7, 1.0, fails=True)
+    until(lambda: recorder.events("enter"), "the holder runs")
+
+    joined = [task.delay("k", number) for number in range(3)]
+
+    for result in joined:
+        with pytest.raises(ValueError, match="7"):
+            result.get(timeout=PROMPTLY)
+    assert len(recorder.events("enter")) == 1
+
+
+def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    hold(tasks, recorder, "join", "k", seconds=60)
+    joined = [tasks.by_policy["join"].delay("k", number, 2) for number in (2, 3)]
+    until(lambda: worker.log().count("outcome=joined") > 1, "they have joined")
+    os.kill(recorder.events("enter")[0].pid, signal.SIGKILL)
+
+    results = [result.get(timeout=20) for result in joined]
+    assert results in ([2, 2], [3, 3])
+    assert len(recorder.events("enter")) == 2

@@ -1,0 +1,166 @@
+"""P3, nothing lost and nothing twice: messages that are delivered again, before and after their run has ended."""
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+import redis
+
+from tests.acceptance.conftest import APP
+from tests.proxy import Proxy
+from tests.recorder import Event, Recorder, overlaps
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+SOON = {"TEST_VISIBILITY": "3"}
+
+
+@pytest.fixture
+def impatient_broker(tasks: Any) -> Any:
+    """Delivers again what was not acknowledged for three seconds."""
+    options = dict(tasks.app.conf.broker_transport_options)
+    tasks.app.conf.broker_transport_options = {**options, "visibility_timeout": 3}
+    yield tasks
+    tasks.app.conf.broker_transport_options = options
+
+
+def runs(recorder: Recorder) -> list[Event]:
+    return recorder.events("enter")
+
+
+def log_of(pair: list[Worker]) -> str:
+    return "".join(worker.log() for worker in pair)
+
+
+def test_a_run_longer_than_the_visibility_timeout_runs_once(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, {**env, **SOON}, 2) as pair:
+        result = impatient_broker.late.delay("k", 1, 9)
+
+        assert result.get(timeout=30) == 1
+        until(lambda: "outcome=dropped" in log_of(pair), "a copy that came is dropped")
+        until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+        assert "outcome=parked" in log_of(pair)
+
+    assert len(runs(recorder)) == 1
+    assert result.state == "SUCCESS"
+
+
+def test_a_copy_runs_where_the_first_run_has_died(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, {**env, **SOON}, 2) as pair:
+        result = impatient_broker.late.delay("k", 1, 6)
+        first = until(lambda: runs(recorder), "it runs")[0]
+        until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
+        next(worker for worker in pair if worker.pid == os.getpgid(first.pid)).kill()
+
+        assert result.get(timeout=40) == 1
+
+    assert len(runs(recorder)) == 2
+
+
+def test_a_message_with_a_far_eta_runs_once_on_three_workers(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, {**env, **SOON}, 3, concurrency=1):
+        result = impatient_broker.by_policy["skip"].apply_async(("k", 1, 1), countdown=8)
+
+        assert result.get(timeout=30) == 1
+        until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+
+    assert len(runs(recorder)) == 1
+    assert result.state == "SUCCESS"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_lost_connection_to_the_broker_costs_no_second_run(
+    tasks_by_broker: Any, broker: str, env: dict[str, str], recorder: Recorder, late: bool
+) -> None:
+    tasks = tasks_by_broker
+    task = tasks.late if late else tasks.by_policy["skip"]
+    with Proxy(port_of(broker)) as proxy:
+        behind = broker.replace(str(port_of(broker)), str(proxy.port))
+        with workers(APP, {**env, "TEST_BROKER": behind}, 1):
+            result = task.delay("k", 1, 4)
+            until(lambda: runs(recorder), "it runs")
+            proxy.cut()
+
+            assert result.get(timeout=30) == 1
+            assert task.delay("other").get(timeout=30) == 0
+
+    assert len([run for run in runs(recorder) if run.run == result.id]) == 1
+    assert result.state == "SUCCESS"
+
+
+def test_a_copy_that_rabbitmq_delivers_after_the_end_is_dropped(
+    tasks: Any, rabbit: str, env: dict[str, str], recorder: Recorder
+) -> None:
+    tasks.app.conf.broker_url = rabbit
+    tasks.app.control.purge()
+    with Proxy(port_of(rabbit)) as proxy:
+        behind = rabbit.replace(str(port_of(rabbit)), str(proxy.port))
+        with workers(APP, {**env, "TEST_BROKER": behind}, 1) as (worker,):
+            result = tasks.late.delay("k", 1, 1)
+            until(lambda: runs(recorder), "it runs")
+            # The acknowledgement is lost; the locks and the results are elsewhere.
+            proxy.black_hole()
+            assert result.get(timeout=10) == 1
+            proxy.forward()
+            proxy.cut()
+
+            until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
+
+    assert len(runs(recorder)) == 1
+    assert result.state == "SUCCESS"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, fails: bool
+) -> None:
+    with workers(APP, env, 1) as (worker,), valkey.client() as broker:
+        result = tasks.late.delay("k", 1, 1, fails)
+        until(lambda: runs(recorder), "it runs")
+        (unacked,) = broker.hvals("unacked")
+        result.get(timeout=10, propagate=False)
+        # As kombu restores a message whose visibility timeout has passed before its acknowledgement came.
+        message, _, queue = json.loads(unacked)
+        message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+        broker.lpush(queue, json.dumps(message))
+
+        until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped")
+
+    assert len(runs(recorder)) == 1
+    assert result.state == ("FAILURE" if fails else "SUCCESS")
+
+
+def test_a_message_rejected_for_a_lost_child_is_not_lost(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env, 2):
+        result = tasks.late_and_rejecting.delay("k", 1, 3)
+        os.kill(until(lambda: runs(recorder), "it runs")[0].pid, signal.SIGKILL)
+
+        assert result.get(timeout=30) == 1
+
+    assert len(runs(recorder)) == 2
+
+
+def test_fifty_retries_at_once_lose_nothing(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env, 2):
+        results = [tasks.retrying.delay(number, attempts=1, finish=0.1) for number in range(50)]
+        assert [result.get(timeout=60) for result in results] == [1] * 50
+
+    assert overlaps(recorder.events()) == []
+
+
+def broker_is_empty(env: dict[str, str]) -> bool:
+    with redis.Redis.from_url(env["TEST_STORE"]) as client:
+        return not client.llen("celery") and not client.hlen("unacked")
+
+
+def port_of(broker: str) -> int:
+    return int(broker.split("127.0.0.1:")[1].split("/", maxsplit=1)[0])
