@@ -115,8 +115,8 @@ def revoke(task: "SingletonTask", reason: str) -> None:
 def park(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn:
     """Send a copy of a live run, or its own retry, back without a trace in its result."""
     request = task.request
-    # retry() publishes before its body has ended, usually by milliseconds.
-    hands_over = request.retries > holder.attempt
+    # retry() and replace() publish before their body has ended, usually by milliseconds.
+    hands_over = request.retries > holder.attempt or bool(request.replaced_task_nesting)
     first = FIRST_HAND_OVER_DELAY if hands_over else FIRST_DELAY
     send_again(task, delay_for(task, holder.expires_in, first), parked=not hands_over, **notes)
     tell(task, holder, "parked")

@@ -12,10 +12,11 @@ lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 
 lock_conflict = Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), `outcome` (`skipped`, `raised`,
-`rescheduled`, or `parked` for another copy of a run that is still going on)."""
+`rescheduled`, `joined`, `collapsed` into the run of the holder named, `parked` for
+another copy of a run that is still going on, `dropped` for one of a run that has ended)."""
 
 lock_lost = Signal(name="lock_lost", providing_args={"lease", "reason"})
-"""The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`)."""
+"""The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`)."""
 
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 """The lease was given back: `lease`."""

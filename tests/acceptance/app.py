@@ -1,6 +1,7 @@
 """The app that the acceptance tests' workers run, configured by the environment."""
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -85,6 +86,45 @@ def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int
                 raise self.retry(countdown=0)
         finally:
             time.sleep(finish)
+    return int(self.request.retries)
+
+
+@app.task(
+    base=SingletonTask,
+    bind=True,
+    lock_key=("key",),
+    autoretry_for=(ValueError,),
+    default_retry_delay=0,
+    max_retries=3,
+)
+def autoretrying(self: Any, key: Any) -> int:
+    body(self, key, 0)
+    if self.request.retries < 2:
+        raise ValueError(key)
+    return int(self.request.retries)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",))
+def replacing_itself(self: Any, key: Any, times: int) -> str:
+    body(self, key, 0)
+    if times:
+        raise self.replace(self.s(key, times - 1))
+    return "ran"
+
+
+@app.task(
+    base=SingletonTask,
+    bind=True,
+    lock_key=("key",),
+    retry_on_worker_lost=True,
+    max_retries=2,
+    lock_ttl=60,
+    default_retry_delay=0,
+)
+def dying_at_first(self: Any, key: Any) -> int:
+    body(self, key, 0)
+    if not self.request.retries:
+        os.kill(os.getpid(), signal.SIGKILL)
     return int(self.request.retries)
 
 

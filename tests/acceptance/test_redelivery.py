@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Task
 
 from tests.acceptance.conftest import APP
 from tests.proxy import Proxy
@@ -155,6 +156,30 @@ def test_fifty_retries_at_once_lose_nothing(tasks: Any, env: dict[str, str], rec
         assert [result.get(timeout=60) for result in results] == [1] * 50
 
     assert overlaps(recorder.events()) == []
+
+
+def test_automatic_retries_and_replacements_do_not_meet_themselves(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env, 2):
+        retried = [tasks.autoretrying.delay(f"a{number}") for number in range(10)]
+        replaced = [tasks.replacing_itself.delay(f"r{number}", 2) for number in range(10)]
+
+        assert [result.get(timeout=20) for result in retried] == [2] * 10
+        assert [result.get(timeout=20) for result in replaced] == ["ran"] * 10
+
+    assert overlaps(recorder.events()) == []
+    assert len(runs(recorder)) == 60
+
+
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="this Celery has no such option")
+def test_the_retry_for_a_lost_child_waits_until_its_key_is_free(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env, 2):
+        assert tasks.dying_at_first.delay("k").get(timeout=20) == 1
+
+    assert len(runs(recorder)) == 2
 
 
 def broker_is_empty(env: dict[str, str]) -> bool:

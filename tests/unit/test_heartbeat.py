@@ -647,6 +647,20 @@ def test_a_beat_that_comes_late_says_how_late_and_what_to_raise(
     assert "raise lock_ttl" in caplog.text
 
 
+def test_a_lease_that_has_to_make_way_is_told_once_and_renewed_until_it_is_released(
+    heart: Heartbeat, store: Store, told: Told
+) -> None:
+    store.on_renew = lambda token: Answer.REPLACED
+    lease = acquired(store, ttl=0.3, on_lost=told)
+    until(lambda: len(store.renewals_of(lease)) > 3, "it is renewed again and again")
+
+    assert (told.leases, lease.lost_reason) == ([lease], "replaced")
+    with pytest.raises(LockLost, match="replaced"):
+        lease.check()
+    assert lease.release() is Answer.DONE
+    assert lease not in heart._leases
+
+
 def test_a_callback_may_release_the_lease_it_hears_of(heart: Heartbeat, store: Store) -> None:
     done = threading.Event()
     store.on_renew = lambda token: Answer.TAKEN
