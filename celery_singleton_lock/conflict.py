@@ -143,6 +143,8 @@ def _succeed(task: "SingletonTask", conflict: Conflict) -> Any:
     holder, request = conflict.first, task.request
     if conflict.successor == request.id:
         _come_again(task, holder, asked_at=history(request).get("asked_at", conflict.at))
+    if task.lock_options.on_conflict == "rerun" and request.retries:
+        _come_again(task, holder)
     newer = dataclasses.replace(holder, task_id=conflict.successor or holder.task_id)
     tell(task, newer, "collapsed")
     return skip(task, f"lock key={holder.key}: task_id={newer.task_id} runs in place of this one")

@@ -18,6 +18,9 @@ def succession_for(task: "SingletonTask", args: Any, kwargs: Any) -> Succession 
     policy = task.lock_options.on_conflict
     if policy not in ("rerun", "replace") or task.request.is_eager:
         return None
+    if policy == "rerun" and task.request.retries:
+        # An attempt at a run that has begun is no call that could be merged into the next.
+        return None
     asked_at = history(task.request).get("asked_at", 0)
     arguments = "" if asked_at or policy == "replace" else pack(task, args, kwargs)
     return Succession(policy, arguments, asked_at)

@@ -218,6 +218,14 @@ late = task_with("skip", acks_late=True)
 late_and_rejecting = task_with("skip", acks_late=True, reject_on_worker_lost=True)
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="rerun", max_retries=3)
+def rerun_and_retried(self: Any, key: Any, number: int, seconds: float = 0.0) -> int:
+    body(self, key, seconds, number=number)
+    if seconds and not self.request.retries:
+        raise self.retry(countdown=0)
+    return number
+
+
 @app.task(base=SingletonTask, lock_key=(), lock_limit=4, lock_on_conflict="reschedule")
 def crowded(number: int) -> None:
     recorder._client.rpush("crowd", number)

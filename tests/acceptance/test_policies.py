@@ -155,6 +155,15 @@ def test_a_rerun_has_the_newest_arguments_and_the_others_name_it(
     assert overlaps(recorder.events()) == []
 
 
+def test_a_retry_is_not_merged_into_the_run_that_follows(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    first = tasks.rerun_and_retried.delay("k", 1, 1.0)
+    until(lambda: recorder.events("enter"), "it runs")
+    second = tasks.rerun_and_retried.delay("k", 2)
+
+    assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (1, 2)
+    assert sorted(event.facts["number"] for event in recorder.events("enter")) == [1, 1, 2]
+
+
 def test_who_is_replaced_makes_way_and_names_its_successor(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["replace"]
     (holder,) = hold(tasks, recorder, "replace", "k", seconds=30)
