@@ -10,7 +10,7 @@ PROOFS := tests/model tests/faults tests/endings tests/load
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make tickets ten tickets, fifty buyers"
-	@echo "make test    the tests, on a real server and real workers (under five minutes)"
+	@echo "make test    the tests, on real servers and real workers (under ten minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make bench   what a lock costs, beside two others"
 	@echo "make endings write docs/endings.md anew"

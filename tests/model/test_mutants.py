@@ -151,7 +151,7 @@ MUTANTS = [
     Mutant(
         "a copy of a live run is parked",
         "conflict.py",
-        "        if holder.task_id is not None and holder.task_id == request.id:\n",
+        "        if holder.task_id is not None and holder.task_id == task.request.id and holder.fence:\n",
         "        if False:\n",
         ("tests/acceptance/test_crash.py", "-k", "before_its_body_has_ended"),
     ),
