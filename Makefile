@@ -33,6 +33,7 @@ endings: $(VENV)/.develop
 
 bench: $(VENV)/.develop
 	$(BIN)/python -m benchmarks.locks $(ARGS)
+	$(BIN)/python -m benchmarks.publishing
 
 lint: $(VENV)/.develop
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from redis.retry import Retry
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.base import Answer, Claim
+from celery_singleton_lock.backends.records import Answer, Claim
 from celery_singleton_lock.backends.wire import REPLY_TIMEOUT
 from celery_singleton_lock.core.key import key_of
 from celery_singleton_lock.options import DEFAULT_PREFIX

@@ -1,7 +1,7 @@
 """One run at a time for Celery tasks, across all workers."""
 
 from celery_singleton_lock import handlers, signals
-from celery_singleton_lock.backends.base import Holder
+from celery_singleton_lock.backends.records import Holder
 from celery_singleton_lock.core.current import current_lease
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.errors import (

@@ -17,7 +17,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.again import FIRST_DELAY, FIRST_HAND_OVER_DELAY, delay_for, history, send_again
-from celery_singleton_lock.backends.base import Conflict, Holder
+from celery_singleton_lock.backends.records import Conflict, Holder
 from celery_singleton_lock.errors import BackendError, LockHeld
 from celery_singleton_lock.store import backend_of
 

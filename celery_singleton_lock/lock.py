@@ -9,7 +9,7 @@ from celery import Celery, current_app
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.base import Answer
+from celery_singleton_lock.backends.records import Answer
 from celery_singleton_lock.core.key import checked_name, key_of
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError

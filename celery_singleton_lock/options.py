@@ -17,8 +17,7 @@ MAX_LIMIT = 1000
 _ON_CONFLICT = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 _ON_LOST = ("abort", "warn", "kill")
 _ON_BACKEND_ERROR = ("reschedule", "raise", "run", "skip")
-_MODES = ("while_executing",)
-_MODES_LATER = ("until_executing", "until_executed", "until_and_while_executing")
+_MODES = ("while_executing", "until_executing", "until_executed", "until_and_while_executing")
 
 
 def seconds(name: str, value: Any, *, least: float) -> float:
@@ -38,10 +37,8 @@ def count(name: str, value: Any) -> int:
     return value
 
 
-def one_of(name: str, value: Any, allowed: tuple[str, ...], later: tuple[str, ...] = ()) -> str:
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """*value*, if it is one of the *allowed*."""
-    if value in later:
-        raise ConfigurationError(f"{name}={value!r} is not available in this version; choose {_or(allowed)}")
     if not isinstance(value, str) or value not in allowed:
         raise ConfigurationError(f"{name}={value!r} is not allowed; choose {_or(allowed)}")
     return value
@@ -55,13 +52,6 @@ def on_lost(name: str, value: Any) -> str:
     return one_of(name, value, _ON_LOST)
 
 
-def only(name: str, value: Any, allowed: Any) -> Any:
-    """*value*, if it is the one that this version can do."""
-    if isinstance(value, bool) or value != allowed:
-        raise ConfigurationError(f"{name}={value!r} is not available in this version; leave it at {allowed!r}")
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """How one `lock_*` option is checked, and what it is where nobody sets it."""
@@ -72,7 +62,7 @@ class Option:
 
 
 OPTIONS: Mapping[str, Option] = {
-    "mode": Option("while_executing", lambda n, v: one_of(n, v, _MODES, _MODES_LATER), app_wide=False),
+    "mode": Option("while_executing", lambda n, v: one_of(n, v, _MODES), app_wide=False),
     "limit": Option(1, count, app_wide=False),
     "ttl": Option(30, lambda n, v: seconds(n, v, least=1)),
     "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT)),
@@ -80,7 +70,7 @@ OPTIONS: Mapping[str, Option] = {
     "on_lost": Option("abort", on_lost),
     "on_backend_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_BACKEND_ERROR)),
     "min_hold": Option(0, lambda n, v: seconds(n, v, least=0)),
-    "queue_ttl": Option(3600, lambda n, v: only(n, v, 3600)),
+    "queue_ttl": Option(3600, lambda n, v: seconds(n, v, least=1)),
 }
 
 

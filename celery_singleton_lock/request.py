@@ -20,6 +20,7 @@ from celery_singleton_lock.core.keepalive import Keepalive
 from celery_singleton_lock.core.lease import Lease, new_token
 from celery_singleton_lock.core.leftovers import leftovers
 from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.publish import KEY_HEADER, Withdrawal
 from celery_singleton_lock.task import TOKEN_HEADER
 
 _DEAD = ("", "Z", "X")
@@ -57,6 +58,13 @@ class SingletonRequest(Request):
         if not soft:
             self._release_once_dead()
 
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """Who will never run, because it is revoked or expired, is neither queued nor next."""
+        super()._announce_revoked(reason, terminated, signum, expired)
+        lease = self.lock_lease
+        if lease is not None:
+            leftovers.add(Withdrawal(lease.backend, lease.key, self.id, lease.ttl))
+
     @property
     def lock_lease(self) -> Lease | None:
         """The child's lease as far as the main process can know it; None for a call that has no key."""
@@ -68,7 +76,9 @@ class SingletonRequest(Request):
         if not self.task.is_lockable():
             return None
         try:
-            lease: Lease = self.task.lease_for(self.args, self.kwargs, token=self.request_dict[TOKEN_HEADER])
+            lease: Lease = self.task.lease_for(
+                self.args, self.kwargs, key=self.request_dict.get(KEY_HEADER), token=self.request_dict[TOKEN_HEADER]
+            )
         except (SingletonLockError, TypeError):
             # The child finds the same, and tells: that is its task's result.
             return None

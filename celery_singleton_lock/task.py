@@ -12,7 +12,7 @@ from celery import Celery, Task
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.again import forget_history
-from celery_singleton_lock.backends.base import Answer, Conflict, Holder
+from celery_singleton_lock.backends.records import Answer, Conflict, Holder
 from celery_singleton_lock.conflict import settle, unanswered
 from celery_singleton_lock.copies import drop_copy, noting_the_end
 from celery_singleton_lock.core.current import running_under
@@ -24,6 +24,7 @@ from celery_singleton_lock.errors import BackendError, ConfigurationError
 from celery_singleton_lock.joined import NotJoined, joined_result
 from celery_singleton_lock.lost import deadman_for, making_way, tell_lost
 from celery_singleton_lock.options import OPTIONS, LockOptions, check_task, resolve
+from celery_singleton_lock.publish import KEY_HEADER, UNTIL_EXECUTING, is_awaited, is_unique_in_the_queue, publish_once
 from celery_singleton_lock.store import backend_of
 from celery_singleton_lock.successors import succession_for, unpack
 
@@ -47,7 +48,9 @@ class SingletonTask(Task):
     goes on under the lease it has. Tasks of Celery itself are never locked.
 
     Attributes:
-        lock_mode: `"while_executing"`.
+        lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in
+            the queue, until the body starts. `"until_executed"`: unique in the queue and
+            while it runs. `"until_and_while_executing"`: unique in the queue, and one at a time.
         lock_key: Which arguments make two calls the same. None: all of them. A
             list of parameter names: those; `()`: none, the task as a whole. A
             format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
@@ -100,6 +103,8 @@ class SingletonTask(Task):
         lease = self.lease_for(
             args,
             kwargs,
+            # The publisher's, so that a deploy that changes a default does not strand what is queued.
+            key=(self.request.headers or {}).get(KEY_HEADER),
             token=self.request.get(TOKEN_HEADER),
             facts=self._facts(),
             succession=succession_for(self, args, kwargs),
@@ -135,7 +140,7 @@ class SingletonTask(Task):
     def lock(self) -> Lease | None:
         """The lease under which the body runs; None outside a body and without one."""
         lease: Lease | None = self.request.get("lock_lease")
-        return lease if lease is not None and lease.granted else None
+        return lease if lease is not None and lease.granted and lease.unreleased else None
 
     @cached_property
     def lock_options(self) -> LockOptions:
@@ -165,15 +170,17 @@ class SingletonTask(Task):
         """
         return self._lock_keys.key(self.lock_options.prefix, args, kwargs)
 
-    def lease_for(self, args: Any, kwargs: Any, **more: Any) -> Lease:
+    def lease_for(self, args: Any, kwargs: Any, key: str | None = None, **more: Any) -> Lease:
         """The lease of a call with these arguments, not asked for yet; *more* goes to `Lease`."""
         options = self.lock_options
         return Lease(
             backend_of(self.app),
-            self.lock_key_for(*args, **kwargs),
+            key or self.lock_key_for(*args, **kwargs),
             ttl=options.ttl,
             limit=options.limit,
-            min_hold=options.min_hold,
+            # Counted from the moment at which it was published, where that is what is unique.
+            min_hold=0.0 if is_unique_in_the_queue(self) else options.min_hold,
+            queued=is_unique_in_the_queue(self),
             **more,
         )
 
@@ -187,11 +194,17 @@ class SingletonTask(Task):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
+        key = None
         if self.is_lockable():
             # A TypeError is Celery's to raise: it knows whether the task has typing=False.
             with suppress(TypeError):
-                self.lock_key_for(*(args or ()), **(kwargs or {}))
-        return super().apply_async(args, kwargs, *rest, **options)
+                key = self.lock_key_for(*(args or ()), **(kwargs or {}))
+        send = partial(super().apply_async, args, kwargs, *rest)
+        # Who has an id already, as a member of a canvas or a retry has, is always
+        # sent, because somebody waits for it; it is settled when it runs.
+        if key is None or rest or is_awaited(options) or not is_unique_in_the_queue(self):
+            return send(**options)
+        return publish_once(self, key, options, send)
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, whatever happened to `__call__`'s own release."""
@@ -257,6 +270,11 @@ class SingletonTask(Task):
     @contextmanager
     def _body_of(self, lease: Lease, interrupt: Interrupt) -> Iterator[None]:
         """What holds while the body runs under *lease*."""
+        if self.lock_options.mode == UNTIL_EXECUTING:
+            self._give_back(lease)
+            forget_history(self.request)
+            yield
+            return
         signals.lock_acquired.send(sender=self, lease=lease)
         with making_way(self, lease), noting_the_end(self), running_under(lease), interrupt.allowed():
             forget_history(self.request)

@@ -92,7 +92,7 @@ def test_errors_know_nobody() -> None:
 def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
     knowing = [name for name, path in FILES.items() if "redis" in packages(path)]
 
-    assert knowing == ["backends/redis.py", "backends/wire.py"]
+    assert knowing == ["backends/redis.py", "backends/waiters.py", "backends/wire.py"]
 
 
 def test_the_walk_sees_imports_of_every_kind(tmp_path: Path) -> None:

@@ -106,6 +106,8 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
         "acquire.lua",
         "renew.lua",
         "withdraw.lua",
+        "publish.lua",
+        "claim.lua",
         "release.lua",
     }
 

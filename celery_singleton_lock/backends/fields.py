@@ -1,9 +1,10 @@
 """Reading a lock's hash; its layout is told at the top of acquire.lua."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import Holder, lock_name_of
+from celery_singleton_lock.backends.base import lock_name_of
+from celery_singleton_lock.backends.records import Holder
 
 
 def holders_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
@@ -27,15 +28,29 @@ def successor_in(now: float, fields: Mapping[str, str]) -> str | None:
     return task_id if float(deadline) > now else None
 
 
+def published_in(key: str, now: float, fields: Mapping[str, str]) -> Holder:
+    """The call that is queued, else one that runs, else the one that keeps the key quiet."""
+    marks = _marks_in(key, now, fields, ("queued", "quiet"))
+    queued = [mark for mark in marks if fields.get("queued", "").endswith(f" {mark.task_id}")]
+    return (queued or holders_in(key, now, fields) or marks)[0]
+
+
+def _marks_in(key: str, now: float, fields: Mapping[str, str], names: Sequence[str]) -> list[Holder]:
+    since = datetime.fromtimestamp(now / 1_000_000, UTC)
+    marks = [fields[name].partition(" ") for name in names if name in fields]
+    return [
+        Holder(key, "", 0, since, (float(deadline) - now) / 1_000_000, task_id or None)
+        for deadline, _, task_id in marks
+        if float(deadline) > now
+    ]
+
+
 def turns_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
     """Who is next, then who waits, in order of arrival, described as the holders they are about to be."""
     tickets = sorted(int(field[1:]) for field in fields if field[0] == "q" and field[1:].isdecimal())
     waiting = [fields[f"q{ticket}"].split(" ", 2) for ticket in tickets]
-    if "next" in fields:
-        deadline, _, task_id = fields["next"].partition(" ")
-        waiting.insert(0, [deadline, "", task_id])
     since = datetime.fromtimestamp(now / 1_000_000, UTC)
-    return [
+    return _marks_in(key, now, fields, ("next", "queued")) + [
         Holder(key, token, 0, since, (float(deadline) - now) / 1_000_000, task_id or None)
         for deadline, token, task_id in waiting
         if float(deadline) > now

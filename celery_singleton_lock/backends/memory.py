@@ -9,19 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import (
-    RELEASE_BOUND,
-    Answer,
-    Backend,
-    Claim,
-    Conflict,
-    Grant,
-    Holder,
-    Waiter,
-    clock,
-    lock_name_of,
-)
+from celery_singleton_lock.backends.base import RELEASE_BOUND, Backend, clock, lock_name_of
 from celery_singleton_lock.backends.places import Lock, Place, Turn, successors_claim
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot
+from celery_singleton_lock.backends.waiters import MemoryWaiter
 from celery_singleton_lock.errors import ConfigurationError
 
 _GRACE = 2.0
@@ -38,6 +29,7 @@ class MemoryBackend(Backend):
         self._now = now
         self._locks: dict[str, Lock] = {}
         self._notes: dict[str, tuple[str, float]] = {}
+        self._slots: dict[str, dict[str, Slot]] = {}
         self._fence = 0
         self.releases = 0
         self._changed = threading.Condition()
@@ -63,8 +55,8 @@ class MemoryBackend(Backend):
             held = [self._holder(p) for p in lock.places.values() if p.deadline > now]
             turns = [self._turn(turn) for turn in lock.queue if turn.deadline > now]
             following = lock.successor
-            if following is not None:
-                turns.insert(0, self._turn(Turn(successors_claim(claim.key, following), following.deadline)))
+            before = [mark for mark in (following, lock.queued) if mark is not None and mark.deadline > now]
+            turns[:0] = [self._turn(Turn(successors_claim(claim.key, mark), mark.deadline)) for mark in before]
             holders = tuple(sorted(held, key=lambda holder: holder.expires_in) or turns)
             return Conflict(claim.key, holders, following.task_id if following else None, int(now * 1_000_000))
 
@@ -74,7 +66,7 @@ class MemoryBackend(Backend):
             lock = self._lock(key)
             return lock.successor.task_id if lock and lock.successor else None
 
-    def waiter(self, claim: Claim) -> "MemoryWaiter":
+    def waiter(self, claim: Claim) -> MemoryWaiter:
         """Queue for a place."""
         return MemoryWaiter(self, claim)
 
@@ -121,18 +113,50 @@ class MemoryBackend(Backend):
                 self._leave(lock, number, now)
             if lock.successor is not None and lock.successor.deadline <= now:
                 lock.successor = None
-            if not lock.places and not lock.queue and lock.successor is None:
+            if not lock.places and not lock.queue and lock.successor is None and not lock.marks(now):
                 del self._locks[claim.key]
             self.releases += 1
             self._changed.notify_all()
             return Answer.DONE if number is not None or waited else Answer.TAKEN
 
-    def withdraw(self, key: str, task_id: str) -> None:
-        """Forget the successor."""
+    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
+        """Mark it, or look who is in the way."""
+        with self._changed:
+            now = self._now()
+            lock = self._locks.setdefault(key, self._lock(key) or Lock(0))
+            held = sorted((p for p in lock.places.values() if p.deadline > now), key=lambda place: place.deadline)
+            running = held if counts_running and lock.limit and len(held) >= lock.limit else []
+            marks = [mark for mark in lock.marks(now) if mark.task_id != task_id]
+            if marks or running:
+                if lock.queued not in marks and held:
+                    return self._holder(held[0])
+                return self._turn(Turn(successors_claim(key, marks[0]), marks[0].deadline))
+            lock.publish(task_id, now, seconds, quiet)
+            return None
+
+    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
+        """Forget the successor, and what is queued."""
         with self._changed:
             lock = self._lock(key)
-            if lock is not None and lock.successor is not None and lock.successor.task_id == task_id:
-                lock.successor = None
+            if lock is not None:
+                lock.withdraw(task_id, afresh=afresh)
+
+    def claim_slot(self, key: str, slot: Slot) -> bool:
+        """Claim or note it."""
+        with self._changed:
+            slots = self._slots.setdefault(key, {})
+            known = slots.get(slot.entry)
+            if known is not None:
+                done = not slot.sent and known.sent >= known.due >= slot.due
+                if known.fence > slot.fence or done:
+                    return False
+                slot = replace(slot, sent=slot.sent or known.sent)
+            slots[slot.entry] = slot
+            return True
+
+    def slots(self, key: str) -> dict[str, Slot]:
+        """Those that are known."""
+        return dict(self._slots.get(key, {}))
 
     def note(self, key: str, text: str, seconds: float) -> None:
         """Keep it until its time has come."""
@@ -172,6 +196,7 @@ class MemoryBackend(Backend):
         """Grant the claim, or tell when somebody's deadline passes."""
         sent_at, now = clock(), self._now()
         lock = self._lock(claim.key) or Lock(claim.limit)
+        lock.limit = lock.limit or claim.limit
         self._locks[claim.key] = lock
         number = lock.place_of(claim.token)
         if number is not None:
@@ -180,8 +205,12 @@ class MemoryBackend(Backend):
             return Grant(number, place.fence, False, place.since, sent_at, place.arguments)
         free, ahead = lock.free_places(now), lock.turns_before(claim.token, now)
         following = lock.successor_before(claim, now)
-        if following is not None and following.task_id != claim.facts.get("task_id", ""):
+        mine = claim.facts.get("task_id", "")
+        if following is not None and following.task_id != mine:
             ahead.append(Turn(successors_claim(claim.key, following), following.deadline))
+        queued = lock.queued if claim.queued else None
+        if queued is not None and queued.deadline > now and queued.task_id != mine:
+            ahead.append(Turn(successors_claim(claim.key, queued), queued.deadline))
         if lock.limit != claim.limit:
             if len(free) < lock.limit or ahead:
                 raise ConfigurationError(
@@ -203,6 +232,8 @@ class MemoryBackend(Backend):
         place = Place(claim, self._fence, now, 0.0)
         if lock.successor is not None and lock.successor.task_id == claim.facts.get("task_id", ""):
             place.arguments, lock.successor = lock.successor.arguments, None
+        if lock.queued is not None and lock.queued.task_id == claim.facts.get("task_id", ""):
+            lock.queued = None
         lock.places[number] = place
         if len(lock.free_places(now)) == lock.limit and not lock.queue and lock.successor is None:
             lock.expiry = 0.0
@@ -258,25 +289,3 @@ class MemoryBackend(Backend):
         now = self._now()
         since = datetime.fromtimestamp(now, UTC)
         return Holder(turn.claim.key, turn.claim.token, 0, since, turn.deadline - now, turn.claim.facts.get("task_id"))
-
-
-class MemoryWaiter(Waiter):
-    """A turn in a queue of this process."""
-
-    def __init__(self, backend: MemoryBackend, claim: Claim) -> None:
-        self._backend = backend
-        self._claim = claim
-        self._seen = 0
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was opened to listen."""
-
-    def ask(self) -> Grant | float:
-        """Take the place if it is this one's turn."""
-        # Noted before asking, so that no release in between is missed.
-        self._seen = self._backend.releases
-        return self._backend.queue(self._claim)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for any release."""
-        self._backend.listen(self._seen, seconds)

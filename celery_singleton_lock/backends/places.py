@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from celery_singleton_lock.backends.base import Claim, Succession
+from celery_singleton_lock.backends.records import Claim, Succession
 
 PATIENCE = 30.0
 
@@ -38,6 +38,14 @@ class Successor:
 
 
 @dataclass
+class Mark:
+    """A call that was published."""
+
+    task_id: str
+    deadline: float
+
+
+@dataclass
 class Lock:
     """All that is known of one key."""
 
@@ -46,6 +54,28 @@ class Lock:
     places: dict[int, Place] = field(default_factory=dict)
     queue: list[Turn] = field(default_factory=list)
     successor: Successor | None = None
+    queued: Mark | None = None
+    quiet: Mark | None = None
+
+    def marks(self, now: float) -> list["Mark"]:
+        """The call that is queued, then the one that keeps the key quiet."""
+        return [mark for mark in (self.queued, self.quiet) if mark is not None and mark.deadline > now]
+
+    def publish(self, task_id: str, now: float, seconds: float, quiet: float) -> None:
+        """Mark a call as queued."""
+        self.queued = Mark(task_id, now + seconds)
+        if quiet:
+            self.quiet = Mark(task_id, now + quiet)
+        self.expiry = max(self.expiry, now + max(seconds, quiet))
+
+    def withdraw(self, task_id: str, *, afresh: bool) -> None:
+        """Let a call be next, or queued, no longer."""
+        if self.successor is not None and self.successor.task_id == task_id:
+            self.successor = None
+        if self.queued is not None and self.queued.task_id == task_id:
+            self.queued = None
+        if afresh and self.quiet is not None and self.quiet.task_id == task_id:
+            self.quiet = None
 
     def place_of(self, token: str) -> int | None:
         """Which place the token has, expired or not."""
@@ -91,6 +121,6 @@ class Lock:
             min(living, key=lambda place: place.since).makes_way = True
 
 
-def successors_claim(key: str, successor: Successor) -> Claim:
+def successors_claim(key: str, successor: Successor | Mark) -> Claim:
     """The successor as one who waits."""
     return Claim(key, "", 0.0, facts={"task_id": successor.task_id})

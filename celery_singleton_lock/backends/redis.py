@@ -3,7 +3,6 @@
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -12,26 +11,19 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
 
-from celery_singleton_lock.backends.base import (
-    ACQUIRE_BOUND,
-    RELEASE_BOUND,
-    Answer,
-    Backend,
-    Claim,
-    Conflict,
-    Grant,
-    Holder,
-    Succession,
-    Waiter,
-    clock,
-)
-from celery_singleton_lock.backends.fields import holders_in, successor_in, turns_in
+from celery_singleton_lock.backends.base import ACQUIRE_BOUND, RELEASE_BOUND, Backend, clock
+from celery_singleton_lock.backends.fields import holders_in, published_in, successor_in, turns_in
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot, Succession
+from celery_singleton_lock.backends.waiters import RedisWaiter, grant_in
 from celery_singleton_lock.backends.wire import REPLY_TIMEOUT, Script, Wire
 from celery_singleton_lock.errors import BackendError, ConfigurationError
 
-ACQUIRE, RENEW, RELEASE, WITHDRAW = Script("acquire"), Script("renew"), Script("release"), Script("withdraw")
+ACQUIRE, RENEW, RELEASE = Script("acquire"), Script("renew"), Script("release")
+PUBLISH, WITHDRAW, CLAIM = Script("publish"), Script("withdraw"), Script("claim")
 
 _FIRST_PAUSE = 0.02
+# Longer than a year, for the entry that is due once in one.
+_SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 _RENEWALS_PER_SCRIPT = 50
 
@@ -104,12 +96,12 @@ class RedisBackend(Backend):
         """Run acquire.lua."""
         (verdict, now, *rest), sent_at = self._take(claim, queue=False)
         if verdict == 1:
-            return _grant(rest, sent_at)
+            return grant_in(rest, sent_at)
         fields = _pairs(rest[0])
         holders = holders_in(claim.key, now, fields) or turns_in(claim.key, now, fields)
         return Conflict(claim.key, tuple(holders), successor_in(now, fields), now)
 
-    def waiter(self, claim: Claim) -> "RedisWaiter":
+    def waiter(self, claim: Claim) -> RedisWaiter:
         """Queue with acquire.lua and listen on a channel of its own."""
         return RedisWaiter(self._wire, claim, lambda: self._take(claim, queue=True))
 
@@ -152,9 +144,31 @@ class RedisBackend(Backend):
         fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
         return successor_in(0, _pairs(fields))
 
-    def withdraw(self, key: str, task_id: str) -> None:
+    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
+        """Run publish.lua."""
+        arguments = [task_id, _milliseconds(seconds), int(counts_running), _milliseconds(quiet)]
+        (verdict, now, *rest), _ = self._persist(
+            lambda timeout: self._wire.run(PUBLISH, key, arguments, timeout), ACQUIRE_BOUND
+        )
+        if verdict == 1:
+            return None
+        fields = _pairs(rest[0])
+        return published_in(key, now, fields)
+
+    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
         """Run withdraw.lua."""
-        self._persist(lambda timeout: self._wire.run(WITHDRAW, key, [task_id], timeout), RELEASE_BOUND)
+        self._persist(lambda timeout: self._wire.run(WITHDRAW, key, [task_id, int(afresh)], timeout), RELEASE_BOUND)
+
+    def claim_slot(self, key: str, slot: Slot) -> bool:
+        """Run claim.lua."""
+        arguments = (slot.entry, slot.due, slot.fence, slot.sent, _milliseconds(_SLOTS_ARE_KEPT))
+        reply, _ = self._persist(lambda timeout: self._wire.run(CLAIM, key, arguments, timeout), RELEASE_BOUND)
+        return bool(reply)
+
+    def slots(self, key: str) -> dict[str, Slot]:
+        """Read the hash."""
+        fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
+        return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in _pairs(fields).items()}
 
     def note(self, key: str, text: str, seconds: float) -> None:
         """SET with an expiry."""
@@ -178,7 +192,7 @@ class RedisBackend(Backend):
         policy = "queue" if queue else wish.policy
         arguments = (
             *(claim.token, _milliseconds(claim.ttl), claim.limit, policy, task_id),
-            *(wish.arguments, wish.asked_at, *facts),
+            *(wish.arguments, wish.asked_at, int(claim.queued), *facts),
         )
         reply, sent_at = self._persist(
             lambda timeout: self._wire.run(ACQUIRE, claim.key, arguments, timeout), ACQUIRE_BOUND
@@ -213,47 +227,6 @@ class RedisBackend(Backend):
         return BackendError(self._address, f"{type(error).__name__}: {error}")
 
 
-class RedisWaiter(Waiter):
-    """A turn in a queue, with a connection that hears the release."""
-
-    def __init__(self, wire: Wire, claim: Claim, ask: Callable[[], tuple[list[Any], float]]) -> None:
-        self._wire = wire
-        self._channel = f"{claim.key}:{claim.token}"
-        self._ask = ask
-        self._granted = False
-        self._ears: Any = None
-
-    def __exit__(self, *_: object) -> None:
-        """Stop listening; without a grant so that the server knows, and passes over a turn that may be left."""
-        if self._ears is not None and self._granted:
-            self._wire.unsubscribe(self._ears)
-        elif self._ears is not None:
-            self._ears.disconnect()
-
-    def ask(self) -> Grant | float:
-        """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
-        self._listen()
-        (verdict, _, *rest), sent_at = self._ask()
-        self._granted = verdict == 1
-        return _grant(rest, sent_at) if self._granted else float(rest[0]) / 1_000_000
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for a message on the channel."""
-        try:
-            if self._ears is not None and self._ears.can_read(timeout=seconds):
-                self._ears.read_response()
-        except exceptions.RedisError:
-            self._ears = None
-        if self._ears is None:
-            # Deaf, so look a little more often; a broken store is for ask() to report.
-            time.sleep(min(seconds, REPLY_TIMEOUT))
-
-    def _listen(self) -> None:
-        if self._ears is None:
-            with suppress(exceptions.RedisError):
-                self._ears = self._wire.subscribe(self._channel)
-
-
 _ANSWERS = {int(answer): answer for answer in Answer}
 
 
@@ -264,11 +237,6 @@ def _renewals(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[Any]]]:
         for start in range(0, len(group), _RENEWALS_PER_SCRIPT):
             part = group[start : start + _RENEWALS_PER_SCRIPT]
             yield [claim.key for claim in part], [_milliseconds(ttl), *[claim.token for claim in part]]
-
-
-def _grant(reply: Sequence[Any], sent_at: float) -> Grant:
-    place, fence, took_over, since, arguments = reply
-    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, arguments)
 
 
 def _pairs(flat: Sequence[str]) -> dict[str, str]:

@@ -6,7 +6,8 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from celery_singleton_lock.backends.base import Answer, Backend, clock
+from celery_singleton_lock.backends.base import Backend, clock
+from celery_singleton_lock.backends.records import Answer
 from celery_singleton_lock.core.greenlets import patched_by
 from celery_singleton_lock.core.keepalive import Keepalive
 from celery_singleton_lock.errors import BackendError

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from celery_singleton_lock.backends.base import Answer, Backend, clock
+from celery_singleton_lock.backends.base import Backend, clock
+from celery_singleton_lock.backends.records import Answer
 from celery_singleton_lock.core.greenlets import native_sleep, start_native_thread
 from celery_singleton_lock.errors import BackendError
 

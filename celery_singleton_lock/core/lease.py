@@ -6,7 +6,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, Succession, clock
+from celery_singleton_lock.backends.base import Backend, clock
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Succession
 from celery_singleton_lock.core.deadman import DeadMan
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.heartbeat import heartbeat as own_heartbeat
@@ -42,9 +43,7 @@ class Lease:
         ttl: Seconds the lease lasts without renewal; the heartbeat renews it
             every third of that, which leaves room for two missed renewals.
         limit: How many may hold the key at once.
-        facts: What others may know about this holder.
-        min_hold: Seconds for which the key stays taken after a release, counted from the grant.
-        succession: What it wants where the key is held.
+        facts, min_hold, succession, queued: See `Claim`.
         token: Proof of this claim, where somebody else has to know it; by default a fresh one.
         deadman: Kills this process at the deadline; armed anew by each renewal.
         on_lost: Called once with the lease, in the heartbeat's thread, when it is lost.
@@ -68,13 +67,14 @@ class Lease:
         facts: Mapping[str, str] | None = None,
         min_hold: float = 0.0,
         succession: Succession | None = None,
+        queued: bool = False,
         token: str | None = None,
         deadman: DeadMan | None = None,
         on_lost: Callable[["Lease"], None] | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
         self.backend = backend
-        self.claim = Claim(key, token or new_token(), ttl, limit, facts or {}, min_hold, succession)
+        self.claim = Claim(key, token or new_token(), ttl, limit, facts or {}, min_hold, succession, queued)
         self._deadman = deadman
         self._heartbeat = heartbeat or own_heartbeat
         self._on_lost = on_lost

@@ -6,16 +6,28 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from celery_singleton_lock.backends.base import clock
-
-if TYPE_CHECKING:
-    from celery_singleton_lock.core.lease import Lease
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _PAUSE = 0.5
+
+
+class Leftover(Protocol):
+    """Something to give back."""
+
+    @property
+    def key(self) -> str:
+        """The lock key."""
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which the store has freed it by itself."""
+
+    def release_again(self) -> bool:
+        """Try; True once answered."""
 
 
 def _at_once() -> bool:
@@ -34,11 +46,11 @@ class Leftovers:
             os.register_at_fork(after_in_child=self._start_afresh)
 
     def _start_afresh(self) -> None:
-        self._leases: deque[tuple[Lease, float, Callable[[], bool]]] = deque()
+        self._leases: deque[tuple[Leftover, float, Callable[[], bool]]] = deque()
         self._guard = threading.Lock()
         self._running = False
 
-    def add(self, lease: "Lease", may_release: Callable[[], bool] = _at_once) -> None:
+    def add(self, lease: Leftover, may_release: Callable[[], bool] = _at_once) -> None:
         """Release *lease* until that is answered, for one ttl: by then the store has freed it by itself.
 
         Arguments:
@@ -63,7 +75,7 @@ class Leftovers:
                     self._leases.append((lease, give_up_at, may_release))
                 time.sleep(_PAUSE)
 
-    def _release(self, lease: "Lease", may_release: Callable[[], bool]) -> bool:
+    def _release(self, lease: Leftover, may_release: Callable[[], bool]) -> bool:
         try:
             return may_release() and lease.release_again()
         except Exception:

@@ -192,11 +192,11 @@ def at_most_every_two_seconds(self: Any, key: Any) -> str:
     return "ran"
 
 
-def task_with(policy: str, **options: Any) -> Any:
+def task_with(policy: str, name: str = "", **options: Any) -> Any:
     @app.task(
         base=SingletonTask,
         bind=True,
-        name="-".join([policy, *options]),
+        name=name or "-".join([policy, *options]),
         lock_key=("key",),
         lock_on_conflict=policy,
         **options,
@@ -214,6 +214,11 @@ by_policy = {
     policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
 impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait", "rerun", "replace")}
+by_mode = {
+    mode: task_with("skip", lock_mode=mode, name=mode)
+    for mode in ("until_executing", "until_executed", "until_and_while_executing")
+}
+refusing_duplicates = task_with("raise", lock_mode="until_executed", name="refusing_duplicates")
 late = task_with("skip", acks_late=True)
 late_and_rejecting = task_with("skip", acks_late=True, reject_on_worker_lost=True)
 

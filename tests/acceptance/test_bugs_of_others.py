@@ -15,7 +15,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError, LockHeld, LockLost, SingletonTask
 from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.base import Answer, Claim, Conflict
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict
 from celery_singleton_lock.store import backend_of
 from tests.acceptance.conftest import APP
 from tests.proxy import Proxy

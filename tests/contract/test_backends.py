@@ -13,24 +13,16 @@ import pytest
 import redis
 
 from celery_singleton_lock import BackendError, ConfigurationError
-from celery_singleton_lock.backends.base import (
-    Answer,
-    Backend,
-    Claim,
-    Conflict,
-    Grant,
-    Holder,
-    Succession,
-    Waiter,
-    clock,
-)
+from celery_singleton_lock.backends.base import Backend, Waiter, clock
 from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot, Succession
 from celery_singleton_lock.backends.redis import RedisBackend
 from tests.model.ageing import StandingClock
 from tests.servers import Server
 from tests.waiting import until
 
 KEY = "singleton:v1:{shop.tasks.sync:00}"
+SLOTS = "singleton:v1:{celery.beat:00}:slots"
 OTHER = "singleton:v1:{shop.tasks.sync:11}"
 
 SHORT = 10.0
@@ -59,6 +51,19 @@ def rerun(token: str, arguments: str = "") -> Claim:
 
 def replace(token: str) -> Claim:
     return Claim(KEY, token, 30.0, facts={"task_id": token}, succession=Succession("replace"))
+
+
+def publish(backend: Backend, task_id: str, *, counts_running: bool = False, quiet: float = 0.0) -> Holder | None:
+    return backend.publish(KEY, task_id, 60.0, counts_running=counts_running, quiet=quiet)
+
+
+def published(found: Holder | None) -> Holder:
+    assert found is not None
+    return found
+
+
+def queued_claim(token: str) -> Claim:
+    return Claim(KEY, token, 30.0, facts={"task_id": token}, queued=True)
 
 
 def again(wanted: Claim, asked_at: int) -> Claim:
@@ -486,6 +491,66 @@ class BackendContract:
         granted(backend.acquire(again(replace("c"), asked)))
         assert refused(backend.acquire(again(replace("b"), asked))).successor is None
         assert backend.renew([claim("c")], 1.0) == [Answer.DONE]
+
+    # Calls that are unique in the queue.
+
+    def test_of_several_calls_one_is_queued_and_the_others_learn_which(self, backend: Backend) -> None:
+        assert publish(backend, "a") is None
+        assert [published(publish(backend, other)).task_id for other in ("b", "c")] == ["a", "a"]
+        assert publish(backend, "a") is None, "a lost reply costs no call"
+
+    def test_the_queued_call_is_queued_no_more_once_it_runs(self, backend: Backend) -> None:
+        publish(backend, "a")
+        granted(backend.acquire(queued_claim("a")))
+
+        assert publish(backend, "b") is None
+        assert published(publish(backend, "c", counts_running=True)).task_id == "b"
+        backend.withdraw(KEY, "b")
+        assert published(publish(backend, "c", counts_running=True)).task_id == "a"
+        backend.release(queued_claim("a"), 1)
+        assert publish(backend, "c", counts_running=True) is None
+
+    def test_a_queued_call_survives_the_release_of_another_run(self, backend: Backend) -> None:
+        granted(backend.acquire(claim("a", task_id="a")))
+        publish(backend, "b")
+        backend.release(claim("a"), 1)
+
+        assert published(publish(backend, "c")).task_id == "b"
+        assert refused(backend.acquire(queued_claim("c"))).first.task_id == "b"
+        granted(backend.acquire(claim("other", task_id="other")))
+
+    def test_a_call_whose_publishing_failed_leaves_nothing(self, backend: Backend) -> None:
+        publish(backend, "a", quiet=30)
+        backend.withdraw(KEY, "a", afresh=True)
+
+        assert publish(backend, "b") is None
+
+    def test_a_key_that_is_quiet_is_published_no_more_though_its_call_has_ended(self, backend: Backend) -> None:
+        publish(backend, "a", quiet=30)
+        grant = granted(backend.acquire(queued_claim("a")))
+        backend.release(queued_claim("a"), grant.place)
+
+        assert published(publish(backend, "b")).task_id == "a"
+
+    # Slots of a beat.
+
+    def test_a_slot_is_claimed_until_it_was_sent(self, backend: Backend) -> None:
+        slot = Slot("entry", due=1_000_000, fence=5)
+        assert backend.claim_slot(SLOTS, slot)
+        assert backend.claim_slot(SLOTS, dataclasses.replace(slot, fence=6)), "the heir sends what was not sent"
+        assert backend.claim_slot(SLOTS, dataclasses.replace(slot, fence=6, sent=1_000_100))
+
+        assert not backend.claim_slot(SLOTS, dataclasses.replace(slot, fence=7))
+        assert backend.claim_slot(SLOTS, Slot("entry", due=3_000_000, fence=7))
+        assert backend.claim_slot(SLOTS, dataclasses.replace(slot, entry="other", fence=7))
+        assert backend.slots(SLOTS)["entry"] == Slot("entry", 3_000_000, 7, sent=1_000_100)
+
+    def test_who_led_before_claims_and_notes_nothing_any_more(self, backend: Backend) -> None:
+        backend.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=6))
+
+        assert not backend.claim_slot(SLOTS, Slot("entry", due=3_000_000, fence=5))
+        assert not backend.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=5, sent=1_000_100))
+        assert backend.slots(SLOTS)["entry"].sent == 0
 
     def test_each_claim_is_told_how_long_it_lasts_without_a_renewal(self, backend: Backend) -> None:
         backend.acquire(claim("a", ttl=30))

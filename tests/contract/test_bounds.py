@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import BackendError, Lease
-from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant, clock
+from celery_singleton_lock.backends.base import Backend, clock
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant
 from celery_singleton_lock.backends.redis import RedisBackend
 from tests.proxy import Proxy
 from tests.servers import Server, free_port, running

@@ -9,7 +9,8 @@ import pytest
 
 from celery_singleton_lock import BackendError
 from celery_singleton_lock.backends import redis as redis_backend
-from celery_singleton_lock.backends.base import Answer, Claim, Grant, clock
+from celery_singleton_lock.backends.base import clock
+from celery_singleton_lock.backends.records import Answer, Claim, Grant
 from celery_singleton_lock.backends.redis import RedisBackend, Script
 from tests.servers import Server
 
@@ -65,7 +66,7 @@ def documented_answers(text: str) -> set[int]:
 
 
 def test_there_is_one_file_per_verb() -> None:
-    assert set(FILES) == {"acquire.lua", "renew.lua", "release.lua", "withdraw.lua"}
+    assert set(FILES) == {"acquire.lua", "renew.lua", "release.lua", "publish.lua", "withdraw.lua", "claim.lua"}
 
 
 @every_file
@@ -107,7 +108,7 @@ class Scripts:
 
     def acquire(self, token: str, *, limit: int = 1, policy: str = "skip", arguments: str = "") -> Any:
         task_id = f"id-of-{token}"
-        rest = [policy, task_id, arguments, 0, "task_id", task_id]
+        rest = [policy, task_id, arguments, 0, 0, "task_id", task_id]
         return self._run("acquire", [KEY], [token, 30_000, limit, *rest])
 
     def renew(self, *leases: tuple[str, str]) -> Any:
@@ -116,8 +117,14 @@ class Scripts:
     def release(self, token: str) -> Any:
         return self._run("release", [KEY], [token, 1, 1, 0])
 
+    def publish(self, task_id: str) -> Any:
+        return self._run("publish", [KEY], [task_id, 30_000, 0, 60_000])
+
+    def claim(self, due: int, sent: int) -> Any:
+        return self._run("claim", [KEY], ["entry", due, 1, sent, 1000])
+
     def withdraw(self, task_id: str) -> Any:
-        return self._run("withdraw", [KEY], [task_id])
+        return self._run("withdraw", [KEY], [task_id, 0])
 
     def _run(self, verb: str, keys: list[str], arguments: list[Any]) -> Any:
         return self._client.eval(Script(verb).text, len(keys), *keys, *arguments)
@@ -177,6 +184,23 @@ def test_every_documented_answer_of_withdraw_is_reached(scripts: Scripts, client
     assert answers == [0, 1, 0]
     assert set(answers) == documented_answers(FILES["withdraw.lua"])
     assert not {"next", "next:args"} & set(client.hkeys(KEY))
+
+
+def test_every_documented_answer_of_publish_is_reached(scripts: Scripts, client: Any) -> None:
+    answers = [scripts.publish("a"), scripts.publish("b"), scripts.publish("a")]
+
+    assert [answer[0] for answer in answers] == [1, 0, 1]
+    assert {answer[0] for answer in answers} == documented_answers(FILES["publish.lua"])
+    assert set(client.hkeys(KEY)) == {"queued", "quiet"}
+    assert all(f"--   {field}  " in header_of(FILES["acquire.lua"]) for field in ["queued", "quiet"])
+    assert 0 < client.pttl(KEY) <= 60_000
+
+
+def test_every_documented_answer_of_claim_is_reached(scripts: Scripts) -> None:
+    answers = [scripts.claim(1, 0), scripts.claim(1, 2), scripts.claim(1, 0)]
+
+    assert answers == [1, 1, 0]
+    assert set(answers) == documented_answers(FILES["claim.lua"])
 
 
 def test_the_hash_has_the_fields_that_the_header_of_acquire_tells(scripts: Scripts, client: Any) -> None:

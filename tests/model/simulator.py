@@ -23,18 +23,9 @@ from unittest.mock import patch
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from celery_singleton_lock.backends import memory as memory_module
-from celery_singleton_lock.backends.base import (
-    ACQUIRE_BOUND,
-    RELEASE_BOUND,
-    Answer,
-    Backend,
-    Claim,
-    Conflict,
-    Grant,
-    Holder,
-    Waiter,
-)
+from celery_singleton_lock.backends.base import ACQUIRE_BOUND, RELEASE_BOUND, Backend, Waiter
 from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot
 from celery_singleton_lock.backends.wire import REPLY_TIMEOUT
 from celery_singleton_lock.core import heartbeat as heartbeat_module
 from celery_singleton_lock.core import lease as lease_module
@@ -452,13 +443,22 @@ class SimBackend(Backend):
     def successor(self, key: str) -> str | None:
         raise NotImplementedError
 
-    def withdraw(self, key: str, task_id: str) -> None:
+    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
+        raise NotImplementedError
+
+    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
         raise NotImplementedError
 
     def note(self, key: str, text: str, seconds: float) -> None:
         raise NotImplementedError
 
     def noted(self, key: str) -> str | None:
+        raise NotImplementedError
+
+    def claim_slot(self, key: str, slot: Slot) -> bool:
+        raise NotImplementedError
+
+    def slots(self, key: str) -> dict[str, Slot]:
         raise NotImplementedError
 
     def twin(self) -> Backend:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.backends.base import Answer, Backend, Claim, Conflict, Grant
+from celery_singleton_lock.backends.base import Backend
 from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant
 from celery_singleton_lock.backends.redis import RedisBackend
 from tests.model.ageing import StandingClock
 from tests.servers import Server

@@ -23,9 +23,11 @@ from hypothesis.stateful import (
 )
 
 from celery_singleton_lock import ConfigurationError
-from celery_singleton_lock.backends.base import RELEASE_BOUND, Answer, Claim, Conflict, Grant, Holder, Succession
+from celery_singleton_lock.backends.base import RELEASE_BOUND
 from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.redis import RedisBackend, RedisWaiter
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Succession
+from celery_singleton_lock.backends.redis import RedisBackend
+from celery_singleton_lock.backends.waiters import RedisWaiter
 from tests.model.ageing import StandingClock
 from tests.servers import SERVERS, Server, running
 from tests.waiting import until

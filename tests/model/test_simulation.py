@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from celery_singleton_lock.backends import memory as memory_module
-from celery_singleton_lock.backends.base import Answer, Claim, Grant
 from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.records import Answer, Claim, Grant
 from celery_singleton_lock.core import lease as lease_module
 from celery_singleton_lock.core.heartbeat import Heartbeat
 from celery_singleton_lock.core.lease import Lease

@@ -13,17 +13,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import BackendError, Lease, LockLost, SingletonLockError
-from celery_singleton_lock.backends.base import (
-    RELEASE_BOUND,
-    Answer,
-    Backend,
-    Claim,
-    Conflict,
-    Grant,
-    Holder,
-    Waiter,
-    clock,
-)
+from celery_singleton_lock.backends.base import RELEASE_BOUND, Backend, Waiter, clock
+from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot
 from celery_singleton_lock.core import lease as lease_module
 from celery_singleton_lock.core import leftovers as leftovers_module
 from celery_singleton_lock.core.heartbeat import Heartbeat
@@ -52,13 +43,22 @@ class Store(Backend):
     def successor(self, key: str) -> str | None:
         raise NotImplementedError
 
-    def withdraw(self, key: str, task_id: str) -> None:
+    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
+        raise NotImplementedError
+
+    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
         raise NotImplementedError
 
     def note(self, key: str, text: str, seconds: float) -> None:
         raise NotImplementedError
 
     def noted(self, key: str) -> str | None:
+        raise NotImplementedError
+
+    def claim_slot(self, key: str, slot: Slot) -> bool:
+        raise NotImplementedError
+
+    def slots(self, key: str) -> dict[str, Slot]:
         raise NotImplementedError
 
     def twin(self) -> Backend:

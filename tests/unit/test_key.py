@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.backends.base import Claim
 from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.records import Claim
 from celery_singleton_lock.core.key import MAX_NAME, KeyChoice, KeyMaker
 
 however_slowly = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from celery_singleton_lock import BackendError, Lease, LockLost, SingletonLockError, current_lease
-from celery_singleton_lock.backends.base import Answer, Conflict, clock
+from celery_singleton_lock.backends.base import clock
 from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.records import Answer, Conflict
 from celery_singleton_lock.core import lease as lease_module
 from celery_singleton_lock.core.current import running_under
 from celery_singleton_lock.core.heartbeat import Heartbeat

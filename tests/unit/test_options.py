@@ -37,7 +37,9 @@ ALLOWED = [
     ("min_hold", 0, 0.0),
     ("min_hold", 0.5, 0.5),
     ("min_hold", timedelta(hours=1), 3600.0),
-    ("queue_ttl", 3600, 3600),
+    ("queue_ttl", 3600, 3600.0),
+    ("mode", "until_executed", "until_executed"),
+    ("queue_ttl", 60, 60.0),
 ]
 
 REFUSED = [
@@ -49,19 +51,13 @@ REFUSED = [
     *[("on_lost", value) for value in ["", "ignore", "ABORT", True, 0]],
     *[("on_backend_error", value) for value in ["", "ignore", "wait", False, 1.0]],
     *[("mode", value) for value in ["", "while-executing", True, 1]],
-]
-
-LATER = [
-    ("mode", "until_executing"),
-    ("mode", "until_executed"),
-    ("mode", "until_and_while_executing"),
-    ("queue_ttl", 60),
+    ("mode", "for_ever"),
     ("queue_ttl", 0),
     ("queue_ttl", True),
 ]
 
 WHAT_IS_ALLOWED = {
-    "mode": ["'while_executing'"],
+    "mode": ["'while_executing'", "'until_executing'", "'until_executed'", "'until_and_while_executing'"],
     "limit": ["a whole number from 1 to 1000"],
     "ttl": ["a number of seconds", "at least 1", "timedelta"],
     "on_conflict": ["'skip'", "'raise'", "'reschedule'", "'wait'"],
@@ -69,7 +65,7 @@ WHAT_IS_ALLOWED = {
     "on_lost": ["'abort'", "'warn'"],
     "on_backend_error": ["'reschedule'", "'raise'", "'run'", "'skip'"],
     "min_hold": ["a number of seconds", "at least 0", "timedelta"],
-    "queue_ttl": ["3600"],
+    "queue_ttl": ["a number of seconds", "at least 1", "timedelta"],
 }
 
 DEFAULTS = LockOptions(
@@ -81,7 +77,7 @@ DEFAULTS = LockOptions(
     on_lost="abort",
     on_backend_error="reschedule",
     min_hold=0.0,
-    queue_ttl=3600,
+    queue_ttl=3600.0,
     prefix="singleton",
 )
 
@@ -125,23 +121,9 @@ def test_a_value_that_cannot_work_fails_when_the_task_is_made(app: Celery, name:
         assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(("name", "value"), LATER)
-def test_a_value_of_a_later_version_fails_when_the_task_is_made(app: Celery, name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        make(app, **{f"lock_{name}": value})
-
-    for words in (
-        "task shop.tasks.sync",
-        f"lock_{name}={value!r}",
-        "is not available in this version",
-        *WHAT_IS_ALLOWED[name],
-    ):
-        assert words in str(refused.value)
-
-
 def test_the_tables_above_cover_every_option() -> None:
     assert {name for name, *_ in ALLOWED} == set(OPTIONS)
-    assert {name for name, *_ in [*REFUSED, *LATER]} == set(OPTIONS)
+    assert {name for name, *_ in REFUSED} == set(OPTIONS)
     assert {name for name, option in OPTIONS.items() if option.app_wide} == set(APP_WIDE)
 
 
@@ -188,7 +170,7 @@ def test_an_app_can_set_this_for_all_its_tasks(app: Celery, name: str, value: An
     assert getattr(make(app).lock_options, name) == meaning
 
 
-@pytest.mark.parametrize(("name", "value"), [row for row in [*REFUSED, *LATER] if row[0] in APP_WIDE])
+@pytest.mark.parametrize(("name", "value"), [row for row in REFUSED if row[0] in APP_WIDE])
 def test_a_setting_that_cannot_work_is_refused_by_its_name(app: Celery, name: str, value: Any) -> None:
     app.conf[f"singleton_lock_{name}"] = value
     task = make(app)

@@ -10,8 +10,8 @@ from redis import Connection, SSLConnection, UnixDomainSocketConnection
 
 from celery_singleton_lock import BackendError, ConfigurationError, SingletonTask
 from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.base import Claim
 from celery_singleton_lock.backends.memory import MemoryBackend
+from celery_singleton_lock.backends.records import Claim
 from celery_singleton_lock.backends.redis import RedisBackend
 from celery_singleton_lock.backends.wire import REPLY_TIMEOUT
 from celery_singleton_lock.store import backend_of

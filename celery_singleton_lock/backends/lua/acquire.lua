@@ -9,6 +9,8 @@
 --   first, last           range of the tickets in the queue, if there is one
 --   q<ticket>             deadline, token and task id of a waiter
 --   next, next:args       deadline and task id of the successor, whose message is in the broker; newest arguments for it
+--   queued                deadline and task id of the call that is unique in the queue
+--   quiet                 until when, and by which call, the key is published no more
 -- A free place belongs to the successor, then to the waiter whose turn it is.
 -- Asking again with the same token renews a grant and keeps a turn, so a caller
 -- whose reply was lost may simply repeat itself.
@@ -22,7 +24,8 @@
 -- ARGV[5]  task id of the caller, or an empty text
 -- ARGV[6]  arguments of the caller for `rerun`, or an empty text where it has asked before
 -- ARGV[7]  this server's time when the caller first asked to be the successor, or 0
--- ARGV[8]  facts about the caller from here on: name, value, name, value, ...
+-- ARGV[8]  1 if calls are unique in the queue, so that a free place belongs to the one that is queued, or 0
+-- ARGV[9]  facts about the caller from here on: name, value, name, value, ...
 --
 -- Returns  {1, now, place, fence, took_over, since, arguments}  granted; newest arguments, or an empty text
 --          {2, now, wait}                 queued: ask again when woken, or after `wait` microseconds
@@ -35,7 +38,7 @@ local PATIENCE = 30000000 -- a successor that has not come again for so long is 
 local key, token, ttl, limit = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local known = redis.call('HMGET', key, 'limit', 'fence', 'first', 'last', 'next')
+local known = redis.call('HMGET', key, 'limit', 'fence', 'first', 'last', 'next', 'queued')
 local known_limit = tonumber(known[1] or limit)
 
 local function integer(number)
@@ -106,6 +109,15 @@ if known[5] then
   end
 end
 
+local queued = known[6] and string.match(known[6], '^%d+ (.*)$')
+if queued and queued ~= mine and ARGV[8] == '1' then
+  local deadline = tonumber(string.match(known[6], '^%d+'))
+  if deadline > now then
+    ahead = ahead + 1
+    soonest = free > 0 and math.min(soonest, deadline) or soonest
+  end
+end
+
 local arguments = successor == mine and redis.call('HGET', key, 'next:args') or ''
 
 local function ask_to_make_way()
@@ -161,7 +173,7 @@ if known[1] and known_limit ~= limit then
   end
   redis.call('DEL', key)
   place, corpse = nil, nil
-elseif known[1] and ahead >= free then
+elseif ahead >= (known[1] and free or limit) then
   if ARGV[4] ~= 'queue' then
     if ARGV[4] ~= 'skip' then
       ask_to_succeed()
@@ -197,13 +209,16 @@ if arguments ~= '' then
   fields[#fields + 1] = place .. ':args'
   fields[#fields + 1] = arguments
 end
-for i = 8, #ARGV, 2 do
+for i = 9, #ARGV, 2 do
   fields[#fields + 1] = place .. ':' .. ARGV[i]
   fields[#fields + 1] = ARGV[i + 1]
 end
 redis.call('HSET', key, unpack(fields)) -- before other writes, so that a server out of memory refuses it
 if successor == mine then
   redis.call('HDEL', key, 'next', 'next:args')
+end
+if queued == mine then
+  redis.call('HDEL', key, 'queued')
 end
 local nobody_waits = ahead == 0 and (not ticket or ticket == tonumber(known[4]))
 if nobody_waits and known[3] then

@@ -12,8 +12,8 @@
 -- Returns  1 released | 0 the lock is somebody else's | -1 nobody has it
 
 local key, token = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'limit', 'first', 'last', ARGV[2], 'next')
-if known[4] == token and known[1] == '1' and not known[2] and not known[5] and ARGV[4] == '0' then
+local known = redis.call('HMGET', key, 'limit', 'first', 'last', ARGV[2], 'next', 'queued', 'quiet')
+if known[4] == token and known[1] == '1' and not known[2] and not known[5] and not known[6] and not known[7] and ARGV[4] == '0' then
   return redis.call('DEL', key)
 end
 if not known[1] then
@@ -57,7 +57,11 @@ for place = 1, tonumber(known[1]) do
   end
 end
 
-local awaited = known[5] and tonumber(string.match(known[5], '^%d+')) > now
+local function lies_ahead(value)
+  return value and tonumber(string.match(value, '^%d+')) > now
+end
+
+local awaited = lies_ahead(known[5])
 if awaited then
   free = free - 1 -- the successor has it
 end
@@ -79,7 +83,7 @@ end
 
 if first then
   redis.call('HSET', key, 'first', first)
-elseif taken == 0 and not awaited then
+elseif taken == 0 and not awaited and not lies_ahead(known[6]) and not lies_ahead(known[7]) then
   redis.call('DEL', key)
 else
   redis.call('HDEL', key, 'first', 'last')

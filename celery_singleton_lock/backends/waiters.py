@@ -1,0 +1,93 @@
+"""Turns in the queue of a lock, and how those who have one are woken."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from redis import exceptions
+
+from celery_singleton_lock.backends.base import Waiter
+from celery_singleton_lock.backends.records import Claim, Grant
+from celery_singleton_lock.backends.wire import REPLY_TIMEOUT, Wire
+
+
+class Queue(Protocol):
+    """What a waiter in memory needs of its store."""
+
+    releases: int
+
+    def queue(self, claim: Claim) -> Grant | float:
+        """Take the place, or a turn."""
+
+    def listen(self, seen: int, seconds: float) -> None:
+        """Return once more than *seen* releases have happened."""
+
+
+class RedisWaiter(Waiter):
+    """A turn in a queue, with a connection that hears the release."""
+
+    def __init__(self, wire: Wire, claim: Claim, ask: Callable[[], tuple[list[Any], float]]) -> None:
+        self._wire = wire
+        self._channel = f"{claim.key}:{claim.token}"
+        self._ask = ask
+        self._granted = False
+        self._ears: Any = None
+
+    def __exit__(self, *_: object) -> None:
+        """Stop listening; without a grant so that the server knows, and passes over a turn that may be left."""
+        if self._ears is not None and self._granted:
+            self._wire.unsubscribe(self._ears)
+        elif self._ears is not None:
+            self._ears.disconnect()
+
+    def ask(self) -> Grant | float:
+        """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
+        self._listen()
+        (verdict, _, *rest), sent_at = self._ask()
+        self._granted = verdict == 1
+        return grant_in(rest, sent_at) if self._granted else float(rest[0]) / 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for a message on the channel."""
+        try:
+            if self._ears is not None and self._ears.can_read(timeout=seconds):
+                self._ears.read_response()
+        except exceptions.RedisError:
+            self._ears = None
+        if self._ears is None:
+            # Deaf, so look a little more often; a broken store is for ask() to report.
+            time.sleep(min(seconds, REPLY_TIMEOUT))
+
+    def _listen(self) -> None:
+        if self._ears is None:
+            with suppress(exceptions.RedisError):
+                self._ears = self._wire.subscribe(self._channel)
+
+
+class MemoryWaiter(Waiter):
+    """A turn in a queue of this process."""
+
+    def __init__(self, backend: Queue, claim: Claim) -> None:
+        self._backend = backend
+        self._claim = claim
+        self._seen = 0
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was opened to listen."""
+
+    def ask(self) -> Grant | float:
+        """Take the place if it is this one's turn."""
+        # Noted before asking, so that no release in between is missed.
+        self._seen = self._backend.releases
+        return self._backend.queue(self._claim)
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for any release."""
+        self._backend.listen(self._seen, seconds)
+
+
+def grant_in(reply: Sequence[Any], sent_at: float) -> Grant:
+    """The grant in a reply of acquire.lua."""
+    place, fence, took_over, since, arguments = reply
+    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, arguments)

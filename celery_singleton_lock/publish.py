@@ -1,0 +1,124 @@
+"""Unique in the queue: a call that is queued or runs already is not published again."""
+
+import logging
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery import uuid
+from celery.utils.time import maybe_make_aware
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.backends.base import Backend
+from celery_singleton_lock.errors import BackendError, LockHeld
+from celery_singleton_lock.store import backend_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from celery_singleton_lock.task import SingletonTask
+
+logger = logging.getLogger("celery_singleton_lock")
+
+ENTRY_HEADER = "beat_entry"
+DUE_HEADER = "beat_due"
+"""Where a beat tells which entry it has sent, and when it was due."""
+
+KEY_HEADER = "lock_key"
+"""Where a publisher tells the worker the key under which the call is queued."""
+
+WHILE_EXECUTING = "while_executing"
+UNTIL_EXECUTING = "until_executing"
+UNTIL_EXECUTED = "until_executed"
+
+
+def is_unique_in_the_queue(task: "SingletonTask") -> bool:
+    """Calls of the task are told apart when they are published."""
+    return task.lock_options.mode != WHILE_EXECUTING
+
+
+def is_awaited(options: "Mapping[str, Any]") -> bool:
+    """Somebody waits for just this call: a canvas, or the run of which it is a retry. A beat does not."""
+    return bool(options.get("task_id")) and DUE_HEADER not in (options.get("headers") or {})
+
+
+def publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send: "Callable[..., Any]") -> Any:
+    """Publish a call, unless one with the same key is queued, or runs where the mode counts that.
+
+    Returns:
+        The result of this call, or of the one that was found.
+
+    Raises:
+        LockHeld: One was found, and `lock_on_conflict` is `raise`.
+        Exception: Whatever publishing has raised; nothing is queued then.
+    """
+    backend, task_id = backend_of(task.app), options.get("task_id") or uuid()
+    send = partial(send, **{**options, "task_id": task_id})
+    try:
+        found = backend.publish(
+            key,
+            task_id,
+            task.lock_options.queue_ttl + _lead(task, options),
+            counts_running=task.lock_options.mode == UNTIL_EXECUTED,
+            quiet=task.lock_options.min_hold,
+        )
+    except BackendError as error:
+        # The run-time part still holds, so a call too many is better than one too few.
+        logger.warning("lock.unanswered key=%s task_id=%s policy=publish: %s", key, task_id, error)
+        return send()
+    if found is not None:
+        return _refuse(task, key, found)
+    try:
+        return send(headers={**(options.get("headers") or {}), KEY_HEADER: key})
+    except BaseException:
+        with suppress(BackendError):
+            # If it fails as well, the mark ends by itself.
+            backend.withdraw(key, task_id, afresh=True)
+        raise
+
+
+class Withdrawal:
+    """A call that is revoked, expired or thrown away, and so is queued no longer; done by `leftovers`."""
+
+    def __init__(self, backend: Backend, key: str, task_id: str, ttl: float) -> None:
+        self.key = key
+        self.ttl = ttl
+        self._backend = backend
+        self._task_id = task_id
+
+    def release_again(self) -> bool:
+        """Try; True once answered."""
+        try:
+            self._backend.withdraw(self.key, self._task_id)
+        except BackendError:
+            return False
+        return True
+
+
+def _refuse(task: "SingletonTask", key: str, found: Any) -> Any:
+    logger.info(
+        "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
+        key,
+        found.task_id,
+        found.age,
+        found.expires_in,
+    )
+    signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
+    if task.lock_options.on_conflict == "raise" or found.task_id is None:
+        raise LockHeld(key, found.task_id, found.expires_in)
+    return task.AsyncResult(found.task_id)
+
+
+def _lead(task: "SingletonTask", options: dict[str, Any]) -> float:
+    """Seconds from now until the message may be taken at the earliest, or is thrown away."""
+    now = datetime.now(UTC)
+    seconds = [float(options.get("countdown") or 0)]
+    for moment in (options.get("eta"), options.get("expires")):
+        if isinstance(moment, int | float):
+            seconds.append(float(moment))
+        elif isinstance(moment, timedelta):
+            seconds.append(moment.total_seconds())
+        elif isinstance(moment, datetime):
+            seconds.append((maybe_make_aware(moment, task.app.timezone) - now).total_seconds())
+    return max(0.0, *seconds)

@@ -1,0 +1,118 @@
+"""Several beats, of which one leads: no slot is sent twice, and none is left out when the leader goes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Server
+from tests.waiting import until
+
+EVERY = 2.0
+TTL = 3.0
+TICK = 1.0
+
+
+class Beat:
+    """One `celery beat`, with a schedule file of its own."""
+
+    def __init__(self, env: dict[str, str], scheduler: str = "celery_singleton_lock.beat:SingletonScheduler") -> None:
+        self._directory = tempfile.mkdtemp(prefix="beat-")
+        self._log = Path(self._directory) / "log"
+        command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.beat_app", "beat", "--loglevel", "INFO"]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, "--scheduler", scheduler, "--schedule", f"{self._directory}/schedule", "--pidfile", ""],
+                env={**os.environ, **env},
+                stdout=log,
+                stderr=log,
+            )
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def leads(self) -> bool:
+        assert self._process.poll() is None, self.log()
+        return "beat.leads" in self.log()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def in_a_database(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """A schedule in the database of a Django project."""
+    env = {**env, "TEST_DATABASE": str(tmp_path / "db.sqlite3")}
+    command = [sys.executable, "-m", "tests.acceptance.django_app", "tests.acceptance.app.collect"]
+    subprocess.run(command, env={**os.environ, **env}, check=True)
+    return env
+
+
+@pytest.fixture(params=["celery_singleton_lock.beat:SingletonScheduler", "tests.acceptance.django_app:Scheduler"])
+def beats(request: pytest.FixtureRequest, env: dict[str, str]) -> Iterator[list[Beat]]:
+    """A leader and a standby."""
+    if "django" in request.param:
+        env = request.getfixturevalue("in_a_database")
+    started = [Beat(env, request.param)]
+    until(started[0].leads, "the first leads")
+    started.append(Beat(env, request.param))
+    yield started
+    for beat in started:
+        beat.close()
+
+
+def sent(valkey: Server) -> list[dict[str, Any]]:
+    """Messages that wait, oldest first."""
+    with valkey.client() as client:
+        return [json.loads(message) for message in reversed(client.lrange("celery", 0, -1))]
+
+
+def slots(valkey: Server) -> Counter[tuple[str, str]]:
+    return Counter((message["headers"]["beat_entry"], message["headers"]["beat_due"]) for message in sent(valkey))
+
+
+def times(valkey: Server, entry: str) -> list[float]:
+    """When the messages of an entry were due, in order."""
+    return sorted(datetime.fromisoformat(due).timestamp() for name, due in slots(valkey) if name == entry)
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped and continued"])
+def test_no_slot_is_sent_twice_and_the_gap_is_short_when_the_leader_goes(
+    beats: list[Beat], valkey: Server, end: str
+) -> None:
+    leader, standby = beats
+    until(lambda: len(sent(valkey)) >= 3, "the leader sends", timeout=30)
+    leader.send(signal.SIGKILL if end == "killed" else signal.SIGSTOP)
+    gone_at = time.time()
+    until(standby.leads, "the standby leads", timeout=20)
+    assert time.time() - gone_at < TTL + TICK + 1.0
+    before = len(sent(valkey))
+    if end != "killed":
+        leader.send(signal.SIGCONT)
+    until(lambda: len(sent(valkey)) >= before + 4, "the heir sends", timeout=30)
+
+    assert set(slots(valkey).values()) == {1}
+    due = times(valkey, "every-two-seconds")
+    assert max(later - earlier for earlier, later in pairwise(due)) < EVERY + TTL + TICK + 1.0
+
+
+def test_a_beat_that_ends_lets_the_other_lead_at_once(beats: list[Beat]) -> None:
+    leader, standby = beats
+    leader.send(signal.SIGTERM)
+
+    until(standby.leads, "the standby leads", timeout=TICK + 2.0)

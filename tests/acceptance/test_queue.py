@@ -1,0 +1,137 @@
+"""Unique in the queue: the same call is not published twice, and no mark of it is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from kombu.exceptions import OperationalError
+
+from celery_singleton_lock import LockHeld
+from tests.acceptance.conftest import APP
+from tests.recorder import Recorder, overlaps
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import workers
+
+PROMPTLY = 5
+MODES = ("until_executing", "until_executed", "until_and_while_executing")
+
+PUBLISH = """
+import sys
+from tests.acceptance.app import by_mode
+for _ in range(50):
+    print(by_mode[sys.argv[1]].delay("k").id)
+"""
+
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+@every_mode
+def test_of_many_publishers_one_message_comes_and_all_have_its_id(
+    tasks: Any, env: dict[str, str], valkey: Server, recorder: Recorder, mode: str
+) -> None:
+    command = [sys.executable, "-c", PUBLISH, mode]
+    publishers = [
+        subprocess.Popen(command, env={**os.environ, **env}, stdout=subprocess.PIPE, text=True) for _ in range(4)
+    ]
+    ids = {line for publisher in publishers for line in publisher.communicate()[0].split()}
+
+    assert len(ids) == 1
+    with valkey.client() as client:
+        assert client.llen("celery") == 1
+    with workers(APP, env, 1):
+        assert tasks.app.AsyncResult(ids.pop()).get(timeout=20) == 0
+        again = tasks.by_mode[mode].delay("k", 1)
+        assert again.get(timeout=PROMPTLY) == 1
+    assert len(recorder.events("enter")) == 2
+
+
+def test_what_counts_while_it_runs(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env, 1, concurrency=4):
+        first = {mode: tasks.by_mode[mode].delay(mode, 1, 2) for mode in MODES}
+        until(lambda: len(recorder.events("enter")) == 3, "they run")
+        second = {mode: tasks.by_mode[mode].delay(mode, 2) for mode in MODES}
+
+        assert second["until_executed"].id == first["until_executed"].id
+        assert second["until_executing"].get(timeout=PROMPTLY) == 2
+        assert second["until_and_while_executing"].id != first["until_and_while_executing"].id
+        assert [first[mode].get(timeout=PROMPTLY) for mode in MODES] == [1, 1, 1]
+    assert len(overlaps(recorder.events())) == 1
+
+
+def test_with_raise_a_duplicate_is_refused_where_it_is_published(tasks: Any) -> None:
+    task = tasks.refusing_duplicates
+    first = task.delay("k")
+
+    with pytest.raises(LockHeld, match=first.id):
+        task.delay("k")
+    task.delay("other")
+
+
+@every_mode
+def test_a_call_that_could_not_be_published_leaves_no_mark(tasks: Any, mode: str, monkeypatch: Any) -> None:
+    task, url = tasks.by_mode[mode], tasks.app.conf.broker_url
+    tasks.app.conf.broker_url = "redis://127.0.0.1:1/0"
+    tasks.app.amqp._producer_pool = None
+    with pytest.raises(OperationalError):
+        task.apply_async(("k",), retry=False)
+    tasks.app.conf.broker_url = url
+    tasks.app.amqp._producer_pool = None
+
+    first, second = task.delay("k"), task.delay("k")
+    assert first.id == second.id
+
+
+@every_mode
+@pytest.mark.parametrize("end", ["expired", "revoked"])
+def test_a_call_that_will_never_run_is_queued_no_more(tasks: Any, env: dict[str, str], mode: str, end: str) -> None:
+    task = tasks.by_mode[mode]
+    first = task.apply_async(("k",), expires=0.1) if end == "expired" else task.apply_async(("k",), countdown=2)
+    with workers(APP, env, 1):
+        if end == "revoked":
+            first.revoke()
+        until(lambda: first.state == "REVOKED", "it is revoked")
+
+        until(lambda: task.delay("k", 1).id != first.id, "another is published")
+
+
+@every_mode
+@pytest.mark.parametrize("whom", ["the child", "the worker"])
+def test_a_worker_that_is_killed_leaves_no_mark(
+    tasks: Any, env: dict[str, str], recorder: Recorder, mode: str, whom: str
+) -> None:
+    task = tasks.by_mode[mode]
+    with workers(APP, env, 1) as (worker,):
+        first = task.delay("k", 1, 30)
+        pid = until(lambda: recorder.events("enter"), "it runs")[0].pid
+        if whom == "the child":
+            os.kill(pid, signal.SIGKILL)
+        else:
+            worker.kill()
+    if mode == "until_and_while_executing":
+        # Published at once, it would meet the lease of the dead.
+        until(lambda: not task.lock_holders("k"), "the key is free", timeout=10)
+    with workers(APP, env, 1):
+        following = until(lambda: other_than(first, task.delay("k", 2)), "another is published", timeout=10)
+        assert following.get(timeout=10) == 2
+
+
+def other_than(first: Any, result: Any) -> Any:
+    return result if result.id != first.id else None
+
+
+@every_mode
+def test_a_canvas_with_equal_members_ends(tasks: Any, env: dict[str, str], recorder: Recorder, mode: str) -> None:
+    task = tasks.by_mode[mode]
+    with workers(APP, env, 1, concurrency=4):
+        members = group(task.s("g", 0, 0.5), task.s("g", 0, 0.5)).delay()
+        steps = chain(task.si("c"), task.si("c"), task.si("c", 3)).delay()
+        header = chord([task.s("h", 0, 0.5), task.s("h", 0, 0.5), task.s("free")])(tasks.collect.s())
+
+        assert steps.get(timeout=PROMPTLY) == 3
+        assert set(header.get(timeout=PROMPTLY)) <= {0, None}
+        members.get(timeout=PROMPTLY, propagate=False)

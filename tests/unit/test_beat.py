@@ -1,0 +1,42 @@
+"""When an entry was due, as the beat tells it."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import ScheduleEntry
+from celery.schedules import crontab, schedule, solar
+
+from celery_singleton_lock.beat import due_of
+
+LAST = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
+
+
+@pytest.fixture
+def app() -> Celery:
+    return Celery("beat", broker="memory://", set_as_current=False)
+
+
+@pytest.mark.parametrize(
+    ("when", "due"),
+    [
+        (schedule(timedelta(seconds=90)), datetime(2026, 3, 1, 12, 0, tzinfo=UTC)),
+        (crontab(minute="0"), datetime(2026, 3, 1, 12, 0, tzinfo=UTC)),
+        (crontab(minute="30", hour="4"), datetime(2026, 3, 2, 4, 30, tzinfo=UTC)),
+    ],
+)
+def test_the_due_time_follows_from_the_last_run(app: Celery, when: Any, due: datetime) -> None:
+    when.app = app
+    entry = ScheduleEntry(name="e", task="t", schedule=when, last_run_at=LAST, app=app)
+
+    assert due_of(entry) == due
+    assert due_of(entry) == due_of(entry)
+
+
+def test_a_solar_entry_is_due_at_the_event(app: Celery) -> None:
+    when = solar("sunset", 52.5, 13.4, app=app)
+    entry = ScheduleEntry(name="e", task="t", schedule=when, last_run_at=LAST, app=app)
+
+    assert LAST < due_of(entry) < LAST + timedelta(days=1)
+    assert due_of(entry) == due_of(entry)
