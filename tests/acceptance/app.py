@@ -218,6 +218,20 @@ by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
     for mode in ("until_executing", "until_executed", "until_and_while_executing")
 }
+
+
+def retrying_with(mode: str) -> Any:
+    @app.task(base=SingletonTask, bind=True, name=f"retrying-{mode}", lock_key=("key",), lock_mode=mode)
+    def retries(self: Any, key: Any) -> int:
+        body(self, key, 0)
+        if self.request.retries < 2:
+            raise self.retry(countdown=0)
+        return int(self.request.retries)
+
+    return retries
+
+
+retrying_by_mode = {mode: retrying_with(mode) for mode in by_mode}
 refusing_duplicates = task_with("raise", lock_mode="until_executed", name="refusing_duplicates")
 late = task_with("skip", acks_late=True)
 late_and_rejecting = task_with("skip", acks_late=True, reject_on_worker_lost=True)

@@ -1,5 +1,6 @@
 """Unique in the queue: the same call is not published twice, and no mark of it is left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -118,6 +119,29 @@ def test_a_worker_that_is_killed_leaves_no_mark(
     with workers(APP, env, 1):
         following = until(lambda: other_than(first, task.delay("k", 2)), "another is published", timeout=10)
         assert following.get(timeout=10) == 2
+
+
+def test_the_publishers_key_counts_whatever_the_worker_would_make_of_the_arguments(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    task = tasks.by_mode["until_executed"]
+    task.delay("k")
+    with valkey.client() as broker:
+        (message,) = broker.lrange("celery", 0, -1)
+    assert json.loads(message)["headers"]["lock_key"] == task.lock_key_for("k")
+
+    other = "singleton:v1:{made-before-the-deploy:0}"
+    tasks.app.send_task(task.name, ("l", 1, 2), headers={"lock_key": other})
+    with workers(APP, env, 1), valkey.client(database=2) as locks:
+        until(lambda: locks.exists(other), "the run holds the key it was published under")
+
+
+@every_mode
+def test_a_retry_does_not_meet_its_own_mark(tasks: Any, env: dict[str, str], recorder: Recorder, mode: str) -> None:
+    with workers(APP, env, 2):
+        assert tasks.retrying_by_mode[mode].delay("k").get(timeout=10) == 2
+
+    assert len(recorder.events("enter")) == 3
 
 
 def other_than(first: Any, result: Any) -> Any:
