@@ -3,7 +3,6 @@
 import logging
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import uuid
@@ -11,6 +10,7 @@ from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.backends.base import Backend
+from celery_singleton_lock.backends.records import Holder
 from celery_singleton_lock.errors import BackendError, LockHeld
 from celery_singleton_lock.store import backend_of
 
@@ -51,31 +51,40 @@ def publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send:
 
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
+        BackendError: The store did not answer, and `lock_on_backend_error` is `raise`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    backend, task_id = backend_of(task.app), options.get("task_id") or uuid()
-    send = partial(send, **{**options, "task_id": task_id})
+    task_id = options.get("task_id") or uuid()
+    headers = {**(options.get("headers") or {}), KEY_HEADER: key}
     try:
-        found = backend.publish(
-            key,
-            task_id,
-            task.lock_options.queue_ttl + _lead(task, options),
-            counts_running=task.lock_options.mode == UNTIL_EXECUTED,
-            quiet=task.lock_options.min_hold,
-        )
-    except BackendError as error:
-        # The run-time part still holds, so a call too many is better than one too few.
-        logger.warning("lock.unanswered key=%s task_id=%s policy=publish: %s", key, task_id, error)
-        return send()
-    if found is not None:
-        return _refuse(task, key, found)
-    try:
-        return send(headers={**(options.get("headers") or {}), KEY_HEADER: key})
+        found = _mark(task, key, task_id, options)
+        if found is None:
+            return send(**{**options, "task_id": task_id, "headers": headers})
     except BaseException:
         with suppress(BackendError):
-            # If it fails as well, the mark ends by itself.
-            backend.withdraw(key, task_id, afresh=True)
+            # If this fails as well, the mark ends by itself.
+            backend_of(task.app).withdraw(key, task_id, afresh=True)
         raise
+    return _refuse(task, key, found)
+
+
+def _mark(task: "SingletonTask", key: str, task_id: str, options: dict[str, Any]) -> Holder | None:
+    """Mark the call as queued, or find the one that is in its way."""
+    wanted = task.lock_options
+    try:
+        return backend_of(task.app).publish(
+            key,
+            task_id,
+            wanted.queue_ttl + _lead(task, options),
+            counts_running=wanted.mode == UNTIL_EXECUTED,
+            quiet=wanted.min_hold,
+        )
+    except BackendError as error:
+        logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_backend_error, error)
+        if wanted.on_backend_error == "raise":
+            raise
+        # It is settled when it runs, so a message too many is better than one too few.
+        return None
 
 
 class Withdrawal:
@@ -96,7 +105,7 @@ class Withdrawal:
         return True
 
 
-def _refuse(task: "SingletonTask", key: str, found: Any) -> Any:
+def _refuse(task: "SingletonTask", key: str, found: Holder) -> Any:
     logger.info(
         "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,

@@ -87,6 +87,21 @@ def test_a_call_that_could_not_be_published_leaves_no_mark(tasks: Any, mode: str
     assert first.id == second.id
 
 
+def test_an_interrupted_call_leaves_no_mark(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tasks.by_mode["until_executed"]
+    monkeypatch.setattr(tasks.app, "send_task", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        task.delay("k")
+    monkeypatch.undo()
+
+    first, second = task.delay("k"), task.delay("k")
+    assert first.id == second.id
+
+
+def interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
 @every_mode
 @pytest.mark.parametrize("end", ["expired", "revoked"])
 def test_a_call_that_will_never_run_is_queued_no_more(tasks: Any, env: dict[str, str], mode: str, end: str) -> None:

@@ -200,7 +200,7 @@ MUTANTS = [
     Mutant(
         "a failed publish leaves no mark",
         "publish.py",
-        "            backend.withdraw(key, task_id, afresh=True)\n",
+        "            backend_of(task.app).withdraw(key, task_id, afresh=True)\n",
         "            pass\n",
         ("tests/acceptance/test_queue.py", "-k", "could_not_be_published"),
     ),
