@@ -74,7 +74,7 @@ def test_with_raise_a_duplicate_is_refused_where_it_is_published(tasks: Any) -> 
 
 
 @every_mode
-def test_a_call_that_could_not_be_published_leaves_no_mark(tasks: Any, mode: str, monkeypatch: Any) -> None:
+def test_a_call_that_could_not_be_published_leaves_no_mark(tasks: Any, valkey: Server, mode: str) -> None:
     task, url = tasks.by_mode[mode], tasks.app.conf.broker_url
     tasks.app.conf.broker_url = "redis://127.0.0.1:1/0"
     tasks.app.amqp._producer_pool = None
@@ -83,19 +83,23 @@ def test_a_call_that_could_not_be_published_leaves_no_mark(tasks: Any, mode: str
     tasks.app.conf.broker_url = url
     tasks.app.amqp._producer_pool = None
 
-    first, second = task.delay("k"), task.delay("k")
-    assert first.id == second.id
+    assert task.delay("k").id == task.delay("k").id == only_message(valkey)
 
 
-def test_an_interrupted_call_leaves_no_mark(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_leaves_no_mark(tasks: Any, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     task = tasks.by_mode["until_executed"]
     monkeypatch.setattr(tasks.app, "send_task", interrupt)
     with pytest.raises(KeyboardInterrupt):
         task.delay("k")
     monkeypatch.undo()
 
-    first, second = task.delay("k"), task.delay("k")
-    assert first.id == second.id
+    assert task.delay("k").id == task.delay("k").id == only_message(valkey)
+
+
+def only_message(valkey: Server) -> str:
+    with valkey.client() as broker:
+        (message,) = broker.lrange("celery", 0, -1)
+    return str(json.loads(message)["headers"]["id"])
 
 
 def interrupt(*_: Any, **__: Any) -> None:

@@ -88,7 +88,7 @@ MUTANTS = [
     Mutant(
         "turn of the waiters",
         "backends/lua/acquire.lua",
-        "elseif known[1] and ahead >= free then",
+        "elseif ahead >= (known[1] and free or limit) then",
         "elseif known[1] and free == 0 then",
         ("tests/integration/test_lock.py", "-k", "overtake"),
     ),
@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "the newest arguments outlive the release",
         "backends/lua/release.lua",
-        "elseif taken == 0 and not awaited then",
-        "elseif taken == 0 then",
+        "elseif taken == 0 and not awaited and ",
+        "elseif taken == 0 and ",
         ("tests/contract/test_backends.py", "-k", "newest_arguments"),
     ),
     Mutant(
