@@ -79,8 +79,7 @@ class SingletonSchedulerMixin(Scheduler):
 
     def close(self) -> None:
         """Let a standby lead at once."""
-        if self._lease is not None and self._lease.unreleased:
-            self._lease.release()
+        self._give_up()
         super().close()
 
     def _sent_at(self, entry: Any, due: datetime) -> int:
@@ -99,10 +98,15 @@ class SingletonSchedulerMixin(Scheduler):
             ttl=self._ttl,
             facts={"hostname": socket.gethostname(), "pid": str(os.getpid()), "task_name": "celery.beat"},
         )
-        if lease.acquire() is not None:
-            return False
+        try:
+            if lease.acquire() is not None:
+                return False
+            self._go_on_where_the_last_one_stopped()
+        except BackendError:
+            # It may be ours all the same; and who does not know what was sent must not lead.
+            lease.release()
+            raise
         self._lease = lease
-        self._go_on_where_the_last_one_stopped()
         logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, lease.fence, lease.took_over)
         return True
 

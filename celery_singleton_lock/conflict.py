@@ -8,6 +8,7 @@ import dataclasses
 import logging
 import random
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -16,7 +17,14 @@ from celery.exceptions import Ignore, Retry, TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.again import FIRST_DELAY, FIRST_HAND_OVER_DELAY, delay_for, history, send_again
+from celery_singleton_lock.again import (
+    FIRST_DELAY,
+    FIRST_HAND_OVER_DELAY,
+    delay_for,
+    history,
+    send_again,
+    visibility_timeout,
+)
 from celery_singleton_lock.backends.records import Conflict, Holder
 from celery_singleton_lock.errors import BackendError, LockHeld
 from celery_singleton_lock.store import backend_of
@@ -126,7 +134,8 @@ def park(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn:
 
 def join(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn:
     """Come again to see whether the holder has ended; its result is the run's as well."""
-    delay = random.uniform(_LONGEST_JOIN_DELAY / 2, min(_LONGEST_JOIN_DELAY, delay_for(task, 60.0) * 4))
+    longest = min(_LONGEST_JOIN_DELAY, visibility_timeout(task) / 4)
+    delay = random.uniform(longest / 2, longest)
     again = send_again(task, delay, joins=holder.task_id, **notes)
     tell(task, holder, "joined")
     held = LockHeld(holder.key, holder.task_id, holder.expires_in)
@@ -156,7 +165,9 @@ def _come_again(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn
     timeout = task.lock_options.wait_timeout
     if timeout is not None and time.time() - history(task.request)["since"] + delay > timeout:
         if "asked_at" in notes:
-            backend_of(task.app).withdraw(holder.key, task.request.id)
+            with suppress(BackendError):
+                # If this fails, it is given up for not coming again.
+                backend_of(task.app).withdraw(holder.key, task.request.id)
         tell(task, holder, "raised")
         raise held
     again = send_again(task, delay, **notes)

@@ -59,9 +59,9 @@ def _join_again(task: "SingletonTask", key: str, joins: str, *, waits: bool) -> 
     Raises:
         Retry: It comes again.
     """
-    holders = backend_of(task.app).holders(key)
-    if any(holder.task_id == joins for holder in holders):
-        join(task, next(holder for holder in holders if holder.task_id == joins), free_since=None)
+    joined = [holder for holder in backend_of(task.app).holders(key) if holder.task_id == joins]
+    if joined:
+        join(task, joined[0], free_since=None)
     free_since = history(task.request).get("free_since") or time.time()
     if waits or time.time() - free_since < _RESULT_GRACE:
         join(task, former_holder(key, joins), free_since=free_since)

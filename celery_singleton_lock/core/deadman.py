@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from functools import cache
 from typing import Any
 
 from celery_singleton_lock.errors import ConfigurationError
@@ -83,5 +84,6 @@ class DeadMan:
             _function("timer_delete")(self._timer)
 
 
+@cache
 def _function(name: str) -> Any:
     return getattr(ctypes.CDLL(None, use_errno=True), name)

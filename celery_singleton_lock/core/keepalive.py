@@ -49,12 +49,18 @@ class Keepalive:
     def _run(self) -> None:
         while True:
             native_sleep(self._pause)
-            by_backend: dict[Backend, list[Lease]] = defaultdict(list)
-            for lease in self._late():
-                by_backend[lease.backend].append(lease)
-            for backend, leases in by_backend.items():
-                with suppress(BackendError):
-                    self._renew(self._twin_of(backend), leases)
+            # Whatever it is, the heartbeat tells of it; a thread that had died would not come back,
+            # and this one cannot share the locks of a log with greenlets.
+            with suppress(Exception):
+                self._renew_those_in_need()
+
+    def _renew_those_in_need(self) -> None:
+        by_backend: dict[Backend, list[Lease]] = defaultdict(list)
+        for lease in self._late():
+            by_backend[lease.backend].append(lease)
+        for backend, leases in by_backend.items():
+            with suppress(BackendError):
+                self._renew(self._twin_of(backend), leases)
 
     def _renew(self, backend: Backend, leases: "list[Lease]") -> None:
         remaining = backend.remaining([lease.claim for lease in leases], _BOUND)

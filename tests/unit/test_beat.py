@@ -8,7 +8,9 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule, solar
 
-from celery_singleton_lock.beat import due_of
+from celery_singleton_lock import BackendError
+from celery_singleton_lock.beat import SingletonSchedulerMixin, due_of
+from celery_singleton_lock.store import backend_of
 
 LAST = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
 
@@ -40,3 +42,22 @@ def test_a_solar_entry_is_due_at_the_event(app: Celery) -> None:
 
     assert LAST < due_of(entry) < LAST + timedelta(days=1)
     assert due_of(entry) == due_of(entry)
+
+
+def test_who_could_not_read_what_was_sent_does_not_lead(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+    app.conf.singleton_lock_url = "memory://beat"
+    backend = backend_of(app)
+    scheduler = SingletonSchedulerMixin(app)
+    with monkeypatch.context() as broken:
+        broken.setattr(backend, "slots", unanswered)
+        assert scheduler.tick() > 0
+        assert backend.holders(scheduler._key) == []
+
+    scheduler.tick()
+    assert len(backend.holders(scheduler._key)) == 1
+    scheduler.close()
+    assert backend.holders(scheduler._key) == []
+
+
+def unanswered(_: str) -> Any:
+    raise BackendError("memory://beat", "no reply")
