@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import uuid
-from celery.utils.time import maybe_make_aware
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.backends.base import Backend
@@ -54,12 +54,12 @@ def publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send:
         BackendError: The store did not answer, and `lock_on_backend_error` is `raise`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    task_id = options.get("task_id") or uuid()
-    headers = {**(options.get("headers") or {}), KEY_HEADER: key}
+    task_id = options["task_id"] = options.get("task_id") or uuid()
+    options["headers"] = {**(options.get("headers") or {}), KEY_HEADER: key}
     try:
         found = _mark(task, key, task_id, options)
         if found is None:
-            return send(**{**options, "task_id": task_id, "headers": headers})
+            return send(**options)
     except BaseException:
         with suppress(BackendError):
             # If this fails as well, the mark ends by itself.
@@ -121,13 +121,12 @@ def _refuse(task: "SingletonTask", key: str, found: Holder) -> Any:
 
 def _lead(task: "SingletonTask", options: dict[str, Any]) -> float:
     """Seconds from now until the message may be taken at the earliest, or is thrown away."""
-    now = datetime.now(UTC)
-    seconds = [float(options.get("countdown") or 0)]
-    for moment in (options.get("eta"), options.get("expires")):
-        if isinstance(moment, int | float):
-            seconds.append(float(moment))
-        elif isinstance(moment, timedelta):
-            seconds.append(moment.total_seconds())
-        elif isinstance(moment, datetime):
-            seconds.append((maybe_make_aware(moment, task.app.timezone) - now).total_seconds())
-    return max(0.0, *seconds)
+    moments = [options.get("countdown"), options.get("eta"), options.get("expires", task.expires)]
+    return max([0.0, *[_seconds_until(task, moment) for moment in moments if moment]])
+
+
+def _seconds_until(task: "SingletonTask", moment: Any) -> float:
+    if isinstance(moment, int | float):
+        return float(moment)
+    until: timedelta = maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)
+    return until.total_seconds()

@@ -235,7 +235,8 @@ class MemoryBackend(Backend):
         if lock.queued is not None and lock.queued.task_id == claim.facts.get("task_id", ""):
             lock.queued = None
         lock.places[number] = place
-        if len(lock.free_places(now)) == lock.limit and not lock.queue and lock.successor is None:
+        alone = len(lock.free_places(now)) == lock.limit and not lock.queue and lock.successor is None
+        if alone and lock.queued is None and lock.quiet is None:
             lock.expiry = 0.0
         self._extend(lock, place, claim.ttl, now)
         took_over = corpse is not None and not corpse.on_hold

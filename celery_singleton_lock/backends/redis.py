@@ -147,13 +147,11 @@ class RedisBackend(Backend):
     def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
         """Run publish.lua."""
         arguments = [task_id, _milliseconds(seconds), int(counts_running), _milliseconds(quiet)]
-        (verdict, now, *rest), _ = self._persist(
-            lambda timeout: self._wire.run(PUBLISH, key, arguments, timeout), ACQUIRE_BOUND
-        )
-        if verdict == 1:
+        reply, _ = self._persist(lambda timeout: self._wire.run(PUBLISH, key, arguments, timeout), ACQUIRE_BOUND)
+        if reply == 1:
             return None
-        fields = _pairs(rest[0])
-        return published_in(key, now, fields)
+        _, now, fields = reply
+        return published_in(key, now, _pairs(fields))
 
     def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
         """Run withdraw.lua."""

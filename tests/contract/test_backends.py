@@ -532,6 +532,19 @@ class BackendContract:
 
         assert published(publish(backend, "b")).task_id == "a"
 
+    def test_a_mark_outlives_runs_that_are_none_of_its(self, backend: Backend) -> None:
+        # A member of a canvas and a retry are always sent, and run.
+        publish(backend, "a", quiet=30)
+        backend.withdraw(KEY, "a")
+        for name in ("a", "member", "retry"):
+            run = claim(name, ttl=SHORT, task_id=name)
+            backend.release(run, granted(backend.acquire(run)).place)
+
+        self.pass_time(2.5 * SHORT)
+        assert published(publish(backend, "b")).task_id == "a"
+        self.pass_time(1 * SHORT)
+        assert publish(backend, "b") is None
+
     # Slots of a beat.
 
     def test_a_slot_is_claimed_until_it_was_sent(self, backend: Backend) -> None:

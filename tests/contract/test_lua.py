@@ -187,10 +187,12 @@ def test_every_documented_answer_of_withdraw_is_reached(scripts: Scripts, client
 
 
 def test_every_documented_answer_of_publish_is_reached(scripts: Scripts, client: Any) -> None:
-    answers = [scripts.publish("a"), scripts.publish("b"), scripts.publish("a")]
+    queued, (verdict, now, fields), again = scripts.publish("a"), scripts.publish("b"), scripts.publish("a")
 
-    assert [answer[0] for answer in answers] == [1, 0, 1]
-    assert {answer[0] for answer in answers} == documented_answers(FILES["publish.lua"])
+    assert (queued, verdict, again) == (1, 0, 1)
+    assert {queued, verdict} == documented_answers(FILES["publish.lua"])
+    assert now > 0
+    assert set(fields[::2]) == {"queued", "quiet"}
     assert set(client.hkeys(KEY)) == {"queued", "quiet"}
     assert all(f"--   {field}  " in header_of(FILES["acquire.lua"]) for field in ["queued", "quiet"])
     assert 0 < client.pttl(KEY) <= 60_000

@@ -12,6 +12,7 @@ _MOVE = """
 -- Returns  the server's time
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local marks = { next = true, queued = true, quiet = true }
 local older = ARGV[2] - (now - (ARGV[1] == '0' and now or ARGV[1]))
 
 local function moved(deadline)
@@ -31,7 +32,7 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
     local deadline, rest = string.match(value, '^(%d+)( .*)$')
     if tokens[field] or string.match(field, '^%d+:since$') then
       redis.call('HSET', key, field, moved(value))
-    elseif deadline and (field == 'next' or string.match(field, '^q%d+$')) then
+    elseif deadline and (marks[field] or string.match(field, '^q%d+$')) then
       redis.call('HSET', key, field, moved(deadline) .. rest)
     end
   end

@@ -212,6 +212,13 @@ MUTANTS = [
         ("tests/contract/test_backends.py", "-k", "queued_call_survives"),
     ),
     Mutant(
+        "a run shortens nobody's quiet",
+        "backends/lua/acquire.lua",
+        " and not known[7] then",
+        " then",
+        ("tests/contract/test_backends.py", "-k", "mark_outlives"),
+    ),
+    Mutant(
         "members of a canvas are always sent",
         "task.py",
         "rest or is_awaited(options) or",

@@ -38,7 +38,7 @@ local PATIENCE = 30000000 -- a successor that has not come again for so long is 
 local key, token, ttl, limit = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
-local known = redis.call('HMGET', key, 'limit', 'fence', 'first', 'last', 'next', 'queued')
+local known = redis.call('HMGET', key, 'limit', 'fence', 'first', 'last', 'next', 'queued', 'quiet')
 local known_limit = tonumber(known[1] or limit)
 
 local function integer(number)
@@ -224,9 +224,10 @@ local nobody_waits = ahead == 0 and (not ticket or ticket == tonumber(known[4]))
 if nobody_waits and known[3] then
   redis.call('HDEL', key, 'first', 'last')
 end
-if redis.call('PTTL', key) < 0 or (free == known_limit and nobody_waits) then
+local alone = free == (known[1] and known_limit or 0) and nobody_waits
+if alone and (not queued or queued == mine) and not known[7] then
   redis.call('PEXPIRE', key, 2 * ttl)
-else
+elseif redis.call('PEXPIRE', key, 2 * ttl, 'NX') == 0 then
   redis.call('PEXPIRE', key, 2 * ttl, 'GT')
 end
 return {1, now, place, fence, corpse and string.sub(corpse, 1, 1) ~= '~' and 1 or 0, now, arguments}
