@@ -30,9 +30,8 @@ def successor_in(now: float, fields: Mapping[str, str]) -> str | None:
 
 def published_in(key: str, now: float, fields: Mapping[str, str]) -> Holder:
     """The call that is queued, else one that runs, else the one that keeps the key quiet."""
-    marks = _marks_in(key, now, fields, ("queued", "quiet"))
-    queued = [mark for mark in marks if fields.get("queued", "").endswith(f" {mark.task_id}")]
-    return (queued or holders_in(key, now, fields) or marks)[0]
+    queued, quiet = (_marks_in(key, now, fields, [name]) for name in ("queued", "quiet"))
+    return (queued or holders_in(key, now, fields) or quiet)[0]
 
 
 def _marks_in(key: str, now: float, fields: Mapping[str, str], names: Sequence[str]) -> list[Holder]:

@@ -79,7 +79,7 @@ class MemoryBackend(Backend):
             lock, now = self._locks[claim.key], self._now()
             turn = next((turn for turn in lock.queue if turn.claim.token == claim.token), None)
             if turn is None:
-                turn = Turn(claim, 0.0)
+                turn, lock.limit = Turn(claim, 0.0), claim.limit
                 lock.queue.append(turn)
             turn.deadline = answer + _GRACE
             lock.expiry = max(lock.expiry, turn.deadline)
@@ -104,7 +104,7 @@ class MemoryBackend(Backend):
         """Give a place or a turn back, and wake all who wait."""
         with self._changed:
             lock, now = self._lock(claim.key), self._now()
-            if lock is None:
+            if lock is None or not lock.limit:
                 return Answer.GONE
             number = lock.place_of(claim.token)
             waited = any(turn.claim.token == claim.token for turn in lock.queue)
@@ -123,10 +123,12 @@ class MemoryBackend(Backend):
         """Mark it, or look who is in the way."""
         with self._changed:
             now = self._now()
-            lock = self._locks.setdefault(key, self._lock(key) or Lock(0))
+            lock = self._locks.setdefault(key, self._lock(key) or Lock())
             held = sorted((p for p in lock.places.values() if p.deadline > now), key=lambda place: place.deadline)
-            running = held if counts_running and lock.limit and len(held) >= lock.limit else []
             marks = [mark for mark in lock.marks(now) if mark.task_id != task_id]
+            has_asked = lock.queued in lock.marks(now) and lock.queued not in marks
+            counts_running = counts_running and not has_asked
+            running = held if counts_running and lock.limit and len(held) >= lock.limit else []
             if marks or running:
                 if lock.queued not in marks and held:
                     return self._holder(held[0])
@@ -140,6 +142,8 @@ class MemoryBackend(Backend):
             lock = self._lock(key)
             if lock is not None:
                 lock.withdraw(task_id, afresh=afresh)
+                if not lock.limit and not lock.marks(0.0):
+                    del self._locks[key]
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Claim or note it."""
@@ -195,15 +199,13 @@ class MemoryBackend(Backend):
     def _take(self, claim: Claim) -> Grant | float:
         """Grant the claim, or tell when somebody's deadline passes."""
         sent_at, now = clock(), self._now()
-        lock = self._lock(claim.key) or Lock(claim.limit)
-        lock.limit = lock.limit or claim.limit
-        self._locks[claim.key] = lock
+        lock = self._locks.setdefault(claim.key, self._lock(claim.key) or Lock())
         number = lock.place_of(claim.token)
         if number is not None:
             place = lock.places[number]
             self._extend(lock, place, claim.ttl, now)
             return Grant(number, place.fence, False, place.since, sent_at, place.arguments)
-        free, ahead = lock.free_places(now), lock.turns_before(claim.token, now)
+        free, ahead = lock.free_places(now, claim.limit), lock.turns_before(claim.token, now)
         following = lock.successor_before(claim, now)
         mine = claim.facts.get("task_id", "")
         if following is not None and following.task_id != mine:
@@ -211,13 +213,13 @@ class MemoryBackend(Backend):
         queued = lock.queued if claim.queued else None
         if queued is not None and queued.deadline > now and queued.task_id != mine:
             ahead.append(Turn(successors_claim(claim.key, queued), queued.deadline))
-        if lock.limit != claim.limit:
+        if lock.limit and lock.limit != claim.limit:
             if len(free) < lock.limit or ahead:
                 raise ConfigurationError(
                     f"lock_limit={claim.limit} is not allowed for key={claim.key}: it is held under "
                     f"lock_limit={lock.limit}; give all who share the key the same limit"
                 )
-            lock.limit, lock.places, lock.expiry, free = claim.limit, {}, 0.0, [1]
+            lock.limit, lock.places, free = claim.limit, {}, [1]
         if len(ahead) >= len(free):
             deadlines = [place.deadline for place in lock.places.values() if place.deadline > now]
             deadlines += [turn.deadline for turn in ahead] if free else []
@@ -234,7 +236,7 @@ class MemoryBackend(Backend):
             place.arguments, lock.successor = lock.successor.arguments, None
         if lock.queued is not None and lock.queued.task_id == claim.facts.get("task_id", ""):
             lock.queued = None
-        lock.places[number] = place
+        lock.places[number], lock.limit = place, claim.limit
         alone = len(lock.free_places(now)) == lock.limit and not lock.queue and lock.successor is None
         if alone and lock.queued is None and lock.quiet is None:
             lock.expiry = 0.0

@@ -49,7 +49,7 @@ class Mark:
 class Lock:
     """All that is known of one key."""
 
-    limit: int
+    limit: int = 0
     expiry: float = 0.0
     places: dict[int, Place] = field(default_factory=dict)
     queue: list[Turn] = field(default_factory=list)
@@ -81,9 +81,9 @@ class Lock:
         """Which place the token has, expired or not."""
         return next((number for number, place in self.places.items() if place.claim.token == token), None)
 
-    def free_places(self, now: float) -> list[int]:
-        """Places that nobody holds, lowest first."""
-        numbers = range(1, self.limit + 1)
+    def free_places(self, now: float, limit: int = 0) -> list[int]:
+        """Places that nobody holds, lowest first; *limit* counts where nobody has said one yet."""
+        numbers = range(1, (self.limit or limit) + 1)
         return [n for n in numbers if n not in self.places or self.places[n].deadline <= now]
 
     def turns_before(self, token: str, now: float) -> list[Turn]:

@@ -498,6 +498,9 @@ class BackendContract:
         assert publish(backend, "a") is None
         assert [published(publish(backend, other)).task_id for other in ("b", "c")] == ["a", "a"]
         assert publish(backend, "a") is None, "a lost reply costs no call"
+        granted(backend.acquire(claim("member", task_id="member")))
+        assert publish(backend, "a", counts_running=True) is None, "nor does a run that has begun meanwhile"
+        assert published(publish(backend, "b", counts_running=True)).task_id == "a"
 
     def test_the_queued_call_is_queued_no_more_once_it_runs(self, backend: Backend) -> None:
         publish(backend, "a")

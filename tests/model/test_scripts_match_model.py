@@ -44,6 +44,7 @@ FACTS: tuple[dict[str, str], ...] = (
     {"task_id": "a-task", "hostname": "here", "pid": "12"},
     {"task_id": "a task", "task_name": "app.add", "attempt": "2"},
 )
+TASK_IDS = ("a-task", "a task", "another")
 
 
 class Model(MemoryBackend):
@@ -77,7 +78,7 @@ class Model(MemoryBackend):
                     lock.queue.append(turn)
                     self.woken += [turn.claim.token] if free > 0 else []
                     free -= 1
-            if not lock.places and not lock.queue and lock.successor is None:
+            if not lock.places and not lock.queue and lock.successor is None and not lock.marks(self._now()):
                 del self._locks[claim.key]
         return answer
 
@@ -101,7 +102,7 @@ class Model(MemoryBackend):
         now, found = self._now(), []
         for lock in self._locks.values():
             found += [lock.expiry, *(turn.deadline for turn in lock.queue)]
-            found += [lock.successor.deadline] if lock.successor else []
+            found += [mark.deadline for mark in (lock.successor, lock.queued, lock.quiet) if mark]
             for place in lock.places.values():
                 found += [place.deadline, place.since + place.claim.min_hold]
         return [moment - now for moment in found]
@@ -115,6 +116,7 @@ class Real:
         self.client = server.client()
         self.clock = StandingClock(self.client)
         self.acquire, self.renew, self.release = self.backend.acquire, self.backend.renew, self.backend.release
+        self.publish, self.withdraw = self.backend.publish, self.backend.withdraw
         self.waiters: dict[str, RedisWaiter] = {}
         self.fences: dict[str, int] = {}
 
@@ -175,10 +177,18 @@ class Scripts(RuleBasedStateMachine):
         for real in self.reals:
             real.forget_everything()
 
-    def claim(self, key: str, ttl: float, min_hold: float = 0.0, facts: int = 0, disagrees: bool = False) -> Claim:
+    def claim(
+        self,
+        key: str,
+        ttl: float,
+        min_hold: float = 0.0,
+        facts: int = 0,
+        disagrees: bool = False,
+        queued: bool = False,
+    ) -> Claim:
         self.tokens += 1
         limit = self.limits[key] + (1 if disagrees else 0)
-        return Claim(key, f"token-{self.tokens}", ttl, limit, FACTS[facts], min_hold)
+        return Claim(key, f"token-{self.tokens}", ttl, limit, FACTS[facts], min_hold, queued=queued)
 
     @rule(who=WHO, heard=MOSTLY)
     def acquires(self, who: int, heard: bool) -> None:
@@ -220,15 +230,16 @@ class Scripts(RuleBasedStateMachine):
         facts=st.integers(0, len(FACTS) - 1),
         agrees=MOSTLY,
         politely=st.booleans(),
+        queued=st.booleans(),
     )
     def leaves_and_comes_back_as_somebody_else(
-        self, who: int, key: str, ttl: float, min_hold: float, facts: int, agrees: bool, politely: bool
+        self, who: int, key: str, ttl: float, min_hold: float, facts: int, agrees: bool, politely: bool, queued: bool
     ) -> None:
         if politely:
             self.release(self.contenders[who % 6].claim, None)
         self.hang_up(self.contenders[who % 6].claim)
         self.former.append(self.contenders[who % 6].claim)
-        self.contenders[who % 6] = Contender(self.claim(key, ttl, min_hold, facts, not agrees))
+        self.contenders[who % 6] = Contender(self.claim(key, ttl, min_hold, facts, not agrees, queued))
         self.queues(who, True)
 
     @precondition(lambda self: self.involved())
@@ -247,6 +258,20 @@ class Scripts(RuleBasedStateMachine):
         if contender.claim.min_hold:
             # The place is kept by a name that is made of the token, so there must not be a second one.
             self.contenders[self.contenders.index(contender)] = Contender(self.claim(contender.claim.key, 1000.0))
+
+    @rule(
+        key=st.sampled_from(KEYS),
+        task_id=st.sampled_from(TASK_IDS),
+        seconds=st.sampled_from((930.0, 2510.0)),
+        quiet=st.sampled_from((0.0, 0.0, 1610.0)),
+        counts_running=st.booleans(),
+    )
+    def publishes(self, key: str, task_id: str, seconds: float, quiet: float, counts_running: bool) -> None:
+        self.everywhere(lambda store: store.publish(key, task_id, seconds, counts_running=counts_running, quiet=quiet))
+
+    @rule(key=st.sampled_from(KEYS), task_id=st.sampled_from(TASK_IDS), afresh=st.booleans())
+    def withdraws(self, key: str, task_id: str, afresh: bool) -> None:
+        self.everywhere(lambda store: store.withdraw(key, task_id, afresh=afresh))
 
     @precondition(lambda self: self.involved() and self.former)
     @rule(which=st.integers(0, 20), releases=st.booleans())
@@ -386,6 +411,8 @@ def same(answer: Any, expected: Any) -> bool:
     if isinstance(expected, Conflict):
         alike = isinstance(answer, Conflict) and answer.successor == expected.successor
         return alike and same(answer.holders, expected.holders)
+    if isinstance(expected, Holder):
+        return isinstance(answer, Holder) and same((answer,), (expected,))
     if isinstance(expected, tuple):
         # Where two end at the same moment, either may come first; waiters have an order of their own.
         waiters = [holder.token for holder in expected if not holder.fence]

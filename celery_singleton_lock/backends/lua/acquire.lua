@@ -57,7 +57,7 @@ local function deadline_of(candidate, holder)
   return deadline
 end
 
-local place, corpse, free, soonest = nil, nil, 0, now + ttl * 1000
+local place, corpse, free, soonest = nil, nil, known[1] and 0 or limit, now + ttl * 1000
 for candidate = 1, known[1] and known_limit or 0 do
   local holder = redis.call('HGET', key, candidate)
   local deadline = holder and deadline_of(candidate, holder)
@@ -171,9 +171,13 @@ if known[1] and known_limit ~= limit then
   if free < known_limit or ahead > 0 then
     return {-1, now, known_limit}
   end
-  redis.call('DEL', key)
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if field ~= 'queued' and field ~= 'quiet' then
+      redis.call('HDEL', key, field)
+    end
+  end
   place, corpse = nil, nil
-elseif ahead >= (known[1] and free or limit) then
+elseif ahead >= free then
   if ARGV[4] ~= 'queue' then
     if ARGV[4] ~= 'skip' then
       ask_to_succeed()
@@ -183,7 +187,7 @@ elseif ahead >= (known[1] and free or limit) then
   local first, last = tonumber(known[3] or 1), tonumber(known[4] or 0)
   ticket = ticket or last + 1
   local turn = integer(soonest + GRACE) .. ' ' .. token .. ' ' .. ARGV[5]
-  redis.call('HSET', key, 'q' .. ticket, turn, 'first', first, 'last', math.max(last, ticket))
+  redis.call('HSET', key, 'limit', limit, 'q' .. ticket, turn, 'first', first, 'last', math.max(last, ticket))
   redis.call('PEXPIRE', key, math.ceil((soonest + GRACE - now) / 1000), 'GT')
   return {2, now, soonest - now}
 end
@@ -224,8 +228,7 @@ local nobody_waits = ahead == 0 and (not ticket or ticket == tonumber(known[4]))
 if nobody_waits and known[3] then
   redis.call('HDEL', key, 'first', 'last')
 end
-local alone = free == (known[1] and known_limit or 0) and nobody_waits
-if alone and (not queued or queued == mine) and not known[7] then
+if free == known_limit and nobody_waits and (not queued or queued == mine) and not known[7] then
   redis.call('PEXPIRE', key, 2 * ttl)
 elseif redis.call('PEXPIRE', key, 2 * ttl, 'NX') == 0 then
   redis.call('PEXPIRE', key, 2 * ttl, 'GT')

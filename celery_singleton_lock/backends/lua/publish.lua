@@ -21,9 +21,9 @@ end
 local marked = redis.call('HSETNX', key, 'queued', mark_until(ARGV[2])) == 1
 local is_new = marked and redis.call('PEXPIRE', key, ARGV[2], 'NX') == 1
 
-local function is_anothers(mark)
-  local deadline, whose = string.match(mark or '', '^(%d+) (.*)$')
-  return deadline and tonumber(deadline) > now and whose ~= mine
+local function whose(mark)
+  local deadline, task_id = string.match(mark or '', '^(%d+) (.*)$')
+  return deadline and tonumber(deadline) > now and task_id or nil
 end
 
 local function is_running(limit)
@@ -39,8 +39,10 @@ end
 
 if not is_new then
   local known = redis.call('HMGET', key, 'limit', 'queued', 'quiet')
-  local runs = ARGV[3] == '1' and is_running(tonumber(known[1] or 0))
-  if runs or is_anothers(known[2]) or is_anothers(known[3]) then
+  local queued, quiet = whose(known[2]), whose(known[3])
+  local has_asked = not marked and queued == mine
+  local runs = ARGV[3] == '1' and not has_asked and is_running(tonumber(known[1] or 0))
+  if runs or (queued or mine) ~= mine or (quiet or mine) ~= mine then
     if marked then
       redis.call('HDEL', key, 'queued')
     end
