@@ -1,0 +1,126 @@
+"""The nodes as containers, by pytest-celery."""
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import celery
+import redis
+from pytest_celery import CeleryTestWorker, CeleryWorkerContainer, RabbitMQContainer, RedisContainer, RedisTestBackend
+from pytest_docker_tools import build, container, fxtr
+from pytest_docker_tools.exceptions import ContainerFailed
+
+from tests.recorder import Event
+from tests.servers import free_port
+from tests.waiting import until
+
+APP = "tests.docker.app"
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+
+class PromptlyReady:
+    """Ready as soon as this run of the container says so; its log keeps what former runs have said."""
+
+    def _wait_ready(self, timeout: int = 60) -> bool:
+        until(self._says_so, f"{self.name} is ready", timeout)
+        return True
+
+    def _says_so(self) -> bool:
+        self.reload()
+        if self.status != "running":
+            raise ContainerFailed(self, f"{self.name} died while it started")
+        # Not since its own start, which Docker notes a moment later than a quick server is ready.
+        former = datetime.fromisoformat(self.attrs["State"]["FinishedAt"]).timestamp()
+        return self.ready_prompt.encode() in self._container.logs(since=max(former, 1.0))
+
+
+# Reached by the port that is published on the host: who finds a file /.dockerenv on it would
+# else take the host for a container, and the port within for the port without.
+
+
+class StoreContainer(PromptlyReady, RedisContainer):
+    @property
+    def port(self) -> int:
+        return self.ports["6379/tcp"][0]
+
+
+class RabbitContainer(PromptlyReady, RabbitMQContainer):
+    @property
+    def port(self) -> int:
+        return self.ports["5672/tcp"][0]
+
+
+class WorkerContainer(PromptlyReady, CeleryWorkerContainer):
+    @classmethod
+    def command(cls, *args: str, **kwargs: object) -> list[str]:
+        return [
+            *("celery", "-A", APP, "worker", "--loglevel", cls.log_level(), "-n", f"{cls.worker_name()}@%h"),
+            *("--concurrency", "2", "--without-gossip", "--without-mingle", *args),
+        ]
+
+
+class WorkerNode(CeleryTestWorker):
+    """A worker in a container, which can be killed and restarted."""
+
+    def runs(self, event: Event) -> bool:
+        return event.facts["worker"] == self.hostname()
+
+
+class StoreNode(RedisTestBackend):
+    """A store in a container, which can be restarted."""
+
+    def client(self) -> "redis.Redis":
+        return self.container.client
+
+
+# Fixtures, to be given a name in conftest.py. The servers live as long as the session, the workers as long as a test.
+
+
+def store(image: str, data: str) -> Any:
+    mounted = {f"{{{data}.name}}": {"bind": "/data", "mode": "rw"}}
+    return server(image, "6379/tcp", StoreContainer, command=keeping_nothing, volumes=mounted)
+
+
+def keeping_nothing() -> list[str]:
+    return StoreContainer.command()
+
+
+def server(image: str, port: str, wrapper: type, **options: Any) -> Any:
+    return container(
+        image=image,
+        wrapper_class=wrapper,
+        scope="session",
+        network="{default_pytest_celery_network.name}",
+        # A port of our choice, because one of Docker's choice changes with a restart.
+        ports=lambda: {port: ("127.0.0.1", free_port())},
+        timeout=60,
+        **options,
+    )
+
+
+def worker_image() -> Any:
+    return build(
+        path=str(HERE / "worker"),
+        tag="celery-singleton-lock/worker:tests",
+        buildargs={
+            "PYTHON": "{}.{}".format(*sys.version_info),
+            "CELERY": f"celery[redis]=={celery.__version__}",
+        },
+    )
+
+
+def worker(image: str) -> Any:
+    return container(
+        image=f"{{{image}.id}}",
+        wrapper_class=WorkerContainer,
+        network="{default_pytest_celery_network.name}",
+        command=WorkerContainer.command(),
+        environment=fxtr("default_worker_env"),
+        volumes={str(ROOT): {"bind": "/src", "mode": "ro"}},
+        # Whoever may read the sources here may read them there.
+        user=str(os.getuid()),
+        timeout=60,
+    )
