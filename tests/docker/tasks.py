@@ -15,7 +15,7 @@ SETTINGS = {
     "broker_connection_retry_on_startup": True,
     "broker_transport_options": {
         # After so long Redis delivers the messages of a dead worker again; RabbitMQ does at once.
-        "visibility_timeout": 6,
+        "visibility_timeout": 5,
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
     },

@@ -55,7 +55,7 @@ def test_after_a_worker_is_killed_the_next_call_runs_within_the_ttl_and_the_kill
 
 
 def test_a_run_goes_on_while_the_store_is_restarted_with_its_data(site: Site) -> None:
-    running = tasks.locked.delay("k", 1, seconds=tasks.TTL + 2)
+    running = tasks.locked.delay("k", 1, seconds=tasks.TTL + 1)
     site.begun()
     with site.store.client() as client:
         client.save()
@@ -86,7 +86,7 @@ def test_a_run_is_told_when_the_store_is_restarted_without_its_data(site: Site) 
 
 
 def test_a_worker_that_is_restarted_ends_its_run_first_and_comes_back(site: Site) -> None:
-    running = tasks.locked.delay("k", 1, seconds=3)
+    running = tasks.locked.delay("k", 1, seconds=2)
     restarted = site.worker_of(site.begun())
     other = next(worker for worker in site.workers if worker is not restarted)
     following = tasks.locked.delay("k", 2)
