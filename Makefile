@@ -4,14 +4,16 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PROOFS := tests/model tests/faults tests/endings tests/load
+APART  := $(PROOFS) tests/docker
 
-.PHONY: help demo tickets test prove bench endings lint format clean
+.PHONY: help demo tickets test prove docker bench endings lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make tickets ten tickets, fifty buyers"
 	@echo "make test    the tests, on real servers and real workers (under ten minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
+	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
 	@echo "make bench   what a lock costs, beside two others"
 	@echo "make endings write docs/endings.md anew"
 	@echo "make lint    ruff and mypy"
@@ -23,10 +25,13 @@ tickets: $(VENV)/.example
 	$(BIN)/python -m example_project.tickets
 
 test: $(VENV)/.develop
-	$(BIN)/python -m pytest $(PROOFS:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest $(APART:%=--ignore=%) $(ARGS)
 
 prove: $(VENV)/.develop
 	$(BIN)/python -m pytest $(PROOFS) $(ARGS)
+
+docker: $(VENV)/.develop
+	$(BIN)/python -m pytest tests/docker $(ARGS)
 
 endings: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)
