@@ -17,6 +17,7 @@ from pytest_celery import (
     RedisTestBroker,
 )
 from pytest_docker_tools import network, volume
+from pytest_docker_tools.wrappers import Container
 
 from tests.docker import containers
 from tests.docker.containers import APP, RabbitContainer, StoreContainer, StoreNode, WorkerContainer, WorkerNode
@@ -26,6 +27,7 @@ from tests.docker.tasks import SETTINGS
 from tests.rabbit import rabbitmq
 from tests.recorder import Recorder
 from tests.servers import Server, missing, running
+from tests.waiting import until
 from tests.workers import workers
 
 
@@ -172,10 +174,12 @@ def default_worker_env(
 
 @pytest.fixture
 def celery_worker_cluster(
-    celery_setup_app: Celery, first_worker_container: WorkerContainer, second_worker_container: WorkerContainer
+    celery_setup_app: Celery, first_worker_container: Container, second_worker_container: Container
 ) -> CeleryWorkerCluster:
-    pair = (first_worker_container, second_worker_container)
-    return CeleryWorkerCluster(*(WorkerNode(container=worker, app=celery_setup_app) for worker in pair))
+    pair = [WorkerContainer.of(begun) for begun in (first_worker_container, second_worker_container)]
+    cluster = CeleryWorkerCluster(*(WorkerNode(container=worker, app=celery_setup_app) for worker in pair))
+    until(cluster.ready, "both workers are ready")
+    return cluster
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import redis
 from pytest_celery import CeleryTestWorker, CeleryWorkerContainer, RabbitMQContainer, RedisContainer, RedisTestBackend
 from pytest_docker_tools import build, container, fxtr
 from pytest_docker_tools.exceptions import ContainerFailed
+from pytest_docker_tools.wrappers import Container
 
 from tests.recorder import Event
 from tests.servers import free_port
@@ -54,6 +55,10 @@ class RabbitContainer(PromptlyReady, RabbitMQContainer):
 
 
 class WorkerContainer(PromptlyReady, CeleryWorkerContainer):
+    @classmethod
+    def of(cls, begun: Container) -> "WorkerContainer":
+        return cls(begun._container)
+
     @classmethod
     def command(cls, *args: str, **kwargs: object) -> list[str]:
         return [
@@ -113,9 +118,9 @@ def worker_image() -> Any:
 
 
 def worker(image: str) -> Any:
+    """Begun, and not waited for, so that two can start at the same time."""
     return container(
         image=f"{{{image}.id}}",
-        wrapper_class=WorkerContainer,
         network="{default_pytest_celery_network.name}",
         command=WorkerContainer.command(),
         environment=fxtr("default_worker_env"),
