@@ -86,3 +86,12 @@ def workers(
     finally:
         for worker in started:
             worker.close()
+
+
+def is_alive(pid: int) -> bool:
+    """The process may still run an instruction."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from tests.endings.app import TASKS, app
@@ -17,7 +16,7 @@ from tests.proxy import Proxy
 from tests.recorder import Event, Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
-from tests.workers import Worker
+from tests.workers import Worker, is_alive
 
 WORKERS_AT_ONCE = 3
 
@@ -125,12 +124,3 @@ class Stage:
 
     def _tokens(self, key: str) -> list[str]:
         return [event.facts["token"] for event in self._events(key, "enter")]
-
-
-def is_alive(pid: int) -> bool:
-    """The process may still run an instruction."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"

@@ -8,11 +8,10 @@ from typing import Any
 from celery_singleton_lock.core.deadman import DeadMan
 from tests.endings.app import LONG, TASKS, killed
 from tests.endings.conftest import APP, begun
-from tests.endings.stage import is_alive
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
-from tests.workers import workers
+from tests.workers import is_alive, workers
 
 TASK = TASKS[LONG, False]
 

@@ -13,12 +13,11 @@ import pytest
 from celery_singleton_lock import ConfigurationError, LockLost
 from tests.endings import app as tasks
 from tests.endings.conftest import APP, begun
-from tests.endings.stage import is_alive
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import Server, missing
 from tests.waiting import until
-from tests.workers import workers
+from tests.workers import is_alive, workers
 
 POOLS = ("prefork", "solo", "threads", "gevent", "eventlet")
 
