@@ -145,7 +145,7 @@ def main() -> None:
             continue
         reports.append(measure(kind, QUICK if arguments.quick else FULL))
         report.show(reports[-1], console)
-    report.save(reports, arguments.out)
+    report.save(report.by_server(reports), arguments.out)
     console.print(f"saved as {arguments.out}")
 
 

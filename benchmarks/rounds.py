@@ -5,7 +5,10 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import partial
+from typing import Self, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +38,29 @@ def interleaved(actions: Mapping[str, tuple[Callable[[], object], int]], cycles:
 
     Arguments:
         actions: What to do, and how often in one round.
-        cycles: How many rounds of each, in another order each time: an action
-            that always followed its like would find the caches warm.
+        cycles: How many rounds of each.
     """
     for action, _ in actions.values():
         # Connect, load the script, start the thread.
         action()
-    order = list(actions)
-    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    return in_turns({name: partial(seconds_per_call, *round_) for name, round_ in actions.items()}, cycles)
+
+
+def in_turns(rounds: Mapping[str, Callable[[], T]], cycles: int) -> dict[str, list[T]]:
+    """What each round has measured, one result per cycle.
+
+    Arguments:
+        rounds: What to measure, by name.
+        cycles: How often, in another order each time: a round that always
+            followed its like would find the caches warm.
+    """
+    order = list(rounds)
+    found: dict[str, list[T]] = {name: [] for name in rounds}
     for _ in range(cycles):
         random.shuffle(order)
         for name in order:
-            seconds[name].append(seconds_per_call(*actions[name]))
-    return seconds
+            found[name].append(rounds[name]())
+    return found
 
 
 def ratio(seconds: Sequence[float], unit: Sequence[float]) -> Spread:

@@ -25,6 +25,16 @@ def commands(url: str, action: Callable[[], object]) -> int:
     return sent
 
 
+def round_trips(url: str, action: Callable[[], object]) -> int:
+    """How often clients send something and wait, in one *action*; commands that are sent in one go count once."""
+    client = client_of(url)
+    action()
+    before = client.info("stats")["total_reads_processed"]
+    action()
+    # The second question has been read when it is answered, and so has the first.
+    return int(client.info("stats")["total_reads_processed"] - before - 1)
+
+
 def memory(url: str, candidate: Candidate, name: str) -> int:
     """Bytes of one held lock, key and facts included."""
     lock = candidate.lock(name)
@@ -33,6 +43,12 @@ def memory(url: str, candidate: Candidate, name: str) -> int:
         return int(client_of(url).memory_usage(candidate.stored_as(name), samples=0))
     finally:
         lock.release()
+
+
+def memory_of_all(url: str) -> int:
+    """Bytes of all keys of that database."""
+    client = client_of(url)
+    return sum(int(client.memory_usage(key, samples=0) or 0) for key in client.scan_iter())
 
 
 def longest_scripts(url: str, action: Callable[[], object], times: int) -> list[float]:

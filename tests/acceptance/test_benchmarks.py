@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.candidates import OURS, PYTHON_REDIS_LOCK, REDIS_PY
+from benchmarks.libraries import HEIMDALL_AT_ONCE, LOCKING, OURS_QUEUED, PLAIN_AGAIN, usable
 from benchmarks.report import (
     CONFLICT,
     CONFLICT_COMMANDS,
@@ -19,6 +20,8 @@ from benchmarks.report import (
     PAIR_COMMANDS,
     RENEWAL,
     SCRIPT,
+    TASK_MEMORY,
+    TASK_TRIPS,
     TURN,
 )
 from tests.servers import SERVERS
@@ -29,8 +32,17 @@ EVERYBODY = {OURS, REDIS_PY, PYTHON_REDIS_LOCK}
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    out = tmp_path_factory.mktemp("benchmarks") / "locks.json"
-    command = [sys.executable, "-m", "benchmarks.locks", "--quick", "--out", str(out)]
+    return measured("locks", tmp_path_factory.mktemp("benchmarks"))
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return measured("tasks", tmp_path_factory.mktemp("benchmarks"))
+
+
+def measured(what: str, folder: Path) -> dict[str, Any]:
+    out = folder / f"{what}.json"
+    command = [sys.executable, "-m", f"benchmarks.{what}", "--quick", "--out", str(out)]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stderr) == (0, ""), run.stderr
     return dict(json.loads(out.read_text()))
@@ -57,6 +69,21 @@ def test_a_held_lock_takes_at_most_400_bytes(reports: dict[str, Any]) -> None:
     assert all(ours(report, MEMORY) <= 400 for report in reports.values())
 
 
-def ours(report: dict[str, Any], what: str) -> float:
+def test_every_library_there_is_has_every_row_of_the_tasks(tasks: dict[str, Any]) -> None:
+    locking = {library.label for library in usable(LOCKING)}
+    for row in tasks["rows"]:
+        assert set(row["values"]) - {PLAIN_AGAIN, HEIMDALL_AT_ONCE} == locking
+        assert all(0 < spread["low"] <= spread["median"] <= spread["high"] for spread in row["values"].values())
+
+
+@pytest.mark.parametrize(("label", "trips"), [(OURS, 2), (OURS_QUEUED, 3)])
+def test_a_lock_adds_two_round_trips_to_a_task_and_uniqueness_in_the_queue_one_more(
+    tasks: dict[str, Any], label: str, trips: int
+) -> None:
+    assert ours(tasks, TASK_TRIPS, label) == trips
+    assert ours(tasks, TASK_MEMORY, label) <= 400
+
+
+def ours(report: dict[str, Any], what: str, label: str = OURS) -> float:
     (row,) = [row for row in report["rows"] if row["what"] == what]
-    return float(row["values"][OURS]["median"])
+    return float(row["values"][label]["median"])

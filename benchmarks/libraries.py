@@ -1,0 +1,193 @@
+"""The libraries that are compared, each set up as its own documentation begins, and plain Celery."""
+
+from abc import ABC, abstractmethod
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+from celery import Task
+
+from benchmarks.candidates import OURS
+
+PLAIN, PLAIN_AGAIN = "plain Celery", "plain Celery again"
+OURS_QUEUED = f"{OURS}, until_executed"
+SINGLETON, ONCE, HEIMDALL = "celery-singleton", "celery-once", "celery-heimdall"
+HEIMDALL_AT_ONCE = f"{HEIMDALL}, not blocking"
+
+
+class Library(ABC):
+    """One way to have a task run once at a time."""
+
+    label: ClassVar[str]
+    distribution: ClassVar[str]
+    module: ClassVar[str]
+    base: ClassVar[str]
+    refusal: ClassVar[str | None] = None
+    """The error with which a duplicate is refused when it is published, if that is the default."""
+
+    @abstractmethod
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """How a task is declared; *expiry* is how long its lock lasts, in seconds, None for the default."""
+
+    @abstractmethod
+    def settings(self, locks: str) -> dict[str, Any]:
+        """How the app is told where the locks are."""
+
+    @property
+    def version(self) -> str:
+        """As installed."""
+        return version(self.distribution)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be used here; None if it can."""
+        try:
+            self.named(self.base)
+        except (ImportError, AttributeError) as error:
+            return str(error)
+        return None
+
+    @property
+    def refusals(self) -> tuple[type[Exception], ...]:
+        """What publishing raises for a duplicate."""
+        return (self.named(self.refusal),) if self.refusal else ()
+
+    def named(self, name: str) -> Any:
+        """Something of its module."""
+        return getattr(import_module(self.module), name)
+
+
+class Plain(Library):
+    """No lock at all: the unit in which the others are measured."""
+
+    label, distribution, module, base = PLAIN, "celery", "celery", "Task"
+
+    def options(self, expiry: int | None) -> dict[str, Any]:  # noqa: ARG002 (nothing expires)
+        """None."""
+        return {"base": Task}
+
+    def settings(self, locks: str) -> dict[str, Any]:  # noqa: ARG002 (there are none)
+        """None."""
+        return {}
+
+
+class PlainAgain(Plain):
+    """The same once more: how far two equal things are apart in these measurements."""
+
+    label = PLAIN_AGAIN
+
+
+class Ours(Library):
+    """A lease while the body runs, renewed."""
+
+    label, distribution, module, base = OURS, "celery-singleton-lock", "celery_singleton_lock", "SingletonTask"
+
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """The expiry is the ttl."""
+        return {"base": self.named(self.base), "lock_ttl": expiry}
+
+    def settings(self, locks: str) -> dict[str, Any]:
+        """One URL."""
+        return {"singleton_lock_url": locks}
+
+
+class OursInTheQueue(Ours):
+    """Unique in the queue as well, which is what the others are."""
+
+    label = OURS_QUEUED
+
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """The expiry is that of what is queued and that of what runs."""
+        return {**super().options(expiry), "lock_mode": "until_executed", "lock_queue_ttl": expiry}
+
+
+class Singleton(Library):
+    """A key from publishing to the end; without expiry unless told."""
+
+    label, distribution, module, base = SINGLETON, SINGLETON, "celery_singleton", "Singleton"
+
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """One option."""
+        return {"base": self.named(self.base), "lock_expiry": expiry}
+
+    def settings(self, locks: str) -> dict[str, Any]:
+        """One URL."""
+        return {"singleton_backend_url": locks}
+
+
+class Once(Library):
+    """A key from publishing to the end, for an hour."""
+
+    label, distribution, module, base = ONCE, ONCE, "celery_once", "QueueOnce"
+    refusal = "AlreadyQueued"
+
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """One entry of a dict."""
+        return {"base": self.named(self.base), "once": {} if expiry is None else {"timeout": expiry}}
+
+    def settings(self, locks: str) -> dict[str, Any]:
+        """A backend with settings."""
+        return {"ONCE": {"backend": "celery_once.backends.Redis", "settings": {"url": locks}}}
+
+
+class Heimdall(Library):
+    """A key from publishing to the end, for an hour, looked at again before the body."""
+
+    label, distribution, module, base = HEIMDALL, HEIMDALL, "celery_heimdall", "HeimdallTask"
+
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """One entry of a dict; the place of the locks is a method to override."""
+        timeout = {} if expiry is None else {"unique_timeout": expiry}
+        return {"base": _heimdall_at_the_locks(self.named(self.base)), "heimdall": {"unique": True, **timeout}}
+
+    def settings(self, locks: str) -> dict[str, Any]:
+        """For the method that is overridden."""
+        return {"heimdall_redis_url": locks}
+
+
+class HeimdallAtOnce(Heimdall):
+    """Told not to wait for the lock that its own publisher has taken."""
+
+    label = HEIMDALL_AT_ONCE
+
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """One entry more."""
+        options = super().options(expiry)
+        return {**options, "heimdall": {**options["heimdall"], "unique_lock_blocking": False}}
+
+
+def _heimdall_at_the_locks(base: Any) -> Any:
+    from redis import Redis  # noqa: PLC0415 (only where it is used)
+
+    class AtTheLocks(base):  # type: ignore[misc]
+        abstract = True
+
+        def setup_redis(self) -> Redis:
+            return Redis.from_url(self.app.conf.get("heimdall_redis_url"))
+
+    return AtTheLocks
+
+
+LOCKING: tuple[Library, ...] = (Ours(), OursInTheQueue(), Singleton(), Once(), Heimdall())
+LIBRARIES = (Plain(), PlainAgain(), *LOCKING, HeimdallAtOnce())
+
+
+def named(label: str) -> Library:
+    """The library of that label."""
+    return next(library for library in LIBRARIES if library.label == label)
+
+
+def usable(libraries: tuple[Library, ...] = LIBRARIES) -> list[Library]:
+    """Those that are installed and can be imported beside this Celery."""
+    return [library for library in libraries if library.problem is None]
+
+
+def problems(libraries: tuple[Library, ...] = LIBRARIES) -> dict[str, str]:
+    """What keeps the others from it."""
+    return {library.label: library.problem for library in libraries if library.problem is not None}
+
+
+def versions() -> dict[str, str]:
+    """Of all that take part, and of what they run on."""
+    found = {library.distribution: library.version for library in usable()}
+    return found | {name: version(name) for name in ("celery", "kombu", "redis", "hiredis")}
