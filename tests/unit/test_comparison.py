@@ -1,0 +1,47 @@
+"""README's comparison is what was measured and seen, to the letter."""
+
+import re
+
+import pytest
+
+from benchmarks import comparison
+from benchmarks.libraries import LOCKING
+from benchmarks.report import PUBLISHED_AND_RUN, START, TASK_MEMORY, TASK_TRIPS
+
+README = (comparison.ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_section_is_what_the_results_say() -> None:
+    assert README.count(comparison.BEGIN) == README.count(comparison.END) == 1
+    assert comparison.in_readme(README) == README, "run `make compare`"
+
+
+def test_the_rest_of_the_readme_is_left_alone() -> None:
+    around = f"before\n{comparison.BEGIN}\nold\n{comparison.END}\nafter\n"
+    written = comparison.in_readme(around)
+
+    assert written.startswith("before\n")
+    assert written.endswith("\nafter\n")
+    assert "old" not in written
+
+
+@pytest.mark.parametrize("what", [PUBLISHED_AND_RUN, START])
+def test_the_chart_has_the_numbers_of_the_table(what: str) -> None:
+    drawn = (comparison.ROOT / "docs" / "costs.svg").read_text(encoding="utf-8")
+    (row,) = [row for row in comparison.read("tasks")["rows"] if row["what"] == what]
+    medians = [comparison.times(row["values"][label]["median"]) for label in comparison.COLUMNS]
+
+    assert [median for median in medians if not re.search(rf">\s*{re.escape(median)}\s*<", drawn)] == []
+
+
+def test_every_library_takes_part_in_everything_or_it_is_said_why_not() -> None:
+    for found in (comparison.read("scenarios"), comparison.read("tasks")):
+        rows = [*found.get("rows", []), *found.get("scenarios", [])]
+        expected = {library.label for library in LOCKING} - set(found["problems"])
+        assert rows
+        assert all(expected <= set(row.get("values", row.get("verdicts"))) for row in rows)
+
+
+@pytest.mark.parametrize("what", [TASK_TRIPS, TASK_MEMORY])
+def test_what_can_be_counted_is_within_its_target(what: str) -> None:
+    assert [row["met"] for row in comparison.read("tasks")["rows"] if row["what"] == what] == [True]
