@@ -5,8 +5,10 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PROOFS := tests/model tests/faults tests/endings tests/load
 APART  := $(PROOFS) tests/docker
+# Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
+RESULTS ?= benchmarks/out
 
-.PHONY: help demo tickets test prove docker bench endings lint format clean
+.PHONY: help demo tickets test prove docker bench scenarios compare endings lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -14,7 +16,9 @@ help:
 	@echo "make test    the tests, on real servers and real workers (under ten minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
-	@echo "make bench   what a lock costs, beside two others"
+	@echo "make bench   what a lock costs, beside the others (four minutes)"
+	@echo "make scenarios  what goes wrong, with each library (four minutes)"
+	@echo "make compare write README's comparison anew"
 	@echo "make endings write docs/endings.md anew"
 	@echo "make lint    ruff and mypy"
 
@@ -36,9 +40,15 @@ docker: $(VENV)/.develop
 endings: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)
 
-bench: $(VENV)/.develop
-	$(BIN)/python -m benchmarks.locks $(ARGS)
-	$(BIN)/python -m benchmarks.publishing
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.locks --out $(RESULTS)/locks.json $(ARGS)
+	$(BIN)/python -m benchmarks.tasks --out $(RESULTS)/tasks.json $(ARGS)
+
+scenarios: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.scenarios --out $(RESULTS)/scenarios.json $(ARGS)
+
+compare: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.compare
 
 lint: $(VENV)/.develop
 	$(BIN)/ruff check .
@@ -63,4 +73,8 @@ $(VENV)/.example: $(BIN)/pip pyproject.toml
 
 $(VENV)/.develop: $(BIN)/pip pyproject.toml
 	$(BIN)/pip install --quiet --editable . --group lint
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.develop
+	$(BIN)/pip install --quiet --group bench
 	@touch $@
