@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from redis import Redis
 from rich.console import Console
@@ -35,6 +35,8 @@ from benchmarks.rounds import Spread, in_turns, ratio
 from tests.servers import Server, running
 from tests.waiting import until
 from tests.workers import Worker
+
+T = TypeVar("T")
 
 APP = "benchmarks.noop_app"
 # What nobody reads of the notifications that results have come must not end the connection.
@@ -49,14 +51,15 @@ FEWEST_TASKS = 2
 class Plan:
     """How often, and how long a round is."""
 
+    blocks: int
     cycles: int
     seconds: float
     most_tasks: int
     starts: int
 
 
-FULL = Plan(cycles=15, seconds=0.25, most_tasks=400, starts=5)
-QUICK = Plan(cycles=3, seconds=0.05, most_tasks=10, starts=1)
+FULL = Plan(blocks=3, cycles=5, seconds=0.25, most_tasks=400, starts=5)
+QUICK = Plan(blocks=1, cycles=3, seconds=0.05, most_tasks=10, starts=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +167,22 @@ class Runner:
 
 
 def measure(plan: Plan) -> list[Row]:
-    """What takes time, and what can be counted."""
-    return [*in_a_process(timed, plan), *in_a_process(counted, plan)]
+    """What takes time, on several sets of workers, because one may be faster than its like all its life; and counts."""
+    blocks = [in_a_process(timed, plan) for _ in range(plan.blocks)]
+    found = {label: [timing for block in blocks for timing in block[label]] for label in blocks[0]}
+    return [*timings(found), *in_a_process(counted, plan)]
 
 
-def in_a_process(measurement: Callable[[Plan], list[Row]], plan: Plan) -> list[Row]:
+def in_a_process(measurement: Callable[[Plan], T], plan: Plan) -> T:
     """Of its own, because an app, and some of the libraries, know one broker and one store for ever."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(measurement, plan).result()
 
 
-def timed(plan: Plan) -> list[Row]:
+def timed(plan: Plan) -> dict[str, list[Timing]]:
     """Everything on one server."""
     with running("valkey", *UNREAD) as store, runners(store, f"{store.url[:-1]}2", plan) as found:
-        return timings({label: runner.warm_up().round for label, runner in found.items()}, plan.cycles)
+        return in_turns({label: runner.warm_up().round for label, runner in found.items()}, plan.cycles)
 
 
 def counted(plan: Plan) -> list[Row]:
@@ -221,9 +226,8 @@ def memory(runner: Runner, locks: str) -> Spread:
         return Spread.of([server_side.memory_of_all(locks)])
 
 
-def timings(rounds: dict[str, Callable[[], Timing]], cycles: int) -> list[Row]:
+def timings(found: dict[str, list[Timing]]) -> list[Row]:
     """Throughput as a share of plain Celery's, time to start as a multiple."""
-    found = in_turns(rounds, cycles)
     others = [label for label in found if label != PLAIN]
 
     def seconds(label: str, what: str) -> list[float]:
