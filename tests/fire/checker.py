@@ -124,6 +124,13 @@ class Run:
         return self.entered < inf
 
     @property
+    def was_cut_short(self) -> bool:
+        """Its process died before it had come to its end, or before it may have stored its result."""
+        if self.outcome in ("Retry", "Ignore"):
+            return False
+        return self.outcome == "SystemExit" or self.process_died < self.ended + PROMPT
+
+    @property
     def end(self) -> float:
         return min(self.left, self.died)
 
@@ -286,11 +293,13 @@ def fenced(runs: Sequence[Run]) -> Iterator[Finding]:
 
 
 def told(runs: Sequence[Run]) -> Iterator[Finding]:
-    """Who was told that its lease is lost has soon ended."""
+    """Who was told that its lease is lost was interrupted by that, and has soon ended."""
     for run in runs:
-        stops = [until - since for since, until, why in run.excuses if why.startswith("stopped") and until > run.told]
-        if run.end - run.told > PROMPT + sum(stops):
-            yield Finding("told", f"{_name(run)} went on for {run.end - run.told:.1f} s", run.told, run.label)
+        stops = [(since, until - PROMPT) for since, until, why in run.excuses if why.startswith("stopped")]
+        stopped = sum(max(0.0, until - max(since, run.told)) for since, until in stops)
+        on = run.end - run.told - stopped
+        if on > PROMPT or (on > 2 * SLACK and run.left < run.died and run.outcome not in ("LockLost", "SystemExit")):
+            yield Finding("told", f"{_name(run)} went on for {on:.1f} s, {run.outcome}", run.told, run.label)
 
 
 # Nothing lost.
@@ -358,11 +367,11 @@ def _revoked(call: Call, traces: Traces) -> tuple[str, str]:
 
 
 def _unended(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
-    if not _is_late(call) and any(run.died < run.left or run.outcome == "SystemExit" for run in traces.runs):
-        # Acknowledged when it began: at most once, as Celery has it.
-        return "killed after an early ack", ""
     if call.state == "RETRY" and _is_overwritten(call, traces):
         return "ended, and RETRY was stored over that", ""
+    if not _is_late(call) and any(run.was_cut_short for run in traces.runs):
+        # Acknowledged when it began: at most once, as Celery has it.
+        return "killed after an early ack", ""
     if forgetful:
         return "lost by the broker", ""
     return "lost", f"it ended nowhere: {call.state}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"

@@ -197,6 +197,21 @@ def test_who_was_told_and_goes_on_is_seen(story: Story) -> None:
     assert story.promises() == ["told"]
 
 
+def test_who_was_told_and_comes_to_its_end_all_the_same_is_seen(story: Story) -> None:
+    story.run(1, 3)
+    story.at(2, "lost", pid=1, task_id="a", reason="unreachable")
+
+    assert story.promises() == ["told"]
+
+
+def test_a_stop_before_it_was_told_is_no_excuse_for_going_on(story: Story) -> None:
+    story.run(1, 6.2 + PROMPT + 0.5, outcome="LockLost")
+    story.at(6, "stopped", pids=[1], since=1.5)
+    story.at(6.2, "lost", pid=1, task_id="a", reason="taken")
+
+    assert story.promises() == ["told"]
+
+
 def test_who_makes_way_still_has_its_lease(story: Story) -> None:
     story.run(1, 4)
     story.at(2, "lost", pid=1, task_id="a", reason="replaced")
@@ -285,6 +300,22 @@ def test_a_call_that_died_with_its_worker_after_an_early_ack_is_counted(story: S
 
     assert verdict.good
     assert verdict.fates == {"killed after an early ack": 1}
+
+
+def test_one_that_died_before_its_result_was_stored_is_counted_as_well(story: Story) -> None:
+    story.run(1, 2, task="skip")
+    story.at(2.1, "died", victim=1, alive_at=2.05)
+    story.call("a", "PENDING", task="skip")
+
+    assert check(story.history()).fates == {"killed after an early ack": 1}
+
+
+def test_what_comes_again_does_not_die_with_the_process_that_sent_it(story: Story) -> None:
+    story.run(1, 2, task="reschedule", outcome="Retry")
+    story.at(2.1, "died", victim=1, alive_at=2.05)
+    story.call("a", "RETRY", task="reschedule")
+
+    assert story.promises() == ["nothing lost"]
 
 
 def test_with_a_late_ack_it_must_not_be_lost(story: Story) -> None:
