@@ -111,7 +111,7 @@ class SingletonTask(Task):
             deadman=deadman_for(self),
             on_lost=partial(tell_lost, self, interrupt),
         )
-        self.request.lock_lease = lease
+        self.request.lock_lease, self.request.lock_interrupt = lease, interrupt
         try:
             drop_copy(self, lease.key)
             result = joined_result(self, lease.key)
@@ -205,6 +205,12 @@ class SingletonTask(Task):
         if key is None or rest or is_awaited(options) or not is_unique_in_the_queue(self):
             return send(**options)
         return publish_once(self, key, options, send)
+
+    def retry(self, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's; a lease that is lost meanwhile does not break off the publishing, which would lose the retry."""
+        interrupt = self.request.get("lock_interrupt") or Interrupt()
+        with interrupt.held_back():
+            return super().retry(*args, **kwargs)
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, whatever happened to `__call__`'s own release."""

@@ -9,6 +9,7 @@ it, once the event loop runs: one that computes without a pause ends that first.
 import ctypes
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,9 @@ from celery_singleton_lock.core.greenlets import call_soon, current
 # touch the real-time signals, and glibc keeps the first few of them for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
 
+# Seconds until a signal that was not heard is sent again.
+_AGAIN = 0.05
+
 _sent: deque["Interrupt"] = deque()
 
 
@@ -32,6 +36,8 @@ class Interrupt:
         self._thread: int | None = None
         self._greenlet: Any = None
         self._error: Exception | None = None
+        self._held_back = False
+        self._kept: Exception | None = None
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -48,6 +54,17 @@ class Interrupt:
                 if self._error is not None and self._greenlet is None and not _is_main(thread):
                     _raise_in(thread, None)
 
+    @contextmanager
+    def held_back(self) -> Iterator[None]:
+        """Keep what is sent until the code inside has returned; if that raises, it stays at that."""
+        self._held_back = True
+        try:
+            yield
+        finally:
+            self._held_back = False
+        if self._kept is not None:
+            raise self._kept
+
     def send(self, error: Exception) -> bool:
         """Raise *error* in the body; False if it is not running or cannot be reached."""
         with self._guard:
@@ -55,6 +72,9 @@ class Interrupt:
             if thread is None:
                 return False
             self._error = error
+            if self._held_back:
+                self._kept = error
+                return True
             if self._greenlet is not None:
                 call_soon(self.deliver_to_greenlet)
                 return True
@@ -62,18 +82,36 @@ class Interrupt:
                 return _raise_in(thread, error)
             _sent.append(self)
             signal.pthread_kill(thread, _SIGNAL)
-            return True
+        threading.Thread(target=self._signal_again, args=(thread, _SIGNAL), daemon=True).start()
+        return True
+
+    def _signal_again(self, thread: int, number: int) -> None:
+        """Send the signal until it was heard: one that comes just before a call into the kernel does not end that."""
+        while True:
+            time.sleep(_AGAIN)
+            with self._guard:
+                if self._thread is None or self not in _sent:
+                    return
+                signal.pthread_kill(thread, number)
 
     def deliver_to_greenlet(self) -> None:
         """Throw what was sent into the greenlet of the body, if it still runs; called by the event loop."""
-        if self._thread is not None:
-            self._greenlet.throw(self._error)
+        if error := self._due():
+            self._greenlet.throw(error)
 
     def deliver(self) -> None:
         """Raise what was sent, in the thread that runs this, if its body still runs."""
+        if error := self._due():
+            raise error
+
+    def _due(self) -> Exception | None:
         # No lock here: the thread that runs this may hold the guard already.
-        if self._thread is not None and self._error is not None:
-            raise self._error
+        if self._thread is None:
+            return None
+        if self._held_back:
+            self._kept = self._error
+            return None
+        return self._error
 
 
 def _is_main(thread: int) -> bool:

@@ -2,13 +2,15 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from celery import Celery, Task, shared_task, states
+from celery import Celery, Task, shared_task, states, uuid
+from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 
 from celery_singleton_lock import (
@@ -22,6 +24,7 @@ from celery_singleton_lock import (
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.store import backend_of
 from tests.servers import Server, free_port
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -262,6 +265,33 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
     assert body.apply().get() == "ran"
     assert lost == [(body.lock_key_for(), "expired")]
     assert f"lock.lost key={body.lock_key_for()}" in caplog.text
+
+
+def test_a_lease_that_is_lost_while_a_retry_is_published_loses_no_retry(app: Celery, server: Server) -> None:
+    class LosesItsLease(SingletonTask):
+        abstract = True
+
+        def apply_async(self, *args: Any, **options: Any) -> Any:
+            lease = current_lease()
+            assert lease is not None
+            with server.client() as client:
+                client.flushall()
+            until(lambda: lease.lost, "the holder knows")
+            # Long enough for the interrupt that follows.
+            time.sleep(0.2)
+            return super().apply_async(*args, **options)
+
+    queue = uuid()
+
+    @app.task(base=LosesItsLease, bind=True, lock_ttl=1)
+    def body(self: Any) -> None:
+        self.retry(countdown=60, queue=queue)
+
+    outcome = build_tracer(body.name, body, app=app)(uuid(), (), {}, {"id": uuid(), "args": (), "kwargs": {}})
+
+    assert outcome.info.state == states.RETRY
+    with app.connection_for_read() as connection:
+        assert connection.default_channel.queue_declare(queue, passive=True).message_count == 1
 
 
 def test_two_apps_in_one_process_keep_their_locks_apart(app: Celery, server: Server) -> None:

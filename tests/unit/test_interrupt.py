@@ -1,6 +1,7 @@
 """An exception raised in a running body from another thread: where it arrives, and where it must not."""
 
 import signal
+import socket
 import sys
 import threading
 import time
@@ -130,6 +131,24 @@ def test_the_main_thread_is_interrupted_out_of_a_loop() -> None:
     assert run_here(busy) is LOST
 
 
+def test_the_main_thread_is_interrupted_out_of_a_read_that_it_is_about_to_begin() -> None:
+    # The signal may come after the interpreter has looked for signals, and before the kernel waits.
+    for _ in range(200):
+        ours, theirs = socket.socketpair()
+        begins = threading.Event()
+
+        def read(interrupt: Interrupt, begins: threading.Event = begins, ours: socket.socket = ours) -> None:
+            threading.Thread(target=lambda: begins.wait() and interrupt.send(LOST)).start()
+            ours.settimeout(10)
+            begins.set()
+            ours.recv(1)
+
+        started = time.monotonic()
+        with ours, theirs:
+            assert run_here(read) is LOST
+        assert time.monotonic() - started < 5, "it was heard only when the read had ended by itself"
+
+
 def test_an_outer_body_is_reached_through_an_inner_one() -> None:
     def nested(outer: Interrupt) -> None:
         with Interrupt().allowed():
@@ -247,6 +266,34 @@ both = pytest.mark.parametrize("run", [run_here, run_in_a_thread])
 @both
 def test_a_body_that_nobody_interrupts_just_ends(run: Callable[..., Any]) -> None:
     assert run(lambda _: loop(0.01)) is None
+
+
+@both
+def test_what_comes_while_it_is_held_back_comes_when_that_has_returned(run: Callable[..., Any]) -> None:
+    reached: list[str] = []
+
+    def body(interrupt: Interrupt) -> None:
+        with interrupt.held_back():
+            interrupt.send(LOST)
+            loop(0.2)
+            reached.append("the end of what must not be broken off")
+        reached.append("what comes after it")
+
+    assert run(body) is LOST
+    assert reached == ["the end of what must not be broken off"]
+
+
+@both
+def test_what_is_held_back_may_end_by_an_error_of_its_own(run: Callable[..., Any]) -> None:
+    own = ValueError("mine")
+
+    def body(interrupt: Interrupt) -> None:
+        with interrupt.held_back():
+            interrupt.send(LOST)
+            loop(0.1)
+            raise own
+
+    assert run(body) is own
 
 
 @both
