@@ -3,12 +3,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PROOFS := tests/model tests/faults tests/endings tests/load
+PROOFS := tests/model tests/faults tests/endings tests/load tests/fire
 APART  := $(PROOFS) tests/docker
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo tickets test prove docker bench scenarios compare endings lint format clean
+.PHONY: help demo tickets test prove docker fire bench scenarios compare endings lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -16,6 +16,7 @@ help:
 	@echo "make test    the tests, on real servers and real workers (under ten minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
+	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7)"
 	@echo "make bench   what a lock costs, beside the others (four minutes)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make compare write README's comparison anew"
@@ -36,6 +37,9 @@ prove: $(VENV)/.develop
 
 docker: $(VENV)/.develop
 	$(BIN)/python -m pytest tests/docker $(ARGS)
+
+fire: $(VENV)/.develop
+	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(ARGS)
 
 endings: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)

@@ -16,47 +16,79 @@ from tests.waiting import until
 _SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
+class Rabbit:
+    """One broker on a port of its own, which keeps its durable queues when it is stopped."""
+
+    def __init__(self) -> None:
+        self.port, self._names = free_port(), str(free_port())
+        self.directory = tempfile.mkdtemp(prefix="singleton-lock-rabbit-")
+        self._env = {
+            **os.environ,
+            "HOME": self.directory,
+            "RABBITMQ_NODENAME": f"singleton{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+            "RABBITMQ_NODE_PORT": str(self.port),
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "ERL_EPMD_PORT": self._names,
+            "RABBITMQ_MNESIA_BASE": self.directory,
+            "RABBITMQ_LOG_BASE": self.directory,
+            "RABBITMQ_CONFIG_FILE": f"{self.directory}/rabbitmq",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{self.directory}/plugins",
+            "RABBITMQ_PID_FILE": f"{self.directory}/pid",
+        }
+        self._epmd: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}//"
+
+    def start(self) -> None:
+        with (Path(self.directory) / "output").open("ab") as output:
+            if self._epmd is None:
+                # Erlang's name server, in the foreground, because one that Erlang starts would outlive us.
+                self._epmd = subprocess.Popen(["epmd", "-port", self._names], stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                [_SERVER], env=self._env, stdout=output, stderr=output, start_new_session=True
+            )
+        until(self._answers, "RabbitMQ answers", timeout=60)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, 9)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        if self._epmd is not None:
+            self._epmd.kill()
+            self._epmd.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        try:
+            with kombu.Connection(self.url, connect_timeout=2) as connection:
+                connection.ensure_connection(max_retries=1, timeout=2)
+                return True
+        except (OSError, kombu.exceptions.OperationalError):
+            return False
+
+
+def has_rabbit() -> bool:
+    """It is installed."""
+    return _SERVER.exists()
+
+
 @contextmanager
 def rabbitmq() -> Iterator[str]:
     """A broker on a free port, as a URL; skips the test without one, or fails it in CI."""
-    if not _SERVER.exists():
+    if not has_rabbit():
         missing("rabbitmq-server is not installed")
-    port, names, directory = free_port(), str(free_port()), tempfile.mkdtemp(prefix="singleton-lock-rabbit-")
-    url = f"amqp://guest:guest@127.0.0.1:{port}//"
-    env = {
-        **os.environ,
-        "HOME": directory,
-        "RABBITMQ_NODENAME": f"singleton{port}@localhost",
-        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-        "RABBITMQ_NODE_PORT": str(port),
-        "RABBITMQ_DIST_PORT": str(free_port()),
-        "ERL_EPMD_ADDRESS": "127.0.0.1",
-        "ERL_EPMD_PORT": names,
-        "RABBITMQ_MNESIA_BASE": directory,
-        "RABBITMQ_LOG_BASE": directory,
-        "RABBITMQ_CONFIG_FILE": f"{directory}/rabbitmq",
-        "RABBITMQ_ENABLED_PLUGINS_FILE": f"{directory}/plugins",
-        "RABBITMQ_PID_FILE": f"{directory}/pid",
-    }
-    with (Path(directory) / "output").open("wb") as output:
-        # Erlang's name server, in the foreground, because one that Erlang starts would outlive us.
-        epmd = subprocess.Popen(["epmd", "-port", names, "-address", "127.0.0.1"], stdout=output, stderr=output)
-        process = subprocess.Popen([_SERVER], env=env, stdout=output, stderr=output, start_new_session=True)
+    rabbit = Rabbit()
     try:
-        until(lambda: _answers(url), "RabbitMQ answers", timeout=60)
-        yield url
+        rabbit.start()
+        yield rabbit.url
     finally:
-        os.killpg(process.pid, 9)
-        process.wait()
-        epmd.kill()
-        epmd.wait()
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with kombu.Connection(url, connect_timeout=2) as connection:
-            connection.ensure_connection(max_retries=1, timeout=2)
-            return True
-    except (OSError, kombu.exceptions.OperationalError):
-        return False
+        rabbit.close()

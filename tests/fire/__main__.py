@@ -1,0 +1,101 @@
+"""`make fire`: real workers under load, a nemesis, and a checker that reads what the bodies have written."""
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.fire.checker import History, Verdict, check
+from tests.fire.drain import drain
+from tests.fire.load import Load
+from tests.fire.nemesis import Nemesis
+from tests.fire.picture import draw
+from tests.fire.stage import Stage
+from tests.fire.watch import Watch
+
+_MOST_TOLD = 20
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fire", description=__doc__)
+    parser.add_argument("--duration", type=float, default=180, help="seconds of load (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="what happens when; default: random")
+    parser.add_argument("--workers", type=int, default=3, help="how many (default: %(default)s)")
+    parser.add_argument("--store", choices=("valkey", "redis"), default="valkey", help="the store of locks")
+    parser.add_argument("--broker", choices=("rabbitmq", "redis"), help="default: RabbitMQ where it is installed")
+    parser.add_argument("--drain", type=float, default=60, help="seconds to end within (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out", help="directory for what is written")
+    # For the test that the verdict can be red.
+    parser.add_argument("--sabotage", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
+    console = Console(highlight=False, soft_wrap=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for old in options.out.glob("worker-*.log"):
+        old.unlink()
+    began = time.monotonic()
+    with Stage(options.out, options.workers, options.store, options.broker, sabotage=options.sabotage) as stage:
+        kind = type(stage.broker).__name__
+        console.print(f"seed {options.seed}: {options.workers} workers, broker {kind}, {options.duration:g} s of load")
+        history = burn(stage, options, console)
+    verdict = check(history)
+    title = f"seed {options.seed}, {options.duration:g} s: {'good' if verdict.good else 'BAD'}"
+    save(history, verdict, options)
+    draw(history, verdict.findings, title, options.out / "fire.svg")
+    report(verdict, console)
+    console.print(f"{title}, in {time.monotonic() - began:.0f} s; {os.path.relpath(options.out)}/ has all of it")
+    return 0 if verdict.good else 1
+
+
+def burn(stage: Stage, options: argparse.Namespace, console: Console) -> History:
+    with Watch(stage.path, stage.record) as watch:
+        load = Load(options.seed, stage.record, stage.results)
+        load.start()
+        try:
+            Nemesis(stage, watch, load, options.seed, console.print).rage(options.duration)
+        finally:
+            load.stop()
+        console.print("healed; everything has to end now")
+        return drain(stage, watch, options.drain)
+
+
+def save(history: History, verdict: Verdict, options: argparse.Namespace) -> None:
+    found = {
+        "seed": options.seed,
+        "good": verdict.good,
+        "counts": verdict.counts,
+        "fates": verdict.fates,
+        "excused": verdict.excused,
+        "findings": [dataclasses.asdict(finding) for finding in verdict.findings],
+        "history": dataclasses.asdict(history),
+    }
+    (options.out / "fire.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
+
+
+def report(verdict: Verdict, console: Console) -> None:
+    table = Table(show_header=False, box=None)
+    for name, count in verdict.counts.items():
+        table.add_row(name, str(count))
+    for name, count in verdict.fates.most_common():
+        table.add_row(f"calls: {name}", str(count))
+    for name, count in verdict.excused.most_common():
+        table.add_row(f"overlaps declared: {name}", str(count))
+    console.print(table)
+    for finding in verdict.findings[:_MOST_TOLD]:
+        console.print(f"[bold red]{finding.promise}[/]: {finding.key} {finding.what}")
+    if len(verdict.findings) > _MOST_TOLD:
+        console.print(f"and {len(verdict.findings) - _MOST_TOLD} more")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

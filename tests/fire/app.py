@@ -1,0 +1,167 @@
+"""The tasks under fire: every policy, every mode, and a note of each body outside the store of locks."""
+
+import faulthandler
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from celery import Celery, Task
+
+from celery_singleton_lock import SingletonTask, current_lease, signals
+from tests.fire.kinds import KINDS, Kind
+from tests.fire.record import Record
+
+NOWHERE = "redis://127.0.0.1:1/0"
+BROKER = os.environ.get("FIRE_BROKER", NOWHERE)
+SLICE = 0.05
+
+app = Celery("fire", broker=BROKER, backend=os.environ.get("FIRE_RESULTS", NOWHERE))
+app.conf.update(
+    singleton_lock_url=os.environ.get("FIRE_LOCKS", NOWHERE),
+    # A call that is lost while it counts as queued keeps the others of its key away for so long.
+    singleton_lock_queue_ttl=15,
+    singleton_lock_wait_timeout=20,
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    # Without confirms, what is published to a broker that dies is lost without a word.
+    broker_transport_options={"confirm_publish": True}
+    if BROKER.startswith("amqp")
+    else {"visibility_timeout": 6, "unacked_restore_interval": 1, "unacked_restore_throttle": 1},
+    worker_prefetch_multiplier=1,
+    worker_soft_shutdown_timeout=float(os.environ.get("FIRE_SOFT_SHUTDOWN", "0")),
+    worker_cancel_long_running_tasks_on_connection_loss=bool(os.environ.get("FIRE_CANCEL")),
+    task_default_queue="fire",
+    result_expires=3600,
+)
+
+
+_record: Record | None = None
+_runs = count()
+
+
+def record() -> Record:
+    """The file, opened where it is first needed."""
+    global _record  # noqa: PLW0603 (one for the process)
+    if _record is None:
+        _record = Record(os.environ["FIRE_RECORD"])
+    return _record
+
+
+class FlakyError(Exception):
+    """What Celery is to retry."""
+
+
+class Recorded:
+    """Notes each execution, with or without a body, around the lock."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = self.request.fire_run = f"{os.getpid()}-{next(_runs)}"
+        facts = {"task": self.name, "task_id": self.request.id, "host": self.request.hostname}
+        record().write("began", "", run, retries=self.request.retries, **facts)
+        outcome = "died"
+        try:
+            result = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            outcome = "returned"
+            return result
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            record().write("ended", "", run, outcome=outcome, **facts)
+
+
+class Locked(Recorded, SingletonTask):
+    """A task of ours."""
+
+    abstract = True
+
+
+class Unlocked(Recorded, Task):
+    """The same without a lock, for the body of a chord."""
+
+    abstract = True
+
+
+class Sabotaged(Locked):
+    """Does everything as it should, but under a key of its own: nobody excludes anybody."""
+
+    abstract = True
+
+    def lease_for(self, args: Any, kwargs: Any, key: str | None = None, **more: Any) -> Any:
+        own = f"{key or self.lock_key_for(*args, **kwargs)}:{os.getpid()}:{next(_runs)}"
+        return super().lease_for(args, kwargs, own, **more)
+
+
+@contextmanager
+def body(task: Any, label: str, seconds: float = 0.0) -> Iterator[None]:
+    """Note that the body runs; one that is killed never leaves."""
+    lease, run = current_lease(), task.request.fire_run
+    try:
+        record().write("enter", label, run, fence=lease.fence if lease else 0, seconds=seconds)
+        yield
+    finally:
+        record().write("leave", label, run)
+
+
+def work(seconds: float) -> None:
+    """Be busy for so long, in slices: time for which the process is stopped does not count."""
+    for _ in range(max(1, round(seconds / SLICE))):
+        time.sleep(min(seconds, SLICE))
+
+
+def task_of(kind: Kind) -> Any:
+    @app.task(
+        base=Sabotaged if os.environ.get("FIRE_SABOTAGE") else Locked,
+        bind=True,
+        name=kind.name,
+        lock_key=("key",),
+        lock_name=kind.lock or None,
+        lock_on_conflict=kind.policy,
+        lock_mode=kind.mode,
+        lock_limit=kind.limit,
+        lock_ttl=kind.ttl,
+        acks_late=kind.late,
+        reject_on_worker_lost=kind.late,
+        autoretry_for=(FlakyError,),
+        default_retry_delay=0,
+        max_retries=3,
+    )
+    def runs(self: Any, key: str, seconds: float) -> str:
+        with body(self, kind.label(key), seconds):
+            work(seconds)
+            if kind.how == "retry" and self.request.retries < 2:
+                raise self.retry(countdown=0.1)
+            if kind.how == "fail" and self.request.retries < 1:
+                raise FlakyError(key)
+        return "ran"
+
+    return runs
+
+
+# A worker that does not end when it is told to leaves in its log where it hangs.
+faulthandler.register(signal.SIGUSR2)
+
+TASKS = {name: task_of(kind) for name, kind in KINDS.items()}
+
+
+@app.task(base=Unlocked, bind=True, name="gather", acks_late=True, reject_on_worker_lost=True)
+def gather(self: Any, results: list[Any]) -> int:
+    """The body of a chord."""
+    with body(self, "gather"):
+        return len(results)
+
+
+@signals.lock_conflict.connect
+def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> None:
+    facts = {"task": sender.name, "task_id": sender.request.id, "outcome": outcome, "holder": holder.task_id}
+    record().write("conflict", "", sender.request.get("fire_run") or "", **facts)
+
+
+@signals.lock_lost.connect
+def _lost(sender: Any, lease: Any, reason: str, **_: Any) -> None:
+    # In the thread of the heartbeat, which does not know the run: a child has one at a time.
+    record().write("lost", task=sender.name, task_id=lease.claim.facts.get("task_id"), reason=reason)

@@ -1,0 +1,100 @@
+"""After the fire: all is healed, everything has to end, and what is left is counted."""
+
+import dataclasses
+import subprocess
+import time
+from contextlib import suppress
+
+import kombu
+
+from celery_singleton_lock.backends.redis import RedisBackend
+from tests.fire.checker import Call, History, Remains, unaccounted
+from tests.fire.kinds import KINDS
+from tests.fire.load import states
+from tests.fire.stage import Host, Stage
+from tests.fire.watch import Watch
+from tests.servers import Server
+from tests.waiting import until
+
+# Longer than a message is ever away before it comes again.
+_QUIET = 3.0
+_LONGEST_GOODBYE = 40.0
+
+
+def drain(stage: Stage, watch: Watch, bound: float) -> History:
+    """Wait for the end of everything, shut the workers down, and return what is known."""
+    end = time.monotonic() + bound
+    stage.supervise()
+    stuck = [event.facts for event in watch.events if event.name == "stuck"]
+    troubles = [f"the {facts['what']} did not end" for facts in stuck if not facts["in_billiard"]]
+    for host in stage.hosts:
+        host.locks.forward()
+        host.broker.forward()
+        until(host.is_ready, f"{host} is ready", timeout=60)
+    while not (drained := _is_drained(stage, watch)) and time.monotonic() < end:
+        time.sleep(0.5)
+    stage.supervise()
+    for host in stage.hosts:
+        host.stop()
+    troubles += [f"{host} did not end when it was told to" for host in stage.hosts if not _has_ended(host)]
+    # With Redis as the broker a worker may fall over a broker that restarts; that is kombu's.
+    gone = [] if stage.loses_messages else [event.facts["what"] for event in watch.events if event.name == "gone"]
+    remains = Remains(drained, messages(stage), _holders(stage), _without_expiry(stage), [*troubles, *gone])
+    return dataclasses.replace(known(stage, watch), remains=remains)
+
+
+def known(stage: Stage, watch: Watch) -> History:
+    """The history so far."""
+    events = list(watch.events)
+    sent = {event.facts["task_id"]: event.facts for event in events if event.name == "sent"}
+    ended = states(stage.results, list(sent))
+    calls = [
+        Call(task_id, facts["task"], *ended.get(task_id, ("PENDING", "")), alone=facts["alone"])
+        for task_id, facts in sent.items()
+    ]
+    return History(events, calls, forgetful=stage.loses_messages)
+
+
+def messages(stage: Stage) -> int:
+    """How many are in the broker's queue."""
+    if isinstance(stage.broker, Server):
+        with stage.broker.client() as client:
+            return int(client.llen("fire")) + int(client.hlen("unacked"))
+    with kombu.Connection(stage.broker.url) as connection:
+        return int(connection.default_channel.queue_declare("fire", passive=True).message_count)
+
+
+def _is_drained(stage: Stage, watch: Watch) -> bool:
+    latest = max((event.at for event in watch.events if event.name in ("began", "ended")), default=0.0)
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    if now - latest < _QUIET or watch.bodies() or messages(stage):
+        return False
+    # What kombu has lost does not come any more.
+    return stage.loses_messages or not unaccounted(known(stage, watch))
+
+
+def _has_ended(host: Host) -> bool:
+    with suppress(subprocess.TimeoutExpired):
+        host.worker.wait(_LONGEST_GOODBYE)
+    return not host.is_alive()
+
+
+def _holders(stage: Stage) -> list[str]:
+    """Whoever still holds a lock, when all leases of the dead must have ended."""
+    backend = RedisBackend(stage.locks.url, {})
+    with stage.locks.client() as client:
+
+        def found() -> list[str]:
+            keys = [key for key in client.scan_iter("singleton:*") if client.type(key) == "hash"]
+            return [f"{key} by {holder.task_id}" for key in keys for holder in backend.holders(key) if holder.fence]
+
+        end = time.monotonic() + max(kind.ttl for kind in KINDS.values()) + 1
+        while (holders := found()) and time.monotonic() < end:
+            time.sleep(0.2)
+    backend.close()
+    return holders
+
+
+def _without_expiry(stage: Stage) -> list[str]:
+    with stage.locks.client() as client:
+        return [key for key in client.scan_iter("*") if client.ttl(key) == -1]

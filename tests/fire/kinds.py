@@ -1,0 +1,59 @@
+"""The tasks under fire: what each declares, which is what it is judged by."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One task.
+
+    Attributes:
+        name: Of the task.
+        policy, mode, limit, ttl: Its `lock_*` options.
+        lock: Its `lock_name`, which others may share.
+        late: Late acks, and rejected when its worker is lost, so that Celery never loses it.
+        how: `work`, `retry` twice by hand, or `fail` once and be retried by Celery.
+    """
+
+    name: str
+    policy: str = "reschedule"
+    mode: str = "while_executing"
+    limit: int = 1
+    ttl: float = 2.0
+    lock: str = ""
+    late: bool = False
+    how: str = "work"
+
+    @property
+    def exclusive(self) -> bool:
+        """Its bodies exclude one another."""
+        return self.mode != "until_executing"
+
+    def label(self, key: str) -> str:
+        """What must not run more than `limit` times at once, in words of our own."""
+        return f"{self.lock or self.name} {key}"
+
+
+POLICIES = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
+MODES = ("until_executing", "until_executed", "until_and_while_executing")
+SHARED = ("skip", "raise", "reschedule", "wait", "replace")
+KINDS = {
+    kind.name: kind
+    for kind in (
+        *[Kind(policy, policy, lock="till" if policy in SHARED else "") for policy in POLICIES],
+        *[Kind(f"{policy}_late", policy, late=True, ttl=3.0) for policy in POLICIES],
+        *[Kind(mode, "skip", mode) for mode in MODES],
+        *[Kind(f"{mode}_late", "reschedule", mode, late=True) for mode in MODES],
+        Kind("gates", "reschedule", limit=3),
+        Kind("gates_skip", "skip", limit=2, ttl=3.0),
+        Kind("gates_wait_late", "wait", limit=3, late=True),
+        Kind("retrying", "reschedule", how="retry"),
+        Kind("retrying_skip_late", "skip", late=True, how="retry"),
+        Kind("failing_at_first", "skip", how="fail"),
+        Kind("failing_at_first_late", "reschedule", late=True, how="fail"),
+    )
+}
+# Members of a canvas: a message that Celery itself may lose would leave its chord open.
+CANVAS = ("reschedule_late", "skip_late", "join_late", "wait_late", "gates_wait_late")
+# The body of a chord, without a lock.
+GATHER = Kind("gather", "none", "until_executing", late=True)

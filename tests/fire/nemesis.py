@@ -1,0 +1,278 @@
+"""The nemesis: one fault after another, dealt from a seed, each told and healed."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from tests.fire.kinds import KINDS
+from tests.fire.load import Load
+from tests.fire.record import now
+from tests.fire.stage import Host, Stage
+from tests.fire.watch import Open, Watch
+from tests.waiting import until
+
+LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
+# Well within a lease, and well beyond one.
+SHORT_STOP, LONG_STOP = (0.1, 0.6), (LONGEST_TTL + 0.5, LONGEST_TTL + 2.0)
+PAUSE = (0.3, 1.5)
+# A warm one has to wait for all bodies, and for those who wait in a pool.
+_LONGEST_GOODBYE = {"warm": 40.0, "soft": 15.0, "cold": 15.0}
+
+
+class Nemesis:
+    """Deals faults until its time is over. Each is dealt once before any is dealt again.
+
+    Arguments:
+        stage, watch, load: What it strikes, what it knows, and who sends the rivals of its victims.
+        seed: Decides what comes when.
+        tell: Is given each line of its story.
+    """
+
+    def __init__(self, stage: Stage, watch: Watch, load: Load, seed: int, tell: Callable[[str], None]) -> None:
+        self._stage, self._watch, self._load, self._tell = stage, watch, load, tell
+        self._rng = random.Random(f"nemesis {seed}")
+        self._began = now()
+
+    def rage(self, seconds: float) -> None:
+        """Deal faults for so long; the last one is healed when this returns."""
+        end = now() + seconds
+        deck: list[Callable[[Nemesis], None]] = []
+        while True:
+            time.sleep(min(self._rng.uniform(*PAUSE), max(0.0, end - now())))
+            self._stage.supervise()
+            if now() >= end:
+                return
+            if not deck:
+                deck = list(FAULTS)
+                self._rng.shuffle(deck)
+            deck.pop()(self)
+
+    # Processes.
+
+    def kill_a_child(self) -> None:
+        if victim := self._victim():
+            with self._fault(f"SIGKILL of child {victim.pid} of {self._host_of(victim.pid)}, in {victim.label}"):
+                _signal(victim.pid, signal.SIGKILL)
+
+    def kill_a_worker(self) -> None:
+        host = self._host()
+        with self._fault(f"SIGKILL of {host}"):
+            # Its children are left to the kernel.
+            _signal(host.worker.pid, signal.SIGKILL)
+            time.sleep(self._rng.uniform(0.2, 1.5))
+            host.clear()
+            host.start()
+
+    def stop_a_child_shortly(self) -> None:
+        if victim := self._victim():
+            self._stop([victim], self._rng.uniform(*SHORT_STOP), f"child {victim.pid}")
+
+    def stop_a_child_beyond_its_lease(self) -> None:
+        if victim := self._victim(left=1.0):
+            self._stop([victim], self._rng.uniform(*LONG_STOP), f"child {victim.pid}")
+
+    def stop_a_worker_with_its_children(self) -> None:
+        host = self._host()
+        victims = [body for body in self._watch.bodies() if _group(body.pid) == host.worker.pid]
+        self._stop(victims, self._rng.uniform(*LONG_STOP), f"all of {host}", group=host.worker.pid)
+
+    def stop_the_main_process_of_a_worker(self) -> None:
+        host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
+        with self._fault(f"SIGSTOP of the main process of {host} for {seconds:.1f} s"):
+            _signal(host.worker.pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            _signal(host.worker.pid, signal.SIGCONT)
+
+    def shut_down_warmly(self) -> None:
+        self._shut_down(self._host(), signal.SIGTERM, "warm")
+
+    def shut_down_softly(self) -> None:
+        self._shut_down(self._host(soft=True), signal.SIGQUIT, "soft")
+
+    def shut_down_cold(self) -> None:
+        self._shut_down(self._host(soft=False), signal.SIGQUIT, "cold")
+
+    # The store of locks.
+
+    def restart_the_store_with_its_data(self) -> None:
+        seconds = self._rng.choice([self._rng.uniform(0.1, 1.0), self._rng.uniform(*LONG_STOP)])
+        with self._fault(f"the store of locks is killed and restarted with its data after {seconds:.1f} s"):
+            self._stage.locks.stop()
+            time.sleep(seconds)
+            self._stage.locks.start()
+
+    def restart_the_store_without_its_data(self) -> None:
+        seconds = self._rng.uniform(0.1, 1.0)
+        with self._fault("the store of locks is killed and restarted without its data"):
+            down = now()
+            self._stage.locks.stop()
+            self._stage.locks.forget()
+            time.sleep(seconds)
+            self._stage.locks.start()
+            self._stage.record.write("emptied", down=down)
+
+    def swallow(self) -> None:
+        host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
+        with self._fault(f"a black hole for {seconds:.1f} s between {host} and the store of locks"):
+            host.locks.black_hole()
+            self._rivals_for([body for body in self._watch.bodies() if _group(body.pid) == host.worker.pid], seconds)
+            host.locks.forward()
+
+    def swallow_for_all(self) -> None:
+        seconds = self._rng.uniform(0.5, LONGEST_TTL)
+        with self._fault(f"a black hole for {seconds:.1f} s between all workers and the store of locks"):
+            for host in self._stage.hosts:
+                host.locks.black_hole()
+            time.sleep(seconds)
+            for host in self._stage.hosts:
+                host.locks.forward()
+
+    def reset(self) -> None:
+        host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
+        with self._fault(f"resets for {seconds:.1f} s between {host} and the store of locks"):
+            host.locks.reset()
+            self._rivals_for([body for body in self._watch.bodies() if _group(body.pid) == host.worker.pid], seconds)
+            host.locks.forward()
+
+    def lose_replies(self) -> None:
+        host, end = self._host(), now() + self._rng.uniform(1.0, 3.0)
+        with self._fault(f"replies of the store of locks to {host} are lost"):
+            while now() < end:
+                host.locks.lose_reply(b"EVAL").wait(0.5)
+
+    def delay_replies(self) -> None:
+        host, seconds = self._host(), self._rng.choice([0.1, 0.7, 1.2])
+        with self._fault(f"replies of the store of locks to {host} come {seconds:.1f} s late"):
+            host.locks.delay(seconds)
+            time.sleep(self._rng.uniform(1.0, 3.0))
+            host.locks.forward()
+
+    def flush_scripts(self) -> None:
+        with self._fault("SCRIPT FLUSH"), self._stage.locks.client() as client:
+            client.script_flush()
+
+    def kill_clients(self) -> None:
+        with self._fault("CLIENT KILL of every connection to the store of locks"), self._stage.locks.client() as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+
+    # The broker.
+
+    def restart_the_broker(self) -> None:
+        with self._fault("the broker is killed and restarted"):
+            self._stage.broker.stop()
+            time.sleep(self._rng.uniform(0.1, 1.0))
+            self._stage.broker.start()
+
+    def cut_off_from_the_broker(self) -> None:
+        host = self._host()
+        with self._fault(f"the connections of {host} to the broker are reset"):
+            host.broker.cut()
+
+    @contextmanager
+    def _fault(self, what: str) -> Iterator[None]:
+        self._tell(f"at {now() - self._began:.1f} s: {what}")
+        self._stage.record.write("fault", what=what)
+        yield
+        self._stage.record.write("healed", what=what)
+
+    def _stop(self, victims: list[Open], seconds: float, whom: str, group: int | None = None) -> None:
+        with self._fault(f"SIGSTOP of {whom} for {seconds:.1f} s"):
+            since, whom_to = now(), -group if group is not None else victims[0].pid
+            _signal(whom_to, signal.SIGSTOP)
+            self._rivals_for(victims if seconds > LONGEST_TTL else [], seconds)
+            pids = [pid for pid in self._watch.pids() if pid == whom_to or _group(pid) == group]
+            # Before they go on, so that no moment in which they run is taken for a part of the stop.
+            self._stage.record.write("stopped", pids=pids, since=since)
+            _signal(whom_to, signal.SIGCONT)
+
+    def _rivals_for(self, victims: list[Open], seconds: float) -> None:
+        """Somebody wants what the victims have, late enough to get it and before they can go on."""
+        end = now() + seconds
+        time.sleep(max(0.0, seconds - 1.0))
+        for victim in victims:
+            if victim.task in KINDS:
+                self._load.rival(victim.task, victim.label.split(" ", 1)[1])
+        time.sleep(max(0.0, end - now()))
+
+    def _shut_down(self, host: Host, number: int, how: str) -> None:
+        with self._fault(f"{how} shutdown of {host}"):
+            _signal(host.worker.pid, number)
+            try:
+                host.worker.wait(_LONGEST_GOODBYE[how])
+            except subprocess.TimeoutExpired:
+                self._stage.record.write("stuck", what=f"{how} shutdown of {host}", in_billiard=self._hangs(host))
+            host.clear()
+            host.start()
+
+    def _hangs(self, host: Host) -> bool:
+        """It waits for the rest of a message from a child that billiard has ended in the midst of it."""
+        _signal(host.worker.pid, signal.SIGUSR2)
+        with suppress(AssertionError):
+            until(lambda: "Current thread" in host.worker.log(), "it tells where it is", timeout=5)
+        return "_flush_outqueue" in host.worker.log()
+
+    def _host(self, *, soft: bool | None = None) -> Host:
+        """One that is up; the pool of the others goes on."""
+        hosts = [host for host in self._stage.hosts if soft in (None, host.soft)]
+        host = self._rng.choice(hosts)
+        until(host.is_ready, f"{host} is ready", timeout=60)
+        return host
+
+    def _host_of(self, pid: int) -> Host | str:
+        group = _group(pid)
+        return next((host for host in self._stage.hosts if host.worker.pid == group), "a worker")
+
+    def _victim(self, left: float = 0.2) -> Open | None:
+        """A body with so much left to do; somebody is sent to be one if there is none."""
+        found = self._bodies(left)
+        if not found:
+            name = self._rng.choice(("reschedule", "reschedule_late", "until_executed", "rerun", "wait_late"))
+            self._load.call(name, f"victim {self._rng.randrange(1000)}", 3.0)
+            with suppress(AssertionError):
+                until(lambda: self._bodies(left), "a victim runs", timeout=5)
+            found = self._bodies(left)
+        return self._rng.choice(found) if found else None
+
+    def _bodies(self, left: float) -> list[Open]:
+        return [body for body in self._watch.bodies() if body.left > left]
+
+
+FAULTS: tuple[Callable[[Nemesis], None], ...] = (
+    Nemesis.kill_a_child,
+    Nemesis.kill_a_worker,
+    Nemesis.stop_a_child_shortly,
+    Nemesis.stop_a_child_beyond_its_lease,
+    Nemesis.stop_a_worker_with_its_children,
+    Nemesis.stop_the_main_process_of_a_worker,
+    Nemesis.shut_down_warmly,
+    Nemesis.shut_down_softly,
+    Nemesis.shut_down_cold,
+    Nemesis.restart_the_store_with_its_data,
+    Nemesis.restart_the_store_without_its_data,
+    Nemesis.swallow,
+    Nemesis.swallow_for_all,
+    Nemesis.reset,
+    Nemesis.lose_replies,
+    Nemesis.delay_replies,
+    Nemesis.flush_scripts,
+    Nemesis.kill_clients,
+    Nemesis.restart_the_broker,
+    Nemesis.cut_off_from_the_broker,
+)
+
+
+def _signal(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0

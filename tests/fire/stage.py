@@ -1,0 +1,168 @@
+"""What is set on fire: a store of locks, a broker, results, and workers that reach the first two through proxies."""
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from tests.fire.record import Record
+from tests.proxy import Proxy
+from tests.rabbit import Rabbit, has_rabbit
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker
+
+CONCURRENCY = 4
+# All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
+SOFT_SHUTDOWN = 1.5
+
+
+class Store(Server):
+    """The store of locks: what it has answered survives a SIGKILL, unless its data is thrown away."""
+
+    def __init__(self, kind: str) -> None:
+        # Written before each answer, though not to the disk: the machine stays up.
+        super().__init__(kind, "--appendonly", "yes", "--appendfsync", "no")
+
+    def forget(self) -> None:
+        shutil.rmtree(Path(self.directory) / "appendonlydir")
+
+
+class Host:
+    """One worker at a time, and its ways to the store of locks and to the broker."""
+
+    def __init__(self, number: int, locks: Proxy, broker: Proxy, env: dict[str, str], logs: Path) -> None:
+        self.number = number
+        self.locks = locks
+        self.broker = broker
+        self._env = env
+        self._logs = logs
+        self._started = 0
+        self._ready = False
+        self._worker: Worker | None = None
+
+    def __str__(self) -> str:
+        return f"worker {self.number}"
+
+    @property
+    def worker(self) -> Worker:
+        assert self._worker is not None
+        return self._worker
+
+    @property
+    def soft(self) -> bool:
+        return "FIRE_SOFT_SHUTDOWN" in self._env
+
+    def start(self) -> None:
+        self._started += 1
+        self._ready = False
+        self._worker = Worker("tests.fire.app", self._env, concurrency=CONCURRENCY).start()
+
+    def is_ready(self) -> bool:
+        self._ready = self._ready or " ready." in self.worker.log()
+        return self._ready
+
+    def is_alive(self) -> bool:
+        """It has not ended, for whatever reason."""
+        try:
+            self.worker.wait(0)
+        except subprocess.TimeoutExpired:
+            return True
+        return False
+
+    def stop(self) -> None:
+        """Begin a warm shutdown."""
+        if self.is_alive():
+            self.worker.send(signal.SIGTERM)
+
+    def clear(self) -> None:
+        """End what is left of the worker and keep its log."""
+        if self._worker is not None:
+            self._worker.kill()
+            (self._logs / f"worker-{self.number}-{self._started}.log").write_text(self._worker.log())
+            self._worker.close()
+            self._worker = None
+
+
+class Stage:
+    """All of it, running.
+
+    Arguments:
+        out: Directory for the record and the logs.
+        hosts: How many workers.
+        store: Kind of the store of locks, `valkey` or `redis`.
+        broker: `rabbitmq` or `redis`; None for the former where it is installed.
+        sabotage: Under a lock that excludes nobody.
+    """
+
+    def __init__(self, out: Path, hosts: int, store: str, broker: str | None, *, sabotage: bool) -> None:
+        self._stack = ExitStack()
+        self._out = out
+        self.path = str(out / "record.jsonl")
+        Path(self.path).unlink(missing_ok=True)
+        self.record = Record(self.path)
+        self.locks = Store(store)
+        self.results = Server("valkey")
+        kind = broker or ("rabbitmq" if has_rabbit() else "redis")
+        self.broker: Rabbit | Server = Rabbit() if kind == "rabbitmq" else Store("valkey")
+        self._env = {"FIRE_RECORD": self.path, "FIRE_RESULTS": self.results.url}
+        if sabotage:
+            self._env["FIRE_SABOTAGE"] = "1"
+        self._number = hosts
+        self.hosts: list[Host] = []
+
+    @property
+    def loses_messages(self) -> bool:
+        """Kombu takes a message from Redis before it has written down that it did."""
+        return isinstance(self.broker, Server)
+
+    def supervise(self) -> None:
+        """Start again what has ended by itself, as a supervisor would, and write that down."""
+        for host in self.hosts:
+            if not host.is_alive():
+                self.record.write("gone", what=f"{host} has ended by itself")
+                host.clear()
+                host.start()
+
+    def __enter__(self) -> Self:
+        try:
+            self._open()
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _open(self) -> None:
+        for server in (self.locks, self.results, self.broker):
+            self._stack.callback(server.close)
+            server.start()
+        # For the tasks as this process publishes them.
+        os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self.locks.url, **self._env)
+        os.environ.pop("FIRE_SABOTAGE", None)
+        for number in range(1, self._number + 1):
+            self.hosts.append(self._host(number))
+        for host in self.hosts:
+            self._stack.callback(host.clear)
+            host.start()
+        for host in self.hosts:
+            until(host.is_ready, f"{host} is ready", timeout=60)
+
+    def _host(self, number: int) -> Host:
+        locks = self._stack.enter_context(Proxy(self.locks.port))
+        broker = self._stack.enter_context(Proxy(self.broker.port))
+        env = {
+            **self._env,
+            "FIRE_LOCKS": self.locks.url.replace(str(self.locks.port), str(locks.port)),
+            "FIRE_BROKER": self.broker.url.replace(str(self.broker.port), str(broker.port)),
+        }
+        if number == 1:
+            env["FIRE_SOFT_SHUTDOWN"] = str(SOFT_SHUTDOWN)
+        if number == 2:
+            env["FIRE_CANCEL"] = "1"
+        return Host(number, locks, broker, env, self._out)

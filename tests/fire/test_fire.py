@@ -1,0 +1,33 @@
+"""A minute of fire from a fixed seed: the lock holds. With a lock that excludes nobody, the verdict is red."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def fire(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    """Its exit code, what it has found, and what it has printed."""
+    command = [sys.executable, "-m", "tests.fire", "--out", str(out), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=Path(__file__).parents[2])
+    assert (out / "fire.json").exists(), done.stdout + done.stderr
+    return done.returncode, json.loads((out / "fire.json").read_text()), done.stdout
+
+
+def test_a_minute_of_fire_breaks_no_promise(tmp_path: Path) -> None:
+    # A seed that deals the broker's restart early, and all kinds of kills, stops, losses and cuts within the minute.
+    code, found, told = fire(tmp_path, "--duration", "60", "--seed", "2969")
+
+    assert found["findings"] == [], told
+    assert code == 0
+    assert found["counts"]["bodies"] > 100
+    assert found["counts"]["faults"] > 8
+    assert (tmp_path / "fire.svg").read_text().startswith("<?xml")
+
+
+def test_a_lock_that_excludes_nobody_is_found_out(tmp_path: Path) -> None:
+    code, found, _ = fire(tmp_path, "--duration", "15", "--seed", "1", "--sabotage")
+
+    assert code == 1
+    assert "one at a time" in {finding["promise"] for finding in found["findings"]}
