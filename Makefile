@@ -8,13 +8,14 @@ APART  := $(PROOFS) tests/docker
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo tickets test prove docker fire bench scenarios compare endings lint format clean
+.PHONY: help demo tickets test prove matrix docker fire bench scenarios compare endings lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make tickets ten tickets, fifty buyers"
 	@echo "make test    the tests, on real servers and real workers (under ten minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
+	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
 	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7)"
 	@echo "make bench   what a lock costs, beside the others (four minutes)"
@@ -34,6 +35,9 @@ test: $(VENV)/.develop
 
 prove: $(VENV)/.develop
 	$(BIN)/python -m pytest $(PROOFS) $(ARGS)
+
+matrix: $(VENV)/.matrix
+	$(BIN)/nox $(if $(CELERY),--session "celery($(CELERY))") -- $(ARGS)
 
 docker: $(VENV)/.develop
 	$(BIN)/python -m pytest tests/docker $(ARGS)
@@ -64,7 +68,7 @@ format: $(VENV)/.develop
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .nox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Without ensurepip, which Debian leaves out of python3; the machine's pip fills the environment.
 $(BIN)/pip:
@@ -81,4 +85,8 @@ $(VENV)/.develop: $(BIN)/pip pyproject.toml
 
 $(VENV)/.bench: $(VENV)/.develop
 	$(BIN)/pip install --quiet --group bench
+	@touch $@
+
+$(VENV)/.matrix: $(BIN)/pip pyproject.toml
+	$(BIN)/pip install --quiet --group matrix
 	@touch $@

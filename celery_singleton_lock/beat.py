@@ -124,9 +124,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._heap = None
 
     def _marked(self, entry: Any, due: datetime) -> Any:
-        # Not copy.copy(), which makes the entries of other schedulers anew, and wrongly.
-        marked = object.__new__(type(entry))
-        vars(marked).update(vars(entry))
+        marked = _twin(entry)
         marked.options = {
             **entry.options,
             "task_id": str(uuid5(NAMESPACE_OID, f"{self._key} {entry.name} {due.isoformat()}")),
@@ -167,8 +165,18 @@ def due_of(entry: Any) -> datetime:
         start, delta, _ = schedule.remaining_delta(last)
         due = start + delta
     else:
-        due = schedule.now() + schedule.remaining_estimate(last)
+        now = schedule.now()
+        at_that_moment = _twin(schedule)
+        at_that_moment.nowfun = lambda: now
+        due = now + at_that_moment.remaining_estimate(last)
     return due.astimezone(UTC).replace(microsecond=due.microsecond // 1000 * 1000)
+
+
+def _twin(original: Any) -> Any:
+    # Not copy.copy(), which makes the entries of other schedulers anew, and wrongly.
+    twin = object.__new__(type(original))
+    vars(twin).update(vars(original))
+    return twin
 
 
 def _microseconds(moment: datetime) -> int:

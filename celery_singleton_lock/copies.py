@@ -73,7 +73,8 @@ def noting_the_end(task: "SingletonTask") -> Iterator[None]:
         _note(task, "retried")
         raise
     except Exception:
-        if task.acks_on_failure_or_timeout:
+        # Celery 5.7 has an option for failures alone, which follows the older one where it is not set.
+        if getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout):
             _note(task, "ended")
         raise
     _note(task, "ended")

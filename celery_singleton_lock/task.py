@@ -212,6 +212,10 @@ class SingletonTask(Task):
         with interrupt.held_back():
             return super().retry(*args, **kwargs)
 
+    def push_request(self, *args: Any, **kwargs: Any) -> None:
+        """As Celery's from 5.5 on: where nothing is traced by a worker, the body sees the request it runs for."""
+        super().push_request(*args, **{**vars(self.request), **kwargs})
+
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, whatever happened to `__call__`'s own release."""
         self.release_leftover()

@@ -1,11 +1,17 @@
 """Fixtures for all tests: servers that start once and are empty for each test."""
 
 from collections.abc import Iterator
+from importlib.metadata import version
 
 import pytest
 from celery import _state
 
 from tests.servers import SERVERS, Server, running
+
+
+def pytest_report_header() -> str:
+    """Under which Celery this is."""
+    return ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))
 
 
 @pytest.fixture(scope="session")

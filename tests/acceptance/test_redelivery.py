@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,12 +22,24 @@ SOON = {"TEST_VISIBILITY": "3"}
 
 
 @pytest.fixture
-def impatient_broker(tasks: Any) -> Any:
+def impatient_broker(tasks: Any) -> Iterator[Any]:
     """Delivers again what was not acknowledged for three seconds."""
     options = dict(tasks.app.conf.broker_transport_options)
     tasks.app.conf.broker_transport_options = {**options, "visibility_timeout": 3}
+    over = threading.Event()
+    sweeper = threading.Thread(target=sweep, args=(tasks.app, over))
+    sweeper.start()
     yield tasks
+    over.set()
+    sweeper.join()
     tasks.app.conf.broker_transport_options = options
+
+
+def sweep(app: Any, over: threading.Event) -> None:
+    """Do each second what a worker does each hundred seconds with a kombu before 5.7, which has no option for it."""
+    with app.connection_for_read() as connection:
+        while not over.wait(1):
+            connection.default_channel.qos.restore_visible(interval=1)
 
 
 def runs(recorder: Recorder) -> list[Event]:
@@ -172,7 +186,7 @@ def test_automatic_retries_and_replacements_do_not_meet_themselves(
     assert len(runs(recorder)) == 60
 
 
-@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="this Celery has no such option")
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
 def test_the_retry_for_a_lost_child_waits_until_its_key_is_free(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:

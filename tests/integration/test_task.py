@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task, shared_task, states, uuid
+from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 
@@ -21,6 +22,7 @@ from celery_singleton_lock import (
     current_lease,
     signals,
 )
+from celery_singleton_lock.copies import noting_the_end
 from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.store import backend_of
 from tests.servers import Server, free_port
@@ -371,6 +373,24 @@ def test_a_store_that_does_not_answer_is_an_error_that_names_it(app: Celery) -> 
     with pytest.raises(BackendError, match=f"redis://127.0.0.1:{port}/0") as raised:
         body.apply().get()
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("option", ["acks_on_failure_or_timeout", "acks_on_failure"])
+@pytest.mark.parametrize("acked", [True, False])
+def test_a_failed_run_leaves_a_note_only_where_its_message_is_acknowledged(
+    app: Celery, option: str, acked: bool
+) -> None:
+    if not hasattr(Task, option):
+        pytest.skip(f"{option} is new in Celery 5.7")
+
+    @app.task(base=SingletonTask, acks_late=True, **{option: acked})
+    def body() -> None: ...
+
+    body.request_stack.push(Context(id="1", called_directly=False))
+    with pytest.raises(ValueError, match="it fails"), noting_the_end(body):
+        raise ValueError("it fails")
+
+    assert (backend_of(app).noted("singleton:v1:done:1") is not None) == acked
 
 
 def test_a_mixin_that_calls_super_cooperates(app: Celery, server: Server) -> None:

@@ -1,5 +1,6 @@
 """An exception raised in a running body from another thread: where it arrives, and where it must not."""
 
+import gc
 import signal
 import socket
 import sys
@@ -89,7 +90,12 @@ def run_in_a_thread(body: Callable[[Interrupt], Any]) -> BaseException | None:
 
 
 def is_in(function: str, thread: int) -> bool:
-    return sys._current_frames()[thread].f_code.co_name == function
+    # Python 3.11 lists the frames under a lock; a collection that begins meanwhile can lock it up for good.
+    gc.disable()
+    try:
+        return sys._current_frames()[thread].f_code.co_name == function
+    finally:
+        gc.enable()
 
 
 @pytest.fixture

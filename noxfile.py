@@ -1,0 +1,27 @@
+"""The tests under every Celery that is supported: `make matrix`, or one of them with `make matrix CELERY=5.4`."""
+
+import nox
+
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+
+# What each was used with in its time; with the oldest, the oldest that pyproject.toml allows.
+COMPANIONS = {
+    "5.4": ("kombu==5.3.4", "redis==5.0.0"),
+    "5.5": ("kombu~=5.5.0", "redis~=5.0"),
+    "5.6": ("kombu~=5.6.0", "redis~=6.0"),
+    "5.7": (),
+}
+TESTS = ("tests/unit", "tests/contract", "tests/integration", "tests/acceptance")
+# They look at the benchmarks and the example, which `make test` does under the newest.
+ELSEWHERE = ("test_benchmarks.py", "test_demo.py", "test_tickets.py")
+
+
+@nox.session
+@nox.parametrize("celery", list(COMPANIONS), ids=list(COMPANIONS))
+def celery(session: nox.Session, celery: str) -> None:
+    """Run the tests under this Celery; arguments take the place of the folders."""
+    session.install("--editable", ".", "--group", "test", f"celery~={celery}.0", *COMPANIONS[celery])
+    ignored = [f"--ignore=tests/acceptance/{name}" for name in ELSEWHERE]
+    # More at a time than there are cores, for they wait most of the time.
+    session.run("pytest", "--numprocesses=4", "--dist=worksteal", *ignored, *(session.posargs or TESTS))
