@@ -3,8 +3,12 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-PROOFS := tests/model tests/faults tests/endings tests/load tests/fire
-APART  := $(PROOFS) tests/docker
+PROOFS := tests/model tests/faults tests/endings
+# These need the machine for themselves.
+HEAVY  := tests/load tests/fire
+APART  := $(PROOFS) $(HEAVY) tests/docker
+# More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
+ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
 RESULTS ?= benchmarks/out
 
@@ -13,7 +17,7 @@ RESULTS ?= benchmarks/out
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make tickets ten tickets, fifty buyers"
-	@echo "make test    the tests, on real servers and real workers (under ten minutes)"
+	@echo "make test    the tests, on real servers and real workers (about four minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
@@ -31,10 +35,11 @@ tickets: $(VENV)/.example
 	$(BIN)/python -m example_project.tickets
 
 test: $(VENV)/.develop
-	$(BIN)/python -m pytest $(APART:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest $(ABREAST) $(APART:%=--ignore=%) $(ARGS)
 
 prove: $(VENV)/.develop
-	$(BIN)/python -m pytest $(PROOFS) $(ARGS)
+	$(BIN)/python -m pytest $(ABREAST) $(PROOFS) $(ARGS)
+	$(BIN)/python -m pytest $(HEAVY) $(ARGS)
 
 matrix: $(VENV)/.matrix
 	$(BIN)/nox $(if $(CELERY),--session "celery($(CELERY))") -- $(ARGS)

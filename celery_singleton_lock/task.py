@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -9,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from celery import Celery, Task
+from celery.exceptions import Retry
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.again import forget_history
@@ -134,7 +136,9 @@ class SingletonTask(Task):
             with self._body_of(lease, interrupt):
                 return super().__call__(*args, **kwargs)
         finally:
-            self._give_back(lease)
+            # Else the next attempt may end before Celery has stored RETRY, over its end: `handlers` gives it back.
+            if not isinstance(sys.exception(), Retry):
+                self._give_back(lease)
 
     @property
     def lock(self) -> Lease | None:
@@ -246,12 +250,8 @@ class SingletonTask(Task):
             raise ConfigurationError(f"task {cls.name}: {error}") from None
 
     def _runs_without_lock(self) -> bool:
-        request = self.request
-        return (
-            request.called_directly
-            or request.get("lock_lease") is not None  # it called itself
-            or not self.is_lockable()
-        )
+        called_itself = self.request.get("lock_lease") is not None
+        return self.request.called_directly or called_itself or not self.is_lockable()
 
     @classmethod
     def is_lockable(cls) -> bool:

@@ -78,7 +78,7 @@ def shares_the_name(self: Any, key: Any, seconds: float = 0.0) -> str:
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), max_retries=3)
-def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int:
+def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0, fails: bool = False) -> int:
     """Retries itself at once, and its body takes *finish* seconds more to end."""
     with recorder.body(key, self.request.id, attempt=self.request.retries):
         try:
@@ -86,6 +86,8 @@ def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int
                 raise self.retry(countdown=0)
         finally:
             time.sleep(finish)
+    if fails:
+        raise ValueError("the end")
     return int(self.request.retries)
 
 

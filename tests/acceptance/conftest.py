@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kombu import pools
 
 from tests.rabbit import rabbitmq
 from tests.recorder import Recorder
@@ -58,6 +59,7 @@ def tasks_by_broker(tasks: Any, broker: str) -> Any:
 
 
 def forget_connections(app: Any) -> None:
-    """Those of the publisher, which are to the broker of another test."""
+    """Those of the publisher. RabbitMQ closes an idle one, and what is published on it then is lost."""
     app.close()
     app.amqp._producer_pool = None
+    pools.reset()

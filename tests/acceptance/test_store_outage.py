@@ -4,10 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import BackendError
+from celery_singleton_lock.backends.redis import RELEASE
 from tests.acceptance.conftest import APP
+from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -53,3 +56,21 @@ def test_skip_revokes_the_job(tasks: Any, worker: Worker, recorder: Recorder) ->
         tasks.skipping_without_store.delay("k").get(timeout=20)
 
     assert recorder.events("enter") == []
+
+
+def test_a_slow_release_has_no_retry_stored_over_the_end_of_the_next_attempt(
+    tasks: Any, env: dict[str, str], valkey: Server
+) -> None:
+    # The lock is free, and the reply that says so is lost: the first attempt is still at it when the second has ended.
+    with Proxy(valkey.port) as proxy, workers(APP, {**env, "TEST_LOCKS": proxy.url}, 2) as pair:
+        assert tasks.retrying.delay("known scripts").get(timeout=20) == 1
+        lost = proxy.lose_reply(RELEASE.digest.encode())
+        # Celery itself stores nothing over a success.
+        result = tasks.retrying.delay("k", fails=True)
+        assert lost.wait(20)
+        told = f"[{result.id}] retry: Retry in 0s"
+        until(lambda: any(told in worker.log() for worker in pair), "the first attempt has ended")
+
+        with pytest.raises(ValueError, match="the end"):
+            result.get(timeout=20)
+        assert tasks.app.AsyncResult(result.id).state == states.FAILURE

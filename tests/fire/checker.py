@@ -295,6 +295,9 @@ def fenced(runs: Sequence[Run]) -> Iterator[Finding]:
 def told(runs: Sequence[Run]) -> Iterator[Finding]:
     """Who was told that its lease is lost was interrupted by that, and has soon ended."""
     for run in runs:
+        if run.kind.how != "work" and run.outcome in ("Retry", "Reject"):
+            # What it still did was to publish its retry, or try to, which is not broken off.
+            continue
         stops = [(since, until - PROMPT) for since, until, why in run.excuses if why.startswith("stopped")]
         stopped = sum(max(0.0, until - max(since, run.told)) for since, until in stops)
         on = run.end - run.told - stopped
@@ -380,11 +383,12 @@ def _unended(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
 def _is_overwritten(call: Call, traces: Traces) -> bool:
     """Celery has stored RETRY over the end of the call; it does not compare first.
 
-    An attempt was slow to store that it retries; or a cold shutdown took a call that had just ended for one that runs.
+    An attempt without a lease, which holds up no other, was slow to store that it retries; or a cold shutdown took
+    a call that had just ended for one that runs.
     """
     settled = traces.conflicts & {"skipped", "collapsed"}
     ends = [run for run in traces.runs if run.outcome not in _NO_END or (settled and run.outcome == "Ignore")]
-    if any(run.outcome == "Retry" and run.ended > end.began for end in ends for run in traces.runs):
+    if any(run.outcome == "Retry" and run.told < inf and run.ended > end.began for end in ends for run in traces.runs):
         return True
     return not _is_late(call) and any(end.process_died - end.ended < PROMPT for end in ends)
 

@@ -204,6 +204,15 @@ def test_who_was_told_and_comes_to_its_end_all_the_same_is_seen(story: Story) ->
     assert story.promises() == ["told"]
 
 
+def test_who_was_told_while_it_published_its_retry_may_end_that(story: Story) -> None:
+    story.run(1, 3 + PROMPT, task="retrying", outcome="Retry")
+    story.run(4 + PROMPT, 5 + PROMPT, task="retrying")
+    story.call("a", task="retrying")
+    story.at(2, "lost", pid=1, task_id="a", reason="unreachable")
+
+    assert story.promises() == []
+
+
 def test_a_stop_before_it_was_told_is_no_excuse_for_going_on(story: Story) -> None:
     story.run(1, 6.2 + PROMPT + 0.5, outcome="LockLost")
     story.at(6, "stopped", pids=[1], since=1.5)
@@ -271,12 +280,13 @@ def test_a_call_without_an_end_is_seen(story: Story, state: str) -> None:
     assert [call.task_id for call in unaccounted(story.history())] == ["a"]
 
 
-def test_an_end_over_which_an_earlier_attempt_has_stored_its_retry_is_counted(story: Story) -> None:
+def test_an_end_over_which_an_earlier_attempt_without_a_lease_has_stored_its_retry_is_counted(story: Story) -> None:
     story.run(1, 3.2, task="failing_at_first", outcome="Retry", pid=1)
     story.call("a", "RETRY", task="failing_at_first")
+    story.run(3.1, 3.2, task="failing_at_first", pid=2)
     assert "nothing lost" in story.promises()
 
-    story.run(3.1, 3.2, task="failing_at_first", pid=2)
+    story.at(3, "lost", pid=1, task_id="a", reason="taken")
 
     assert check(story.history()).fates == {"ended, and RETRY was stored over that": 1}
 

@@ -158,8 +158,8 @@ MUTANTS = [
     Mutant(
         "release in a finally",
         "task.py",
-        "        finally:\n            self._give_back(lease)\n",
-        "        finally:\n            pass\n",
+        "            if not isinstance(sys.exception(), Retry):\n                self._give_back(lease)\n",
+        "            pass\n",
         ("tests/integration/test_task.py", "-k", "next_step"),
     ),
     Mutant(
@@ -210,6 +210,27 @@ MUTANTS = [
         " and not lies_ahead(known[6])",
         "",
         ("tests/contract/test_backends.py", "-k", "queued_call_survives"),
+    ),
+    Mutant(
+        "a lock is held until RETRY is stored",
+        "task.py",
+        "            if not isinstance(sys.exception(), Retry):\n",
+        "            if True:\n",
+        ("tests/acceptance/test_store_outage.py", "-k", "slow_release"),
+    ),
+    Mutant(
+        "the publishing of a retry is not broken off",
+        "task.py",
+        "        with interrupt.held_back():\n",
+        "        with suppress():\n",
+        ("tests/integration/test_task.py", "-k", "loses_no_retry"),
+    ),
+    Mutant(
+        "an interrupt is sent until it is heard",
+        "core/interrupt.py",
+        "                if self._thread is None or self not in _sent:\n",
+        "                if True:\n",
+        ("tests/unit/test_interrupt.py", "-k", "about_to_begin"),
     ),
     Mutant(
         "a run shortens nobody's quiet",
