@@ -415,6 +415,20 @@ def test_a_copy_of_a_run_that_ends_while_it_asks_for_the_lock_is_dropped(
     assert keys(server) == ["singleton:v1:done:1"]
 
 
+def test_a_copy_of_a_run_that_has_ended_asks_nobody_to_make_way(app: Celery) -> None:
+    @app.task(base=SingletonTask, ignore_result=True, lock_key=(), lock_on_conflict="replace")
+    def body() -> None: ...
+
+    holder = held_by_somebody(app, body.lock_key_for())
+    holder.backend.note("singleton:v1:done:1", "0 ended", 60)
+    body.request_stack.push(Context(id="1", called_directly=False, delivery_info={"redelivered": True}))
+    with pytest.raises(Ignore):
+        body()
+
+    assert holder.backend.successor(holder.key) is None
+    holder.release()
+
+
 def test_a_mixin_that_calls_super_cooperates(app: Celery, server: Server) -> None:
     class WithContext(Task):
         abstract = True
