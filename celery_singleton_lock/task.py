@@ -116,8 +116,7 @@ class SingletonTask(Task):
         self.request.lock_lease, self.request.lock_interrupt = lease, interrupt
         try:
             drop_copy(self, lease.key)
-            result = joined_result(self, lease.key)
-            if result is not NotJoined:
+            if (result := joined_result(self, lease.key)) is not NotJoined:
                 return result
             # Inside the try: a time limit may strike between the server's grant and the next line.
             conflict = lease.acquire()
