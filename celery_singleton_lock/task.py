@@ -116,14 +116,14 @@ class SingletonTask(Task):
         self.request.lock_lease, self.request.lock_interrupt = lease, interrupt
         try:
             drop_copy(self, lease.key)
-            result = joined_result(self, lease.key)
-            if result is not NotJoined:
+            if (result := joined_result(self, lease.key)) is not NotJoined:
                 return result
-            # Inside the try, because a time limit may strike between the
-            # server's grant and the next line; the token is known already.
+            # Inside the try: a time limit may strike between the server's grant and the next line.
             conflict = lease.acquire()
             if conflict is not None and self._waits_for(lease, conflict):
                 conflict = None
+            # Once more, because the run that this may be a copy of has perhaps ended meanwhile.
+            drop_copy(self, lease.key)
         except BackendError as error:
             if self.lock_options.on_backend_error != "run":
                 return unanswered(self, lease.key, error)

@@ -46,7 +46,10 @@ class Server:
 
     def __init__(self, kind: str, *arguments: str, port: int | None = None, env: dict[str, str] | None = None) -> None:
         self.kind = kind
-        self.port = port or free_port()
+        # Held until it starts: nobody else gets the port, and who connects to it is refused.
+        self._held = socket.socket()
+        self._held.bind(("127.0.0.1", port or 0))
+        self.port = int(self._held.getsockname()[1])
         self.directory = tempfile.mkdtemp(prefix="singleton-lock-")
         self._command = [
             binary(kind),
@@ -69,6 +72,7 @@ class Server:
         return redis.Redis(port=self.port, db=database, decode_responses=True)
 
     def start(self) -> None:
+        self._held.close()
         with (Path(self.directory) / "log").open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
         until(self._answers, "the server answers")
@@ -81,6 +85,7 @@ class Server:
 
     def close(self) -> None:
         self.stop()
+        self._held.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def _answers(self) -> bool:

@@ -125,8 +125,9 @@ def test_a_copy_that_rabbitmq_delivers_after_the_end_is_dropped(
             # The acknowledgement is lost; the locks and the results are elsewhere.
             proxy.black_hole()
             assert result.get(timeout=10) == 1
-            proxy.forward()
+            # In this order, lest the acknowledgement slips through.
             proxy.cut()
+            proxy.forward()
 
             until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
 

@@ -393,6 +393,42 @@ def test_a_failed_run_leaves_a_note_only_where_its_message_is_acknowledged(
     assert (backend_of(app).noted("singleton:v1:done:1") is not None) == acked
 
 
+def test_a_copy_of_a_run_that_ends_while_it_asks_for_the_lock_is_dropped(
+    app: Celery, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, acquire = [], Lease.acquire
+
+    @app.task(base=SingletonTask, ignore_result=True, lock_key=())
+    def body() -> None:
+        ran.append("a copy")
+
+    def acquire_just_after_the_end(lease: Lease) -> Any:
+        lease.backend.note("singleton:v1:done:1", "0 ended", 60)
+        return acquire(lease)
+
+    monkeypatch.setattr(Lease, "acquire", acquire_just_after_the_end)
+    body.request_stack.push(Context(id="1", called_directly=False, delivery_info={"redelivered": True}))
+    with pytest.raises(Ignore):
+        body()
+
+    assert ran == []
+    assert keys(server) == ["singleton:v1:done:1"]
+
+
+def test_a_copy_of_a_run_that_has_ended_asks_nobody_to_make_way(app: Celery) -> None:
+    @app.task(base=SingletonTask, ignore_result=True, lock_key=(), lock_on_conflict="replace")
+    def body() -> None: ...
+
+    holder = held_by_somebody(app, body.lock_key_for())
+    holder.backend.note("singleton:v1:done:1", "0 ended", 60)
+    body.request_stack.push(Context(id="1", called_directly=False, delivery_info={"redelivered": True}))
+    with pytest.raises(Ignore):
+        body()
+
+    assert holder.backend.successor(holder.key) is None
+    holder.release()
+
+
 def test_a_mixin_that_calls_super_cooperates(app: Celery, server: Server) -> None:
     class WithContext(Task):
         abstract = True

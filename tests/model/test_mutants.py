@@ -164,10 +164,24 @@ MUTANTS = [
     ),
     Mutant(
         "a copy of a run that has ended is dropped",
-        "task.py",
-        "            drop_copy(self, lease.key)\n",
+        "copies.py",
+        '    raise Ignore("a run of this message has ended already")\n',
         "",
         ("tests/acceptance/test_redelivery.py", "-k", "redis_delivers"),
+    ),
+    Mutant(
+        "before it asks for anything",
+        "task.py",
+        "        try:\n            drop_copy(self, lease.key)\n",
+        "        try:\n",
+        ("tests/integration/test_task.py", "-k", "asks_nobody"),
+    ),
+    Mutant(
+        "and once more when it has asked",
+        "task.py",
+        "has perhaps ended meanwhile.\n            drop_copy(self, lease.key)\n",
+        "has perhaps ended meanwhile.\n",
+        ("tests/integration/test_task.py", "-k", "while_it_asks"),
     ),
     Mutant(
         "a free place is the successor's",
