@@ -49,12 +49,13 @@ def joined_result(task: "SingletonTask", key: str) -> Any:
         if isinstance(result.result, WorkerLostError):
             return NotJoined
         raise result.result
-    _join_again(task, key, joins, waits=state == states.RETRY)
+    # A retry may come much later, but one whose message is lost never comes.
+    _join_again(task, key, joins, task.lock_options.queue_ttl if state == states.RETRY else _RESULT_GRACE)
     return NotJoined
 
 
-def _join_again(task: "SingletonTask", key: str, joins: str, *, waits: bool) -> None:
-    """Come again, unless the run that was joined has died.
+def _join_again(task: "SingletonTask", key: str, joins: str, patience: float) -> None:
+    """Come again, unless the run that was joined has died: it has had no lock for as long as *patience*.
 
     Raises:
         Retry: It comes again.
@@ -63,5 +64,5 @@ def _join_again(task: "SingletonTask", key: str, joins: str, *, waits: bool) -> 
     if joined:
         join(task, joined[0], free_since=None)
     free_since = history(task.request).get("free_since") or time.time()
-    if waits or time.time() - free_since < _RESULT_GRACE:
+    if time.time() - free_since < patience:
         join(task, former_holder(key, joins), free_since=free_since)

@@ -429,6 +429,23 @@ def test_a_copy_of_a_run_that_has_ended_asks_nobody_to_make_way(app: Celery) -> 
     holder.release()
 
 
+@pytest.mark.parametrize(("ago", "outcome"), [(50, "comes again"), (70, "runs")])
+def test_who_has_joined_a_run_whose_retry_never_comes_runs_in_the_end(app: Celery, ago: float, outcome: str) -> None:
+    @app.task(base=SingletonTask, lock_key=(), lock_on_conflict="join", lock_queue_ttl=60)
+    def body() -> str:
+        return "runs"
+
+    app.backend.store_result("lost", None, states.RETRY)
+    joined = {"tries": 50, "since": time.time() - ago, "joins": "lost", "free_since": time.time() - ago}
+    context = Context(id=uuid(), called_directly=False, headers={"singleton_lock": joined}, args=(), kwargs={})
+    body.request_stack.push(context)
+
+    try:
+        assert body() == outcome
+    except Retry:
+        assert outcome == "comes again"
+
+
 def test_a_mixin_that_calls_super_cooperates(app: Celery, server: Server) -> None:
     class WithContext(Task):
         abstract = True
