@@ -14,7 +14,7 @@ COMPANIONS = {
 }
 TESTS = ("tests/unit", "tests/contract", "tests/integration", "tests/acceptance")
 # They look at the benchmarks and the example, which `make test` does under the newest.
-ELSEWHERE = ("test_benchmarks.py", "test_demo.py", "test_tickets.py")
+ELSEWHERE = ("test_benchmarks.py", "test_scenarios.py", "test_demo.py", "test_tickets.py")
 
 
 @nox.session
