@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from celery import Celery, Task
+from celery.app.task import Context
 from celery.exceptions import Retry
 
 from celery_singleton_lock import signals
@@ -218,7 +219,7 @@ class SingletonTask(Task):
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's from 5.5 on: where nothing is traced by a worker, the body sees the request it runs for."""
-        super().push_request(*args, **{**vars(self.request), **kwargs})
+        self.request_stack.push(Context(*args, **{**vars(self.request), **kwargs}))
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, whatever happened to `__call__`'s own release."""

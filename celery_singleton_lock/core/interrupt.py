@@ -61,7 +61,9 @@ class Interrupt:
         try:
             yield
         finally:
-            self._held_back = False
+            # Not while `send` decides.
+            with self._guard:
+                self._held_back = False
         if self._kept is not None:
             raise self._kept
 
