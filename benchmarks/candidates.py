@@ -11,11 +11,11 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.records import Answer, Claim
-from celery_singleton_lock.backends.wire import REPLY_TIMEOUT
-from celery_singleton_lock.core.key import key_of
+from celery_singleton_lock.leases.key import key_of
 from celery_singleton_lock.options import DEFAULT_PREFIX
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.records import Answer, Claim
+from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
 
 OURS, REDIS_PY, PYTHON_REDIS_LOCK = "celery-singleton-lock", "redis-py", "python-redis-lock"
 
@@ -92,7 +92,7 @@ class Ours(Candidate):
 
     def renewal(self, number: int) -> Callable[[], object]:
         """What the heartbeat calls, for all leases of a process at once."""
-        backend = backend_from_url(self._url)
+        backend = store_from_url(self._url)
         facts = {"hostname": "localhost", "pid": "12345"}
         claims = [Claim(self.stored_as(f"renewed-{n}"), f"{n:016}", TTL, facts=facts) for n in range(number)]
         for claim in claims:

@@ -17,13 +17,13 @@ from uuid import NAMESPACE_OID, uuid5
 from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.time import maybe_make_aware
 
-from celery_singleton_lock.backends.records import Slot
-from celery_singleton_lock.core.key import checked_name, key_of
-from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.key import checked_name, key_of
+from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.options import prefix_of, seconds
 from celery_singleton_lock.publish import DUE_HEADER, ENTRY_HEADER
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Slot
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -49,7 +49,7 @@ class SingletonSchedulerMixin(Scheduler):
         """
         try:
             leads = self._leads()
-        except BackendError as error:
+        except StoreError as error:
             logger.warning("beat.unanswered: %s", error)
             return _LONGEST_PAUSE
         if not leads:
@@ -65,16 +65,16 @@ class SingletonSchedulerMixin(Scheduler):
             return
         slot = Slot(entry.name, _microseconds(due), lease.fence)
         try:
-            if not lease.backend.claim_slot(self._slots, slot):
+            if not lease.store.claim_slot(self._slots, slot):
                 logger.info("beat.sent entry=%s due=%s: by somebody else", entry.name, due.isoformat())
                 return
-        except BackendError as error:
+        except StoreError as error:
             logger.warning("beat.unanswered entry=%s due=%s: %s", entry.name, due.isoformat(), error)
             return
         super().apply_entry(self._marked(entry, due), producer=producer)
         try:
-            lease.backend.claim_slot(self._slots, replace(slot, sent=self._sent_at(entry, due)))
-        except BackendError as error:
+            lease.store.claim_slot(self._slots, replace(slot, sent=self._sent_at(entry, due)))
+        except StoreError as error:
             logger.warning("beat.unnoted entry=%s due=%s: %s", entry.name, due.isoformat(), error)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class SingletonSchedulerMixin(Scheduler):
             return self._lease.remaining() > 0
         self._give_up()
         lease = Lease(
-            backend_of(self.app),
+            store_of(self.app),
             self._key,
             ttl=self._ttl,
             facts={"hostname": socket.gethostname(), "pid": str(os.getpid()), "task_name": "celery.beat"},
@@ -102,7 +102,7 @@ class SingletonSchedulerMixin(Scheduler):
             if lease.acquire() is not None:
                 return False
             self._go_on_where_the_last_one_stopped()
-        except BackendError:
+        except StoreError:
             # It may be ours all the same; and who does not know what was sent must not lead.
             lease.release()
             raise
@@ -116,7 +116,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease = None
 
     def _go_on_where_the_last_one_stopped(self) -> None:
-        known = backend_of(self.app).slots(self._slots)
+        known = store_of(self.app).slots(self._slots)
         for name, entry in self.schedule.items():
             if name in known and known[name].sent:
                 entry.last_run_at = datetime.fromtimestamp(known[name].sent / 1_000_000, UTC)

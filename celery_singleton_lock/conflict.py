@@ -25,9 +25,9 @@ from celery_singleton_lock.again import (
     send_again,
     visibility_timeout,
 )
-from celery_singleton_lock.backends.records import Conflict, Holder
-from celery_singleton_lock.errors import BackendError, LockHeld
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.errors import LockHeld, StoreError
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Conflict, Holder
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task import SingletonTask
@@ -66,16 +66,16 @@ def settle(task: "SingletonTask", conflict: Conflict) -> Any:
     return _come_again(task, holder)
 
 
-def unanswered(task: "SingletonTask", key: str, error: BackendError) -> Any:
-    """End a run whose acquire got no answer, the way `lock_on_backend_error` says.
+def unanswered(task: "SingletonTask", key: str, error: StoreError) -> Any:
+    """End a run whose acquire got no answer, the way `lock_on_store_error` says.
 
     Returns:
         What the run returns in place of its body's result.
 
     Raises:
-        BackendError, Ignore, Retry: The other ways to end.
+        StoreError, Ignore, Retry: The other ways to end.
     """
-    policy = task.lock_options.on_backend_error
+    policy = task.lock_options.on_store_error
     logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task.request.id, policy, error)
     if policy == "skip":
         return skip(task, str(error))
@@ -165,9 +165,9 @@ def _come_again(task: "SingletonTask", holder: Holder, **notes: Any) -> NoReturn
     timeout = task.lock_options.wait_timeout
     if timeout is not None and time.time() - history(task.request)["since"] + delay > timeout:
         if "asked_at" in notes:
-            with suppress(BackendError):
+            with suppress(StoreError):
                 # If this fails, it is given up for not coming again.
-                backend_of(task.app).withdraw(holder.key, task.request.id)
+                store_of(task.app).withdraw(holder.key, task.request.id)
         tell(task, holder, "raised")
         raise held
     again = send_again(task, delay, **notes)

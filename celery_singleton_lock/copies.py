@@ -16,8 +16,8 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.again import history, visibility_timeout
 from celery_singleton_lock.conflict import former_holder, park, tell
-from celery_singleton_lock.errors import BackendError
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.settings import store_of
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task import SingletonTask
@@ -35,13 +35,13 @@ def drop_copy(task: "SingletonTask", key: str) -> None:
 
     Raises:
         Ignore: A run of it has ended, or is about to have ended and it comes again.
-        BackendError: The store did not answer.
+        StoreError: The store did not answer.
     """
     request = task.request
     notes = history(request)
     if request.is_eager or not (_is_redelivered(request) or notes.get("parked") or notes.get("eta")):
         return
-    noted = backend_of(task.app).noted(_note_key(task))
+    noted = store_of(task.app).noted(_note_key(task))
     if noted is None:
         return
     attempt, outcome = noted.split(" ")
@@ -84,8 +84,8 @@ def _note(task: "SingletonTask", outcome: str) -> None:
     request = task.request
     try:
         kept = visibility_timeout(task) + _SWEEP
-        backend_of(task.app).note(_note_key(task), f"{request.retries or 0} {outcome}", kept)
-    except BackendError as error:
+        store_of(task.app).note(_note_key(task), f"{request.retries or 0} {outcome}", kept)
+    except StoreError as error:
         logger.warning("lock.unnoted task_id=%s: a copy of it may run: %s", request.id, error)
 
 

@@ -51,7 +51,7 @@ class LockLost(SingletonLockError):
         return f"the lease on key={self.key} was lost ({self.reason}); another run may have begun"
 
 
-class BackendError(SingletonLockError):
+class StoreError(SingletonLockError):
     """The store gave no usable answer. A request without an answer may have worked.
 
     Arguments:

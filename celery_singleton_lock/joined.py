@@ -9,7 +9,7 @@ from celery.backends.base import DisabledBackend
 
 from celery_singleton_lock.again import history
 from celery_singleton_lock.conflict import former_holder, join, revoke
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.settings import store_of
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task import SingletonTask
@@ -33,7 +33,7 @@ def joined_result(task: "SingletonTask", key: str) -> Any:
         Exception: The one with which it failed.
         Ignore: It was revoked, and so is this run.
         Retry: It goes on, and this run comes again.
-        BackendError: The store did not answer.
+        StoreError: The store did not answer.
     """
     notes = history(task.request)
     joins = notes.get("joins")
@@ -60,7 +60,7 @@ def _join_again(task: "SingletonTask", key: str, joins: str, patience: float) ->
     Raises:
         Retry: It comes again.
     """
-    joined = [holder for holder in backend_of(task.app).holders(key) if holder.task_id == joins]
+    joined = [holder for holder in store_of(task.app).holders(key) if holder.task_id == joins]
     if joined:
         join(task, joined[0], free_since=None)
     free_since = history(task.request).get("free_since") or time.time()

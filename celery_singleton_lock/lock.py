@@ -8,13 +8,13 @@ from typing import Any, Literal
 from celery import Celery, current_app
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.records import Answer
-from celery_singleton_lock.core.key import checked_name, key_of
-from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
+from celery_singleton_lock.leases.key import checked_name, key_of
+from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.options import count, prefix_of, seconds
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.records import Answer
 
 
 class Lock:
@@ -54,7 +54,7 @@ class Lock:
         reentrant: bool = False,
     ) -> None:
         app = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
-        self._backend = backend_of(app) if url is None else backend_from_url(url)
+        self._store = store_of(app) if url is None else store_from_url(url)
         self._key = key_of(prefix_of(app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)
@@ -91,7 +91,7 @@ class Lock:
             The lease, or None if the lock is held by others and stayed so.
 
         Raises:
-            BackendError: The store did not answer within 5 s; nothing is held.
+            StoreError: The store did not answer within 5 s; nothing is held.
             ConfigurationError: The lock is held under another limit, or *timeout*
                 is negative or goes with `blocking=False`.
         """
@@ -137,7 +137,7 @@ class Lock:
 
     def _new_lease(self) -> Lease:
         return Lease(
-            self._backend,
+            self._store,
             self._key,
             ttl=self._ttl,
             limit=self._limit,

@@ -10,10 +10,10 @@ from billiard import current_process
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.conflict import revoke
-from celery_singleton_lock.core.deadman import DeadMan
-from celery_singleton_lock.core.interrupt import Interrupt
-from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.errors import BackendError, ConfigurationError, LockLost
+from celery_singleton_lock.errors import ConfigurationError, LockLost, StoreError
+from celery_singleton_lock.leases.deadman import DeadMan
+from celery_singleton_lock.leases.interrupt import Interrupt
+from celery_singleton_lock.leases.lease import Lease
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task import SingletonTask
@@ -44,8 +44,8 @@ def making_way(task: "SingletonTask", lease: Lease) -> Iterator[None]:
         if lost.key != lease.key or lost.reason != "replaced":
             raise
         try:
-            successor = lease.backend.successor(lease.key)
-        except BackendError:
+            successor = lease.store.successor(lease.key)
+        except StoreError:
             successor = None
         revoke(task, f"lock key={lease.key}: this run made way for task_id={successor}")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.core.deadman import why_unavailable
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.leases.deadman import why_unavailable
 
 DEFAULT_PREFIX = "singleton"
 # Taking a place looks at all of them, in one script.
@@ -16,7 +16,7 @@ MAX_LIMIT = 1000
 
 _ON_CONFLICT = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 _ON_LOST = ("abort", "warn", "kill")
-_ON_BACKEND_ERROR = ("reschedule", "raise", "run", "skip")
+_ON_STORE_ERROR = ("reschedule", "raise", "run", "skip")
 _MODES = ("while_executing", "until_executing", "until_executed", "until_and_while_executing")
 
 
@@ -68,7 +68,7 @@ OPTIONS: Mapping[str, Option] = {
     "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT)),
     "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
     "on_lost": Option("abort", on_lost),
-    "on_backend_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_BACKEND_ERROR)),
+    "on_store_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_STORE_ERROR)),
     "min_hold": Option(0, lambda n, v: seconds(n, v, least=0)),
     "queue_ttl": Option(3600, lambda n, v: seconds(n, v, least=1)),
 }
@@ -84,7 +84,7 @@ class LockOptions:
     on_conflict: str
     wait_timeout: float | None
     on_lost: str
-    on_backend_error: str
+    on_store_error: str
     min_hold: float
     queue_ttl: float
     prefix: str

@@ -9,10 +9,10 @@ from celery import uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.backends.base import Backend
-from celery_singleton_lock.backends.records import Holder
-from celery_singleton_lock.errors import BackendError, LockHeld
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.errors import LockHeld, StoreError
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.records import Holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,7 +51,7 @@ def publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send:
 
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
-        BackendError: The store did not answer, and `lock_on_backend_error` is `raise`.
+        StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
     task_id = options["task_id"] = options.get("task_id") or uuid()
@@ -61,9 +61,9 @@ def publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send:
         if found is None:
             return send(**options)
     except BaseException:
-        with suppress(BackendError):
+        with suppress(StoreError):
             # If this fails as well, the mark ends by itself.
-            backend_of(task.app).withdraw(key, task_id, afresh=True)
+            store_of(task.app).withdraw(key, task_id, afresh=True)
         raise
     return _refuse(task, key, found)
 
@@ -72,16 +72,16 @@ def _mark(task: "SingletonTask", key: str, task_id: str, options: dict[str, Any]
     """Mark the call as queued, or find the one that is in its way."""
     wanted = task.lock_options
     try:
-        return backend_of(task.app).publish(
+        return store_of(task.app).publish(
             key,
             task_id,
             wanted.queue_ttl + _lead(task, options),
             counts_running=wanted.mode == UNTIL_EXECUTED,
             quiet=wanted.min_hold,
         )
-    except BackendError as error:
-        logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_backend_error, error)
-        if wanted.on_backend_error == "raise":
+    except StoreError as error:
+        logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_store_error, error)
+        if wanted.on_store_error == "raise":
             raise
         # It is settled when it runs, so a message too many is better than one too few.
         return None
@@ -90,17 +90,17 @@ def _mark(task: "SingletonTask", key: str, task_id: str, options: dict[str, Any]
 class Withdrawal:
     """A call that is revoked, expired or thrown away, and so is queued no longer; done by `leftovers`."""
 
-    def __init__(self, backend: Backend, key: str, task_id: str, ttl: float) -> None:
+    def __init__(self, store: Store, key: str, task_id: str, ttl: float) -> None:
         self.key = key
         self.ttl = ttl
-        self._backend = backend
+        self._store = store
         self._task_id = task_id
 
     def release_again(self) -> bool:
         """Try; True once answered."""
         try:
-            self._backend.withdraw(self.key, self._task_id)
-        except BackendError:
+            self._store.withdraw(self.key, self._task_id)
+        except StoreError:
             return False
         return True
 

@@ -16,10 +16,10 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_singleton_lock.conflict import EVENTS_HEADER
-from celery_singleton_lock.core.keepalive import Keepalive
-from celery_singleton_lock.core.lease import Lease, new_token
-from celery_singleton_lock.core.leftovers import leftovers
 from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.keepalive import Keepalive
+from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.publish import KEY_HEADER, Withdrawal
 from celery_singleton_lock.task import TOKEN_HEADER
 
@@ -63,7 +63,7 @@ class SingletonRequest(Request):
         super()._announce_revoked(reason, terminated, signum, expired)
         lease = self.lock_lease
         if lease is not None:
-            leftovers.add(Withdrawal(lease.backend, lease.key, self.id, lease.ttl))
+            leftovers.add(Withdrawal(lease.store, lease.key, self.id, lease.ttl))
 
     @property
     def lock_lease(self) -> Lease | None:

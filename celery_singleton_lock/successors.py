@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from celery_singleton_lock.again import history
-from celery_singleton_lock.backends.records import Succession
+from celery_singleton_lock.stores.records import Succession
 
 if TYPE_CHECKING:
     from celery_singleton_lock.task import SingletonTask

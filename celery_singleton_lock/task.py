@@ -15,20 +15,20 @@ from celery.exceptions import Retry
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.again import forget_history
-from celery_singleton_lock.backends.records import Answer, Conflict, Holder
 from celery_singleton_lock.conflict import settle, unanswered
 from celery_singleton_lock.copies import drop_copy, noting_the_end
-from celery_singleton_lock.core.current import running_under
-from celery_singleton_lock.core.interrupt import Interrupt
-from celery_singleton_lock.core.key import KeyChoice, KeyMaker
-from celery_singleton_lock.core.lease import Lease
 from celery_singleton_lock.definition import check_call_order, run_signature
-from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.joined import NotJoined, joined_result
+from celery_singleton_lock.leases.current import running_under
+from celery_singleton_lock.leases.interrupt import Interrupt
+from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
+from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.lost import deadman_for, making_way, tell_lost
 from celery_singleton_lock.options import OPTIONS, LockOptions, check_task, resolve
 from celery_singleton_lock.publish import KEY_HEADER, UNTIL_EXECUTING, is_awaited, is_unique_in_the_queue, publish_once
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Answer, Conflict, Holder
 from celery_singleton_lock.successors import succession_for, unpack
 
 TOKEN_HEADER = "lock_token"
@@ -76,7 +76,7 @@ class SingletonTask(Task):
             leaves it to the log, the signal and `self.lock.check()`, `"kill"` has the
             kernel kill the pool child at the deadline, even if it is stopped, frozen
             or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
-        lock_on_backend_error: `"reschedule"` (default), `"raise"`, `"run"`
+        lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
             (unlocked) or `"skip"`, where Redis gives no answer within 5 s.
 
     None means the app's `singleton_lock_*` setting, and without one the default.
@@ -94,7 +94,7 @@ class SingletonTask(Task):
     lock_skip_result: Any = _Unset.UNSET
     lock_wait_timeout: Any = None
     lock_on_lost: str | None = None
-    lock_on_backend_error: str | None = None
+    lock_on_store_error: str | None = None
     lock_min_hold: Any = None
     lock_queue_ttl: Any = None
 
@@ -125,8 +125,8 @@ class SingletonTask(Task):
                 conflict = None
             # Once more, because the run that this may be a copy of has perhaps ended meanwhile.
             drop_copy(self, lease.key)
-        except BackendError as error:
-            if self.lock_options.on_backend_error != "run":
+        except StoreError as error:
+            if self.lock_options.on_store_error != "run":
                 return unanswered(self, lease.key, error)
             return super().__call__(*args, **kwargs)
         else:
@@ -179,7 +179,7 @@ class SingletonTask(Task):
         """The lease of a call with these arguments, not asked for yet; *more* goes to `Lease`."""
         options = self.lock_options
         return Lease(
-            backend_of(self.app),
+            store_of(self.app),
             key or self.lock_key_for(*args, **kwargs),
             ttl=options.ttl,
             limit=options.limit,
@@ -193,9 +193,9 @@ class SingletonTask(Task):
         """Who holds the lock of a call with these arguments now.
 
         Raises:
-            BackendError: The store did not answer within 5 s.
+            StoreError: The store did not answer within 5 s.
         """
-        return backend_of(self.app).holders(self.lock_key_for(*args, **kwargs))
+        return store_of(self.app).holders(self.lock_key_for(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""

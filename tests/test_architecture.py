@@ -12,8 +12,8 @@ import celery_singleton_lock
 
 PACKAGE = Path(celery_singleton_lock.__file__).parent
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
-BELOW_CELERY = [name for name in FILES if name.startswith(("core/", "backends/"))] + ["errors.py"]
-MAY_KNOW_KOMBU = {"core/key.py"}
+BELOW_CELERY = [name for name in FILES if name.startswith(("leases/", "stores/"))] + ["errors.py"]
+MAY_KNOW_KOMBU = {"leases/key.py"}
 
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 40
@@ -23,9 +23,9 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def storey(module: str) -> str:
-    """`backends`, `core`, or `top` for all that knows Celery."""
+    """`stores`, `leases`, or `top` for all that knows Celery."""
     part = module.split(".")[1] if "." in module else ""
-    if part in ("core", "backends"):
+    if part in ("leases", "stores"):
         return part
     return "errors" if part == "errors" else "top"
 
@@ -75,14 +75,14 @@ def test_below_the_top_storey_nothing_knows_celery(name: str) -> None:
     assert packages(FILES[name]) & strangers == set()
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("backends/")])
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("stores/")])
 def test_stores_know_neither_the_core_nor_the_top_storey(name: str) -> None:
-    assert own_imports(FILES[name]) <= {"backends", "errors"}
+    assert own_imports(FILES[name]) <= {"stores", "errors"}
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("core/")])
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("leases/")])
 def test_the_core_does_not_know_the_top_storey(name: str) -> None:
-    assert own_imports(FILES[name]) <= {"core", "backends", "errors"}
+    assert own_imports(FILES[name]) <= {"leases", "stores", "errors"}
 
 
 def test_errors_know_nobody() -> None:
@@ -92,7 +92,7 @@ def test_errors_know_nobody() -> None:
 def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
     knowing = [name for name, path in FILES.items() if "redis" in packages(path)]
 
-    assert knowing == ["backends/redis.py", "backends/waiters.py", "backends/wire.py"]
+    assert knowing == ["stores/redis/store.py", "stores/redis/waiter.py", "stores/redis/wire.py"]
 
 
 def test_the_walk_sees_imports_of_every_kind(tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_the_walk_sees_imports_of_every_kind(tmp_path: Path) -> None:
         "from celery_singleton_lock import signals\n"
         "def late():\n"
         "    import celery.app\n"
-        "    from celery_singleton_lock.core.key import KeyMaker\n"
-        "    from celery_singleton_lock.backends import base\n"
+        "    from celery_singleton_lock.leases.key import KeyMaker\n"
+        "    from celery_singleton_lock.stores import base\n"
     )
 
     assert packages(path) == {"celery", "celery_singleton_lock"}
-    assert own_imports(path) == {"top", "core", "backends"}
+    assert own_imports(path) == {"top", "leases", "stores"}
 
 
 # Budgets.

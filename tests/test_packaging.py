@@ -105,9 +105,9 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
     assert {Path(name).name for name in packed if name.endswith(".lua")} == {
         "acquire.lua",
         "renew.lua",
-        "withdraw.lua",
-        "publish.lua",
-        "claim.lua",
+        "unmark.lua",
+        "mark_queued.lua",
+        "claim_slot.lua",
         "release.lua",
     }
 

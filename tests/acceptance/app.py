@@ -152,19 +152,19 @@ def acked_late(self: Any, key: Any, seconds: float = 0.0) -> str:
     return "ran"
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_backend_error="raise")
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="raise")
 def raising_without_store(self: Any, key: Any) -> str:
     body(self, key, 0)
     return "ran"
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_backend_error="run")
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="run")
 def running_without_store(self: Any, key: Any) -> bool:
     body(self, key, 0)
     return self.lock is None
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_backend_error="skip")
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="skip")
 def skipping_without_store(self: Any, key: Any) -> str:
     body(self, key, 0)
     return "ran"

@@ -14,9 +14,9 @@ from celery import Celery
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import ConfigurationError, LockHeld, LockLost, SingletonTask
-from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict
 from tests.acceptance.conftest import APP
 from tests.proxy import Proxy
 from tests.recorder import Recorder, overlaps
@@ -48,13 +48,13 @@ def hold(tasks: Any, recorder: Recorder, seconds: float = 30) -> Any:
 
 @pytest.mark.parametrize("bug", ["S1", "O1", "O5", "H2", "T1"])
 def test_an_expired_run_frees_nobody_elses_lock(valkey: Server, bug: str) -> None:
-    backend = backend_from_url(valkey.url)
+    store = store_from_url(valkey.url)
     expired, successor = Claim(f"{bug}", "a", 0.05), Claim(f"{bug}", "b", 30.0)
-    backend.acquire(expired)
-    until(lambda: not isinstance(backend.acquire(successor), Conflict), "the successor has it")
+    store.acquire(expired)
+    until(lambda: not isinstance(store.acquire(successor), Conflict), "the successor has it")
 
-    assert backend.release(expired, 1) is Answer.TAKEN
-    assert isinstance(backend.acquire(Claim(f"{bug}", "c", 30.0)), Conflict)
+    assert store.release(expired, 1) is Answer.TAKEN
+    assert isinstance(store.acquire(Claim(f"{bug}", "c", 30.0)), Conflict)
 
 
 @pytest.mark.parametrize("bug", ["S2", "O3", "H4", "T3"])
@@ -77,7 +77,7 @@ def test_s6_a_second_app_locks_in_its_own_store(valkey: Server) -> None:
     for number, app in enumerate(apps):
         app.conf.singleton_lock_url = f"{valkey.url[:-1]}{number}"
 
-    first, second = (backend_of(app) for app in apps)
+    first, second = (store_of(app) for app in apps)
     assert not isinstance(first.acquire(Claim("k", "a", 30.0)), Conflict)
     assert not isinstance(second.acquire(Claim("k", "b", 30.0)), Conflict)
 
@@ -85,7 +85,7 @@ def test_s6_a_second_app_locks_in_its_own_store(valkey: Server) -> None:
 @pytest.mark.parametrize("url", ["redis://h/1", "rediss://h/1", "unix:///tmp/s", "redis+socket:///tmp/s"])
 def test_s7_h11_every_url_that_celery_takes_for_redis_is_taken(url: str) -> None:
     app = Celery("urls", broker="memory://", backend=url, set_as_current=False)
-    assert backend_of(app).address
+    assert store_of(app).address
 
 
 @pytest.mark.parametrize("error", [LockHeld("k", "id", 1.5), LockLost("k", "taken"), ConfigurationError("x")])
@@ -119,7 +119,7 @@ def test_o10_user_and_password_are_understood(valkey: Server) -> None:
         client.acl_setuser("us@er", enabled=True, passwords=["+p@ss/w:rd"], keys=["*"], commands=["+@all"])
         url = f"redis://us%40er:p%40ss%2Fw%3Ard@127.0.0.1:{valkey.port}/0"
         try:
-            assert backend_from_url(url).holders("k") == []
+            assert store_from_url(url).holders("k") == []
         finally:
             client.acl_deluser("us@er")
 
@@ -170,7 +170,7 @@ def test_h10_a_conflict_leaves_the_task_object_as_it_was(app: Celery) -> None:
     def call() -> None: ...
 
     before = dict(vars(type(call)))
-    backend_of(app).acquire(Claim(call.lock_key_for(), "a", 30.0))
+    store_of(app).acquire(Claim(call.lock_key_for(), "a", 30.0))
     with pytest.raises(LockHeld):
         call.apply(throw=True)
 

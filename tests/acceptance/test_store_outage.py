@@ -7,8 +7,8 @@ import pytest
 from celery import states
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import BackendError
-from celery_singleton_lock.backends.redis import RELEASE
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.stores.redis.store import RELEASE
 from tests.acceptance.conftest import APP
 from tests.proxy import Proxy
 from tests.recorder import Recorder
@@ -43,7 +43,7 @@ def test_the_job_comes_again_until_the_store_is_back(
 
 
 def test_raise_fails_the_job_with_the_store_named(tasks: Any, worker: Worker, store: Server) -> None:
-    with pytest.raises(BackendError, match=f"127.0.0.1:{store.port}"):
+    with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
         tasks.raising_without_store.delay("k").get(timeout=20)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import BackendError, Lease
-from celery_singleton_lock.backends.base import Backend, clock
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant
-from celery_singleton_lock.backends.redis import RedisBackend
+from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.proxy import Proxy
 from tests.servers import Server, free_port, running
 
@@ -32,110 +32,110 @@ def proxy(valkey: Server) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def backend(proxy: Proxy) -> Iterator[RedisBackend]:
-    """A backend behind the proxy, with its connections open and its scripts known."""
-    backend = RedisBackend(proxy.url, {})
+def store(proxy: Proxy) -> Iterator[RedisStore]:
+    """A store behind the proxy, with its connections open and its scripts known."""
+    store = RedisStore(proxy.url, {})
     other = Claim("singleton:v1:{other:00}", "a", 30.0)
-    backend.acquire(other)
-    backend.renew([other], 1.0)
-    backend.release(other, 1)
-    yield backend
-    backend.close()
+    store.acquire(other)
+    store.renew([other], 1.0)
+    store.release(other, 1)
+    yield store
+    store.close()
 
 
 @pytest.fixture
-def direct(valkey: Server) -> Iterator[RedisBackend]:
-    """A backend that sees what really happened."""
-    backend = RedisBackend(valkey.url, {})
-    yield backend
-    backend.close()
+def direct(valkey: Server) -> Iterator[RedisStore]:
+    """A store that sees what really happened."""
+    store = RedisStore(valkey.url, {})
+    yield store
+    store.close()
 
 
 # Stores that do not answer.
 
 
-def refused_port(cleanup: ExitStack) -> RedisBackend:
-    return RedisBackend(f"redis://127.0.0.1:{free_port()}/0", {})
+def refused_port(cleanup: ExitStack) -> RedisStore:
+    return RedisStore(f"redis://127.0.0.1:{free_port()}/0", {})
 
 
-def mute_listener(cleanup: ExitStack) -> RedisBackend:
+def mute_listener(cleanup: ExitStack) -> RedisStore:
     listener = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
-    return RedisBackend(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
+    return RedisStore(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
 
 
-def full_backlog(cleanup: ExitStack) -> RedisBackend:
+def full_backlog(cleanup: ExitStack) -> RedisStore:
     """A port whose connections are neither accepted nor refused."""
     listener = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
     for _ in range(4):
         filler = cleanup.enter_context(socket.socket())
         filler.setblocking(False)
         filler.connect_ex(listener.getsockname())
-    return RedisBackend(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
+    return RedisStore(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
 
 
-def stopped_server(cleanup: ExitStack) -> RedisBackend:
+def stopped_server(cleanup: ExitStack) -> RedisStore:
     server = cleanup.enter_context(running("valkey"))
-    backend = RedisBackend(server.url, {})
-    backend.acquire(MINE)
-    backend.renew([MINE], 1.0)
+    store = RedisStore(server.url, {})
+    store.acquire(MINE)
+    store.renew([MINE], 1.0)
     os.kill(server.pid, signal.SIGSTOP)
-    return backend
+    return store
 
 
-def black_hole(cleanup: ExitStack) -> RedisBackend:
+def black_hole(cleanup: ExitStack) -> RedisStore:
     """A server that was there a moment ago, behind a network that is not any more."""
     server = cleanup.enter_context(running("valkey"))
     proxy = cleanup.enter_context(Proxy(server.port))
-    backend = RedisBackend(proxy.url, {})
-    backend.acquire(MINE)
-    backend.renew([MINE], 1.0)
+    store = RedisStore(proxy.url, {})
+    store.acquire(MINE)
+    store.renew([MINE], 1.0)
     proxy.black_hole()
-    return backend
+    return store
 
 
-def slow_server(cleanup: ExitStack) -> RedisBackend:
+def slow_server(cleanup: ExitStack) -> RedisStore:
     """A server whose every reply, also those before the first command, takes most of a second."""
     server = cleanup.enter_context(running("valkey"))
     proxy = cleanup.enter_context(Proxy(server.port))
     proxy.delay(0.9)
-    return RedisBackend(f"redis://default:secret@127.0.0.1:{proxy.port}/1", {"client_name": "shop"})
+    return RedisStore(f"redis://default:secret@127.0.0.1:{proxy.port}/1", {"client_name": "shop"})
 
 
 SILENT = [refused_port, mute_listener, full_backlog, stopped_server, black_hole]
 
 
-def asked(backend: Backend) -> Grant | float:
+def asked(store: Store) -> Grant | float:
     """What a waiter is answered."""
-    with backend.waiter(MINE) as waiter:
+    with store.waiter(MINE) as waiter:
         return waiter.ask()
 
 
-CALLS: dict[str, tuple[Callable[[Backend], Any], float]] = {
-    "acquire": (lambda backend: backend.acquire(MINE), 5.0),
+CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
+    "acquire": (lambda store: store.acquire(MINE), 5.0),
     "ask": (asked, 5.0),
-    "release": (lambda backend: backend.release(MINE, 1), 2.0),
-    "release in one try": (lambda backend: backend.release(MINE, 1, bound=0.0), 1.0),
-    "renew": (lambda backend: backend.renew([MINE], 1.0), 1.0),
-    "renew many": (lambda backend: backend.renew([MINE] * 300, 1.0), 1.0),
-    "holders": (lambda backend: backend.holders(KEY), 5.0),
+    "release": (lambda store: store.release(MINE, 1), 2.0),
+    "release in one try": (lambda store: store.release(MINE, 1, bound=0.0), 1.0),
+    "renew": (lambda store: store.renew([MINE], 1.0), 1.0),
+    "renew many": (lambda store: store.renew([MINE] * 300, 1.0), 1.0),
+    "holders": (lambda store: store.holders(KEY), 5.0),
 }
 """Calls and the seconds within which each ends, whatever the store does."""
 
 
-def outcome_of(ask: Callable[[Backend], Any], backend: Backend) -> tuple[bool, float]:
+def outcome_of(ask: Callable[[Store], Any], store: Store) -> tuple[bool, float]:
     """Whether *ask* is answered, and how long that takes."""
     started = clock()
     try:
-        ask(backend)
-    except BackendError:
+        ask(store)
+    except StoreError:
         return False, clock() - started
     return True, clock() - started
 
 
-def outcomes(backend: Backend) -> dict[str, tuple[bool, float]]:
+def outcomes(store: Store) -> dict[str, tuple[bool, float]]:
     """The outcomes of all calls, made at the same time."""
     with ThreadPoolExecutor(len(CALLS)) as pool:
-        futures = {name: pool.submit(outcome_of, ask, backend) for name, (ask, _) in CALLS.items()}
+        futures = {name: pool.submit(outcome_of, ask, store) for name, (ask, _) in CALLS.items()}
         return {name: future.result() for name, future in futures.items()}
 
 
@@ -150,13 +150,13 @@ Ends = dict[str, dict[str, tuple[bool, float]]]
 def ends_of() -> Ends:
     """The outcomes of all calls to all these stores; all at the same time, because each takes its time."""
     with ExitStack() as cleanup, ThreadPoolExecutor(len(SILENT) + 1) as pool:
-        futures = {store.__name__: pool.submit(outcomes, store(cleanup)) for store in [*SILENT, slow_server]}
+        futures = {opened.__name__: pool.submit(outcomes, opened(cleanup)) for opened in [*SILENT, slow_server]}
         return {name: future.result() for name, future in futures.items()}
 
 
 @pytest.mark.parametrize("store", SILENT)
 def test_every_call_to_a_silent_store_fails_within_its_bound(
-    store: Callable[[ExitStack], Backend], ends_of: Ends
+    store: Callable[[ExitStack], Store], ends_of: Ends
 ) -> None:
     ends = ends_of[store.__name__]
 
@@ -164,12 +164,12 @@ def test_every_call_to_a_silent_store_fails_within_its_bound(
     assert too_slow(ends) == {}
 
 
-@pytest.mark.parametrize("store", [mute_listener, full_backlog, black_hole])
-def test_a_renewal_in_a_hurry_does_not_wait_longer_than_it_may(store: Callable[[ExitStack], Backend]) -> None:
+@pytest.mark.parametrize("opened", [mute_listener, full_backlog, black_hole])
+def test_a_renewal_in_a_hurry_does_not_wait_longer_than_it_may(opened: Callable[[ExitStack], Store]) -> None:
     with ExitStack() as cleanup:
-        backend = store(cleanup)
+        store = opened(cleanup)
 
-        answered, seconds = outcome_of(lambda backend: backend.renew([MINE], 0.1), backend)
+        answered, seconds = outcome_of(lambda store: store.renew([MINE], 0.1), store)
 
     assert not answered
     assert seconds < 0.1 + SLACK
@@ -187,40 +187,40 @@ def test_every_call_to_a_slow_store_ends_within_its_bound(ends_of: Ends) -> None
 
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_store_that_takes_less_than_a_second_for_an_answer_is_understood(
-    proxy: Proxy, backend: RedisBackend, connected: bool
+    proxy: Proxy, store: RedisStore, connected: bool
 ) -> None:
-    backend = backend if connected else RedisBackend(proxy.url, {})
+    store = store if connected else RedisStore(proxy.url, {})
     proxy.delay(0.4)
 
-    answer = backend.acquire(MINE)
+    answer = store.acquire(MINE)
 
     assert isinstance(answer, Grant)
 
 
 def test_a_late_answer_is_not_taken_for_the_answer_to_the_next_question(
-    proxy: Proxy, backend: RedisBackend, direct: RedisBackend
+    proxy: Proxy, store: RedisStore, direct: RedisStore
 ) -> None:
     direct.acquire(Claim(KEY, "holder", 30.0))
     proxy.delay(0.6)
-    with pytest.raises(BackendError):
-        backend.release(Claim("singleton:v1:{other:00}", "a", 30.0), 1, bound=0.2)
+    with pytest.raises(StoreError):
+        store.release(Claim("singleton:v1:{other:00}", "a", 30.0), 1, bound=0.2)
 
     proxy.forward()
 
-    assert isinstance(backend.acquire(MINE), Conflict)
+    assert isinstance(store.acquire(MINE), Conflict)
 
 
 def test_a_late_answer_to_a_renewal_is_not_taken_for_the_answer_to_the_next(
-    proxy: Proxy, backend: RedisBackend, direct: RedisBackend
+    proxy: Proxy, store: RedisStore, direct: RedisStore
 ) -> None:
     direct.acquire(MINE)
     proxy.delay(0.5)
-    with pytest.raises(BackendError):
-        backend.renew([MINE], 0.1)
+    with pytest.raises(StoreError):
+        store.renew([MINE], 0.1)
 
     proxy.forward()
 
-    assert backend.renew([Claim(KEY, "stranger", 30.0)], 1.0) == [Answer.TAKEN]
+    assert store.renew([Claim(KEY, "stranger", 30.0)], 1.0) == [Answer.TAKEN]
 
 
 class TimeIsUp(BaseException):
@@ -228,7 +228,7 @@ class TimeIsUp(BaseException):
 
 
 def test_an_answer_that_an_interrupted_call_has_not_read_is_not_taken_for_the_next(
-    proxy: Proxy, backend: RedisBackend, direct: RedisBackend
+    proxy: Proxy, store: RedisStore, direct: RedisStore
 ) -> None:
     def strike(*_: object) -> None:
         raise TimeIsUp
@@ -239,56 +239,56 @@ def test_an_answer_that_an_interrupted_call_has_not_read_is_not_taken_for_the_ne
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(TimeIsUp):
-            backend.release(Claim("singleton:v1:{other:00}", "a", 30.0), 1)
+            store.release(Claim("singleton:v1:{other:00}", "a", 30.0), 1)
     finally:
         signal.signal(signal.SIGALRM, before)
 
     proxy.forward()
 
-    assert isinstance(backend.acquire(MINE), Conflict)
+    assert isinstance(store.acquire(MINE), Conflict)
 
 
 # Stores that come back.
 
 
-def test_an_acquire_outlasts_a_short_outage(proxy: Proxy, backend: RedisBackend) -> None:
+def test_an_acquire_outlasts_a_short_outage(proxy: Proxy, store: RedisStore) -> None:
     proxy.reset()
     threading.Timer(0.5, proxy.forward).start()
 
-    answer = backend.acquire(MINE)
+    answer = store.acquire(MINE)
 
     assert isinstance(answer, Grant)
 
 
-VERBS: dict[str, Callable[[Backend], Any]] = {
-    "acquire": lambda backend: backend.acquire(MINE),
+VERBS: dict[str, Callable[[Store], Any]] = {
+    "acquire": lambda store: store.acquire(MINE),
     "ask": asked,
-    "renew": lambda backend: backend.renew([MINE], 1.0),
-    "release": lambda backend: backend.release(MINE, 1),
-    "holders": lambda backend: backend.holders(KEY),
+    "renew": lambda store: store.renew([MINE], 1.0),
+    "release": lambda store: store.release(MINE, 1),
+    "holders": lambda store: store.holders(KEY),
 }
 
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_a_connection_that_was_closed_while_idle_costs_no_answer(
-    proxy: Proxy, backend: RedisBackend, verb: Callable[[Backend], Any]
+    proxy: Proxy, store: RedisStore, verb: Callable[[Store], Any]
 ) -> None:
-    backend.acquire(MINE)
+    store.acquire(MINE)
 
     proxy.cut()
 
-    assert verb(backend)
+    assert verb(store)
 
 
 # Lost replies.
 
 
 def test_a_grant_whose_reply_was_lost_is_recognised_as_our_own(
-    proxy: Proxy, backend: RedisBackend, direct: RedisBackend
+    proxy: Proxy, store: RedisStore, direct: RedisStore
 ) -> None:
     lost = proxy.lose_reply(to=b"EVALSHA")
 
-    answer = backend.acquire(MINE)
+    answer = store.acquire(MINE)
 
     assert lost.is_set()
     assert isinstance(answer, Grant)
@@ -296,34 +296,32 @@ def test_a_grant_whose_reply_was_lost_is_recognised_as_our_own(
     assert (holder.token, holder.fence) == ("a", answer.fence)
 
 
-def test_a_repeated_grant_counts_from_the_request_that_was_answered(proxy: Proxy, backend: RedisBackend) -> None:
+def test_a_repeated_grant_counts_from_the_request_that_was_answered(proxy: Proxy, store: RedisStore) -> None:
     lost = proxy.lose_reply(to=b"EVALSHA")
     lost_at: list[float] = []
     watch = threading.Thread(target=lambda: lost.wait(20) and lost_at.append(clock()))
     watch.start()
 
-    answer = backend.acquire(MINE)
+    answer = store.acquire(MINE)
 
     watch.join()
     assert isinstance(answer, Grant)
     assert answer.sent_at > lost_at[0]
 
 
-def test_a_lost_reply_to_a_release_leaves_nothing_behind(
-    proxy: Proxy, backend: RedisBackend, direct: RedisBackend
-) -> None:
-    backend.acquire(MINE)
+def test_a_lost_reply_to_a_release_leaves_nothing_behind(proxy: Proxy, store: RedisStore, direct: RedisStore) -> None:
+    store.acquire(MINE)
     lost = proxy.lose_reply(to=b"EVALSHA")
 
-    outcome_of(lambda backend: backend.release(MINE, 1), backend)
+    outcome_of(lambda store: store.release(MINE, 1), store)
 
     assert lost.is_set()
     assert direct.holders(KEY) == []
 
 
-def test_a_lease_whose_release_was_done_but_not_heard_of_was_not_lost(proxy: Proxy, backend: RedisBackend) -> None:
+def test_a_lease_whose_release_was_done_but_not_heard_of_was_not_lost(proxy: Proxy, store: RedisStore) -> None:
     told: list[Lease] = []
-    lease = Lease(backend, KEY, ttl=30.0, on_lost=told.append)
+    lease = Lease(store, KEY, ttl=30.0, on_lost=told.append)
     lease.acquire()
     proxy.lose_reply(to=b"EVALSHA")
 
@@ -334,16 +332,16 @@ def test_a_lease_whose_release_was_done_but_not_heard_of_was_not_lost(proxy: Pro
 
 
 def test_a_lost_reply_to_a_renewal_leaves_the_lock_renewed_and_ours(
-    proxy: Proxy, backend: RedisBackend, direct: RedisBackend
+    proxy: Proxy, store: RedisStore, direct: RedisStore
 ) -> None:
-    backend.acquire(Claim(KEY, "a", 5.0))
+    store.acquire(Claim(KEY, "a", 5.0))
     proxy.lose_reply(to=b"EVALSHA")
 
-    with pytest.raises(BackendError):
-        backend.renew([MINE], 0.5)
+    with pytest.raises(StoreError):
+        store.renew([MINE], 0.5)
 
     assert direct.holders(KEY)[0].expires_in > 5
-    assert backend.renew([MINE], 1.0) == [Answer.DONE]
+    assert store.renew([MINE], 1.0) == [Answer.DONE]
 
 
 # Servers that say no.
@@ -372,30 +370,30 @@ def connections_so_far(admin: Any) -> int:
 def test_a_wrong_password_fails_at_the_first_try_and_is_not_told(
     valkey: Server, admin: Any, password: str, url: str
 ) -> None:
-    backend = RedisBackend(url.format(port=valkey.port), {})
+    store = RedisStore(url.format(port=valkey.port), {})
     before = connections_so_far(admin)
 
-    with pytest.raises(BackendError, match="Authentication") as refused:
-        backend.acquire(MINE)
+    with pytest.raises(StoreError, match="Authentication") as refused:
+        store.acquire(MINE)
 
     assert connections_so_far(admin) == before + 1
     assert "wr0ng-secret" not in str(refused.value) + repr(refused.value)
 
 
 def test_a_missing_password_fails_at_the_first_try(valkey: Server, admin: Any, password: str) -> None:
-    backend = RedisBackend(valkey.url, {})
+    store = RedisStore(valkey.url, {})
     before = connections_so_far(admin)
 
-    with pytest.raises(BackendError, match="uthenticat"):
-        backend.acquire(MINE)
+    with pytest.raises(StoreError, match="uthenticat"):
+        store.acquire(MINE)
 
     assert connections_so_far(admin) == before + 1
 
 
 def test_the_right_password_is_let_in(valkey: Server, password: str) -> None:
-    backend = RedisBackend(f"redis://:{password}@127.0.0.1:{valkey.port}/0", {})
+    store = RedisStore(f"redis://:{password}@127.0.0.1:{valkey.port}/0", {})
 
-    answer = backend.acquire(MINE)
+    answer = store.acquire(MINE)
 
     assert isinstance(answer, Grant)
-    backend.close()
+    store.close()

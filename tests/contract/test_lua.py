@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import BackendError
-from celery_singleton_lock.backends import redis as redis_backend
-from celery_singleton_lock.backends.base import clock
-from celery_singleton_lock.backends.records import Answer, Claim, Grant
-from celery_singleton_lock.backends.redis import RedisBackend, Script
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.stores import redis as redis_store
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.redis.store import RedisStore, Script
 from tests.servers import Server
 
 KEY, OTHER_KEY = "singleton:v1:{shop.tasks.sync:00}", "singleton:v1:{shop.tasks.sync:11}"
 MINE = Claim(KEY, "a", 30.0, 1, {"task_id": "id-of-a"})
 
-FILES = {file.name: file.read_text() for file in resources.files(redis_backend.__package__).joinpath("lua").iterdir()}
+FILES = {file.name: file.read_text() for file in resources.files(redis_store.__package__).joinpath("lua").iterdir()}
 every_file = pytest.mark.parametrize("name", sorted(FILES))
 
 
 @pytest.fixture
-def backend(server: Server) -> Iterator[RedisBackend]:
-    backend = RedisBackend(server.url, {})
-    yield backend
-    backend.close()
+def store(server: Server) -> Iterator[RedisStore]:
+    store = RedisStore(server.url, {})
+    yield store
+    store.close()
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def documented_answers(text: str) -> set[int]:
 
 
 def test_there_is_one_file_per_verb() -> None:
-    assert set(FILES) == {"acquire.lua", "renew.lua", "release.lua", "publish.lua", "withdraw.lua", "claim.lua"}
+    assert set(FILES) == {"acquire.lua", "renew.lua", "release.lua", "mark_queued.lua", "unmark.lua", "claim_slot.lua"}
 
 
 @every_file
@@ -118,13 +118,13 @@ class Scripts:
         return self._run("release", [KEY], [token, 1, 1, 0])
 
     def publish(self, task_id: str) -> Any:
-        return self._run("publish", [KEY], [task_id, 30_000, 0, 60_000])
+        return self._run("mark_queued", [KEY], [task_id, 30_000, 0, 60_000])
 
     def claim(self, due: int, sent: int) -> Any:
-        return self._run("claim", [KEY], ["entry", due, 1, sent, 1000])
+        return self._run("claim_slot", [KEY], ["entry", due, 1, sent, 1000])
 
     def withdraw(self, task_id: str) -> Any:
-        return self._run("withdraw", [KEY], [task_id, 0])
+        return self._run("unmark", [KEY], [task_id, 0])
 
     def _run(self, verb: str, keys: list[str], arguments: list[Any]) -> Any:
         return self._client.eval(Script(verb).text, len(keys), *keys, *arguments)
@@ -175,22 +175,22 @@ def test_every_documented_answer_of_release_is_reached(scripts: Scripts) -> None
     assert set(answers) == documented_answers(FILES["release.lua"])
 
 
-def test_every_documented_answer_of_withdraw_is_reached(scripts: Scripts, client: Any) -> None:
+def test_every_documented_answer_of_unmark_is_reached(scripts: Scripts, client: Any) -> None:
     scripts.acquire("a")
     scripts.acquire("b", policy="rerun", arguments="of b")
 
     answers = [scripts.withdraw("id-of-c"), scripts.withdraw("id-of-b"), scripts.withdraw("id-of-b")]
 
     assert answers == [0, 1, 0]
-    assert set(answers) == documented_answers(FILES["withdraw.lua"])
+    assert set(answers) == documented_answers(FILES["unmark.lua"])
     assert not {"next", "next:args"} & set(client.hkeys(KEY))
 
 
-def test_every_documented_answer_of_publish_is_reached(scripts: Scripts, client: Any) -> None:
+def test_every_documented_answer_of_mark_queued_is_reached(scripts: Scripts, client: Any) -> None:
     queued, (verdict, now, fields), again = scripts.publish("a"), scripts.publish("b"), scripts.publish("a")
 
     assert (queued, verdict, again) == (1, 0, 1)
-    assert {queued, verdict} == documented_answers(FILES["publish.lua"])
+    assert {queued, verdict} == documented_answers(FILES["mark_queued.lua"])
     assert now > 0
     assert set(fields[::2]) == {"queued", "quiet"}
     assert set(client.hkeys(KEY)) == {"queued", "quiet"}
@@ -198,11 +198,11 @@ def test_every_documented_answer_of_publish_is_reached(scripts: Scripts, client:
     assert 0 < client.pttl(KEY) <= 60_000
 
 
-def test_every_documented_answer_of_claim_is_reached(scripts: Scripts) -> None:
+def test_every_documented_answer_of_claim_slot_is_reached(scripts: Scripts) -> None:
     answers = [scripts.claim(1, 0), scripts.claim(1, 2), scripts.claim(1, 0)]
 
     assert answers == [1, 1, 0]
-    assert set(answers) == documented_answers(FILES["claim.lua"])
+    assert set(answers) == documented_answers(FILES["claim_slot.lua"])
 
 
 def test_the_hash_has_the_fields_that_the_header_of_acquire_tells(scripts: Scripts, client: Any) -> None:
@@ -243,20 +243,20 @@ def test_a_successor_has_the_fields_that_the_header_of_acquire_tells(scripts: Sc
 
 # What they cost.
 
-VERBS: dict[str, Callable[[RedisBackend], Any]] = {
-    "acquire": lambda backend: backend.acquire(MINE),
-    "a refused acquire": lambda backend: backend.acquire(Claim(KEY, "b", 30.0)),
-    "renew": lambda backend: backend.renew([MINE, Claim(OTHER_KEY, "a", 30.0)], 1.0),
-    "release": lambda backend: backend.release(MINE, 1),
+VERBS: dict[str, Callable[[RedisStore], Any]] = {
+    "acquire": lambda store: store.acquire(MINE),
+    "a refused acquire": lambda store: store.acquire(Claim(KEY, "b", 30.0)),
+    "renew": lambda store: store.renew([MINE, Claim(OTHER_KEY, "a", 30.0)], 1.0),
+    "release": lambda store: store.release(MINE, 1),
 }
 
 
-def warmed_up(backend: RedisBackend) -> RedisBackend:
+def warmed_up(store: RedisStore) -> RedisStore:
     """With open connections and loaded scripts."""
-    backend.acquire(MINE)
-    backend.renew([MINE], 1.0)
-    backend.release(MINE, 1)
-    return backend
+    store.acquire(MINE)
+    store.renew([MINE], 1.0)
+    store.release(MINE, 1)
+    return store
 
 
 def commands_of(server: Server, body: Callable[[], Any]) -> list[str]:
@@ -273,34 +273,34 @@ def commands_of(server: Server, body: Callable[[], Any]) -> list[str]:
     return sent
 
 
-def test_each_verb_is_one_round_trip(server: Server, backend: RedisBackend) -> None:
-    warmed_up(backend)
+def test_each_verb_is_one_round_trip(server: Server, store: RedisStore) -> None:
+    warmed_up(store)
 
-    sent = {name: commands_of(server, lambda verb=verb: verb(backend)) for name, verb in VERBS.items()}
+    sent = {name: commands_of(server, lambda verb=verb: verb(store)) for name, verb in VERBS.items()}
 
     assert {name: len(commands) for name, commands in sent.items()} == dict.fromkeys(VERBS, 1)
     assert all(commands[0].startswith("EVALSHA ") for commands in sent.values())
 
 
-def test_a_large_renewal_goes_in_parts(server: Server, backend: RedisBackend) -> None:
-    warmed_up(backend)
+def test_a_large_renewal_goes_in_parts(server: Server, store: RedisStore) -> None:
+    warmed_up(store)
     claims = [Claim(f"k{number}", "a", 30.0) for number in range(220)]
 
-    sent = commands_of(server, lambda: backend.renew(claims, 1.0))
+    sent = commands_of(server, lambda: store.renew(claims, 1.0))
 
     assert [len(re.findall(r" k\d+", command)) for command in sent] == [50, 50, 50, 50, 20]
 
 
 def test_renewals_have_a_connection_of_their_own(server: Server, client: Any) -> None:
-    backend = warmed_up(RedisBackend(server.url, {"client_name": "the-backend"}))
+    store = warmed_up(RedisStore(server.url, {"client_name": "the-store"}))
 
-    backend.renew([MINE], 1.0)
-    backend.acquire(MINE)
-    backend.release(MINE, 1)
+    store.renew([MINE], 1.0)
+    store.acquire(MINE)
+    store.release(MINE, 1)
 
-    own = [event["cmd"] for event in client.client_list() if event["name"] == "the-backend"]
+    own = [event["cmd"] for event in client.client_list() if event["name"] == "the-store"]
     assert own == ["evalsha", "evalsha"]
-    backend.close()
+    store.close()
 
 
 # What they survive.
@@ -308,14 +308,14 @@ def test_renewals_have_a_connection_of_their_own(server: Server, client: Any) ->
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_a_server_that_has_forgotten_the_scripts_is_told_them_again(
-    backend: RedisBackend, client: Any, verb: Callable[[RedisBackend], Any]
+    store: RedisStore, client: Any, verb: Callable[[RedisStore], Any]
 ) -> None:
-    warmed_up(backend)
-    backend.acquire(MINE)
+    warmed_up(store)
+    store.acquire(MINE)
 
     client.script_flush()
 
-    assert verb(backend)
+    assert verb(store)
     assert (
         client.script_exists(Script("acquire").digest, Script("renew").digest, Script("release").digest).count(True)
         == 1
@@ -330,69 +330,69 @@ def out_of_memory(client: Any) -> Iterator[Callable[[], object]]:
     client.config_set("maxmemory", 0)
 
 
-def test_a_server_out_of_memory_grants_nothing(backend: RedisBackend, out_of_memory: Callable[[], object]) -> None:
-    warmed_up(backend)
+def test_a_server_out_of_memory_grants_nothing(store: RedisStore, out_of_memory: Callable[[], object]) -> None:
+    warmed_up(store)
 
     out_of_memory()
 
-    with pytest.raises(BackendError, match="maxmemory"):
-        backend.acquire(MINE)
+    with pytest.raises(StoreError, match="maxmemory"):
+        store.acquire(MINE)
 
 
 def test_a_lock_is_renewed_by_a_server_out_of_memory(
-    backend: RedisBackend, client: Any, out_of_memory: Callable[[], object]
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
 ) -> None:
-    backend.acquire(Claim(KEY, "a", 5.0))
+    store.acquire(Claim(KEY, "a", 5.0))
 
     out_of_memory()
 
-    assert backend.renew([MINE], 1.0) == [Answer.DONE]
-    assert backend.holders(KEY)[0].expires_in > 5
+    assert store.renew([MINE], 1.0) == [Answer.DONE]
+    assert store.holders(KEY)[0].expires_in > 5
     assert client.pttl(KEY) > 10_000
 
 
 def test_a_lock_whose_key_needs_no_later_expiry_is_renewed_by_a_server_out_of_memory(
-    backend: RedisBackend, out_of_memory: Callable[[], object]
+    store: RedisStore, out_of_memory: Callable[[], object]
 ) -> None:
-    backend.acquire(Claim(KEY, "long", 600.0, 2))
-    backend.acquire(Claim(KEY, "a", 5.0, 2))
+    store.acquire(Claim(KEY, "long", 600.0, 2))
+    store.acquire(Claim(KEY, "a", 5.0, 2))
 
     out_of_memory()
 
-    assert backend.renew([Claim(KEY, "a", 30.0, 2)], 1.0) == [Answer.DONE]
-    assert backend.holders(KEY)[0].expires_in > 5
+    assert store.renew([Claim(KEY, "a", 30.0, 2)], 1.0) == [Answer.DONE]
+    assert store.holders(KEY)[0].expires_in > 5
 
 
 def test_a_lock_is_released_by_a_server_out_of_memory(
-    backend: RedisBackend, client: Any, out_of_memory: Callable[[], object]
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
 ) -> None:
-    backend.acquire(MINE)
+    store.acquire(MINE)
 
     out_of_memory()
 
-    assert backend.release(MINE, 1) is Answer.DONE
+    assert store.release(MINE, 1) is Answer.DONE
     assert not client.exists(KEY)
 
 
 def test_one_of_several_holders_is_released_by_a_server_out_of_memory(
-    backend: RedisBackend, out_of_memory: Callable[[], object]
+    store: RedisStore, out_of_memory: Callable[[], object]
 ) -> None:
     for token in "ab":
-        backend.acquire(Claim(KEY, token, 30.0, 2))
+        store.acquire(Claim(KEY, token, 30.0, 2))
 
     out_of_memory()
 
-    assert backend.release(Claim(KEY, "a", 30.0, 2), 1) is Answer.DONE
-    assert [holder.token for holder in backend.holders(KEY)] == ["b"]
+    assert store.release(Claim(KEY, "a", 30.0, 2), 1) is Answer.DONE
+    assert [holder.token for holder in store.holders(KEY)] == ["b"]
 
 
 def test_a_grant_whose_reply_was_lost_is_recognised_by_a_server_out_of_memory(
-    backend: RedisBackend, out_of_memory: Callable[[], object]
+    store: RedisStore, out_of_memory: Callable[[], object]
 ) -> None:
-    first = backend.acquire(MINE)
+    first = store.acquire(MINE)
 
     out_of_memory()
-    again = backend.acquire(MINE)
+    again = store.acquire(MINE)
 
     assert isinstance(first, Grant)
     assert isinstance(again, Grant)
@@ -400,27 +400,27 @@ def test_a_grant_whose_reply_was_lost_is_recognised_by_a_server_out_of_memory(
 
 
 def test_a_lock_that_stays_taken_is_released_by_a_server_out_of_memory(
-    backend: RedisBackend, out_of_memory: Callable[[], object]
+    store: RedisStore, out_of_memory: Callable[[], object]
 ) -> None:
     mine = Claim(KEY, "a", 30.0, min_hold=10.0)
-    backend.acquire(mine)
+    store.acquire(mine)
 
     out_of_memory()
 
-    assert backend.release(mine, 1) is Answer.DONE
-    assert backend.renew([mine], 1.0) == [Answer.TAKEN]
+    assert store.release(mine, 1) is Answer.DONE
+    assert store.renew([mine], 1.0) == [Answer.TAKEN]
 
 
 def test_a_lock_that_somebody_waits_for_is_released_by_a_server_out_of_memory(
-    backend: RedisBackend, out_of_memory: Callable[[], object]
+    store: RedisStore, out_of_memory: Callable[[], object]
 ) -> None:
-    backend.acquire(MINE)
-    with backend.waiter(Claim(KEY, "w", 30.0)) as waiter:
+    store.acquire(MINE)
+    with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
         waiter.ask()
 
         out_of_memory()
 
-        released = backend.release(MINE, 1)
+        released = store.release(MINE, 1)
         asleep_at = clock()
         waiter.sleep(20)
 

@@ -5,7 +5,7 @@ import signal
 import time
 from typing import Any
 
-from celery_singleton_lock.core.deadman import DeadMan
+from celery_singleton_lock.leases.deadman import DeadMan
 from tests.endings.app import LONG, TASKS, killed
 from tests.endings.conftest import APP, begun
 from tests.recorder import Recorder

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock import BackendError, Lease, Lock
-from celery_singleton_lock.backends.base import clock
-from celery_singleton_lock.core.lease import own_heartbeat
+from celery_singleton_lock import Lease, Lock, StoreError
+from celery_singleton_lock.leases.lease import own_heartbeat
+from celery_singleton_lock.stores.base import clock
 from tests.proxy import Proxy
 from tests.servers import SERVERS, Server, missing, running
 from tests.waiting import until
@@ -98,7 +98,7 @@ def test_in_a_black_hole_the_loss_is_told_at_the_deadline_and_the_release_does_n
         is_told_in_time(lease)
         assert lease.lost_reason == "unreachable"
         within(2.0, lock.release)
-        with pytest.raises(BackendError):
+        with pytest.raises(StoreError):
             within(5.0, lock.acquire)
         assert is_free_within_ttl(own) > lease.fence
 
@@ -211,7 +211,7 @@ def test_with_its_memory_full_the_server_renews_and_releases_but_grants_nothing(
         client.config_set("maxmemory", 1)
 
         is_renewed(lease)
-        with pytest.raises(BackendError, match="memory"):
+        with pytest.raises(StoreError, match="memory"):
             within(5.0, Lock("other", url=own.url).acquire)
         lock.release()
         client.config_set("maxmemory", 0)
@@ -224,7 +224,7 @@ def test_a_demoted_master_is_waited_for_until_the_deadline(own: Server) -> None:
 
         is_told_in_time(lease)
         assert lease.lost_reason == "unreachable"
-        with pytest.raises(BackendError, match="ReadOnly"):
+        with pytest.raises(StoreError, match="ReadOnly"):
             within(5.0, Lock("other", url=own.url).acquire)
         client.replicaof("NO", "ONE")
         assert is_free_within_ttl(own) > lease.fence
@@ -263,7 +263,7 @@ def test_a_server_without_free_connections_still_renews(own: Server) -> None:
             [each.ping() for each in spare]
 
         is_renewed(lease)
-        with pytest.raises(BackendError):
+        with pytest.raises(StoreError):
             within(5.0, Lock("other", url=f"{own.url}?client_name=new").acquire)
 
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import kombu
 
-from celery_singleton_lock.backends.redis import RedisBackend
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.fire.checker import Call, History, Remains, unaccounted
 from tests.fire.kinds import KINDS
 from tests.fire.load import states
@@ -81,7 +81,7 @@ def _has_ended(host: Host) -> bool:
 
 def _holders(stage: Stage) -> list[str]:
     """Whoever still holds a lock, when all leases of the dead must have ended."""
-    backend = RedisBackend(stage.locks.url, {})
+    backend = RedisStore(stage.locks.url, {})
     with stage.locks.client() as client:
 
         def found() -> list[str]:

@@ -13,16 +13,16 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import (
-    BackendError,
     ConfigurationError,
     Lease,
     Lock,
     LockLost,
     SingletonLockError,
     SingletonTask,
+    StoreError,
     signals,
 )
-from celery_singleton_lock.backends import backend_from_url
+from celery_singleton_lock.stores import store_from_url
 from tests.servers import Server, free_port
 from tests.waiting import until
 
@@ -33,7 +33,7 @@ STORES = ("valkey", "redis", "memory")
 def url(request: pytest.FixtureRequest) -> str:
     """An empty store of each kind, in turn."""
     if request.param == "memory":
-        backend_from_url("memory://lock").clear()  # type: ignore[attr-defined]
+        store_from_url("memory://lock").clear()  # type: ignore[attr-defined]
         return "memory://lock"
     server = request.getfixturevalue(f"{request.param}_process")
     with server.client() as client:
@@ -68,7 +68,7 @@ def in_threads() -> Iterator[Callable[..., threading.Thread]]:
 
 
 def holders(lock: Lock) -> int:
-    return len(lock._backend.holders(lock.key))
+    return len(lock._store.holders(lock.key))
 
 
 def waiting(server: Server, lock: Lock) -> int:
@@ -160,14 +160,14 @@ def test_a_newcomer_does_not_overtake_a_waiter_whose_turn_has_come(server: Serve
     lock = Lock("stock", url=server.url, ttl=30)
     lease = lock.acquire()
     assert lease is not None
-    backend, claim = lock._backend, Lock("stock", url=server.url)._new_lease().claim
-    with backend.waiter(claim) as waiter:
+    store, claim = lock._store, Lock("stock", url=server.url)._new_lease().claim
+    with store.waiter(claim) as waiter:
         waiter.ask()
         lock.release()
 
         assert lock.acquire(blocking=False) is None
         assert not isinstance(waiter.ask(), float)
-    backend.release(claim, None)
+    store.release(claim, None)
 
 
 def test_a_waiter_is_woken_and_does_not_poll(server: Server, in_threads: Any) -> None:
@@ -442,7 +442,7 @@ def test_a_store_that_does_not_answer_is_an_error_after_a_bounded_time() -> None
     lock = Lock("stock", url=f"redis://127.0.0.1:{free_port()}/0")
     began = time.monotonic()
 
-    with pytest.raises(BackendError):
+    with pytest.raises(StoreError):
         lock.acquire()
 
     assert time.monotonic() - began < 10

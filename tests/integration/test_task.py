@@ -15,16 +15,16 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 
 from celery_singleton_lock import (
-    BackendError,
     ConfigurationError,
     LockHeld,
     SingletonTask,
+    StoreError,
     current_lease,
     signals,
 )
 from celery_singleton_lock.copies import noting_the_end
-from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.settings import store_of
 from tests.servers import Server, free_port
 from tests.waiting import until
 
@@ -38,7 +38,7 @@ def app(server: Server) -> Iterator[Celery]:
 
 
 def held_by_somebody(app: Celery, key: str) -> Lease:
-    lease = Lease(backend_of(app), key, ttl=30, facts={"task_id": "the-holder"})
+    lease = Lease(store_of(app), key, ttl=30, facts={"task_id": "the-holder"})
     assert lease.acquire() is None
     return lease
 
@@ -367,10 +367,10 @@ def test_a_store_that_does_not_answer_is_an_error_that_names_it(app: Celery) -> 
     port = free_port()
     app.conf.singleton_lock_url = f"redis://:secret@127.0.0.1:{port}/0"
 
-    @app.task(base=SingletonTask, lock_on_backend_error="raise")
+    @app.task(base=SingletonTask, lock_on_store_error="raise")
     def body() -> None: ...
 
-    with pytest.raises(BackendError, match=f"redis://127.0.0.1:{port}/0") as raised:
+    with pytest.raises(StoreError, match=f"redis://127.0.0.1:{port}/0") as raised:
         body.apply().get()
     assert "secret" not in str(raised.value)
 
@@ -390,7 +390,7 @@ def test_a_failed_run_leaves_a_note_only_where_its_message_is_acknowledged(
     with pytest.raises(ValueError, match="it fails"), noting_the_end(body):
         raise ValueError("it fails")
 
-    assert (backend_of(app).noted("singleton:v1:done:1") is not None) == acked
+    assert (store_of(app).noted("singleton:v1:done:1") is not None) == acked
 
 
 def test_a_copy_of_a_run_that_ends_while_it_asks_for_the_lock_is_dropped(
@@ -403,7 +403,7 @@ def test_a_copy_of_a_run_that_ends_while_it_asks_for_the_lock_is_dropped(
         ran.append("a copy")
 
     def acquire_just_after_the_end(lease: Lease) -> Any:
-        lease.backend.note("singleton:v1:done:1", "0 ended", 60)
+        lease.store.note("singleton:v1:done:1", "0 ended", 60)
         return acquire(lease)
 
     monkeypatch.setattr(Lease, "acquire", acquire_just_after_the_end)
@@ -420,12 +420,12 @@ def test_a_copy_of_a_run_that_has_ended_asks_nobody_to_make_way(app: Celery) -> 
     def body() -> None: ...
 
     holder = held_by_somebody(app, body.lock_key_for())
-    holder.backend.note("singleton:v1:done:1", "0 ended", 60)
+    holder.store.note("singleton:v1:done:1", "0 ended", 60)
     body.request_stack.push(Context(id="1", called_directly=False, delivery_info={"redelivered": True}))
     with pytest.raises(Ignore):
         body()
 
-    assert holder.backend.successor(holder.key) is None
+    assert holder.store.successor(holder.key) is None
     holder.release()
 
 

@@ -22,18 +22,18 @@ from unittest.mock import patch
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from celery_singleton_lock.backends import memory as memory_module
-from celery_singleton_lock.backends.base import ACQUIRE_BOUND, RELEASE_BOUND, Backend, Waiter
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot
-from celery_singleton_lock.backends.wire import REPLY_TIMEOUT
-from celery_singleton_lock.core import heartbeat as heartbeat_module
-from celery_singleton_lock.core import lease as lease_module
-from celery_singleton_lock.core import leftovers as leftovers_module
-from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.lease import Lease
-from celery_singleton_lock.core.leftovers import Leftovers
-from celery_singleton_lock.errors import BackendError, LockLost
+from celery_singleton_lock.errors import LockLost, StoreError
+from celery_singleton_lock.leases import heartbeat as heartbeat_module
+from celery_singleton_lock.leases import lease as lease_module
+from celery_singleton_lock.leases import leftovers as leftovers_module
+from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.leftovers import Leftovers
+from celery_singleton_lock.stores import memory as memory_module
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, Store, Waiter
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot
+from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
 
 KINDS = ("network", "restart", "network", "failover", "network", "steps", "network", "leap")
 """What else goes wrong, by the seed's remainder; the network and the clients are bad in each."""
@@ -78,7 +78,7 @@ class Client:
         self._born = world.random.uniform(100, 1000)
         self.stopped_until = 0.0
         self.crashed = False
-        self.backend = SimBackend(world, self)
+        self.store = SimStore(world, self)
         self.heartbeat = HeartbeatInOrder()
         self.leftovers = Leftovers()
 
@@ -299,7 +299,7 @@ class Request:
 
     verb: str
     claims: tuple[Claim, ...]
-    run: Callable[[MemoryBackend], Any]
+    run: Callable[[MemoryStore], Any]
 
 
 class Call:
@@ -326,7 +326,7 @@ class Server:
         self._ahead = EPOCH
         self._free_at = 0.0
         self._snapshot: Any = {}
-        self.memory = MemoryBackend(now=self.time)
+        self.memory = MemoryStore(now=self.time)
         self.listeners: list[tuple[str, Callable[[], None]]] = []
 
     def time(self) -> float:
@@ -426,7 +426,7 @@ class Network:
         return max(self._world.now + SHORTEST, min(moment, self._world.healed_at))
 
 
-class SimBackend(Backend):
+class SimStore(Store):
     """A client's view of the server; it persists as the one for Redis does."""
 
     address = "sim://server"
@@ -461,7 +461,7 @@ class SimBackend(Backend):
     def slots(self, key: str) -> dict[str, Slot]:
         raise NotImplementedError
 
-    def twin(self) -> Backend:
+    def twin(self) -> Store:
         raise NotImplementedError
 
     def acquire(self, claim: Claim) -> Grant | Conflict:
@@ -500,7 +500,7 @@ class SimBackend(Backend):
                 if unheard is not None:
                     unheard.append(sent_at)
                 if clock() + pause >= give_up_at:
-                    raise BackendError(self.address, str(error)) from error
+                    raise StoreError(self.address, str(error)) from error
             self._world.suspend(pause)
             pause *= 2
 
@@ -519,9 +519,9 @@ class SimBackend(Backend):
 class SimWaiter(Waiter):
     """A turn in the queue, woken through the network."""
 
-    def __init__(self, world: World, backend: SimBackend, client: Client, claim: Claim) -> None:
+    def __init__(self, world: World, store: SimStore, client: Client, claim: Claim) -> None:
         self._world = world
-        self._backend = backend
+        self._store = store
         self._client = client
         self._claim = claim
         self._sleeper: tuple[Task, int] | None = None
@@ -529,15 +529,15 @@ class SimWaiter(Waiter):
         self._ear = (claim.key, self._published)
 
     def __enter__(self) -> Self:
-        self._backend.server.listeners.append(self._ear)
+        self._store.server.listeners.append(self._ear)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._backend.server.listeners.remove(self._ear)
+        self._store.server.listeners.remove(self._ear)
 
     def ask(self) -> Grant | float:
         claim = self._claim
-        return self._backend.take(Request("queue", (claim,), lambda memory: memory.queue(claim)))
+        return self._store.take(Request("queue", (claim,), lambda memory: memory.queue(claim)))
 
     def sleep(self, seconds: float) -> None:
         if not self._heard:
@@ -546,7 +546,7 @@ class SimWaiter(Waiter):
         self._sleeper, self._heard = None, False
 
     def _published(self) -> None:
-        self._backend.network.tell(self._client, self._hear)
+        self._store.network.tell(self._client, self._hear)
 
     def _hear(self) -> None:
         self._heard = True
@@ -698,7 +698,7 @@ class Body:
     def _take(self, key: Key) -> Lease | None:
         client = self._client
         lease = Lease(
-            client.backend,
+            client.store,
             key.name,
             ttl=key.ttl,
             limit=key.limit,
@@ -710,7 +710,7 @@ class Body:
         try:
             if self._asked(lease):
                 return lease
-        except BackendError:
+        except StoreError:
             self._world.note("unanswered", lease.token)
         self._give_back(lease)
         return None
@@ -810,7 +810,7 @@ class Simulation:
         network = Network(world, self.server)
         for number in range(random.randrange(2, 6) + 1):
             client = Client(world, f"c{number}", rate=1 + WORST_RATE * random.choice((-1, 1, random.uniform(-1, 1))))
-            client.backend.network, client.backend.server = network, self.server
+            client.store.network, client.store.server = network, self.server
             self._clients.append(client)
         self._keys = [self._key(f"k{number}") for number in range(random.choice((1, 1, 2)))]
         *clients, doctor = self._clients

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.backends.base import Backend
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant
-from celery_singleton_lock.backends.redis import RedisBackend
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.model.ageing import StandingClock
 from tests.servers import Server
 
@@ -54,7 +54,7 @@ class Expected:
 class Play:
     """One schedule, acted on a store."""
 
-    store: Backend
+    store: Store
     let_expire: Callable[[], None]
     key: str
     expected: Expected = field(default_factory=Expected)
@@ -113,14 +113,14 @@ def test_no_order_of_events_lets_two_hold_the_lock_or_a_stranger_free_it() -> No
     for count, schedule in enumerate(schedules(), 1):  # noqa: B007 (asserted on below)
         # Whatever came before is over, and the clock goes on, as fences need.
         now[0] += 10 * TTL
-        Play(MemoryBackend(now=lambda: now[0]), let_expire, "key").act(schedule)
+        Play(MemoryStore(now=lambda: now[0]), let_expire, "key").act(schedule)
 
     assert count > 50_000
 
 
 @pytest.fixture
 def play(server: Server) -> Iterator[Callable[[tuple[Action, ...]], None]]:
-    store, admin = RedisBackend(server.url, {}), server.client()
+    store, admin = RedisStore(server.url, {}), server.client()
     clock = StandingClock(admin)
 
     def act(schedule: tuple[Action, ...]) -> None:
@@ -140,13 +140,13 @@ def test_the_scripts_act_the_same_schedules_on_a_real_server(play: Any) -> None:
 
 
 def test_a_store_that_forgets_to_compare_tokens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = MemoryBackend.release
+    release = MemoryStore.release
 
-    def release_whoever_holds_it(self: MemoryBackend, claim: Claim, place: int | None, bound: float = 1.0) -> Answer:
+    def release_whoever_holds_it(self: MemoryStore, claim: Claim, place: int | None, bound: float = 1.0) -> Answer:
         held = self.holders(claim.key)
         return release(self, Claim(claim.key, held[0].token, TTL) if held else claim, place, bound)
 
-    monkeypatch.setattr(MemoryBackend, "release", release_whoever_holds_it)
+    monkeypatch.setattr(MemoryStore, "release", release_whoever_holds_it)
 
     with pytest.raises(AssertionError):
         test_no_order_of_events_lets_two_hold_the_lock_or_a_stranger_free_it()

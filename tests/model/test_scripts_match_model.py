@@ -23,11 +23,11 @@ from hypothesis.stateful import (
 )
 
 from celery_singleton_lock import ConfigurationError
-from celery_singleton_lock.backends.base import RELEASE_BOUND
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Succession
-from celery_singleton_lock.backends.redis import RedisBackend
-from celery_singleton_lock.backends.waiters import RedisWaiter
+from celery_singleton_lock.stores.base import RELEASE_BOUND
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Succession
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from tests.model.ageing import StandingClock
 from tests.servers import SERVERS, Server, running
 from tests.waiting import until
@@ -47,7 +47,7 @@ FACTS: tuple[dict[str, str], ...] = (
 TASK_IDS = ("a-task", "a task", "another")
 
 
-class Model(MemoryBackend):
+class Model(MemoryStore):
     """The model, and what it leaves out: a release passes over the waiters that do not listen."""
 
     def __init__(self) -> None:
@@ -112,17 +112,17 @@ class Real:
     """A server, asked in the same way as the model."""
 
     def __init__(self, server: Server) -> None:
-        self.backend = RedisBackend(server.url, {})
+        self.store = RedisStore(server.url, {})
         self.client = server.client()
         self.clock = StandingClock(self.client)
-        self.acquire, self.renew, self.release = self.backend.acquire, self.backend.renew, self.backend.release
-        self.publish, self.withdraw = self.backend.publish, self.backend.withdraw
+        self.acquire, self.renew, self.release = self.store.acquire, self.store.renew, self.store.release
+        self.publish, self.withdraw = self.store.publish, self.store.withdraw
         self.waiters: dict[str, RedisWaiter] = {}
         self.fences: dict[str, int] = {}
 
     def queue(self, claim: Claim) -> Grant | float:
         if claim.token not in self.waiters:
-            self.waiters[claim.token] = self.backend.waiter(claim)
+            self.waiters[claim.token] = self.store.waiter(claim)
         waiter = self.waiters[claim.token]
         # On a busy machine a waiter may be deaf at first, and the release then passes it over.
         until(lambda: waiter._listen() or waiter._ears, "the waiter listens")
@@ -146,7 +146,7 @@ class Real:
         self.fences.clear()
 
     def close(self) -> None:
-        self.backend.close()
+        self.store.close()
         self.client.close()
 
 
@@ -337,7 +337,7 @@ class Scripts(RuleBasedStateMachine):
             for real in self.reals:
                 if self.in_time:
                     with self.at_this_moment(real):
-                        held_there, left = tuple(real.backend.holders(key)), real.client.pttl(key)
+                        held_there, left = tuple(real.store.holders(key)), real.client.pttl(key)
                 if not self.in_time:
                     return
                 assert same(held_there, tuple(held)), f"{key} is held by {held_there}, in the model by {held}"
@@ -353,7 +353,7 @@ class Scripts(RuleBasedStateMachine):
                 with self.at_this_moment(real):
                     answers.append(answered(ask, real))
             if self.in_time:
-                assert same(answers[-1], expected), f"{real.backend.address}: {answers[-1]} is not {expected}"
+                assert same(answers[-1], expected), f"{real.store.address}: {answers[-1]} is not {expected}"
         self.pass_time(NOISE / 4)
         return answers if self.in_time else [expected] * len(self.reals)
 

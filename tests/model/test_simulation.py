@@ -12,12 +12,12 @@ from unittest.mock import patch
 
 import pytest
 
-from celery_singleton_lock.backends import memory as memory_module
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.records import Answer, Claim, Grant
-from celery_singleton_lock.core import lease as lease_module
-from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.leases import lease as lease_module
+from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.stores import memory as memory_module
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Answer, Claim, Grant
 from tests.model.simulator import Simulation, first_violation
 
 CHUNKS = 4
@@ -60,49 +60,49 @@ def without_allowance_for_drift() -> AbstractContextManager[Any]:
 
 
 def released_by_anybody() -> AbstractContextManager[Any]:
-    whole = MemoryBackend.release
+    whole = MemoryStore.release
 
-    def release(self: MemoryBackend, claim: Claim, place: int | None, bound: float = 2.0) -> Answer:
+    def release(self: MemoryStore, claim: Claim, place: int | None, bound: float = 2.0) -> Answer:
         lock = self._locks.get(claim.key)
         holder = lock.places.get(place or 1) if lock is not None else None
         return whole(self, holder.claim if holder is not None else claim, place, bound)
 
-    return patch.object(MemoryBackend, "release", release)
+    return patch.object(MemoryStore, "release", release)
 
 
 def renewed_by_anybody() -> AbstractContextManager[Any]:
-    def renew(self: MemoryBackend, claims: list[Claim], timeout: float) -> list[Answer]:
+    def renew(self: MemoryStore, claims: list[Claim], timeout: float) -> list[Answer]:
         return [Answer.DONE for _ in claims]
 
-    return patch.object(MemoryBackend, "renew", renew)
+    return patch.object(MemoryStore, "renew", renew)
 
 
 def fences_from_a_counter() -> AbstractContextManager[Any]:
     """The counter is as volatile as the rest of the data."""
-    whole, counters = MemoryBackend._grant, {}
+    whole, counters = MemoryStore._grant, {}
 
-    def grant(self: MemoryBackend, lock: Any, number: int, claim: Claim, *rest: Any) -> Grant:
+    def grant(self: MemoryStore, lock: Any, number: int, claim: Claim, *rest: Any) -> Grant:
         granted = whole(self, lock, number, claim, *rest)
         counter = counters.setdefault(self, {})
         counter[claim.key] = lock.fence = lock.places[number].fence = counter.get(claim.key, 0) + 1
         return replace(granted, fence=lock.fence)
 
-    def clear(self: MemoryBackend) -> None:
+    def clear(self: MemoryStore) -> None:
         counters.pop(self, None)
         self._locks.clear()
 
-    return patch.multiple(MemoryBackend, _grant=grant, clear=clear)
+    return patch.multiple(MemoryStore, _grant=grant, clear=clear)
 
 
 def places_without_expiry() -> AbstractContextManager[Any]:
-    whole = MemoryBackend._extend
+    whole = MemoryStore._extend
 
-    def extend(self: MemoryBackend, lock: Any, place: Any, *rest: Any) -> None:
+    def extend(self: MemoryStore, lock: Any, place: Any, *rest: Any) -> None:
         whole(self, lock, place, *rest)
         place.deadline += 1e9
         lock.expiry += 1e9
 
-    return patch.object(MemoryBackend, "_extend", extend)
+    return patch.object(MemoryStore, "_extend", extend)
 
 
 def turns_without_expiry() -> AbstractContextManager[Any]:

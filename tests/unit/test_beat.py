@@ -8,9 +8,9 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule, solar
 
-from celery_singleton_lock import BackendError
+from celery_singleton_lock import StoreError
 from celery_singleton_lock.beat import SingletonSchedulerMixin, due_of
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock.settings import store_of
 
 LAST = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
 
@@ -47,7 +47,7 @@ def test_a_solar_entry_is_due_at_the_event(app: Celery) -> None:
 
 def test_who_could_not_read_what_was_sent_does_not_lead(app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
     app.conf.singleton_lock_url = "memory://beat"
-    backend = backend_of(app)
+    backend = store_of(app)
     scheduler = SingletonSchedulerMixin(app)
     with monkeypatch.context() as broken:
         broken.setattr(backend, "slots", unanswered)
@@ -61,4 +61,4 @@ def test_who_could_not_read_what_was_sent_does_not_lead(app: Celery, monkeypatch
 
 
 def unanswered(_: str) -> Any:
-    raise BackendError("memory://beat", "no reply")
+    raise StoreError("memory://beat", "no reply")

@@ -9,11 +9,11 @@ from celery import Celery
 from celery.backends.base import Backend
 
 from celery_singleton_lock import (
-    BackendError,
     ConfigurationError,
     LockHeld,
     LockLost,
     SingletonLockError,
+    StoreError,
     errors,
 )
 
@@ -25,7 +25,7 @@ EXAMPLES = [
     pytest.param(LockHeld(KEY), id="LockHeld with defaults"),
     pytest.param(LockLost(KEY, "taken"), id="LockLost"),
     pytest.param(LockLost(KEY), id="LockLost with defaults"),
-    pytest.param(BackendError("redis://localhost:6379/0", "TimeoutError: no reply"), id="BackendError"),
+    pytest.param(StoreError("redis://localhost:6379/0", "TimeoutError: no reply"), id="StoreError"),
     pytest.param(ConfigurationError("lock_ttl=0 is not allowed"), id="ConfigurationError"),
 ]
 
@@ -96,7 +96,7 @@ def test_a_configuration_error_is_a_value_error_and_no_other_error_is() -> None:
     [
         (LockHeld(KEY, "holder", 1.5), {"key": KEY, "holder_task_id": "holder", "expires_in": 1.5}),
         (LockLost(KEY, "taken"), {"key": KEY, "reason": "taken"}),
-        (BackendError("redis://host:1/0", "refused"), {"store": "redis://host:1/0", "problem": "refused"}),
+        (StoreError("redis://host:1/0", "refused"), {"store": "redis://host:1/0", "problem": "refused"}),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -122,7 +122,7 @@ def test_lost_names_the_key_and_the_reason_and_warns_of_another_run(reason: str)
 
 
 def test_unanswered_names_the_store_and_what_its_client_said() -> None:
-    message = str(BackendError("redis://host:6379/0", "TimeoutError: no reply"))
+    message = str(StoreError("redis://host:6379/0", "TimeoutError: no reply"))
 
     assert "redis://host:6379/0" in message
     assert "TimeoutError: no reply" in message

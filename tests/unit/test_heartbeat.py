@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import BackendError, Lease, LockLost, SingletonLockError
-from celery_singleton_lock.backends.base import RELEASE_BOUND, Backend, Waiter, clock
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot
-from celery_singleton_lock.core import lease as lease_module
-from celery_singleton_lock.core import leftovers as leftovers_module
-from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.leftovers import Leftovers
+from celery_singleton_lock import Lease, LockLost, SingletonLockError, StoreError
+from celery_singleton_lock.leases import lease as lease_module
+from celery_singleton_lock.leases import leftovers as leftovers_module
+from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.leases.leftovers import Leftovers
+from celery_singleton_lock.stores.base import RELEASE_BOUND, Store, Waiter, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot
 from tests.waiting import until
 
 LONG = 300.0
 """A ttl whose renewal is far away from any test's end."""
 
 
-class Store(Backend):
+class Store(Store):
     """A store in this process that grants every claim and answers renewals and releases as it is told."""
 
     address = "store://here"
@@ -61,7 +61,7 @@ class Store(Backend):
     def slots(self, key: str) -> dict[str, Slot]:
         raise NotImplementedError
 
-    def twin(self) -> Backend:
+    def twin(self) -> Store:
         return self
 
     def acquire(self, claim: Claim) -> Grant | Conflict:
@@ -87,7 +87,7 @@ class Store(Backend):
 
 
 def unanswered(token: str) -> Answer:
-    raise BackendError("store://here", "no reply")
+    raise StoreError("store://here", "no reply")
 
 
 def broken(token: str) -> Answer:
@@ -283,7 +283,7 @@ def test_the_timeout_of_a_renewal_ends_no_later_than_the_lease(
 
     def renew(claims: Sequence[Claim], timeout: float) -> list[Answer]:
         asked.append((clock() + timeout, timeout))
-        raise BackendError("store://here", "no reply")
+        raise StoreError("store://here", "no reply")
 
     monkeypatch.setattr(store, "renew", renew)
     lease = acquired(store, ttl=1.0)
@@ -484,7 +484,7 @@ def test_an_acquire_without_an_answer_is_released_all_the_same(
 ) -> None:
     monkeypatch.setattr(store, "acquire", lambda claim: unanswered(claim.token))
     lease = Lease(store, "key", ttl=LONG, heartbeat=heart)
-    with pytest.raises(BackendError):
+    with pytest.raises(StoreError):
         lease.acquire()
 
     lease.release()

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import LockLost
-from celery_singleton_lock.core import interrupt as interrupt_module
-from celery_singleton_lock.core.interrupt import Interrupt
+from celery_singleton_lock.leases import interrupt as interrupt_module
+from celery_singleton_lock.leases.interrupt import Interrupt
 from tests.waiting import until
 
 LOST = LockLost("singleton:v1:{shop.tasks.sync:00}", "taken")

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.records import Claim
-from celery_singleton_lock.core.key import MAX_NAME, KeyChoice, KeyMaker
+from celery_singleton_lock.leases.key import MAX_NAME, KeyChoice, KeyMaker
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Claim
 
 however_slowly = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """How busy a machine is says nothing about keys."""
@@ -321,7 +321,7 @@ def test_a_call_that_does_not_fit_the_function_is_a_type_error() -> None:
 @pytest.mark.parametrize("name", ["{", "}", "a{b}c", "%", "%7B", "100%", "a:b", "müde"])
 def test_a_name_can_be_read_back_from_its_keys(name: str) -> None:
     made = maker(name=name).key("singleton", (1,), {})
-    store = MemoryBackend()
+    store = MemoryStore()
     store.acquire(Claim(made, "token", 30.0, facts={"task_id": "id"}))
 
     (holder,) = store.holders(made)

@@ -5,21 +5,21 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_singleton_lock import BackendError, Lease, LockLost, SingletonLockError, current_lease
-from celery_singleton_lock.backends.base import clock
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.records import Answer, Conflict
-from celery_singleton_lock.core import lease as lease_module
-from celery_singleton_lock.core.current import running_under
-from celery_singleton_lock.core.heartbeat import Heartbeat
+from celery_singleton_lock import Lease, LockLost, SingletonLockError, StoreError, current_lease
+from celery_singleton_lock.leases import lease as lease_module
+from celery_singleton_lock.leases.current import running_under
+from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Answer, Conflict
 from tests.waiting import until
 
 KEY = "singleton:v1:{shop.tasks.sync:00}"
 
 
 @pytest.fixture
-def store() -> MemoryBackend:
-    return MemoryBackend()
+def store() -> MemoryStore:
+    return MemoryStore()
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def heart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
         heart._leases.clear()
 
 
-def held(store: MemoryBackend, ttl: float = 30.0) -> Lease:
+def held(store: MemoryStore, ttl: float = 30.0) -> Lease:
     lease = Lease(store, KEY, ttl=ttl)
     assert lease.acquire() is None
     return lease
@@ -42,7 +42,7 @@ def held(store: MemoryBackend, ttl: float = 30.0) -> Lease:
 
 
 def test_a_lease_is_renewed_by_the_processs_heartbeat_unless_it_is_given_another(
-    store: MemoryBackend, heart: Heartbeat
+    store: MemoryStore, heart: Heartbeat
 ) -> None:
     other = Heartbeat()
     ours, theirs = Lease(store, KEY, ttl=30.0), Lease(store, "another key", ttl=30.0, heartbeat=other)
@@ -55,7 +55,7 @@ def test_a_lease_is_renewed_by_the_processs_heartbeat_unless_it_is_given_another
     theirs.release()
 
 
-def test_a_lease_that_came_by_waiting_is_renewed_too(store: MemoryBackend, heart: Heartbeat) -> None:
+def test_a_lease_that_came_by_waiting_is_renewed_too(store: MemoryStore, heart: Heartbeat) -> None:
     lease = Lease(store, KEY, ttl=30.0)
 
     lease.wait()
@@ -66,7 +66,7 @@ def test_a_lease_that_came_by_waiting_is_renewed_too(store: MemoryBackend, heart
 # What it tells.
 
 
-def test_a_lease_is_held_between_its_grant_and_its_release(store: MemoryBackend) -> None:
+def test_a_lease_is_held_between_its_grant_and_its_release(store: MemoryStore) -> None:
     lease = Lease(store, KEY, ttl=30.0)
     before = (lease.granted, lease.held, lease.unreleased, lease.remaining())
 
@@ -84,7 +84,7 @@ def test_a_lease_is_held_between_its_grant_and_its_release(store: MemoryBackend)
         lease.check()
 
 
-def test_a_lease_can_be_released_once(store: MemoryBackend) -> None:
+def test_a_lease_can_be_released_once(store: MemoryStore) -> None:
     lease = held(store)
 
     assert lease.release() is Answer.DONE
@@ -92,12 +92,12 @@ def test_a_lease_can_be_released_once(store: MemoryBackend) -> None:
         lease.release()
 
 
-def test_a_lease_that_was_never_asked_for_cannot_be_released(store: MemoryBackend) -> None:
+def test_a_lease_that_was_never_asked_for_cannot_be_released(store: MemoryStore) -> None:
     with pytest.raises(SingletonLockError):
         Lease(store, KEY, ttl=30.0).release()
 
 
-def test_a_lease_that_was_refused_may_wait_for_its_turn(store: MemoryBackend) -> None:
+def test_a_lease_that_was_refused_may_wait_for_its_turn(store: MemoryStore) -> None:
     first, second = held(store), Lease(store, KEY, ttl=30.0)
 
     conflict = second.acquire()
@@ -111,7 +111,7 @@ def test_a_lease_that_was_refused_may_wait_for_its_turn(store: MemoryBackend) ->
     assert second.fence > first.fence
 
 
-def test_a_lease_is_current_inside_only(store: MemoryBackend) -> None:
+def test_a_lease_is_current_inside_only(store: MemoryStore) -> None:
     outer, inner = held(store), Lease(store, "another key", ttl=30.0)
     seen = [current_lease()]
 
@@ -127,14 +127,14 @@ def test_a_lease_is_current_inside_only(store: MemoryBackend) -> None:
 # Waiting.
 
 
-def test_a_free_lock_is_not_waited_for(store: MemoryBackend) -> None:
+def test_a_free_lock_is_not_waited_for(store: MemoryStore) -> None:
     lease = Lease(store, KEY, ttl=30.0)
 
     assert lease.wait(0)
     assert lease.held
 
 
-def test_a_wait_ends_with_the_release(store: MemoryBackend) -> None:
+def test_a_wait_ends_with_the_release(store: MemoryStore) -> None:
     holder, waiter = held(store), Lease(store, KEY, ttl=30.0)
     answers: list[bool] = []
     waiting = threading.Thread(target=lambda: answers.append(waiter.wait(20)))
@@ -152,7 +152,7 @@ def test_a_wait_ends_with_the_release(store: MemoryBackend) -> None:
     assert clock() - released_at < 10
 
 
-def test_a_wait_ends_when_its_time_is_up_and_leaves_a_turn_to_give_back(store: MemoryBackend) -> None:
+def test_a_wait_ends_when_its_time_is_up_and_leaves_a_turn_to_give_back(store: MemoryStore) -> None:
     holder, waiter = held(store), Lease(store, KEY, ttl=30.0)
     began = clock()
 
@@ -170,7 +170,7 @@ def test_a_wait_ends_when_its_time_is_up_and_leaves_a_turn_to_give_back(store: M
     assert Lease(store, KEY, ttl=30.0).acquire() is None
 
 
-def test_a_wait_without_patience_asks_once(store: MemoryBackend) -> None:
+def test_a_wait_without_patience_asks_once(store: MemoryStore) -> None:
     held(store)
     waiter = Lease(store, KEY, ttl=30.0)
     began = clock()
@@ -180,15 +180,15 @@ def test_a_wait_without_patience_asks_once(store: MemoryBackend) -> None:
 
 
 def test_a_wait_that_is_not_answered_leaves_something_to_give_back(
-    store: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unanswered(*_: object) -> None:
-        raise BackendError("memory://", "no reply")
+        raise StoreError("memory://", "no reply")
 
     waiter = Lease(store, KEY, ttl=30.0)
     monkeypatch.setattr(store, "queue", unanswered)
 
-    with pytest.raises(BackendError):
+    with pytest.raises(StoreError):
         waiter.wait()
 
     assert waiter.unreleased
@@ -198,7 +198,7 @@ def test_a_wait_that_is_not_answered_leaves_something_to_give_back(
 # Places that stay taken.
 
 
-def test_a_lock_stays_taken_for_its_min_hold_after_the_release(store: MemoryBackend) -> None:
+def test_a_lock_stays_taken_for_its_min_hold_after_the_release(store: MemoryStore) -> None:
     lease = Lease(store, KEY, ttl=30.0, min_hold=60.0, facts={"task_id": "id-of-a"})
     lease.acquire()
 

@@ -11,7 +11,7 @@ from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.options import OPTIONS, LockOptions
 
 NOT_A_DURATION = [True, False, float("nan"), float("inf"), -float("inf"), "30", b"30", [30], 30j, object()]
-APP_WIDE = ("ttl", "on_conflict", "wait_timeout", "on_lost", "on_backend_error", "min_hold", "queue_ttl")
+APP_WIDE = ("ttl", "on_conflict", "wait_timeout", "on_lost", "on_store_error", "min_hold", "queue_ttl")
 
 ALLOWED = [
     ("mode", "while_executing", "while_executing"),
@@ -30,10 +30,10 @@ ALLOWED = [
     ("wait_timeout", timedelta(seconds=90), 90.0),
     ("on_lost", "abort", "abort"),
     ("on_lost", "warn", "warn"),
-    ("on_backend_error", "reschedule", "reschedule"),
-    ("on_backend_error", "raise", "raise"),
-    ("on_backend_error", "run", "run"),
-    ("on_backend_error", "skip", "skip"),
+    ("on_store_error", "reschedule", "reschedule"),
+    ("on_store_error", "raise", "raise"),
+    ("on_store_error", "run", "run"),
+    ("on_store_error", "skip", "skip"),
     ("min_hold", 0, 0.0),
     ("min_hold", 0.5, 0.5),
     ("min_hold", timedelta(hours=1), 3600.0),
@@ -49,7 +49,7 @@ REFUSED = [
     *[("min_hold", value) for value in [*NOT_A_DURATION, -1, -0.001, timedelta(seconds=-1)]],
     *[("on_conflict", value) for value in ["", "ignore", "SKIP", "Skip", True, 1, ["skip"]]],
     *[("on_lost", value) for value in ["", "ignore", "ABORT", True, 0]],
-    *[("on_backend_error", value) for value in ["", "ignore", "wait", False, 1.0]],
+    *[("on_store_error", value) for value in ["", "ignore", "wait", False, 1.0]],
     *[("mode", value) for value in ["", "while-executing", True, 1]],
     ("mode", "for_ever"),
     ("queue_ttl", 0),
@@ -63,7 +63,7 @@ WHAT_IS_ALLOWED = {
     "on_conflict": ["'skip'", "'raise'", "'reschedule'", "'wait'"],
     "wait_timeout": ["a number of seconds", "at least 0", "timedelta"],
     "on_lost": ["'abort'", "'warn'"],
-    "on_backend_error": ["'reschedule'", "'raise'", "'run'", "'skip'"],
+    "on_store_error": ["'reschedule'", "'raise'", "'run'", "'skip'"],
     "min_hold": ["a number of seconds", "at least 0", "timedelta"],
     "queue_ttl": ["a number of seconds", "at least 1", "timedelta"],
 }
@@ -75,7 +75,7 @@ DEFAULTS = LockOptions(
     on_conflict="skip",
     wait_timeout=None,
     on_lost="abort",
-    on_backend_error="reschedule",
+    on_store_error="reschedule",
     min_hold=0.0,
     queue_ttl=3600.0,
     prefix="singleton",

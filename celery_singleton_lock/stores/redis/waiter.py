@@ -3,25 +3,13 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from redis import exceptions
 
-from celery_singleton_lock.backends.base import Waiter
-from celery_singleton_lock.backends.records import Claim, Grant
-from celery_singleton_lock.backends.wire import REPLY_TIMEOUT, Wire
-
-
-class Queue(Protocol):
-    """What a waiter in memory needs of its store."""
-
-    releases: int
-
-    def queue(self, claim: Claim) -> Grant | float:
-        """Take the place, or a turn."""
-
-    def listen(self, seen: int, seconds: float) -> None:
-        """Return once more than *seen* releases have happened."""
+from celery_singleton_lock.stores.base import Waiter
+from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT, Wire
 
 
 class RedisWaiter(Waiter):
@@ -63,28 +51,6 @@ class RedisWaiter(Waiter):
         if self._ears is None:
             with suppress(exceptions.RedisError):
                 self._ears = self._wire.subscribe(self._channel)
-
-
-class MemoryWaiter(Waiter):
-    """A turn in a queue of this process."""
-
-    def __init__(self, backend: Queue, claim: Claim) -> None:
-        self._backend = backend
-        self._claim = claim
-        self._seen = 0
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was opened to listen."""
-
-    def ask(self) -> Grant | float:
-        """Take the place if it is this one's turn."""
-        # Noted before asking, so that no release in between is missed.
-        self._seen = self._backend.releases
-        return self._backend.queue(self._claim)
-
-    def sleep(self, seconds: float) -> None:
-        """Wait for any release."""
-        self._backend.listen(self._seen, seconds)
 
 
 def grant_in(reply: Sequence[Any], sent_at: float) -> Grant:

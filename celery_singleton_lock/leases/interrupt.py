@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from celery_singleton_lock.core.greenlets import call_soon, current
+from celery_singleton_lock.leases.greenlets import call_soon, current
 
 # Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
 # touch the real-time signals, and glibc keeps the first few of them for itself.

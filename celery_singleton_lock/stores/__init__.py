@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from celery_singleton_lock.backends.base import Backend
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.redis import RedisBackend
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 
 _REDIS_SCHEMES = {
     "redis": "redis",
@@ -18,10 +18,10 @@ _REDIS_SCHEMES = {
     "redis+socket": "unix",
 }
 _LATER_SCHEMES = ("sentinel", "redis+cluster", "rediss+cluster")
-_memory: dict[str, MemoryBackend] = {}
+_memory: dict[str, MemoryStore] = {}
 
 
-def backend_from_url(url: str, options: Mapping[str, Any] | None = None) -> Backend:
+def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
     """Open the store at *url*; nothing is sent to it yet.
 
     Arguments:
@@ -35,10 +35,10 @@ def backend_from_url(url: str, options: Mapping[str, Any] | None = None) -> Back
     """
     scheme = urlsplit(url).scheme
     if scheme == "memory":
-        return _memory.setdefault(url, MemoryBackend())
+        return _memory.setdefault(url, MemoryStore())
     if scheme in _LATER_SCHEMES:
         raise ConfigurationError(f"singleton_lock_url: {scheme}:// is not available in this version; use redis://")
     if scheme not in _REDIS_SCHEMES:
         allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return RedisBackend(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {})
+    return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {})

@@ -6,14 +6,14 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from celery_singleton_lock.backends.base import Backend, clock
-from celery_singleton_lock.backends.records import Answer
-from celery_singleton_lock.core.greenlets import patched_by
-from celery_singleton_lock.core.keepalive import Keepalive
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.greenlets import patched_by
+from celery_singleton_lock.leases.keepalive import Keepalive
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Answer
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.core.lease import Lease
+    from celery_singleton_lock.leases.lease import Lease
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -100,8 +100,8 @@ class Heartbeat:
             self._tell(self._take_overdue())
             lost: dict[Lease, str] = {}
             try:
-                for backend, leases in self._take_due().items():
-                    lost.update(self._renew(backend, leases))
+                for store, leases in self._take_due().items():
+                    lost.update(self._renew(store, leases))
             finally:
                 self._put_down(lost)
             self._tell(lost)
@@ -134,13 +134,13 @@ class Heartbeat:
             self._leases.difference_update(overdue)
         return overdue
 
-    def _take_due(self) -> "dict[Backend, list[Lease]]":
-        due: dict[Backend, list[Lease]] = defaultdict(list)
+    def _take_due(self) -> "dict[Store, list[Lease]]":
+        due: dict[Store, list[Lease]] = defaultdict(list)
         with self._changed:
             now = clock()
             for lease in self._leases:
                 if lease.next_renewal <= now:
-                    due[lease.backend].append(lease)
+                    due[lease.store].append(lease)
             self._in_flight = frozenset(lease for leases in due.values() for lease in leases)
         return due
 
@@ -151,13 +151,13 @@ class Heartbeat:
             self._in_flight = frozenset()
             self._changed.notify_all()
 
-    def _renew(self, backend: Backend, leases: "list[Lease]") -> "dict[Lease, str]":
+    def _renew(self, store: Store, leases: "list[Lease]") -> "dict[Lease, str]":
         sent_at = clock()
         try:
-            answers = backend.renew([lease.claim for lease in leases], self._patience())
+            answers = store.renew([lease.claim for lease in leases], self._patience())
         except Exception as error:
-            if not isinstance(error, BackendError):
-                logger.exception("lock.unsure: the store %s is broken", backend.address)
+            if not isinstance(error, StoreError):
+                logger.exception("lock.unsure: the store %s is broken", store.address)
             for lease in leases:
                 lease.unsure(error)
             return {}

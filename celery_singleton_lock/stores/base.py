@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 from urllib.parse import unquote
 
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot
 
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -45,7 +45,7 @@ class Waiter(ABC):
         """Take the place if it is this one's turn, else tell how many seconds to sleep at most.
 
         Raises:
-            BackendError: No answer within 5 s, all tries together.
+            StoreError: No answer within 5 s, all tries together.
         """
 
     @abstractmethod
@@ -53,10 +53,10 @@ class Waiter(ABC):
         """Return when woken by a release, and at the latest after *seconds*."""
 
 
-class Backend(ABC):
+class Store(ABC):
     """A store of locks.
 
-    Every call is bounded in time and raises `BackendError` where no usable
+    Every call is bounded in time and raises `StoreError` where no usable
     answer came. Such a call may have worked all the same, so each is safe to
     repeat: acquire recognises the token it has already granted, and renew and
     release touch nothing that another token holds.
@@ -67,7 +67,7 @@ class Backend(ABC):
         """Take a free place, or tell who holds them all.
 
         Raises:
-            BackendError: No answer within 5 s, all tries together.
+            StoreError: No answer within 5 s, all tries together.
             ConfigurationError: The key is held under another limit.
         """
 
@@ -83,7 +83,7 @@ class Backend(ABC):
         good, but a successor has asked the holder to make way.
 
         Raises:
-            BackendError: No answer within *timeout* seconds. Some may have been renewed.
+            StoreError: No answer within *timeout* seconds. Some may have been renewed.
         """
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Backend(ABC):
         """Seconds until each claim ends unless it is renewed; None where it was not granted, or is not any more.
 
         Raises:
-            BackendError: No answer within *timeout* seconds.
+            StoreError: No answer within *timeout* seconds.
         """
 
     @abstractmethod
@@ -99,7 +99,7 @@ class Backend(ABC):
         """Give the place, or the turn in the queue, back; with None, whichever the token has, if any.
 
         Raises:
-            BackendError: No answer within *bound* seconds, or in one try if that takes longer.
+            StoreError: No answer within *bound* seconds, or in one try if that takes longer.
         """
 
     @abstractmethod
@@ -107,7 +107,7 @@ class Backend(ABC):
         """Who holds *key* now; the lease that ends first, first."""
 
     @abstractmethod
-    def twin(self) -> "Backend":
+    def twin(self) -> "Store":
         """The same store over connections of its own."""
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Backend(ABC):
         """Task id of the one who is next, if somebody has asked to be.
 
         Raises:
-            BackendError: The store did not answer in time.
+            StoreError: The store did not answer in time.
         """
 
     @abstractmethod
@@ -133,7 +133,7 @@ class Backend(ABC):
             None if it is, else the call that is queued, runs or keeps the key quiet.
 
         Raises:
-            BackendError: No answer within 5 s, all tries together.
+            StoreError: No answer within 5 s, all tries together.
         """
 
     @abstractmethod
@@ -141,7 +141,7 @@ class Backend(ABC):
         """Let the call with that task id be next, or queued, no longer; *afresh* ends what it keeps quiet, too.
 
         Raises:
-            BackendError: The store did not answer in time. It may be next all the same, for half a minute.
+            StoreError: The store did not answer in time. It may be next all the same, for half a minute.
         """
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Backend(ABC):
         """Claim a slot, or, where *slot* tells when, note that it was sent; False if that was done, or others lead.
 
         Raises:
-            BackendError: The store did not answer in time.
+            StoreError: The store did not answer in time.
         """
 
     @abstractmethod
@@ -157,7 +157,7 @@ class Backend(ABC):
         """The last slot of each entry.
 
         Raises:
-            BackendError: The store did not answer in time.
+            StoreError: The store did not answer in time.
         """
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Backend(ABC):
         """Keep *text* under *key*, which is no lock's, for so long.
 
         Raises:
-            BackendError: The store did not answer in time.
+            StoreError: The store did not answer in time.
         """
 
     @abstractmethod
@@ -173,7 +173,7 @@ class Backend(ABC):
         """What was noted under *key*, if it is still kept.
 
         Raises:
-            BackendError: The store did not answer in time.
+            StoreError: The store did not answer in time.
         """
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 
 from redis import ConnectionPool, exceptions
 
-from celery_singleton_lock.backends.base import clock
+from celery_singleton_lock.stores.base import clock
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01

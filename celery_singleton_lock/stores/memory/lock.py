@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from celery_singleton_lock.backends.records import Claim, Succession
+from celery_singleton_lock.stores.records import Claim, Succession
 
 PATIENCE = 30.0
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from celery_singleton_lock.core.lease import Lease
+from celery_singleton_lock.leases.lease import Lease
 
 _current: ContextVar[Lease | None] = ContextVar("current_lease", default=None)
 

@@ -7,15 +7,15 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.base import Backend
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.base import Store
 
 _LOCATIONS = ("redis://", "rediss://", "redis+socket://", "unix://")
-_backends: WeakKeyDictionary[Celery, Backend] = WeakKeyDictionary()
+_stores: WeakKeyDictionary[Celery, Store] = WeakKeyDictionary()
 
 
-def backend_of(app: Celery) -> Backend:
+def store_of(app: Celery) -> Store:
     """The app's store of locks, opened at first use.
 
     It is `singleton_lock_url`, else the result backend if that is Redis, else
@@ -25,13 +25,13 @@ def backend_of(app: Celery) -> Backend:
         ConfigurationError: None of the three is a Redis this library can use.
     """
     try:
-        return _backends[app]
+        return _stores[app]
     except KeyError:
         pass
     _refuse_later_settings(app)
     url, options = _location(app)
-    backend = backend_from_url(_redis_py_url(url), {**options, **app.conf.get("singleton_lock_client_options", {})})
-    return _backends.setdefault(app, backend)
+    store = store_from_url(_redis_py_url(url), {**options, **app.conf.get("singleton_lock_client_options", {})})
+    return _stores.setdefault(app, store)
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from celery_singleton_lock.backends.base import Backend, clock
-from celery_singleton_lock.backends.records import Answer
-from celery_singleton_lock.core.greenlets import native_sleep, start_native_thread
-from celery_singleton_lock.errors import BackendError
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.greenlets import native_sleep, start_native_thread
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Answer
 
 if TYPE_CHECKING:
-    from celery_singleton_lock.core.lease import Lease
+    from celery_singleton_lock.leases.lease import Lease
 
 _ROUNDS_PER_TTL = 8
 _BOUND = 1.0
@@ -37,13 +37,13 @@ class Keepalive:
         self._pause = float("inf")
         self._pid: int | None = None
         # Of its own, because a connection of greenlets cannot be used in another thread.
-        self._backends: dict[Backend, Backend] = {}
+        self._stores: dict[Store, Store] = {}
 
     def start(self, ttl: float) -> None:
         """Let the thread run, often enough for leases of *ttl* seconds."""
         self._pause = min(self._pause, ttl / _ROUNDS_PER_TTL)
         if self._pid != os.getpid():
-            self._pid, self._backends = os.getpid(), {}
+            self._pid, self._stores = os.getpid(), {}
             start_native_thread(self._run)
 
     def _run(self) -> None:
@@ -55,15 +55,15 @@ class Keepalive:
                 self._renew_those_in_need()
 
     def _renew_those_in_need(self) -> None:
-        by_backend: dict[Backend, list[Lease]] = defaultdict(list)
+        by_store: dict[Store, list[Lease]] = defaultdict(list)
         for lease in self._late():
-            by_backend[lease.backend].append(lease)
-        for backend, leases in by_backend.items():
-            with suppress(BackendError):
-                self._renew(self._twin_of(backend), leases)
+            by_store[lease.store].append(lease)
+        for store, leases in by_store.items():
+            with suppress(StoreError):
+                self._renew(self._twin_of(store), leases)
 
-    def _renew(self, backend: Backend, leases: "list[Lease]") -> None:
-        remaining = backend.remaining([lease.claim for lease in leases], _BOUND)
+    def _renew(self, store: Store, leases: "list[Lease]") -> None:
+        remaining = store.remaining([lease.claim for lease in leases], _BOUND)
         # A lease whose heartbeat is well, or that was released meanwhile, is not touched.
         late = [
             lease
@@ -73,12 +73,12 @@ class Keepalive:
         if not late:
             return
         sent_at = clock()
-        answers = backend.renew([lease.claim for lease in late], _BOUND)
+        answers = store.renew([lease.claim for lease in late], _BOUND)
         for lease, answer in zip(late, answers, strict=True):
             if answer in (Answer.DONE, Answer.REPLACED):
                 lease.renewed(sent_at)
 
-    def _twin_of(self, backend: Backend) -> Backend:
-        if backend not in self._backends:
-            self._backends[backend] = backend.twin()
-        return self._backends[backend]
+    def _twin_of(self, store: Store) -> Store:
+        if store not in self._stores:
+            self._stores[store] = store.twin()
+        return self._stores[store]

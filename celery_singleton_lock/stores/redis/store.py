@@ -11,15 +11,15 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
 
-from celery_singleton_lock.backends.base import ACQUIRE_BOUND, RELEASE_BOUND, Backend, clock
-from celery_singleton_lock.backends.fields import holders_in, published_in, successor_in, turns_in
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot, Succession
-from celery_singleton_lock.backends.waiters import RedisWaiter, grant_in
-from celery_singleton_lock.backends.wire import REPLY_TIMEOUT, Script, Wire
-from celery_singleton_lock.errors import BackendError, ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, Store, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot, Succession
+from celery_singleton_lock.stores.redis.hash import holders_in, published_in, successor_in, turns_in
+from celery_singleton_lock.stores.redis.waiter import RedisWaiter, grant_in
+from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT, Script, Wire
 
 ACQUIRE, RENEW, RELEASE = Script("acquire"), Script("renew"), Script("release")
-PUBLISH, WITHDRAW, CLAIM = Script("publish"), Script("withdraw"), Script("claim")
+MARK_QUEUED, UNMARK, CLAIM_SLOT = Script("mark_queued"), Script("unmark"), Script("claim_slot")
 
 _FIRST_PAUSE = 0.02
 # Longer than a year, for the entry that is due once in one.
@@ -43,7 +43,7 @@ _PASSING = (
 )
 
 
-class RedisBackend(Backend):
+class RedisStore(Store):
     """Locks in one Redis or Valkey server.
 
     Arguments:
@@ -88,9 +88,9 @@ class RedisBackend(Backend):
         """Scheme, host, port and database."""
         return self._address
 
-    def twin(self) -> "RedisBackend":
+    def twin(self) -> "RedisStore":
         """Another client of the same server."""
-        return RedisBackend(self._url, self._options)
+        return RedisStore(self._url, self._options)
 
     def acquire(self, claim: Claim) -> Grant | Conflict:
         """Run acquire.lua."""
@@ -145,22 +145,22 @@ class RedisBackend(Backend):
         return successor_in(0, _pairs(fields))
 
     def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
-        """Run publish.lua."""
+        """Run mark_queued.lua."""
         arguments = [task_id, _milliseconds(seconds), int(counts_running), _milliseconds(quiet)]
-        reply, _ = self._persist(lambda timeout: self._wire.run(PUBLISH, key, arguments, timeout), ACQUIRE_BOUND)
+        reply, _ = self._persist(lambda timeout: self._wire.run(MARK_QUEUED, key, arguments, timeout), ACQUIRE_BOUND)
         if reply == 1:
             return None
         _, now, fields = reply
         return published_in(key, now, _pairs(fields))
 
     def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
-        """Run withdraw.lua."""
-        self._persist(lambda timeout: self._wire.run(WITHDRAW, key, [task_id, int(afresh)], timeout), RELEASE_BOUND)
+        """Run unmark.lua."""
+        self._persist(lambda timeout: self._wire.run(UNMARK, key, [task_id, int(afresh)], timeout), RELEASE_BOUND)
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Run claim.lua."""
+        """Run claim_slot.lua."""
         arguments = (slot.entry, slot.due, slot.fence, slot.sent, _milliseconds(_SLOTS_ARE_KEPT))
-        reply, _ = self._persist(lambda timeout: self._wire.run(CLAIM, key, arguments, timeout), RELEASE_BOUND)
+        reply, _ = self._persist(lambda timeout: self._wire.run(CLAIM_SLOT, key, arguments, timeout), RELEASE_BOUND)
         return bool(reply)
 
     def slots(self, key: str) -> dict[str, Slot]:
@@ -221,8 +221,8 @@ class RedisBackend(Backend):
             time.sleep(pause)
             pause *= 2
 
-    def _unanswered(self, error: exceptions.RedisError) -> BackendError:
-        return BackendError(self._address, f"{type(error).__name__}: {error}")
+    def _unanswered(self, error: exceptions.RedisError) -> StoreError:
+        return StoreError(self._address, f"{type(error).__name__}: {error}")
 
 
 _ANSWERS = {int(answer): answer for answer in Answer}

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from celery_singleton_lock.backends.base import clock
+from celery_singleton_lock.stores.base import clock
 
 logger = logging.getLogger("celery_singleton_lock")
 

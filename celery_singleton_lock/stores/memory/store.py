@@ -9,16 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import RELEASE_BOUND, Backend, clock, lock_name_of
-from celery_singleton_lock.backends.places import Lock, Place, Turn, successors_claim
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Holder, Slot
-from celery_singleton_lock.backends.waiters import MemoryWaiter
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores.base import RELEASE_BOUND, Store, clock, lock_name_of
+from celery_singleton_lock.stores.memory.lock import Lock, Place, Turn, successors_claim
+from celery_singleton_lock.stores.memory.waiter import MemoryWaiter
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot
 
 _GRACE = 2.0
 
 
-class MemoryBackend(Backend):
+class MemoryStore(Store):
     """Locks of this process only.
 
     Arguments:
@@ -39,7 +39,7 @@ class MemoryBackend(Backend):
         """The URL."""
         return "memory://"
 
-    def twin(self) -> "MemoryBackend":
+    def twin(self) -> "MemoryStore":
         """This one: there are no connections."""
         return self
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import lock_name_of
-from celery_singleton_lock.backends.records import Holder
+from celery_singleton_lock.stores.base import lock_name_of
+from celery_singleton_lock.stores.records import Holder
 
 
 def holders_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:

@@ -6,13 +6,13 @@ import secrets
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
-from celery_singleton_lock.backends.base import Backend, clock
-from celery_singleton_lock.backends.records import Answer, Claim, Conflict, Grant, Succession
-from celery_singleton_lock.core.deadman import DeadMan
-from celery_singleton_lock.core.heartbeat import Heartbeat
-from celery_singleton_lock.core.heartbeat import heartbeat as own_heartbeat
-from celery_singleton_lock.core.leftovers import leftovers
-from celery_singleton_lock.errors import BackendError, LockLost, SingletonLockError
+from celery_singleton_lock.errors import LockLost, SingletonLockError, StoreError
+from celery_singleton_lock.leases.deadman import DeadMan
+from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.leases.heartbeat import heartbeat as own_heartbeat
+from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Succession
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -38,7 +38,7 @@ class Lease:
     to a resource that can compare it with the greatest it has seen.
 
     Arguments:
-        backend: The store.
+        store: The store.
         key: The lock key.
         ttl: Seconds the lease lasts without renewal; the heartbeat renews it
             every third of that, which leaves room for two missed renewals.
@@ -50,7 +50,7 @@ class Lease:
         heartbeat: Who renews it; by default the process's own.
 
     Attributes:
-        backend: The store.
+        store: The store.
         claim: What the store needs to grant and renew it.
         fence: A number greater than that of any earlier lease on the key.
         took_over: The holder before it died without a release.
@@ -59,7 +59,7 @@ class Lease:
 
     def __init__(
         self,
-        backend: Backend,
+        store: Store,
         key: str,
         *,
         ttl: float,
@@ -73,7 +73,7 @@ class Lease:
         on_lost: Callable[["Lease"], None] | None = None,
         heartbeat: Heartbeat | None = None,
     ) -> None:
-        self.backend = backend
+        self.store = store
         self.claim = Claim(key, token or new_token(), ttl, limit, facts or {}, min_hold, succession, queued)
         self._deadman = deadman
         self._heartbeat = heartbeat or own_heartbeat
@@ -138,7 +138,7 @@ class Lease:
 
     @property
     def deadline(self) -> float:
-        """When it ends without another renewal, on `backends.base.clock()`.
+        """When it ends without another renewal, on `stores.base.clock()`.
 
         It counts from the moment the last answered request was sent, less an
         allowance for clock drift, so it never lies behind the store's own.
@@ -176,10 +176,10 @@ class Lease:
             None if it is ours and under the heartbeat's care, else who holds it.
 
         Raises:
-            BackendError: No answer. It may be ours all the same, so release it.
+            StoreError: No answer. It may be ours all the same, so release it.
         """
         self._asked = self._unanswered = True
-        answer = self.backend.acquire(self.claim)
+        answer = self.store.acquire(self.claim)
         self._unanswered = False
         if isinstance(answer, Conflict):
             self._asked = False
@@ -198,11 +198,11 @@ class Lease:
             an exception, `release` gives the turn back.
 
         Raises:
-            BackendError: No answer. It may be ours all the same, so release it.
+            StoreError: No answer. It may be ours all the same, so release it.
         """
         give_up_at = None if timeout is None else clock() + timeout
         self._asked = True
-        with self.backend.waiter(self.claim) as waiter:
+        with self.store.waiter(self.claim) as waiter:
             while True:
                 self._unanswered = True
                 answer = waiter.ask()
@@ -258,16 +258,16 @@ class Lease:
 
     def _ask_to_release(self) -> Answer | None:
         try:
-            return self.backend.release(self.claim, self._place)
-        except BackendError as error:
+            return self.store.release(self.claim, self._place)
+        except StoreError as error:
             logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self._task_id, error)
             return None
 
     def release_again(self) -> bool:
         """Try once more to give back what a first release may not have; True once answered."""
         try:
-            self.backend.release(self.claim, self._place, bound=_RELEASE_AGAIN_BOUND)
-        except BackendError:
+            self.store.release(self.claim, self._place, bound=_RELEASE_AGAIN_BOUND)
+        except StoreError:
             return False
         return True
 

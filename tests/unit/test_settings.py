@@ -8,13 +8,13 @@ import pytest
 from celery import Celery
 from redis import Connection, SSLConnection, UnixDomainSocketConnection
 
-from celery_singleton_lock import BackendError, ConfigurationError, SingletonTask
-from celery_singleton_lock.backends import backend_from_url
-from celery_singleton_lock.backends.memory import MemoryBackend
-from celery_singleton_lock.backends.records import Claim
-from celery_singleton_lock.backends.redis import RedisBackend
-from celery_singleton_lock.backends.wire import REPLY_TIMEOUT
-from celery_singleton_lock.store import backend_of
+from celery_singleton_lock import ConfigurationError, SingletonTask, StoreError
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
 from tests.servers import free_port
 
 SECRET = "hunter2"
@@ -26,15 +26,15 @@ def app_with(**settings: Any) -> Celery:
     return app
 
 
-def store_of(app: Celery) -> RedisBackend:
-    backend = backend_of(app)
-    assert isinstance(backend, RedisBackend)
-    return backend
+def redis_store_of(app: Celery) -> RedisStore:
+    store = store_of(app)
+    assert isinstance(store, RedisStore)
+    return store
 
 
-def connection_of(backend: Any) -> Any:
-    """A connection as the backend would open it; nothing is sent."""
-    pool = backend._wire._pool
+def connection_of(store: Any) -> Any:
+    """A connection as the store would open it; nothing is sent."""
+    pool = store._wire._pool
     return pool.connection_class(**pool.connection_kwargs)
 
 
@@ -82,7 +82,7 @@ def test_without_a_redis_an_app_is_told_what_to_set(brokers: Any) -> None:
     app = app_with(broker_url=brokers, result_backend="rpc://")
 
     with pytest.raises(ConfigurationError) as refused:
-        backend_of(app)
+        store_of(app)
 
     for words in ("singleton_lock_url is not set", "result backend", "broker", "app.conf.singleton_lock_url"):
         assert words in str(refused.value)
@@ -102,14 +102,14 @@ def test_an_app_without_a_store_may_define_tasks() -> None:
 def test_an_app_has_one_store_and_another_app_another() -> None:
     app, other = app_with(broker_url="redis://one/0"), app_with(broker_url="redis://one/0")
 
-    assert backend_of(app) is backend_of(app)
-    assert backend_of(app) is not backend_of(other)
+    assert store_of(app) is store_of(app)
+    assert store_of(app) is not store_of(other)
 
 
 def test_a_setting_that_was_wrong_can_be_put_right() -> None:
     app = app_with(singleton_lock_url="ftp://locks/0")
     with pytest.raises(ConfigurationError):
-        backend_of(app)
+        store_of(app)
 
     app.conf.singleton_lock_url = "redis://locks/0"
 
@@ -142,16 +142,16 @@ def test_the_scheme_says_how_to_connect(url: str, kind: type) -> None:
 
 
 def test_memory_is_a_store_of_this_process_only() -> None:
-    backend = backend_of(app_with(singleton_lock_url="memory://", broker_url="redis://broker/0"))
+    store = store_of(app_with(singleton_lock_url="memory://", broker_url="redis://broker/0"))
 
-    assert isinstance(backend, MemoryBackend)
-    assert backend.address == "memory://"
+    assert isinstance(store, MemoryStore)
+    assert store.address == "memory://"
 
 
 def test_all_who_give_the_same_memory_url_share_their_locks() -> None:
     urls = ["memory://shared", "memory://shared", "memory://elsewhere"]
 
-    one, other, elsewhere = (backend_of(app_with(singleton_lock_url=url)) for url in urls)
+    one, other, elsewhere = (store_of(app_with(singleton_lock_url=url)) for url in urls)
 
     assert one is other
     assert one is not elsewhere
@@ -160,7 +160,7 @@ def test_all_who_give_the_same_memory_url_share_their_locks() -> None:
 @pytest.mark.parametrize("scheme", ["sentinel", "redis+cluster", "rediss+cluster"])
 def test_a_scheme_of_a_later_version_is_refused_as_such(scheme: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        backend_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
+        store_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
 
     for words in ("singleton_lock_url", f"{scheme}://", "not available in this version", "redis://"):
         assert words in str(refused.value)
@@ -169,7 +169,7 @@ def test_a_scheme_of_a_later_version_is_refused_as_such(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["amqp", "http", "Redis+ssl", "memcached"])
 def test_an_unknown_scheme_is_refused_with_those_there_are(scheme: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        backend_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
+        store_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
 
     allowed = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://", "memory://")
     for words in ("singleton_lock_url", f"unknown scheme '{scheme.lower()}'", *allowed):
@@ -179,24 +179,24 @@ def test_an_unknown_scheme_is_refused_with_those_there_are(scheme: str) -> None:
 @pytest.mark.parametrize("url", ["", "locks", "//locks/0"])
 def test_a_url_without_a_scheme_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="singleton_lock_url: unknown scheme ''"):
-        backend_of(app_with(singleton_lock_url=url))
+        store_of(app_with(singleton_lock_url=url))
 
 
 @pytest.mark.parametrize("urls", [["redis://one/0", "redis://two/0"], ("redis://one/0",), {"redis://one/0"}, 6379])
 def test_several_stores_are_of_a_later_version(urls: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"singleton_lock_url: .*not available in this version; give one URL"):
-        backend_of(app_with(singleton_lock_url=urls))
+        store_of(app_with(singleton_lock_url=urls))
 
 
 def test_replicas_are_of_a_later_version() -> None:
     with pytest.raises(ConfigurationError, match="singleton_lock_replicas is not available in this version"):
-        backend_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
+        store_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
 
 
 @pytest.mark.parametrize("url", ["redis://locks:port/0", "redis://locks/0?db=one", "redis://u:p/w@locks/0"])
 def test_a_url_that_cannot_be_read_is_refused_telling_how_to_write_it(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        backend_of(app_with(singleton_lock_url=url))
+        store_of(app_with(singleton_lock_url=url))
 
     for words in ("singleton_lock_url cannot be read", "redis://user:password@host:port/database", "percent-encoded"):
         assert words in str(refused.value)
@@ -206,7 +206,7 @@ def test_a_url_with_an_unknown_argument_is_refused_naming_it() -> None:
     with pytest.raises(
         ConfigurationError, match=r"singleton_lock_url: redis://locks/0 cannot be used: .*unexpected.*colour"
     ):
-        backend_of(app_with(singleton_lock_url="redis://locks/0?colour=red"))
+        store_of(app_with(singleton_lock_url="redis://locks/0?colour=red"))
 
 
 # Options of the client.
@@ -228,7 +228,7 @@ def test_an_unknown_client_option_is_refused_by_name() -> None:
     app = app_with(singleton_lock_url="redis://locks/0", singleton_lock_client_options={"colour": "red"})
 
     with pytest.raises(ConfigurationError, match="colour"):
-        backend_of(app)
+        store_of(app)
 
 
 @pytest.mark.parametrize(
@@ -347,17 +347,17 @@ def test_celerys_spelling_of_a_certificate_check_is_understood_in_settings(
     ],
 )
 def test_an_address_has_no_credentials(url: str, address: str) -> None:
-    backend = store_of(app_with(singleton_lock_url=url))
+    store = store_of(app_with(singleton_lock_url=url))
 
-    assert backend.address == address
-    assert SECRET in connection_of(backend).password
+    assert store.address == address
+    assert SECRET in connection_of(store).password
 
 
 def test_an_error_of_the_store_has_no_credentials() -> None:
-    backend = backend_from_url(f"redis://user:{SECRET}@127.0.0.1:{free_port()}/0?client_name={SECRET}")
+    store = store_from_url(f"redis://user:{SECRET}@127.0.0.1:{free_port()}/0?client_name={SECRET}")
 
-    with pytest.raises(BackendError) as unanswered:
-        backend.release(Claim("key", "token", 30.0), 1, bound=0.1)
+    with pytest.raises(StoreError) as unanswered:
+        store.release(Claim("key", "token", 30.0), 1, bound=0.1)
 
     assert "127.0.0.1" in str(unanswered.value)
     assert SECRET not in repr(unanswered.value) + str(unanswered.value)
@@ -379,7 +379,7 @@ def test_an_error_of_the_store_has_no_credentials() -> None:
 )
 def test_a_refused_url_is_not_quoted_with_its_credentials(url: Any) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        backend_of(app_with(singleton_lock_url=url))
+        store_of(app_with(singleton_lock_url=url))
 
     assert SECRET not in repr(refused.value) + str(refused.value)
 
@@ -392,7 +392,7 @@ def test_opening_a_store_makes_no_connection() -> None:
         listener.setblocking(False)
         app = app_with(singleton_lock_url=f"redis://127.0.0.1:{listener.getsockname()[1]}/0")
 
-        backend_of(app)
+        store_of(app)
 
         with pytest.raises(BlockingIOError):
             listener.accept()

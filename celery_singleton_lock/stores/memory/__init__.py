@@ -1,0 +1,1 @@
+"""Locks in the memory of one process."""

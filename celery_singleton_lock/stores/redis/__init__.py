@@ -1,0 +1,1 @@
+"""Locks in Redis or Valkey."""
