@@ -14,7 +14,7 @@ from celery_singleton_lock import Lock
 from celery_singleton_lock.leases.key import key_of
 from celery_singleton_lock.options import DEFAULT_PREFIX
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Answer, Claim
+from celery_singleton_lock.stores.records import Answer, Claim, Facts
 from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
 
 OURS, REDIS_PY, PYTHON_REDIS_LOCK = "celery-singleton-lock", "redis-py", "python-redis-lock"
@@ -93,7 +93,7 @@ class Ours(Candidate):
     def renewal(self, number: int) -> Callable[[], object]:
         """What the heartbeat calls, for all leases of a process at once."""
         backend = store_from_url(self._url)
-        facts = {"hostname": "localhost", "pid": "12345"}
+        facts = Facts(hostname="localhost", pid=12345)
         claims = [Claim(self.stored_as(f"renewed-{n}"), f"{n:016}", TTL, facts=facts) for n in range(number)]
         for claim in claims:
             backend.acquire(claim)

@@ -19,11 +19,11 @@ from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.key import checked_name, key_of
-from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import prefix_of, seconds
-from celery_singleton_lock.publish import DUE_HEADER, ENTRY_HEADER
+from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Slot
+from celery_singleton_lock.stores.records import Claim, Facts, Slot
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -92,12 +92,8 @@ class SingletonSchedulerMixin(Scheduler):
         if self._lease is not None and self._lease.held:
             return self._lease.remaining() > 0
         self._give_up()
-        lease = Lease(
-            store_of(self.app),
-            self._key,
-            ttl=self._ttl,
-            facts={"hostname": socket.gethostname(), "pid": str(os.getpid()), "task_name": "celery.beat"},
-        )
+        facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name="celery.beat")
+        lease = Lease(store_of(self.app), Claim(self._key, new_token(), self._ttl, facts=facts))
         try:
             if lease.acquire() is not None:
                 return False

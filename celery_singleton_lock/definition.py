@@ -4,7 +4,11 @@ import inspect
 from types import CodeType
 from typing import Any
 
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
+
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.options import LockOptions
 
 
 def run_signature(cls: type[Any]) -> inspect.Signature:
@@ -26,6 +30,22 @@ def check_call_order(cls: type[Any], ours: type[Any]) -> None:
                 f"task {cls.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would "
                 f"bypass the lock; call it there, or put {ours.__name__} first among the base classes"
             )
+
+
+def check_policy(task: Any, options: LockOptions) -> None:
+    """Refuse a policy that cannot work with the task's results."""
+    if options.on_conflict != "join":
+        return
+    backend = task.backend
+    if isinstance(backend, DisabledBackend):
+        why = "there is no result backend; set app.conf.result_backend"
+    elif isinstance(backend, RPCBackend):
+        why = "rpc:// gives a result to its caller only; use another result backend"
+    elif task.ignore_result:
+        why = "the task has ignore_result=True, so its holder keeps none"
+    else:
+        return
+    raise ConfigurationError(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
 
 
 def _names_in(code: CodeType) -> set[str]:

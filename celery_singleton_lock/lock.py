@@ -3,6 +3,7 @@
 import os
 import socket
 import threading
+from functools import partial
 from typing import Any, Literal
 
 from celery import Celery, current_app
@@ -10,11 +11,12 @@ from celery import Celery, current_app
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.key import checked_name, key_of
-from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.teller import teller
 from celery_singleton_lock.options import count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Facts
 
 
 class Lock:
@@ -35,7 +37,7 @@ class Lock:
         url: The store, see `singleton_lock_url`. By default the one of *app*.
         app: The Celery app whose settings apply, by default the current one.
         ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
-        limit: How many may hold it at once. All who use the name must agree.
+        limit: How many may hold it at once, as far as this object is concerned.
         reentrant: A thread (or greenlet) that holds it through this object may
             acquire it again; it is free once it has been released as often.
 
@@ -63,17 +65,30 @@ class Lock:
 
     def __enter__(self) -> Lease:
         """Wait for the lock as long as it takes."""
-        lease = self.acquire()
-        assert lease is not None
-        return lease
+        before = len(self._leases())
+        try:
+            lease = self.acquire()
+            assert lease is not None
+            return lease
+        except BaseException:
+            # A signal may raise after it was acquired and before the block begins.
+            self._give_back(before)
+            raise
 
     def __exit__(self, *_: object) -> Literal[False]:
         """Release the lock, unless its lease was released already."""
-        if self._leases()[-1].unreleased:
-            self.release()
-        else:
-            self._leases().pop()
-        return False
+        before = None
+        try:
+            leases = self._leases()
+            before = len(leases) - 1
+            if leases[-1].unreleased:
+                self.release()
+            else:
+                leases.pop()
+            return False
+        except BaseException:
+            self._give_back(len(self._leases()) - 1 if before is None else before)
+            raise
 
     @property
     def key(self) -> str:
@@ -92,24 +107,25 @@ class Lock:
 
         Raises:
             StoreError: The store did not answer within 5 s; nothing is held.
-            ConfigurationError: The lock is held under another limit, or *timeout*
-                is negative or goes with `blocking=False`.
+            ConfigurationError: *timeout* is negative or goes with `blocking=False`.
         """
         patience = _patience(blocking, timeout)
         leases = self._leases()
         if self._reentrant and leases and leases[-1].held:
             leases.append(leases[-1])
             return leases[-1]
-        lease = self._new_lease()
+        before, lease = len(leases), self._new_lease()
         try:
-            if lease.acquire() is not None and (patience == 0 or not lease.wait(patience)):
+            leases.append(lease)
+            conflict = lease.acquire()
+            if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
+                self._give_back(before)
                 return None
-        finally:
-            if lease.unreleased and not lease.held:
-                lease.release()
-        leases.append(lease)
-        signals.lock_acquired.send(sender=Lock, lease=lease)
-        return lease
+            signals.lock_acquired.send(sender=Lock, lease=lease)
+            return lease
+        except BaseException:
+            self._give_back(before)
+            raise
 
     def release(self) -> None:
         """Give back what this thread acquired last.
@@ -123,9 +139,23 @@ class Lock:
             raise SingletonLockError(
                 f"lock key={self._key} is not held by this thread; only the one that acquired it can release it"
             )
-        lease = leases.pop()
-        if lease not in leases and lease.release() is Answer.DONE:
+        lease = leases[-1]
+        try:
+            is_done = lease not in leases[:-1] and lease.release() is Answer.DONE
+        finally:
+            # Not if a signal has raised before anything was released: then it is still to be given back.
+            if lease in leases[:-1] or not lease.unreleased:
+                leases.pop()
+        if is_done:
             signals.lock_released.send(sender=Lock, lease=lease)
+
+    def _give_back(self, before: int) -> None:
+        """Give back what this thread has asked for since it had *before* leases, and tell nobody."""
+        leases = self._leases()
+        for lease in leases[before:]:
+            if lease.unreleased and lease not in leases[:before]:
+                lease.release()
+        del leases[before:]
 
     def _leases(self) -> list[Lease]:
         """What this thread has acquired through this object, in this process, the latest last."""
@@ -136,14 +166,9 @@ class Lock:
         return leases
 
     def _new_lease(self) -> Lease:
-        return Lease(
-            self._store,
-            self._key,
-            ttl=self._ttl,
-            limit=self._limit,
-            facts={"hostname": socket.gethostname(), "pid": str(os.getpid())},
-            on_lost=_tell_lost,
-        )
+        facts = Facts(hostname=socket.gethostname(), pid=os.getpid())
+        claim = Claim(self._key, new_token(), self._ttl, self._limit, facts)
+        return Lease(self._store, claim, on_lost=_tell_lost)
 
 
 def _patience(blocking: bool, timeout: float | None) -> float | None:
@@ -156,4 +181,4 @@ def _patience(blocking: bool, timeout: float | None) -> float | None:
 
 
 def _tell_lost(lease: Lease) -> None:
-    signals.lock_lost.send(sender=Lock, lease=lease, reason=lease.lost_reason)
+    teller.tell(partial(signals.lock_lost.send, sender=Lock, lease=lease, reason=lease.lost_reason))

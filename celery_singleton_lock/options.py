@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 from celery import Celery
@@ -11,6 +12,13 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
 
 DEFAULT_PREFIX = "singleton"
+
+
+class _Unset(Enum):
+    UNSET = "unset"
+
+
+UNSET = _Unset.UNSET
 # Taking a place looks at all of them, in one script.
 MAX_LIMIT = 1000
 
@@ -88,6 +96,17 @@ class LockOptions:
     min_hold: float
     queue_ttl: float
     prefix: str
+    skip_result: Any = UNSET
+
+    @property
+    def unique_in_queue(self) -> bool:
+        """Calls of the task are told apart when they are published."""
+        return self.mode != "while_executing"
+
+    @property
+    def skips_with_result(self) -> bool:
+        """A skipped run returns `lock_skip_result`."""
+        return self.skip_result is not UNSET
 
 
 def check_task(task_name: str, values: Mapping[str, Any]) -> None:
@@ -108,7 +127,7 @@ def check_task(task_name: str, values: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"task {task_name}: {error}") from None
 
 
-def resolve(app: Celery, values: Mapping[str, Any]) -> LockOptions:
+def resolve(app: Celery, values: Mapping[str, Any], skip_result: Any = UNSET) -> LockOptions:
     """The task's own values, else the app's settings, else the defaults.
 
     Raises:
@@ -122,7 +141,7 @@ def resolve(app: Celery, values: Mapping[str, Any]) -> LockOptions:
             label = f"singleton_lock_{name}"
             value = app.conf.get(label, option.default) if option.app_wide else option.default
         resolved[name] = option.check(label, value)
-    return LockOptions(**resolved, prefix=prefix_of(app))
+    return LockOptions(**resolved, prefix=prefix_of(app), skip_result=skip_result)
 
 
 def prefix_of(app: Celery) -> str:

@@ -1,7 +1,11 @@
-"""Unique in the queue: a call that is queued or runs already is not published again."""
+"""What happens to a call before its message leaves: it gets its notes, and may turn out to be queued already."""
 
 import logging
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -10,41 +14,39 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import LockHeld, StoreError
+from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Holder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from celery_singleton_lock.task import SingletonTask
 
 logger = logging.getLogger("celery_singleton_lock")
 
-ENTRY_HEADER = "beat_entry"
-DUE_HEADER = "beat_due"
-"""Where a beat tells which entry it has sent, and when it was due."""
-
-KEY_HEADER = "lock_key"
-"""Where a publisher tells the worker the key under which the call is queued."""
-
-WHILE_EXECUTING = "while_executing"
-UNTIL_EXECUTING = "until_executing"
 UNTIL_EXECUTED = "until_executed"
 
+Send = Callable[..., Any]
 
-def is_unique_in_the_queue(task: "SingletonTask") -> bool:
-    """Calls of the task are told apart when they are published."""
-    return task.lock_options.mode != WHILE_EXECUTING
-
-
-def is_awaited(options: "Mapping[str, Any]") -> bool:
-    """Somebody waits for just this call: a canvas, or the run of which it is a retry. A beat does not."""
-    return bool(options.get("task_id")) and DUE_HEADER not in (options.get("headers") or {})
+_keeps_key: ContextVar[bool] = ContextVar("keeps_key", default=False)
 
 
-def publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send: "Callable[..., Any]") -> Any:
-    """Publish a call, unless one with the same key is queued, or runs where the mode counts that.
+@contextmanager
+def with_the_key_it_has() -> Iterator[None]:
+    """Publish messages again under the key that is written on them: a main process runs no user code to make one."""
+    token = _keeps_key.set(True)
+    try:
+        yield
+    finally:
+        _keeps_key.reset(token)
+
+
+def key_to_keep(headers: Mapping[str, Any] | None) -> str | None:
+    """The key that is written on a message, if this process must not make one."""
+    return Notes.of(headers).key if _keeps_key.get() else None
+
+
+def publish(task: "SingletonTask", key: str, options: Mapping[str, Any], send: Send) -> Any:
+    """Publish a call, unless another one with the same key stands for it.
 
     Returns:
         The result of this call, or of the one that was found.
@@ -54,55 +56,67 @@ def publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send:
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    task_id = options["task_id"] = options.get("task_id") or uuid()
-    options["headers"] = {**(options.get("headers") or {}), KEY_HEADER: key}
+    headers = options.get("headers")
+    known = Notes.of(headers)
+    # The key of the arguments it is sent with: a retry may have new ones.
+    notes = replace(known, key=key, published=known.published or time.time_ns() // 1000)
+    noted = {**options, "headers": with_notes(headers, notes)}
+    if not task.lock_options.unique_in_queue or notes.tries:
+        return send(**noted)
+    if options.get("retries") and key and task.lock_options.mode == UNTIL_EXECUTED:
+        return _publish_retry(task, key, noted, send)
+    # A call that has an id already, as a member of a canvas, is always sent,
+    # because somebody waits for it; it is settled when it runs.
+    if options.get("task_id") and DUE_HEADER not in (headers or {}):
+        return send(**noted)
+    return _publish_once(task, key, noted, send)
+
+
+def _publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send: Send) -> Any:
+    options["task_id"] = options.get("task_id") or uuid()
+    counts_running = task.lock_options.mode == UNTIL_EXECUTED
+    found = _mark(task, key, options, limit=task.lock_options.limit if counts_running else 0)
+    if found is None:
+        return _send(task, key, options, send)
+    result = _refuse(task, key, found)
+    # Else `get` would wait for what the caller itself does not want to be kept.
+    result.ignored = bool(options.get("ignore_result", task.ignore_result))
+    return result
+
+
+def _publish_retry(task: "SingletonTask", key: str, options: dict[str, Any], send: Send) -> Any:
+    """Always, but until the retry runs its call counts as queued, unless another one does."""
+    with suppress(StoreError):
+        _mark(task, key, options, limit=0)
+    return _send(task, key, options, send)
+
+
+def _send(task: "SingletonTask", key: str, options: dict[str, Any], send: Send) -> Any:
     try:
-        found = _mark(task, key, task_id, options)
-        if found is None:
-            return send(**options)
+        return send(**options)
     except BaseException:
         with suppress(StoreError):
             # If this fails as well, the mark ends by itself.
-            store_of(task.app).withdraw(key, task_id, afresh=True)
+            store_of(task.app).unmark(key, options["task_id"])
         raise
-    return _refuse(task, key, found)
 
 
-def _mark(task: "SingletonTask", key: str, task_id: str, options: dict[str, Any]) -> Holder | None:
+def _mark(task: "SingletonTask", key: str, options: dict[str, Any], limit: int) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way."""
-    wanted = task.lock_options
+    wanted, task_id = task.lock_options, options["task_id"]
+    seconds = wanted.queue_ttl + _lead(task, options)
+    quiet = 0.0 if options.get("retries") else wanted.min_hold
     try:
-        return store_of(task.app).publish(
-            key,
-            task_id,
-            wanted.queue_ttl + _lead(task, options),
-            counts_running=wanted.mode == UNTIL_EXECUTED,
-            quiet=wanted.min_hold,
-        )
+        return store_of(task.app).mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
     except StoreError as error:
         logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_store_error, error)
         if wanted.on_store_error == "raise":
+            with suppress(StoreError):
+                # It may have been marked all the same.
+                store_of(task.app).unmark(key, task_id)
             raise
         # It is settled when it runs, so a message too many is better than one too few.
         return None
-
-
-class Withdrawal:
-    """A call that is revoked, expired or thrown away, and so is queued no longer; done by `leftovers`."""
-
-    def __init__(self, store: Store, key: str, task_id: str, ttl: float) -> None:
-        self.key = key
-        self.ttl = ttl
-        self._store = store
-        self._task_id = task_id
-
-    def release_again(self) -> bool:
-        """Try; True once answered."""
-        try:
-            self._store.withdraw(self.key, self._task_id)
-        except StoreError:
-            return False
-        return True
 
 
 def _refuse(task: "SingletonTask", key: str, found: Holder) -> Any:
@@ -119,7 +133,7 @@ def _refuse(task: "SingletonTask", key: str, found: Holder) -> Any:
     return task.AsyncResult(found.task_id)
 
 
-def _lead(task: "SingletonTask", options: dict[str, Any]) -> float:
+def _lead(task: "SingletonTask", options: Mapping[str, Any]) -> float:
     """Seconds from now until the message may be taken at the earliest, or is thrown away."""
     moments = [options.get("countdown"), options.get("eta"), options.get("expires", task.expires)]
     return max([0.0, *[_seconds_until(task, moment) for moment in moments if moment]])

@@ -7,26 +7,39 @@ one whose body lets no other thread run.
 
 import os
 import time
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from billiard.exceptions import Terminated, WorkerLostError
+from celery.bootsteps import StartStopStep
+from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_singleton_lock.conflict import EVENTS_HEADER
-from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.errors import LockHeld, SingletonLockError, StoreError
 from celery_singleton_lock.leases.keepalive import Keepalive
-from celery_singleton_lock.leases.lease import Lease, new_token
-from celery_singleton_lock.leases.leftovers import leftovers
-from celery_singleton_lock.publish import KEY_HEADER, Withdrawal
-from celery_singleton_lock.task import TOKEN_HEADER
+from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
+from celery_singleton_lock.leases.renewal import Renewal
+from celery_singleton_lock.publish import with_the_key_it_has
+from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.marks import Announcement, LateMarker, unmark_later
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Claim, Facts
 
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
-# A child renews every third of a ttl; whoever has not done so for longer needs help.
+# A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
+# Seconds after which a broker has heard what was written to it, or the connection has broken.
+_LOST_WITH_THE_CONNECTION = 60.0
+_MOST_REMEMBERED = 200
 
 
 class SingletonRequest(Request):
@@ -34,23 +47,32 @@ class SingletonRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.request_dict[TOKEN_HEADER] = new_token()
-        self.request_dict[EVENTS_HEADER] = bool(self.eventer and self.eventer.enabled and self.task.send_events)
-        self._lock_lease: Lease | None = None
+        self.request_dict[message.TOKEN] = new_token()
+        self.request_dict[message.EVENTS] = bool(self.eventer and self.eventer.enabled and self.task.send_events)
+        self.request_dict[message.RECEIVED] = clock()
+        self.request_dict[message.CONTENT_TYPE] = self.content_type
+        self._claim: Claim | None = None
+        self._has_run = True
+        self.is_cut_off = False
+        if (self.delivery_info or {}).get("redelivered") and self._has_a_twin():
+            self._announce()
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Keep the child's lease alive from now on, if it runs in a process of its own."""
         super().on_accepted(pid, time_accepted)
         if self._runs_in_a_child():
             with suppress(SingletonLockError):
-                keepalive.start(self.task.lock_options.ttl)
+                keepalive.start(store_of(self.task.app), self.task.lock_options.ttl)
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Release for a child that is dead: nothing in it ran to its end."""
+        self._has_run = not _is_turned_away(exc_info.exception)
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead()
-        return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+        # Celery may publish a retry for it here.
+        with with_the_key_it_has():
+            return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
         """Release at the hard limit, though not yet: the child still runs when this is called."""
@@ -58,31 +80,68 @@ class SingletonRequest(Request):
         if not soft:
             self._release_once_dead()
 
+    def acknowledge(self) -> None:
+        """Have the next delivery dropped, if this acknowledgement fails, or is lost with the connection."""
+        if self.task.acks_late:
+            _acknowledged.append((clock(), self))
+            if self.is_cut_off:
+                self.leave_marker()
+            # Celery has it done later, by the event loop, and tells nobody of a failure.
+            self.message.ack = partial(self._acknowledge, self.message.ack)
+        super().acknowledge()
+
+    def _acknowledge(self, acknowledge: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return acknowledge(*args, **kwargs)
+        except Exception:
+            self.leave_marker()
+            raise
+
+    def _has_a_twin(self) -> bool:
+        """An earlier delivery of the message runs in this worker."""
+        return any(request.id == self.id for request in _active_requests())
+
+    def _announce(self) -> None:
+        """Let the run that lives know of this delivery, which may come to its turn only when that has ended."""
+        claim = self.claim
+        if claim is not None:
+            facts = Facts(task_id=self.id, attempt=self.request_dict.get("retries") or 0)
+            with suppress(SingletonLockError):
+                copy = replace(claim, token=new_token(), facts=facts, may_be_copy=True)
+                leftovers.add(Announcement(store_of(self.app), copy))
+
+    def leave_marker(self) -> None:
+        """Have the next delivery of the message dropped, because its run has ended."""
+        claim, attempt = self.claim, self.request_dict.get("retries") or 0
+        if self._has_run and claim is not None:
+            with suppress(SingletonLockError):
+                leftovers.add(LateMarker(store_of(self.app), claim, attempt, message.kept(self.task)))
+
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
-        """Who will never run, because it is revoked or expired, is neither queued nor next."""
+        """A call that never runs, because it is revoked or expired, leaves no mark."""
         super()._announce_revoked(reason, terminated, signum, expired)
-        lease = self.lock_lease
-        if lease is not None:
-            leftovers.add(Withdrawal(lease.store, lease.key, self.id, lease.ttl))
+        self._unmark()
 
     @property
-    def lock_lease(self) -> Lease | None:
-        """The child's lease as far as the main process can know it; None for a call that has no key."""
-        if self._lock_lease is None:
-            self._lock_lease = self._as_the_child_makes_it()
-        return self._lock_lease
+    def claim(self) -> Claim | None:
+        """The child's claim as far as the main process can know it; None if it cannot."""
+        if self._claim is None:
+            try:
+                self._claim = self._as_the_child_makes_it()
+            except Exception:  # noqa: BLE001 (whatever the message carries; the child finds the same, and tells)
+                return None
+        return self._claim
 
-    def _as_the_child_makes_it(self) -> Lease | None:
+    def _as_the_child_makes_it(self) -> Claim | None:
         if not self.task.is_lockable():
             return None
-        try:
-            lease: Lease = self.task.lease_for(
-                self.args, self.kwargs, key=self.request_dict.get(KEY_HEADER), token=self.request_dict[TOKEN_HEADER]
-            )
-        except (SingletonLockError, TypeError):
-            # The child finds the same, and tells: that is its task's result.
+        notes = message.Notes.of({message.HEADER: self.request_dict.get(message.HEADER)})
+        key = notes.key or self.task.lock_key_without_user_code(self.args, self.kwargs)
+        if key is None:
             return None
-        return lease
+        options = self.task.lock_options
+        marker = message.marker_of(key, self.id, notes)
+        return Claim(key, self.request_dict[message.TOKEN], options.ttl, options.limit, marker=marker)
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())
@@ -100,15 +159,55 @@ class SingletonRequest(Request):
         )
 
     def _release_once_dead(self) -> None:
-        pid = self.worker_pid
-        if self._runs_in_a_child() and self.lock_lease is not None:
-            leftovers.add(self.lock_lease, may_release=lambda: _state_of(pid) in _DEAD)
+        pid, claim = self.worker_pid, self.claim
+        if not self._runs_in_a_child() or claim is None:
+            return
+        with suppress(SingletonLockError):
+            leftovers.add(Unreleased(store_of(self.app), claim), may_release=lambda: _state_of(pid) in _DEAD)
+        if not self._comes_again():
+            self._unmark()
+
+    def _comes_again(self) -> bool:
+        """Celery delivers or publishes the message of a dead child once more."""
+        task = self.task
+        is_rejected = task.acks_late and task.reject_on_worker_lost
+        return bool(is_rejected or getattr(task, "retry_on_worker_lost", False))
+
+    def _unmark(self) -> None:
+        """End in the background what the call has left in the store."""
+        if self.claim is not None:
+            with suppress(SingletonLockError):
+                unmark_later(store_of(self.app), self.claim.key, self.id, returns=True)
 
 
-def _late_leases() -> list[Lease]:
-    """Those that children may not have renewed by themselves."""
+def _is_turned_away(error: BaseException) -> bool:
+    """The delivery has ended without a body: it goes on by another message, or was dropped."""
+    if isinstance(error, Retry):
+        return isinstance(error.exc, LockHeld | StoreError)
+    return isinstance(error, Ignore | Reject)
+
+
+class LostAcknowledgements(StartStopStep):
+    """A step of the worker's consumer: messages acknowledged just before the connection broke may come again."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def stop(self, consumer: Any) -> None:  # noqa: ARG002
+        """The connection is lost, or the worker ends."""
+        if state.should_stop is None and state.should_terminate is None:
+            since = clock() - _LOST_WITH_THE_CONNECTION
+            for request in [request for moment, request in _acknowledged if moment > since]:
+                request.leave_marker()
+            for request in _active_requests():
+                request.is_cut_off = True
+        _acknowledged.clear()
+
+
+def _late_renewals() -> list[Renewal]:
+    """Those that children may not have done by themselves."""
     running = [request for request in _active_requests() if isinstance(request, SingletonRequest)]
-    return [request.lock_lease for request in running if request.lock_lease is not None and request.needs_help()]
+    claims = [(request.app, request.claim) for request in running if request.needs_help()]
+    return [Renewal(store_of(app), claim) for app, claim in claims if claim is not None]
 
 
 def _active_requests() -> list[Any]:
@@ -137,4 +236,5 @@ def _state_without_proc(pid: int) -> str:
     return "R"
 
 
-keepalive = Keepalive(_late_leases)
+_acknowledged: deque[tuple[float, SingletonRequest]] = deque(maxlen=_MOST_REMEMBERED)
+keepalive = Keepalive(_late_renewals)

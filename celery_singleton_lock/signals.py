@@ -1,8 +1,8 @@
 """What the library says while it works, as Celery signals.
 
 A receiver that raises is logged and never breaks the locking. `sender` is the
-task. `lock_lost` is sent from the heartbeat's thread, the others where the
-task runs.
+task. `lock_lost` is sent from a thread of its own, one after the other, the
+others where the task runs.
 """
 
 from celery.utils.dispatch import Signal
@@ -11,10 +11,10 @@ lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
 """The lease is ours and the body is about to run: `lease`."""
 
 lock_conflict = Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
-"""The key was held: `key`, `holder` (a `Holder`), `outcome` (`skipped`, `raised`,
-`rescheduled`, `joined`, `collapsed` into the run of the holder named, `parked` for
-another copy of a run that is still going on, `dropped` for one of a run that has ended, or
-`unpublished`, where the call was not sent)."""
+"""The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`,
+`rescheduled`, `joined`, `merged` (the call that is named as the holder runs in its place),
+`parked` (a copy of a run that goes on, which comes again), `dropped` (a copy of a run that
+has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none."""
 
 lock_lost = Signal(name="lock_lost", providing_args={"lease", "reason"})
 """The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`)."""

@@ -1,42 +1,33 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
-import os
-import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from enum import Enum
 from functools import cached_property, partial
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery, Task, states
+from celery._state import get_current_task
 from celery.app.task import Context
-from celery.exceptions import Retry
+from celery.exceptions import Reject
+from celery.result import EagerResult
 
-from celery_singleton_lock import signals
-from celery_singleton_lock.again import forget_history
-from celery_singleton_lock.conflict import settle, unanswered
-from celery_singleton_lock.copies import drop_copy, noting_the_end
-from celery_singleton_lock.definition import check_call_order, run_signature
-from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.joined import NotJoined, joined_result
-from celery_singleton_lock.leases.current import running_under
-from celery_singleton_lock.leases.interrupt import Interrupt
+from celery_singleton_lock.admission import admit
+from celery_singleton_lock.definition import check_call_order, check_policy, run_signature
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.leases.current import current_lease, held_here
 from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.lost import deadman_for, making_way, tell_lost
-from celery_singleton_lock.options import OPTIONS, LockOptions, check_task, resolve
-from celery_singleton_lock.publish import KEY_HEADER, UNTIL_EXECUTING, is_awaited, is_unique_in_the_queue, publish_once
+from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
+from celery_singleton_lock.options import OPTIONS, UNSET, LockOptions, check_task, resolve
+from celery_singleton_lock.publish import key_to_keep, publish
+from celery_singleton_lock.runs.body import body_of
+from celery_singleton_lock.runs.marks import unmark
+from celery_singleton_lock.runs.message import Notes
+from celery_singleton_lock.runs.redelivery import mark_stored
+from celery_singleton_lock.runs.revoked import Revoked
+from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Answer, Conflict, Holder
-from celery_singleton_lock.successors import succession_for, unpack
+from celery_singleton_lock.stores.records import Holder
 
-TOKEN_HEADER = "lock_token"
-"""Where the main process of a worker tells a pool child the token to use."""
-
-
-class _Unset(Enum):
-    UNSET = "unset"
+_TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 
 
 class SingletonTask(Task):
@@ -62,22 +53,26 @@ class SingletonTask(Task):
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default
             30, so that a killed worker blocks nobody for long and a lease
             survives two missed renewals.
-        lock_limit: How many may run at once, by default 1.
+        lock_limit: How many may run at once, by default 1; a run may while fewer than its own limit do.
         lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place,
             first come, first served, which occupies a place in the pool, `"join"`,
             which ends with the holder's own result or error, `"rerun"`, one more run
             after the present one, with the newest arguments, or `"replace"`, which
-            asks the holder to make way.
+            cancels the holder and takes over.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which who comes again or waits gives up with `LockHeld`.
+        lock_wait_timeout: Seconds after which a call that waits or comes again gives up with
+            `LockHeld`; by default never, and never with `"join"`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start
-            of a run, even if the run ends earlier. A run that dies does not count.
+            of a run, or from the publishing if it is unique in the queue, even if the run
+            ends earlier. A run that dies does not count.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"`
             leaves it to the log, the signal and `self.lock.check()`, `"kill"` has the
             kernel kill the pool child at the deadline, even if it is stopped, frozen
             or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
         lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
-            (unlocked) or `"skip"`, where Redis gives no answer within 5 s.
+            (unlocked) or `"skip"`, if Redis gives no answer within 5 s.
+        lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by
+            default 3600; also for which `"rerun"` keeps merged arguments.
 
     None means the app's `singleton_lock_*` setting, and without one the default.
     """
@@ -91,7 +86,7 @@ class SingletonTask(Task):
     lock_limit: int | None = None
     lock_ttl: Any = None
     lock_on_conflict: str | None = None
-    lock_skip_result: Any = _Unset.UNSET
+    lock_skip_result: Any = UNSET
     lock_wait_timeout: Any = None
     lock_on_lost: str | None = None
     lock_on_store_error: str | None = None
@@ -100,52 +95,20 @@ class SingletonTask(Task):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the body under a lease, or end without it as the options say."""
+        if self._is_item():
+            return self._run_item(args, kwargs)
         if self._runs_without_lock():
             return super().__call__(*args, **kwargs)
-        interrupt = Interrupt()
-        lease = self.lease_for(
-            args,
-            kwargs,
-            # The publisher's, so that a deploy that changes a default does not strand what is queued.
-            key=(self.request.headers or {}).get(KEY_HEADER),
-            token=self.request.get(TOKEN_HEADER),
-            facts=self._facts(),
-            succession=succession_for(self, args, kwargs),
-            deadman=deadman_for(self),
-            on_lost=partial(tell_lost, self, interrupt),
-        )
-        self.request.lock_lease, self.request.lock_interrupt = lease, interrupt
-        try:
-            drop_copy(self, lease.key)
-            if (result := joined_result(self, lease.key)) is not NotJoined:
-                return result
-            # Inside the try: a time limit may strike between the server's grant and the next line.
-            conflict = lease.acquire()
-            if conflict is not None and self._waits_for(lease, conflict):
-                conflict = None
-            # Once more, because the run that this may be a copy of has perhaps ended meanwhile.
-            drop_copy(self, lease.key)
-        except StoreError as error:
-            if self.lock_options.on_store_error != "run":
-                return unanswered(self, lease.key, error)
-            return super().__call__(*args, **kwargs)
-        else:
-            if conflict is not None:
-                return settle(self, conflict)
-            if lease.arguments:
-                args, kwargs = self.request.args, self.request.kwargs = unpack(self, lease.arguments)
-            with self._body_of(lease, interrupt):
-                return super().__call__(*args, **kwargs)
-        finally:
-            # Else the next attempt may end before Celery has stored RETRY, over its end: `handlers` gives it back.
-            if not isinstance(sys.exception(), Retry):
-                self._give_back(lease)
+        return self._run_locked(args, kwargs)
 
     @property
-    def lock(self) -> Lease | None:
-        """The lease under which the body runs; None outside a body and without one."""
-        lease: Lease | None = self.request.get("lock_lease")
-        return lease if lease is not None and lease.granted and lease.unreleased else None
+    def lock(self) -> Lease | Unlocked:
+        """The lease under which the body runs; one that is not held if it runs without."""
+        run: Run | None = self.request.get("lock_run")
+        lease = run.lease if run is not None else current_lease()
+        if lease is None or (run.is_unlocked if run is not None else not self._continues(lease)):
+            return UNLOCKED
+        return lease if lease.granted and lease.unreleased else UNLOCKED
 
     @cached_property
     def lock_options(self) -> LockOptions:
@@ -154,12 +117,9 @@ class SingletonTask(Task):
         Raises:
             ConfigurationError: A setting has a value that is not allowed.
         """
-        return resolve(self.app, _own_options(type(self)))
-
-    @property
-    def skips_with_result(self) -> bool:
-        """A skipped run returns `lock_skip_result`."""
-        return self.lock_skip_result is not _Unset.UNSET
+        options = resolve(self.app, _own_options(type(self)), self.lock_skip_result)
+        check_policy(self, options)
+        return options
 
     @cached_property
     def _lock_keys(self) -> KeyMaker:
@@ -175,62 +135,80 @@ class SingletonTask(Task):
         """
         return self._lock_keys.key(self.lock_options.prefix, args, kwargs)
 
-    def lease_for(self, args: Any, kwargs: Any, key: str | None = None, **more: Any) -> Lease:
-        """The lease of a call with these arguments, not asked for yet; *more* goes to `Lease`."""
-        options = self.lock_options
-        return Lease(
-            store_of(self.app),
-            key or self.lock_key_for(*args, **kwargs),
-            ttl=options.ttl,
-            limit=options.limit,
-            # Counted from the moment at which it was published, where that is what is unique.
-            min_hold=0.0 if is_unique_in_the_queue(self) else options.min_hold,
-            queued=is_unique_in_the_queue(self),
-            **more,
-        )
+    def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
+        """The lock key, if neither a callable nor a format of the user has to make it."""
+        return None if self._lock_keys.runs_user_code else self.lock_key_for(*args, **kwargs)
 
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
         """Who holds the lock of a call with these arguments now.
 
         Raises:
-            StoreError: The store did not answer within 5 s.
+            StoreError: The store did not answer within 2 s.
         """
         return store_of(self.app).holders(self.lock_key_for(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
-        key = None
-        if self.is_lockable():
-            # A TypeError is Celery's to raise: it knows whether the task has typing=False.
-            with suppress(TypeError):
-                key = self.lock_key_for(*(args or ()), **(kwargs or {}))
         send = partial(super().apply_async, args, kwargs, *rest)
-        # Who has an id already, as a member of a canvas or a retry has, is always
-        # sent, because somebody waits for it; it is settled when it runs.
-        if key is None or rest or is_awaited(options) or not is_unique_in_the_queue(self):
+        if not self.is_lockable() or rest:
             return send(**options)
-        return publish_once(self, key, options, send)
+        key = key_to_keep(options.get("headers"))
+        try:
+            if key is None:
+                key = self.lock_key_for(*(args or ()), **(kwargs or {}))
+        except TypeError:
+            # Celery's to raise: it knows whether the task has typing=False.
+            return send(**options)
+        run: Run | None = self.request.get("lock_run")
+        if run is not None and options.get("task_id") == run.task_id and options.get("retries"):
+            run.retry_key = key
+        return publish(self, key, options, send)
+
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's; a call that ends without its body ends as it would in a worker."""
+        result = super().apply(*args, **kwargs)
+        if isinstance(result.result, Revoked):
+            error, throw = result.result.error, kwargs.get("throw")
+            if throw or (throw is None and self.app.conf.task_eager_propagates):
+                raise error
+            return EagerResult(result.id, error, states.REVOKED, name=self.name)
+        return result
 
     def retry(self, *args: Any, **kwargs: Any) -> Any:
         """As Celery's; a lease that is lost meanwhile does not break off the publishing, which would lose the retry."""
-        interrupt = self.request.get("lock_interrupt") or Interrupt()
-        with interrupt.held_back():
+        run: Run | None = self.request.get("lock_run")
+        if run is None:
             return super().retry(*args, **kwargs)
+        run.check_not_replaced()
+        with run.interrupt.held_back():
+            return super().retry(*args, **kwargs)
+
+    def replace(self, sig: Any) -> Any:
+        """As Celery's; a run that was replaced by its successor has no other."""
+        run: Run | None = self.request.get("lock_run")
+        if run is not None:
+            run.check_not_replaced()
+        return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's from 5.5 on: where nothing is traced by a worker, the body sees the request it runs for."""
-        self.request_stack.push(Context(*args, **{**vars(self.request), **kwargs}))
+        outer = self.request
+        # Else Celery takes whatever it does not know for headers, and publishes it with a retry.
+        self.request_stack.push(Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs}))
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, whatever happened to `__call__`'s own release."""
-        self.release_leftover()
+        self.leave_nothing(status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
-    def release_leftover(self) -> None:
-        """Give back what the present request still holds; nothing in the usual case."""
-        lease = self.request.get("lock_lease")
-        if lease is not None:
-            self._give_back(lease)
+    def leave_nothing(self, state: str | None, retval: Any) -> None:
+        """Give back what the present request still holds or has left; nothing in the usual case."""
+        run: Run | None = self.request.get("lock_run")
+        if run is not None:
+            run.give_back()
+            mark_stored(run)
+        elif state != states.RETRY and not self._is_requeued(retval):
+            self._unmark_unstarted()
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -250,50 +228,66 @@ class SingletonTask(Task):
         except ConfigurationError as error:
             raise ConfigurationError(f"task {cls.name}: {error}") from None
 
+    def _run_locked(self, args: Any, kwargs: Any) -> Any:
+        key = self._key_of_run(args, kwargs)
+        if self.request.is_eager and self._continues(held_here(key)):
+            return super().__call__(*args, **kwargs)
+        run = self.request.lock_run = Run(self, self.lock_options, key, args, kwargs)
+        with run.given_back():
+            ended = admit(run)
+            if ended is not None:
+                return ended.give()
+            self.request.args, self.request.kwargs = run.args, run.kwargs
+            with body_of(run):
+                return super().__call__(*run.args, **run.kwargs)
+
     def _runs_without_lock(self) -> bool:
-        called_itself = self.request.get("lock_lease") is not None
+        called_itself = self.request.get("lock_run") is not None
         return self.request.called_directly or called_itself or not self.is_lockable()
+
+    def _continues(self, lease: Lease | None) -> bool:
+        """In eager mode `replace()` runs its task inside the body that it continues, under that one's lease."""
+        return lease is not None and lease.claim.facts.task_id == self.request.id
+
+    def _is_item(self) -> bool:
+        """It is called directly by `celery.map` or `celery.starmap`, of which `chunks` is made."""
+        if not self.request.called_directly or not self.is_lockable():
+            return False
+        caller = get_current_task()
+        return caller is not None and caller.name in _TASKS_OF_ITEMS
+
+    def _run_item(self, args: Any, kwargs: Any) -> Any:
+        caller = get_current_task().request
+        # Called directly all the same, so that `retry` in the body does not publish the map's message.
+        self.push_request(lock_item=caller.id, hostname=caller.hostname)
+        try:
+            return self._run_locked(args, kwargs)
+        finally:
+            self.pop_request()
+
+    def _key_of_run(self, args: Any, kwargs: Any) -> str:
+        # The publisher's, so that a deploy that changes a default does not strand what is queued.
+        key = Notes.of(self.request.headers).key
+        return key if key.startswith(f"{self.lock_options.prefix}:") else self.lock_key_for(*args, **kwargs)
+
+    def _is_requeued(self, retval: Any) -> bool:
+        return isinstance(retval, Reject) and bool(retval.requeue and self.acks_late)
+
+    def _unmark_unstarted(self) -> None:
+        """A call that was refused before it came to its lock, by `before_start` say, is queued no longer."""
+        request = self.request
+        try:
+            notes = Notes() if request.called_directly else Notes.of(request.headers)
+        except ConfigurationError:
+            # Its result tells already.
+            return
+        if notes.key and (self.lock_options.unique_in_queue or notes.asked or notes.crowds):
+            unmark(store_of(self.app), notes.key, request.id, returns=notes.crowds)
 
     @classmethod
     def is_lockable(cls) -> bool:
         """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
         return not cls.name.startswith("celery.")
-
-    def _waits_for(self, lease: Lease, conflict: Conflict) -> bool:
-        """Queue for the lease where that is the task's policy, unless a copy of this run holds it."""
-        options = self.lock_options
-        copies = [holder for holder in conflict.holders if holder.task_id == self.request.id]
-        return options.on_conflict == "wait" and not copies and lease.wait(options.wait_timeout)
-
-    def _facts(self) -> dict[str, str]:
-        request = self.request
-        facts = {
-            "task_id": request.id,
-            "hostname": request.hostname or socket.gethostname(),
-            "pid": str(os.getpid()),
-        }
-        if self.lock_name is not None:
-            facts["task_name"] = self.name
-        if request.retries:
-            facts["attempt"] = str(request.retries)
-        return facts
-
-    @contextmanager
-    def _body_of(self, lease: Lease, interrupt: Interrupt) -> Iterator[None]:
-        """What holds while the body runs under *lease*."""
-        if self.lock_options.mode == UNTIL_EXECUTING:
-            self._give_back(lease)
-            forget_history(self.request)
-            yield
-            return
-        signals.lock_acquired.send(sender=self, lease=lease)
-        with making_way(self, lease), noting_the_end(self), running_under(lease), interrupt.allowed():
-            forget_history(self.request)
-            yield
-
-    def _give_back(self, lease: Lease) -> None:
-        if lease.unreleased and lease.release() is Answer.DONE:
-            signals.lock_released.send(sender=self, lease=lease)
 
 
 def _own_options(cls: type[SingletonTask]) -> dict[str, Any]:

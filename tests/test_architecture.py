@@ -1,9 +1,10 @@
-"""Three storeys and their budgets: what may know of what, and how large it may grow."""
+"""The storeys and their budgets: what may know of what, and how large it may grow."""
 
 import ast
 import inspect
 import statistics
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,31 @@ import celery_singleton_lock
 
 PACKAGE = Path(celery_singleton_lock.__file__).parent
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
+NAME = PACKAGE.name
+
+STOREYS = (
+    {"errors"},
+    {"stores"},
+    {"leases"},
+    # Ground for all that knows Celery.
+    {"options", "settings", "definition", "signals"},
+    {"runs"},
+    {"policies"},
+    {"admission", "publish"},
+    {"task"},
+    {"request", "handlers", "beat", "lock", "__init__"},
+)
+"""From the ground to the roof; each may know those below it, and its neighbours."""
+
 BELOW_CELERY = [name for name in FILES if name.startswith(("leases/", "stores/"))] + ["errors.py"]
 MAY_KNOW_KOMBU = {"leases/key.py"}
+
+FOR_TYPES_ALONE = {
+    ("publish.py", "task.py"),
+    ("runs/loss.py", "runs/run.py"),
+    ("runs/redelivery.py", "runs/run.py"),
+}
+"""Arrows of which nothing is left when the program runs: they may run up, or round, so each is named here."""
 
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 40
@@ -22,32 +46,87 @@ LONGEST_MEDIAN = 9
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def storey(module: str) -> str:
-    """`stores`, `leases`, or `top` for all that knows Celery."""
-    part = module.split(".")[1] if "." in module else ""
-    if part in ("leases", "stores"):
-        return part
-    return "errors" if part == "errors" else "top"
+Arrow = tuple[str, str]
 
 
-def imports(path: Path) -> Iterator[str]:
-    """What *path* imports, anywhere in it, under its full name."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports(tree: ast.AST, name: str = "") -> Iterator[str]:
+    """What is imported, anywhere inside, under its full name."""
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path.name} has a relative import"
+            assert node.level == 0, f"{name} has a relative import"
             assert node.module is not None
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def own_imports(path: Path) -> set[str]:
-    """The storeys of this package that *path* imports from."""
-    return {storey(name) for name in imports(path) if name.split(".")[0] == "celery_singleton_lock"}
+def split(source: str) -> tuple[ast.Module, ast.Module]:
+    """The code that runs, and what stands under `if TYPE_CHECKING`."""
+    tree, for_types = ast.parse(source), ast.Module(body=[], type_ignores=[])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING":
+            for_types.body += node.body
+            node.body = []
+    return tree, for_types
+
+
+def file_of(imported: str) -> str | None:
+    """The file of this package that an imported name comes from."""
+    parts = imported.split(".")
+    if parts[0] != NAME:
+        return None
+    for end in range(len(parts), 0, -1):
+        path = "/".join(parts[1:end])
+        for name in (f"{path}.py", f"{path}/__init__.py".removeprefix("/")):
+            if name in FILES:
+                return name
+    raise AssertionError(f"{imported} is nowhere")
+
+
+def arrows(*, for_types: bool = False) -> set[Arrow]:
+    """Which file of this package imports which."""
+    found = set()
+    for name, path in FILES.items():
+        tree = split(path.read_text())[for_types]
+        found |= {(name, file) for each in imports(tree, name) if (file := file_of(each)) is not None}
+    return found
+
+
+def room(name: str) -> str:
+    """The folder or the file at the top of the package."""
+    return name.partition("/")[0].removesuffix(".py")
+
+
+def height(name: str) -> int:
+    """Which storey a file is in."""
+    (storey,) = [number for number, rooms in enumerate(STOREYS) if room(name) in rooms]
+    return storey
+
+
+def runs_up(arrow: Arrow) -> bool:
+    importer, imported = arrow
+    return height(importer) < height(imported)
+
+
+def circle(found: set[Arrow]) -> list[str]:
+    """Files that import one another in the end, if there are such."""
+    graph: dict[str, set[str]] = {}
+    for importer, imported in found:
+        graph.setdefault(importer, set()).add(imported)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def rooms_known_by(folder: str) -> set[str]:
+    return {room(imported) for importer, imported in arrows() if room(importer) == folder}
 
 
 def packages(path: Path) -> set[str]:
-    return {module.split(".")[0] for module in imports(path)}
+    """Which packages the code of a file imports, types included."""
+    return {module.split(".")[0] for module in imports(ast.parse(path.read_text()))}
 
 
 def functions(path: Path) -> Iterator[Function]:
@@ -68,25 +147,54 @@ every_file = pytest.mark.parametrize("name", FILES)
 # Who knows whom.
 
 
-@pytest.mark.parametrize("name", BELOW_CELERY)
-def test_below_the_top_storey_nothing_knows_celery(name: str) -> None:
-    strangers = {"celery", "billiard"} | ({"kombu"} if name not in MAY_KNOW_KOMBU else set())
-
-    assert packages(FILES[name]) & strangers == set()
+@every_file
+def test_every_file_has_its_storey(name: str) -> None:
+    assert 0 <= height(name) < len(STOREYS)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("stores/")])
-def test_stores_know_neither_the_core_nor_the_top_storey(name: str) -> None:
-    assert own_imports(FILES[name]) <= {"stores", "errors"}
+def test_no_arrow_runs_up() -> None:
+    assert {arrow for arrow in arrows() if runs_up(arrow)} == set()
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("leases/")])
-def test_the_core_does_not_know_the_top_storey(name: str) -> None:
-    assert own_imports(FILES[name]) <= {"leases", "stores", "errors"}
+def test_no_files_go_round_in_a_circle() -> None:
+    assert circle(arrows()) == []
+
+
+def test_arrows_that_are_drawn_for_types_alone_are_known() -> None:
+    assert arrows(for_types=True) == FOR_TYPES_ALONE
+
+
+def test_runs_know_no_policy() -> None:
+    assert rooms_known_by("runs") & {"policies", "admission", "publish", "task"} == set()
+
+
+def test_policies_know_no_task() -> None:
+    assert rooms_known_by("policies") & {"task", "admission", "publish", "request", "handlers"} == set()
+
+
+def test_stores_know_neither_leases_nor_anything_above() -> None:
+    assert rooms_known_by("stores") <= {"stores", "errors"}
+
+
+def test_leases_know_stores_and_nothing_above() -> None:
+    assert rooms_known_by("leases") <= {"leases", "stores", "errors"}
 
 
 def test_errors_know_nobody() -> None:
-    assert own_imports(FILES["errors.py"]) == set()
+    assert rooms_known_by("errors") == set()
+
+
+def test_the_roof_is_known_to_nobody_below_it() -> None:
+    known = {imported for importer, imported in arrows() if height(importer) < len(STOREYS) - 1}
+
+    assert {room(name) for name in known} & STOREYS[-1] == set()
+
+
+@pytest.mark.parametrize("name", BELOW_CELERY)
+def test_below_options_and_settings_nothing_knows_celery(name: str) -> None:
+    strangers = {"celery", "billiard"} | ({"kombu"} if name not in MAY_KNOW_KOMBU else set())
+
+    assert packages(FILES[name]) & strangers == set()
 
 
 def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
@@ -95,18 +203,33 @@ def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
     assert knowing == ["stores/redis/store.py", "stores/redis/waiter.py", "stores/redis/wire.py"]
 
 
-def test_the_walk_sees_imports_of_every_kind(tmp_path: Path) -> None:
-    path = tmp_path / "module.py"
-    path.write_text(
+def test_only_the_list_of_stores_knows_the_store_in_redis() -> None:
+    knowing = {importer for importer, imported in arrows() if imported.startswith("stores/redis/")}
+
+    assert {name for name in knowing if not name.startswith("stores/redis/")} == {"stores/__init__.py"}
+
+
+def test_the_walk_sees_imports_of_every_kind() -> None:
+    source = (
+        "import typing\n"
         "from celery_singleton_lock import signals\n"
+        "if typing.TYPE_CHECKING:\n"
+        "    from celery_singleton_lock.task import SingletonTask\n"
         "def late():\n"
         "    import celery.app\n"
         "    from celery_singleton_lock.leases.key import KeyMaker\n"
-        "    from celery_singleton_lock.stores import base\n"
+        "    from celery_singleton_lock.stores import base, store_from_url\n"
+        "    from celery_singleton_lock import Lock\n"
     )
+    code, for_types = ({file_of(name) for name in imports(tree)} - {None} for tree in split(source))
 
-    assert packages(path) == {"celery", "celery_singleton_lock"}
-    assert own_imports(path) == {"top", "leases", "stores"}
+    assert code == {"signals.py", "leases/key.py", "stores/base.py", "stores/__init__.py", "__init__.py"}
+    assert for_types == {"task.py"}
+
+
+def test_the_walk_sees_a_circle() -> None:
+    assert circle({("a", "b"), ("b", "c")}) == []
+    assert set(circle({("a", "b"), ("b", "c"), ("c", "a")})) == {"a", "b", "c"}
 
 
 # Budgets.

@@ -102,14 +102,6 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> No
 
     assert packed == files
     assert "celery_singleton_lock/py.typed" in packed
-    assert {Path(name).name for name in packed if name.endswith(".lua")} == {
-        "acquire.lua",
-        "renew.lua",
-        "unmark.lua",
-        "mark_queued.lua",
-        "claim_slot.lua",
-        "release.lua",
-    }
 
 
 def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) -> None:

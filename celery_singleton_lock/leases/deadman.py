@@ -18,6 +18,7 @@ from typing import Any
 from celery_singleton_lock.errors import ConfigurationError
 
 _TIMER_ABSTIME = 1
+_NO_TIMER = ctypes.c_void_p(-1).value
 _SIGEV_SIGNAL = 0
 
 
@@ -52,36 +53,52 @@ def why_unavailable() -> str | None:
 class DeadMan:
     """One timer, of this process and not of its forked children.
 
+    The kernel has only so many, so it is asked for one when it is armed for the
+    first time, and gets it back when that is disarmed, or nobody has this object
+    any more.
+
     Raises:
-        ConfigurationError: This machine has no such timer, or the kernel
-            refuses another one.
+        ConfigurationError: This machine has no such timer.
     """
 
     def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._over = False
+        # Written by the call itself: a signal that raises after it loses no timer.
+        self._timer = ctypes.c_void_p(_NO_TIMER)
+        self._spec = _Itimerspec()
         why = why_unavailable()
         if why is not None:
             raise ConfigurationError(f"lock_on_lost='kill' is not possible here: {why}; use 'abort'")
-        self._timer = ctypes.c_void_p()
-        self._armed = True
-        self._spec = _Itimerspec()
-        self._settime = _function("timer_settime")
-        event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
-        if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
-            raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
 
     def arm(self, deadline: float) -> None:
-        """Kill this process at *deadline*, seconds on CLOCK_BOOTTIME, unless armed anew or disarmed before."""
-        if not self._armed:
+        """Kill this process at *deadline*, seconds on CLOCK_BOOTTIME, unless armed again or disarmed before.
+
+        Raises:
+            ConfigurationError: The kernel refuses another timer.
+        """
+        if self._over:
             return
+        if self._timer.value == _NO_TIMER:
+            self._create()
         value = self._spec.it_value
         value.tv_sec, value.tv_nsec = int(deadline), int(deadline % 1 * 1_000_000_000)
-        self._settime(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
+        _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
 
     def disarm(self) -> None:
         """Let this process live, and give the timer back to the kernel."""
-        if self._armed:
-            self._armed = False
+        self._over = True
+        # A forked child may have a timer of its own under that number.
+        if self._timer.value != _NO_TIMER and self._pid == os.getpid():
             _function("timer_delete")(self._timer)
+            self._timer.value = _NO_TIMER
+
+    __del__ = disarm
+
+    def _create(self) -> None:
+        event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
+        if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
+            raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
 
 
 @cache

@@ -29,9 +29,14 @@ _sent: deque["Interrupt"] = deque()
 
 
 class Interrupt:
-    """One body that can be interrupted once, and only while it runs."""
+    """One body that can be interrupted once, and only while it runs.
+
+    Attributes:
+        delivered: What was sent has been raised in the body, whatever that has made of it.
+    """
 
     def __init__(self) -> None:
+        self.delivered = False
         self._guard = threading.Lock()
         self._thread: int | None = None
         self._greenlet: Any = None
@@ -52,7 +57,7 @@ class Interrupt:
             with self._guard:
                 self._thread = None
                 if self._error is not None and self._greenlet is None and not _is_main(thread):
-                    _raise_in(thread, None)
+                    _raise_in(thread, None, self)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -65,6 +70,7 @@ class Interrupt:
             with self._guard:
                 self._held_back = False
         if self._kept is not None:
+            self.delivered = True
             raise self._kept
 
     def send(self, error: Exception) -> bool:
@@ -81,7 +87,7 @@ class Interrupt:
                 call_soon(self.deliver_to_greenlet)
                 return True
             if _SIGNAL is None or not _is_main(thread):
-                return _raise_in(thread, error)
+                return _raise_in(thread, error, self)
             _sent.append(self)
             signal.pthread_kill(thread, _SIGNAL)
         threading.Thread(target=self._signal_again, args=(thread, _SIGNAL), daemon=True).start()
@@ -113,6 +119,7 @@ class Interrupt:
         if self._held_back:
             self._kept = self._error
             return None
+        self.delivered = self.delivered or self._error is not None
         return self._error
 
 
@@ -130,12 +137,17 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
         _sent.popleft().deliver()
 
 
-def _raise_in(thread: int, error: Exception | None) -> bool:
+def _raise_in(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
     """Raise *error* in the thread, or take back what has not been raised there yet."""
-    delivery = ctypes.py_object(_class_of(error)) if error is not None else None
+    delivery = ctypes.py_object(_class_of(error, interrupt)) if error is not None else None
     return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), delivery))
 
 
-def _class_of(error: Exception) -> type[Exception]:
+def _class_of(error: Exception, interrupt: Interrupt) -> type[Exception]:
     """A class whose only instance is *error*, because CPython takes a class here and calls it without arguments."""
-    return type(type(error).__name__, (type(error),), {"__new__": lambda _: error})
+
+    def deliver(_: type[Exception]) -> Exception:
+        interrupt.delivered = True
+        return error
+
+    return type(type(error).__name__, (type(error),), {"__new__": deliver})

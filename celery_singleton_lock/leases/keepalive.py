@@ -2,83 +2,82 @@
 
 A heartbeat shares the interpreter, or the event loop, with the bodies it works
 for. One that holds the GIL in C, or computes in a greenlet without a pause,
-starves it. Whoever is not starved, the main process of a worker for its pool
-children or a native thread beside the greenlets, renews meanwhile. It decides
-nothing: that a lease is lost is for the heartbeat to find out and to tell.
+starves it. Meanwhile something else renews: the main process of a worker for
+its pool children, a native thread beside the greenlets. It decides nothing:
+that a lease is lost is for the heartbeat to find out and to tell.
 """
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
 
-from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.greenlets import native_sleep, start_native_thread
+from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer
 
-if TYPE_CHECKING:
-    from celery_singleton_lock.leases.lease import Lease
-
 _ROUNDS_PER_TTL = 8
+_LONGEST_SLEEP = 0.2
 _BOUND = 1.0
 
 
 class Keepalive:
-    """A native thread that looks a few times per ttl for leases that nobody has renewed in time.
+    """Native threads that look a few times per ttl for leases that nobody has renewed in time.
+
+    There is one for each store, because one that does not answer holds up whatever
+    waits for it. Each has connections of its own: those of greenlets, or of
+    another thread's, cannot be used in it.
 
     Arguments:
         late: Tells which leases those may be, whenever it is asked.
     """
 
-    def __init__(self, late: "Callable[[], Iterable[Lease]]") -> None:
+    def __init__(self, late: Callable[[], Iterable[Renewal]]) -> None:
         self._late = late
         self._pause = float("inf")
         self._pid: int | None = None
-        # Of its own, because a connection of greenlets cannot be used in another thread.
-        self._stores: dict[Store, Store] = {}
+        self._stores: set[Store] = set()
 
-    def start(self, ttl: float) -> None:
-        """Let the thread run, often enough for leases of *ttl* seconds."""
+    def start(self, store: Store, ttl: float) -> None:
+        """Let a thread run for *store*, often enough for leases of *ttl* seconds."""
         self._pause = min(self._pause, ttl / _ROUNDS_PER_TTL)
         if self._pid != os.getpid():
-            self._pid, self._stores = os.getpid(), {}
-            start_native_thread(self._run)
+            self._stores, self._pid = set(), os.getpid()
+        if store not in self._stores:
+            start_native_thread(partial(self._run, store))
+            # Only now: a signal may raise before. A second thread would do no harm.
+            self._stores.add(store)
 
-    def _run(self) -> None:
+    def _run(self, store: Store) -> None:
+        twin = store.twin()
         while True:
-            native_sleep(self._pause)
+            self._sleep()
             # Whatever it is, the heartbeat tells of it; a thread that had died would not come back,
             # and this one cannot share the locks of a log with greenlets.
             with suppress(Exception):
-                self._renew_those_in_need()
+                self._renew(twin, [renewal for renewal in self._late() if renewal.store is store])
 
-    def _renew_those_in_need(self) -> None:
-        by_store: dict[Store, list[Lease]] = defaultdict(list)
-        for lease in self._late():
-            by_store[lease.store].append(lease)
-        for store, leases in by_store.items():
-            with suppress(StoreError):
-                self._renew(self._twin_of(store), leases)
+    def _sleep(self) -> None:
+        """In slices, because a lease may come that is shorter than those before."""
+        began = clock()
+        while (remaining := began + self._pause - clock()) > 0:
+            native_sleep(min(remaining, _LONGEST_SLEEP))
 
-    def _renew(self, store: Store, leases: "list[Lease]") -> None:
-        remaining = store.remaining([lease.claim for lease in leases], _BOUND)
+    def _renew(self, store: Store, renewals: list[Renewal]) -> None:
+        if not renewals:
+            return
+        remaining = store.remaining([renewal.claim for renewal in renewals], _BOUND)
         # A lease whose heartbeat is well, or that was released meanwhile, is not touched.
         late = [
-            lease
-            for lease, seconds in zip(leases, remaining, strict=True)
-            if seconds is not None and seconds < lease.ttl / 2
+            renewal
+            for renewal, seconds in zip(renewals, remaining, strict=True)
+            if seconds is not None and seconds < renewal.ttl / 2
         ]
         if not late:
             return
         sent_at = clock()
-        answers = store.renew([lease.claim for lease in late], _BOUND)
-        for lease, answer in zip(late, answers, strict=True):
+        answers = store.renew([renewal.claim for renewal in late], _BOUND)
+        for renewal, answer in zip(late, answers, strict=True):
             if answer in (Answer.DONE, Answer.REPLACED):
-                lease.renewed(sent_at)
-
-    def _twin_of(self, store: Store) -> Store:
-        if store not in self._stores:
-            self._stores[store] = store.twin()
-        return self._stores[store]
+                renewal.renewed(sent_at)

@@ -1,4 +1,4 @@
-"""From a call to its lock key: `{prefix}:v1:{<lock name>:<digest>}`.
+"""From a call to its lock key: `{prefix}:v2:{<lock name>:<digest>}`.
 
 Two calls have the same key when the wire would make them the same call. The
 arguments are bound to the function's parameters, defaults filled in, and
@@ -63,15 +63,21 @@ class KeyMaker:
         """
         return key_of(prefix, self._name, self._subject(args, kwargs))
 
+    @property
+    def runs_user_code(self) -> bool:
+        """To make a key runs a callable, or formats arguments, which may do anything."""
+        return callable(self._choice) or isinstance(self._choice, str)
+
     def _subject(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         choice = self._choice
         if callable(choice):
-            return choice(*args, **kwargs)
+            self._signature.bind(*args, **kwargs)
+            return _made_by_user(choice, lambda: choice(*args, **kwargs))
         arguments = self._bound(args, kwargs)
         if choice is None:
             return arguments
         if isinstance(choice, str):
-            return choice.format(**{name: plain(value) for name, value in arguments.items()})
+            return _made_by_user(choice, lambda: choice.format(**{k: plain(value) for k, value in arguments.items()}))
         return {name: arguments[name] for name in choice}
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -84,9 +90,18 @@ class KeyMaker:
         return bound.arguments
 
 
+def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        raise ConfigurationError(
+            f"lock_key={choice!r} fails for this call ({type(error).__name__}: {error}); mend it, or name parameters"
+        ) from error
+
+
 def key_of(prefix: str, name: str, subject: Any) -> str:
     """The lock key for a checked name and what distinguishes the calls that share it."""
-    return f"{prefix}:v1:{{{name}:{digest(subject)}}}"
+    return f"{prefix}:v2:{{{name}:{digest(subject)}}}"
 
 
 def digest(subject: Any) -> str:

@@ -1,4 +1,4 @@
-"""Leases whose release was not answered, released in the background until it is."""
+"""Claims whose release was not answered, released in the background until it is."""
 
 import logging
 import os
@@ -8,11 +8,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.one_thread import OneThread
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Claim, Ending
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _PAUSE = 0.5
+_BOUND = 1.0
 
 
 class Leftover(Protocol):
@@ -30,6 +34,41 @@ class Leftover(Protocol):
         """Try; True once answered."""
 
 
+class Unreleased:
+    """A claim that nobody wants any more, and of which the store may not know that yet.
+
+    Arguments:
+        store: The store.
+        claim: What was asked for.
+        place: Which of the lock's places it has; None if that is not known.
+        ending: What later deliveries of the message have to know.
+    """
+
+    def __init__(self, store: Store, claim: Claim, place: int | None = None, ending: Ending | None = None) -> None:
+        self._store = store
+        self._claim = claim
+        self._place = place
+        self._ending = ending
+
+    @property
+    def key(self) -> str:
+        """The lock key."""
+        return self._claim.key
+
+    @property
+    def ttl(self) -> float:
+        """Seconds after which the store has freed it by itself."""
+        return self._claim.ttl
+
+    def release_again(self) -> bool:
+        """Try once more to give back what a first release may not have; True once answered."""
+        try:
+            self._store.release(self._claim, self._place, bound=_BOUND, ending=self._ending)
+        except StoreError:
+            return False
+        return True
+
+
 def _at_once() -> bool:
     return True
 
@@ -41,45 +80,43 @@ class Leftovers:
     """
 
     def __init__(self) -> None:
-        self._start_afresh()
+        self._start_over()
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._start_afresh)
+            os.register_at_fork(after_in_child=self._start_over)
 
-    def _start_afresh(self) -> None:
-        self._leases: deque[tuple[Leftover, float, Callable[[], bool]]] = deque()
-        self._guard = threading.Lock()
-        self._running = False
+    def _start_over(self) -> None:
+        self._left: deque[tuple[Leftover, float, Callable[[], bool]]] = deque()
+        self._lock = threading.RLock()
+        self._thread = OneThread("leftovers", self._run)
 
-    def add(self, lease: Leftover, may_release: Callable[[], bool] = _at_once) -> None:
-        """Release *lease* until that is answered, for one ttl: by then the store has freed it by itself.
+    def add(self, leftover: Leftover, may_release: Callable[[], bool] = _at_once) -> None:
+        """Release *leftover* until that is answered, for one ttl: by then the store has freed it by itself.
 
         Arguments:
-            lease: One that nobody holds any more, or that nobody will once *may_release* is true.
+            leftover: What nobody holds any more, or will hold once *may_release* is true.
             may_release: Asked before each try.
         """
-        with self._guard:
-            self._leases.append((lease, clock() + lease.ttl, may_release))
-            if not self._running:
-                self._running = True
-                threading.Thread(target=self._run, name="singleton-lock-leftovers", daemon=True).start()
+        with self._lock:
+            self._left.append((leftover, clock() + leftover.ttl, may_release))
+            self._thread.ensure()
 
     def _run(self) -> None:
-        while True:
-            with self._guard:
-                if not self._leases:
-                    self._running = False
-                    return
-                lease, give_up_at, may_release = self._leases.popleft()
-            if clock() < give_up_at and not self._release(lease, may_release):
-                with self._guard:
-                    self._leases.append((lease, give_up_at, may_release))
+        while (one := self._next()) is not None:
+            leftover, give_up_at, may_release = one
+            if clock() < give_up_at and not self._release(leftover, may_release):
+                with self._lock:
+                    self._left.append(one)
                 time.sleep(_PAUSE)
 
-    def _release(self, lease: Leftover, may_release: Callable[[], bool]) -> bool:
+    def _next(self) -> tuple[Leftover, float, Callable[[], bool]] | None:
+        with self._lock:
+            return self._left.popleft() if self._thread.goes_on(bool(self._left)) else None
+
+    def _release(self, leftover: Leftover, may_release: Callable[[], bool]) -> bool:
         try:
-            return may_release() and lease.release_again()
+            return may_release() and leftover.release_again()
         except Exception:
-            logger.exception("lock.unreleased key=%s: the release is broken", lease.key)
+            logger.exception("lock.unreleased key=%s: the release is broken", leftover.key)
             return False
 
 

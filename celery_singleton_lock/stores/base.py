@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from typing import Self
 from urllib.parse import unquote
 
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot
+from celery_singleton_lock.stores.records import (
+    Answer,
+    Claim,
+    Conflict,
+    Done,
+    Ending,
+    Grant,
+    Holder,
+    Slot,
+    Succession,
+    Turn,
+)
 
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -24,12 +35,13 @@ def lock_name_of(key: str) -> str:
 
 ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
+PUBLISH_BOUND = 1.0
 
 
 class Waiter(ABC):
     """A turn in a lock's queue, from `__enter__` until it is granted or `__exit__`.
 
-    Who leaves without a grant still has to release the claim, to pass the turn on.
+    A waiter that leaves without a grant still has to release the claim, to pass the turn on.
     """
 
     def __enter__(self) -> Self:
@@ -41,8 +53,11 @@ class Waiter(ABC):
         """Stop listening."""
 
     @abstractmethod
-    def ask(self) -> Grant | float:
+    def ask(self) -> Grant | Conflict | Done | float:
         """Take the place if it is this one's turn, else tell how many seconds to sleep at most.
+
+        Returns:
+            The grant; the seconds; or, for a copy, a conflict with its own run or that it is done.
 
         Raises:
             StoreError: No answer within 5 s, all tries together.
@@ -53,22 +68,23 @@ class Waiter(ABC):
         """Return when woken by a release, and at the latest after *seconds*."""
 
 
-class Store(ABC):
+class LockStore(ABC):
     """A store of locks.
 
-    Every call is bounded in time and raises `StoreError` where no usable
-    answer came. Such a call may have worked all the same, so each is safe to
-    repeat: acquire recognises the token it has already granted, and renew and
-    release touch nothing that another token holds.
+    Every call is bounded in time and raises `StoreError` where no usable answer
+    came. Such a call may have worked all the same, so each is safe to repeat:
+    acquire recognises the token it has already granted, and renew and release
+    touch nothing that another token holds.
     """
 
     @abstractmethod
-    def acquire(self, claim: Claim) -> Grant | Conflict:
-        """Take a free place, or tell who holds them all.
+    def acquire(self, claim: Claim) -> Grant | Conflict | Done:
+        """Take a free place, or tell which holders have them all.
+
+        For a claim that may be a copy, the store first looks whether its message is done, or has a run that lives.
 
         Raises:
             StoreError: No answer within 5 s, all tries together.
-            ConfigurationError: The key is held under another limit.
         """
 
     @abstractmethod
@@ -77,7 +93,7 @@ class Store(ABC):
 
     @abstractmethod
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
-        """Start the ttl of each claim afresh; one answer each, in order.
+        """Restart the ttl of each claim; one answer each, in order.
 
         `DONE` only if nobody else can have had the place in between; `REPLACED` is as
         good, but a successor has asked the holder to make way.
@@ -95,61 +111,135 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
+    def release(
+        self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
+    ) -> Answer:
         """Give the place, or the turn in the queue, back; with None, whichever the token has, if any.
 
+        Arguments:
+            claim: What was granted, or asked for.
+            place: The place that was granted.
+            bound: Seconds for all tries together, or for one try if that takes longer.
+            ending: What later deliveries of the message have to know.
+
+        Returns:
+            `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN`
+            and `GONE`, where it had been lost before, *ending* was kept as well.
+
         Raises:
-            StoreError: No answer within *bound* seconds, or in one try if that takes longer.
+            StoreError: No answer in time.
         """
 
     @abstractmethod
     def holders(self, key: str) -> list[Holder]:
-        """Who holds *key* now; the lease that ends first, first."""
+        """All who hold *key* now; the lease that ends first, first.
+
+        Raises:
+            StoreError: No answer in time.
+        """
 
     @abstractmethod
     def twin(self) -> "Store":
         """The same store over connections of its own."""
 
+    @property
     @abstractmethod
-    def successor(self, key: str) -> str | None:
-        """Task id of the one who is next, if somebody has asked to be.
+    def address(self) -> str:
+        """Where the store is, fit for logs: never with credentials."""
 
-        Raises:
-            StoreError: The store did not answer in time.
-        """
+
+class QueueMarks(ABC):
+    """What calls leave in the store that hold nothing, each by its task id."""
 
     @abstractmethod
-    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
+    def mark_queued(self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float) -> Holder | None:
         """Mark a call as the one that is queued, for so many seconds.
 
         Arguments:
             key: The lock key.
             task_id: The call's.
-            seconds: How long the mark lasts where nobody comes for it.
-            counts_running: A run that holds the key is in the way as well.
+            seconds: How long the mark lasts if nobody comes for it.
+            limit: How many runs have to go on to be in the way as well; 0 for none.
             quiet: Seconds for which no other call of the key is published.
 
         Returns:
             None if it is, else the call that is queued, runs or keeps the key quiet.
 
         Raises:
-            StoreError: No answer within 5 s, all tries together.
+            StoreError: No answer within 1 s, all tries together.
         """
 
     @abstractmethod
-    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
-        """Let the call with that task id be next, or queued, no longer; *afresh* ends what it keeps quiet, too.
+    def succeed(
+        self, claim: Claim, policy: Succession, task_name: str, arguments: str, memory: float
+    ) -> tuple[Turn, str | None] | None:
+        """Become the run that comes next, or learn which call runs in place of this one.
+
+        Arguments:
+            claim: What was refused.
+            policy: `rerun`: the first one asked stays the successor, later ones leave it their arguments.
+                `replace`: the one that was published last is the successor, and a holder is asked to make way.
+            task_name: Only calls of one task are merged.
+            arguments: What the successor shall run with, if they are the newest; empty to be asked for them.
+            memory: Seconds for which arguments and replaced successors are remembered.
+
+        Returns:
+            What became of it, and the task id of the other call; None if the arguments are needed.
 
         Raises:
-            StoreError: The store did not answer in time. It may be next all the same, for half a minute.
+            StoreError: No answer in time. It may be next all the same, for half a minute.
         """
+
+    @abstractmethod
+    def successor(self, key: str) -> str | None:
+        """Task id of the run that comes next, if one has asked to.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+
+    @abstractmethod
+    def unmark(
+        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless_merged: bool = False
+    ) -> bool:
+        """End what a call has left: it is queued, next, replaced and in the crowd no longer.
+
+        Arguments:
+            key: The lock key.
+            task_id: The call's.
+            quiet: It does not keep the key quiet any more, either.
+            returns: It came again and again.
+            unless_merged: Leave everything as it is if other calls were merged into this one.
+
+        Returns:
+            False if it was left as it is.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+
+
+class DoneMarkers(ABC):
+    """What later deliveries of a message have to know; runs leave it as they release, the rest is written here."""
+
+    @abstractmethod
+    def mark_done(self, marker: str, attempt: int, outcome: str, seconds: float) -> None:
+        """Write a done marker, unless more is known: a later attempt, or the last word on this one.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+
+
+class Slots(ABC):
+    """Which slots of a beat's entries were sent."""
 
     @abstractmethod
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Claim a slot, or, where *slot* tells when, note that it was sent; False if that was done, or others lead.
 
         Raises:
-            StoreError: The store did not answer in time.
+            StoreError: No answer in time.
         """
 
     @abstractmethod
@@ -157,26 +247,9 @@ class Store(ABC):
         """The last slot of each entry.
 
         Raises:
-            StoreError: The store did not answer in time.
+            StoreError: No answer in time.
         """
 
-    @abstractmethod
-    def note(self, key: str, text: str, seconds: float) -> None:
-        """Keep *text* under *key*, which is no lock's, for so long.
 
-        Raises:
-            StoreError: The store did not answer in time.
-        """
-
-    @abstractmethod
-    def noted(self, key: str) -> str | None:
-        """What was noted under *key*, if it is still kept.
-
-        Raises:
-            StoreError: The store did not answer in time.
-        """
-
-    @property
-    @abstractmethod
-    def address(self) -> str:
-        """Where the store is, fit for logs: never with credentials."""
+class Store(LockStore, QueueMarks, DoneMarkers, Slots):
+    """All that this library keeps in one place."""

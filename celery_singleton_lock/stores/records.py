@@ -1,29 +1,36 @@
 """What is asked of a store of locks, and what it answers."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
+from typing import Literal
+
+Succession = Literal["rerun", "replace"]
+Outcome = Literal["ended", "stored", "retried"]
 
 
-@dataclass(frozen=True, slots=True)
-class Succession:
-    """A wish to be next where the lock is held; the message that will come again is the broker's to keep.
+@dataclass(slots=True)
+class Facts:
+    """What others may know about a claimant.
 
     Attributes:
-        policy: `rerun`: the first who asks stays the successor, later ones only leave their arguments.
-            `replace`: the last who asks is the successor, and the holder is asked to make way.
-        arguments: For `rerun`, what the successor shall run with unless somebody brings newer
-            ones; empty for one who has asked before.
-        asked_at: What the store's clock said when this one first asked, in microseconds; 0 at first.
+        task_id: Its task id; empty if it is no task.
+        task_name: The task's name, where that is not the name of the lock.
+        hostname: Of the worker, or of the machine.
+        pid: Its process.
+        attempt: How many times its call was retried before.
+        published: When its call was published first, in microseconds since the epoch; 0 if that is not known.
     """
 
-    policy: str
-    arguments: str = ""
-    asked_at: int = 0
+    task_id: str = ""
+    task_name: str = ""
+    hostname: str = ""
+    pid: int = 0
+    attempt: int = 0
+    published: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Claim:
     """One execution's wish to hold a lock.
 
@@ -31,25 +38,34 @@ class Claim:
         key: The lock key.
         token: Proof of this claim, fresh for each execution.
         ttl: Seconds the lease lasts without renewal.
-        limit: How many may hold the lock at once.
-        facts: What others may know about the claimant: `task_id`, `task_name`,
-            `hostname`, `pid` and `attempt`, each optional, as text.
+        limit: How many may hold the lock at once, as far as this claim is concerned.
+        facts: What others may know about the claimant.
         min_hold: Seconds for which a released place stays taken, counted from its grant.
-        succession: Wanted where no place is free.
-        queued: Calls of the key are unique in the queue, so a free place belongs to the one that is queued.
+        marker: Where the done marker of this message is, if it may be delivered more than once.
+        may_be_copy: This may be a later delivery of a message, so the store looks for its run first.
+        heeds_queued: A free place belongs to the call that is queued.
+        merges: Takes the arguments that were merged for the next run of that task, if they are newer.
+        asked: It has asked to be the successor before.
+        returns: It has come again; a claim that `crowds` will, for the first time.
+        crowds: It will come again if it is refused, and does so for the first time.
     """
 
     key: str
     token: str
     ttl: float
     limit: int = 1
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Facts = field(default_factory=Facts)
     min_hold: float = 0.0
-    succession: Succession | None = None
-    queued: bool = False
+    marker: str = ""
+    may_be_copy: bool = False
+    heeds_queued: bool = False
+    merges: str = ""
+    asked: bool = False
+    returns: bool = False
+    crowds: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Grant:
     """The claim was granted.
 
@@ -59,7 +75,7 @@ class Grant:
         took_over: The place was left by a holder that never released it.
         since: When it was granted, by the server's clock, in seconds since the epoch.
         sent_at: `clock()` before the request that was answered; the ttl counts from here.
-        arguments: The newest ones that were left for this successor, or an empty text.
+        arguments: The ones that were merged for this run, or an empty text.
     """
 
     place: int
@@ -68,6 +84,34 @@ class Grant:
     since: float
     sent_at: float
     arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A run of this very message has ended, so the claim is that of a copy.
+
+    Attributes:
+        attempt: Which attempt it was.
+        outcome: `stored`, once its result is; `ended` until then; `retried` if another attempt follows.
+    """
+
+    attempt: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """What a run says of its end as it releases, for later deliveries of its message.
+
+    Attributes:
+        outcome: `ended`, or `retried` if another attempt follows.
+        kept: Seconds for which the broker may deliver the message again.
+        is_due: Later deliveries are likely, although none has come yet.
+    """
+
+    outcome: Outcome
+    kept: float
+    is_due: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +133,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lock, as it described itself when it took it."""
+    """A holder of a lock, as it described itself when it took it."""
 
     key: str
     token: str
@@ -101,6 +145,12 @@ class Holder:
     hostname: str | None = None
     pid: int | None = None
     attempt: int = 0
+    published: int = 0
+
+    @classmethod
+    def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
+        """One that had the lock, described as far as a task id tells."""
+        return cls(key, "", 0, datetime.now(UTC), 0.0, task_id, attempt=attempt)
 
     @property
     def age(self) -> float:
@@ -110,20 +160,24 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Every place is held, or belongs to somebody who waits for it.
+    """Every place is held, or belongs to a call that goes before.
 
     Attributes:
         key: The lock key.
-        holders: Those whose deadline lies ahead; the lease that ends first, first.
-            Where nobody holds it, those who wait for it, in turn.
-        successor: Task id of the one who is next, if somebody has asked to be.
+        holders: A few of those whose deadline lies ahead; the lease that ends first, first.
+            If nobody holds it, those that go before.
+        successor: Task id of the run that comes next, if one has asked to.
         at: When the store answered, by its clock, in microseconds.
+        crowd: How many calls come again and again for this key.
+        is_own: The holder is another delivery of the same message.
     """
 
     key: str
     holders: tuple[Holder, ...]
     successor: str | None = None
     at: int = 0
+    crowd: int = 0
+    is_own: bool = False
 
     @property
     def first(self) -> Holder:
@@ -131,9 +185,18 @@ class Conflict:
         return self.holders[0]
 
 
+class Turn(IntEnum):
+    """What became of the wish to be the run that comes next."""
+
+    OTHER_TASK = 2
+    MINE = 1
+    MERGED = 0
+
+
 class Answer(IntEnum):
     """What became of a renewal or a release."""
 
+    MARKED = 3
     REPLACED = 2
     DONE = 1
     TAKEN = 0

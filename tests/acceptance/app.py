@@ -152,6 +152,12 @@ def acked_late(self: Any, key: Any, seconds: float = 0.0) -> str:
     return "ran"
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), acks_late=True)
+def handing_on(self: Any, key: Any, seconds: float) -> None:
+    body(self, key, seconds)
+    raise self.replace(after.s("handed on"))
+
+
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="raise")
 def raising_without_store(self: Any, key: Any) -> str:
     body(self, key, 0)
@@ -161,7 +167,8 @@ def raising_without_store(self: Any, key: Any) -> str:
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="run")
 def running_without_store(self: Any, key: Any) -> bool:
     body(self, key, 0)
-    return self.lock is None
+    self.lock.check()
+    return not self.lock.held
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="skip")

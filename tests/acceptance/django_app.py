@@ -8,7 +8,7 @@ from django.conf import settings
 
 settings.configure(
     INSTALLED_APPS=["django_celery_beat"],
-    DATABASES={"default": {"ENGINE": "django.db.stores.sqlite3", "NAME": os.environ["TEST_DATABASE"]}},
+    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": os.environ["TEST_DATABASE"]}},
     USE_TZ=True,
     DEFAULT_AUTO_FIELD="django.db.models.AutoField",
 )

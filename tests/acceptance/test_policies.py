@@ -151,7 +151,7 @@ def test_a_rerun_has_the_newest_arguments_and_the_others_name_it(
     assert holder.get(timeout=PROMPTLY) == 1
     assert first.get(timeout=PROMPTLY) == 4
     assert [event.facts["number"] for event in recorder.events("enter")] == [1, 4]
-    assert worker.log().count("outcome=collapsed") == 2
+    assert worker.log().count("outcome=merged") == 2
     assert overlaps(recorder.events()) == []
 
 

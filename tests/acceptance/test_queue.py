@@ -154,10 +154,10 @@ def test_the_publishers_key_counts_whatever_the_worker_would_make_of_the_argumen
     task.delay("k")
     with valkey.client() as broker:
         (message,) = broker.lrange("celery", 0, -1)
-    assert json.loads(message)["headers"]["lock_key"] == task.lock_key_for("k")
+    assert json.loads(message)["headers"]["singleton_lock"]["key"] == task.lock_key_for("k")
 
-    other = "singleton:v1:{made-before-the-deploy:0}"
-    tasks.app.send_task(task.name, ("l", 1, 2), headers={"lock_key": other})
+    other = "singleton:v2:{made-before-the-deploy:0}"
+    tasks.app.send_task(task.name, ("l", 1, 2), headers={"singleton_lock": {"key": other}})
     with workers(APP, env, 1), valkey.client(database=2) as locks:
         until(lambda: locks.exists(other), "the run holds the key it was published under")
 

@@ -65,6 +65,18 @@ def test_a_run_longer_than_the_visibility_timeout_runs_once(
     assert result.state == "SUCCESS"
 
 
+def test_a_copy_of_a_run_that_was_handed_on_is_dropped(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, {**env, **SOON}, 2) as pair:
+        result = impatient_broker.handing_on.delay("k", 7)
+
+        assert result.get(timeout=30) == ["after", "handed on"]
+        until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped", timeout=30)
+
+    assert len(runs(recorder)) == 1
+
+
 def test_a_copy_runs_where_the_first_run_has_died(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -139,8 +151,9 @@ def test_a_copy_that_rabbitmq_delivers_after_the_end_is_dropped(
 def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, fails: bool
 ) -> None:
-    with workers(APP, env, 1) as (worker,), valkey.client() as broker:
-        result = tasks.late.delay("k", 1, 1, fails)
+    # A run that takes most of the visibility timeout leaves word for a copy; a shorter one does not.
+    with workers(APP, {**env, **SOON}, 1) as (worker,), valkey.client() as broker:
+        result = tasks.late.delay("k", 1, 2.8, fails)
         until(lambda: runs(recorder), "it runs")
         (unacked,) = broker.hvals("unacked")
         result.get(timeout=10, propagate=False)

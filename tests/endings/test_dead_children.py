@@ -3,9 +3,13 @@
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
+from celery_singleton_lock import Lease
 from celery_singleton_lock.leases.deadman import DeadMan
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Claim
 from tests.endings.app import LONG, TASKS, killed
 from tests.endings.conftest import APP, begun
 from tests.recorder import Recorder
@@ -74,7 +78,8 @@ def spin(seconds: float) -> None:
 
 def test_an_armed_timer_kills_its_process_at_the_deadline() -> None:
     def body() -> None:
-        DeadMan().arm(now() + 0.2)
+        timer = DeadMan()
+        timer.arm(now() + 0.2)
         spin(5)
 
     began = now()
@@ -84,7 +89,8 @@ def test_an_armed_timer_kills_its_process_at_the_deadline() -> None:
 
 def test_a_timer_that_is_armed_after_its_deadline_kills_at_once() -> None:
     def body() -> None:
-        DeadMan().arm(now() - 1)
+        timer = DeadMan()
+        timer.arm(now() - 1)
         spin(5)
 
     assert in_a_child(body) == -signal.SIGKILL
@@ -101,6 +107,37 @@ def test_a_timer_that_is_armed_anew_or_disarmed_lets_its_process_live() -> None:
         spin(0.4)
 
     assert in_a_child(body) == 0
+
+
+def test_runs_that_do_not_get_the_lock_leave_no_timer() -> None:
+    store = MemoryStore()
+    holder = Lease(store, Claim("k", "holder", 30.0), deadman=DeadMan())
+    assert holder.acquire() is None
+    before = timers()
+
+    refused = [Lease(store, Claim("k", f"t{number}", 30.0), deadman=DeadMan()) for number in range(50)]
+    conflicts = [lease.acquire() for lease in refused]
+
+    assert None not in conflicts
+    assert timers() == before
+    holder.release()
+    assert timers() == before - 1
+
+
+def test_a_lease_that_was_left_behind_leaves_no_timer() -> None:
+    before = timers()
+    lease = Lease(MemoryStore(), Claim("k", "t", 30.0), deadman=DeadMan())
+    assert lease.acquire() is None
+    assert timers() == before + 1
+
+    del lease
+
+    assert timers() == before
+
+
+def timers() -> int:
+    """How many the kernel keeps for this process."""
+    return Path("/proc/self/timers").read_text().count("notify:")
 
 
 def test_arming_costs_less_than_a_tenth_of_a_ping(valkey: Server) -> None:

@@ -36,8 +36,8 @@ def own(request: pytest.FixtureRequest) -> Iterator[Server]:
 def nothing_left_to_renew() -> Iterator[None]:
     """The leases of one test do not keep the heartbeat asking its server while the next one runs."""
     yield
-    with own_heartbeat._changed:
-        own_heartbeat._leases.clear()
+    with own_heartbeat._lock:
+        own_heartbeat._pulses.clear()
 
 
 @pytest.fixture
@@ -52,8 +52,8 @@ def held(url: str, ttl: float = TTL) -> Iterator[tuple[Lock, Lease]]:
     lock = Lock("stock", url=url, ttl=ttl)
     lease = lock.acquire()
     assert lease is not None
-    first = lease.deadline
-    until(lambda: lease.deadline > first, "it has been renewed")
+    first = lease._renewal.deadline
+    until(lambda: lease._renewal.deadline > first, "it has been renewed")
     yield lock, lease
     if lease.unreleased:
         lock.release()
@@ -61,15 +61,15 @@ def held(url: str, ttl: float = TTL) -> Iterator[tuple[Lock, Lease]]:
 
 def is_renewed(lease: Lease) -> None:
     """The full ttl lies ahead again, counted from now on."""
-    before = clock()
-    until(lambda: lease.lost or lease.deadline > before + lease.ttl * 0.9, "it is renewed", timeout=lease.ttl * 3)
+    full = clock() + lease.ttl * 0.9
+    until(lambda: lease.lost or lease._renewal.deadline > full, "it is renewed", timeout=lease.ttl * 3)
     lease.check()
 
 
 def is_told_in_time(lease: Lease) -> None:
-    until(lambda: lease.lost or clock() > lease.deadline + SLACK, "its end is told")
+    until(lambda: lease.lost or clock() > lease._renewal.deadline + SLACK, "its end is told")
     assert lease.lost
-    assert clock() <= lease.deadline + SLACK
+    assert clock() <= lease._renewal.deadline + SLACK
 
 
 def is_free_within_ttl(server: Server) -> int:
@@ -124,8 +124,8 @@ def test_a_slow_store_keeps_the_lease_and_its_deadline_counts_from_the_request(o
         proxy.delay(0.4)
         is_renewed(lease)
 
-        before = lease.deadline
-        until(lambda: lease.deadline != before, "it is renewed again")
+        before = lease._renewal.deadline
+        until(lambda: lease._renewal.deadline != before, "it is renewed again")
         # The answer took 0.4 s, which are gone from the ttl.
         assert lease.remaining() < TTL - 0.4
 
@@ -319,7 +319,7 @@ def test_a_server_clock_that_is_set_back_keeps_the_holder_and_strands_nobody(wal
 
         dead = Lock("stock", url=server.url, ttl=TTL)._new_lease()
         dead.acquire()
-        dead._heartbeat.forget(dead)
+        dead._heartbeat.forget(dead._renewal)
         wall_clock.step("-7200")
         is_free_within_ttl(server)
 

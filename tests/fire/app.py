@@ -91,9 +91,8 @@ class Sabotaged(Locked):
 
     abstract = True
 
-    def lease_for(self, args: Any, kwargs: Any, key: str | None = None, **more: Any) -> Any:
-        own = f"{key or self.lock_key_for(*args, **kwargs)}:{os.getpid()}:{next(_runs)}"
-        return super().lease_for(args, kwargs, own, **more)
+    def _key_of_run(self, args: Any, kwargs: Any) -> str:
+        return f"{super()._key_of_run(args, kwargs)}:{os.getpid()}:{next(_runs)}"
 
 
 @contextmanager
@@ -164,4 +163,4 @@ def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> Non
 @signals.lock_lost.connect
 def _lost(sender: Any, lease: Any, reason: str, **_: Any) -> None:
     # In the thread of the heartbeat, which does not know the run: a child has one at a time.
-    record().write("lost", task=sender.name, task_id=lease.claim.facts.get("task_id"), reason=reason)
+    record().write("lost", task=sender.name, task_id=lease.claim.facts.task_id, reason=reason)

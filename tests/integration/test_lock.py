@@ -312,12 +312,15 @@ def test_a_dead_holder_of_a_semaphore_frees_its_one_place(server: Server, proces
     assert holders(lock) == 2
 
 
-def test_callers_that_disagree_on_the_limit_are_told_both(url: str) -> None:
-    with (
-        Lock("gates", url=url, limit=3),
-        pytest.raises(ConfigurationError, match=r"lock_limit=2.*lock_limit=3"),
-    ):
-        Lock("gates", url=url, limit=2).acquire()
+def test_a_caller_with_a_smaller_limit_waits_for_more_to_leave(url: str) -> None:
+    wide, narrow = Lock("gates", url=url, limit=3), Lock("gates", url=url, limit=2)
+
+    with wide, wide:
+        assert narrow.acquire(blocking=False) is None
+        with wide:
+            pass
+    with wide:
+        assert narrow.acquire(blocking=False) is not None
 
 
 def test_a_reentrant_lock_is_free_after_as_many_releases_as_acquires(url: str) -> None:
@@ -436,6 +439,31 @@ def test_a_lost_lease_tells_and_raises_nothing_by_itself(server: Server) -> None
     signals.lock_lost.disconnect(receiver, sender=Lock)
 
     assert [(whose, reason) for whose, reason in told if whose is lease] == [(lease, "expired")]
+
+
+def test_a_receiver_that_takes_its_time_starves_no_renewal(server: Server) -> None:
+    told: list[str] = []
+
+    def slow(lease: Any = None, **_: Any) -> None:
+        told.append(lease.key)
+        time.sleep(3)
+
+    signals.lock_lost.connect(slow, sender=Lock)
+    try:
+        kept, a, b = (Lock(name, url=server.url, ttl=1) for name in ("kept", "a", "b"))
+        for lock in (a, b):
+            lock._store = kept._store
+        with kept as lease, a as first, b as second, server.client() as client:
+            client.delete(first.key)
+            until(lambda: first.lost, "the first loss is noticed")
+            client.delete(second.key)
+            until(lambda: second.lost, "the second loss is noticed")
+            gaps: list[bool] = []
+            until(lambda: gaps.append(lease.remaining() == 0) or len(told) >= 2, "both are told")
+        assert not any(gaps)
+        assert told == [a.key, b.key]
+    finally:
+        signals.lock_lost.disconnect(slow, sender=Lock)
 
 
 def test_a_store_that_does_not_answer_is_an_error_after_a_bounded_time() -> None:

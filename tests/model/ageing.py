@@ -1,7 +1,6 @@
 """Time for the locks in a real server, whose clock cannot be set.
 
-Instead, all that the locks say about time is moved: the layout of their hashes
-is told at the top of acquire.lua.
+Instead, all that the locks say about time is moved: lua/parts tell what is in their hashes.
 """
 
 from typing import Any
@@ -12,29 +11,49 @@ _MOVE = """
 -- Returns  the server's time
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local marks = { next = true, queued = true, quiet = true }
+local marks = { ['next'] = true, ['next:by'] = true, queued = true, quiet = true }
 local older = ARGV[2] - (now - (ARGV[1] == '0' and now or ARGV[1]))
 
-local function moved(deadline)
-  return string.format('%.0f', deadline - older * 1000)
+local function moved(moment)
+  return moment == '0' and '0' or string.format('%.0f', moment - older * 1000)
 end
 
-for _, key in ipairs(redis.call('KEYS', '*')) do
+local function grant_moved(value)
+  local since, ahead, rest, published = string.match(value, '^(%d+) (%S+)( .* )(%d+)$')
+  -- A fence is no time, so it stays.
+  return moved(since) .. ' ' .. string.format('%.0f', ahead + older * 1000) .. rest .. moved(published)
+end
+
+local function marker_moved(key)
+  local what, at = string.match(redis.call('GET', key), '^(%d+ %S+ )(%d+)$')
+  redis.call('SET', key, what .. moved(at), 'KEEPTTL')
+end
+
+local function lock_moved(key)
   local fields, tokens = redis.call('HGETALL', key), {}
   for i = 1, #fields, 2 do
-    local place = string.match(fields[i], '^%d+$')
-    if place then
-      tokens[fields[i + 1]], tokens['!' .. fields[i + 1]] = place, place
+    if string.match(fields[i], '^%d+$') then
+      tokens[fields[i + 1]], tokens['!' .. fields[i + 1]] = true, true
     end
   end
   for i = 1, #fields, 2 do
     local field, value = fields[i], fields[i + 1]
-    local deadline, rest = string.match(value, '^(%d+)( .*)$')
-    if tokens[field] or string.match(field, '^%d+:since$') then
+    local moment, rest = string.match(value, '^(%d+)( .*)$')
+    if tokens[field] or string.match(field, '^merged_at:') then
       redis.call('HSET', key, field, moved(value))
-    elseif deadline and (marks[field] or string.match(field, '^q%d+$')) then
-      redis.call('HSET', key, field, moved(deadline) .. rest)
+    elseif string.match(field, '^%d+:$') then
+      redis.call('HSET', key, field, grant_moved(value))
+    elseif moment and (marks[field] or string.match(field, '^q%d+$') or string.match(field, '^over:')) then
+      redis.call('HSET', key, field, moved(moment) .. rest)
     end
+  end
+end
+
+for _, key in ipairs(redis.call('KEYS', '*')) do
+  if redis.call('TYPE', key).ok == 'hash' then
+    lock_moved(key)
+  else
+    marker_moved(key)
   end
   local expiry = redis.call('PTTL', key)
   if expiry < 0 then

@@ -26,13 +26,16 @@ from celery_singleton_lock.errors import LockLost, StoreError
 from celery_singleton_lock.leases import heartbeat as heartbeat_module
 from celery_singleton_lock.leases import lease as lease_module
 from celery_singleton_lock.leases import leftovers as leftovers_module
+from celery_singleton_lock.leases import one_thread as one_thread_module
+from celery_singleton_lock.leases import pulse as pulse_module
+from celery_singleton_lock.leases import renewal as renewal_module
 from celery_singleton_lock.leases.heartbeat import Heartbeat
-from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.leases.leftovers import Leftovers
-from celery_singleton_lock.stores import memory as memory_module
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, Store, Waiter
+from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.leftovers import Leftovers, Unreleased
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, LockStore, Store, Waiter
+from celery_singleton_lock.stores.memory import admission as admission_module
 from celery_singleton_lock.stores.memory.store import MemoryStore
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant, Holder
 from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
 
 KINDS = ("network", "restart", "network", "failover", "network", "steps", "network", "leap")
@@ -79,7 +82,7 @@ class Client:
         self.stopped_until = 0.0
         self.crashed = False
         self.store = SimStore(world, self)
-        self.heartbeat = HeartbeatInOrder()
+        self.heartbeat = Heartbeat()
         self.leftovers = Leftovers()
 
     def time(self, now: float) -> float:
@@ -225,72 +228,53 @@ class World:
         self.running = None
 
 
-class VirtualCondition:
-    """`threading.Condition`, and as good as `threading.Lock`, between the greenlets of one client."""
+class VirtualRLock:
+    """`threading.RLock` between the greenlets of one client."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._owner: Task | None = None
+        self._depth = 0
         self._entering: deque[tuple[Task, int]] = deque()
-        self._waiting: list[tuple[Task, int]] = []
 
     def __enter__(self) -> None:
-        while self._owner is not None and not self._world.over:
+        while self._owner not in (None, self._world.running) and not self._world.over:
             self._entering.append(self._world.here())
             self._world.suspend()
         self._owner = self._world.running
+        self._depth += 1
 
     def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
         self._owner = None
         if self._entering and not self._world.over:
             self._world.wake(self._entering.popleft())
 
-    def wait(self, timeout: float | None = None) -> None:
-        self._waiting.append(self._world.here())
-        self.__exit__()
-        self._world.suspend(timeout)
-        self.__enter__()
 
-    def wait_for(self, predicate: Callable[[], bool], timeout: float) -> bool:
-        give_up_at = self._world.clock() + timeout
-        while not predicate() and (patience := give_up_at - self._world.clock()) > 0:
-            self.wait(patience)
-        return predicate()
+class VirtualLock:
+    """`threading.Lock` as an alarm: one greenlet waits for it, others let it go."""
 
-    def notify_all(self) -> None:
-        for sleeper in self._waiting:
-            self._world.wake(sleeper)
-        self._waiting.clear()
-
-
-class VirtualThread:
-    """`threading.Thread` as a greenlet of the client that starts it."""
-
-    def __init__(self, world: World, target: Callable[[], None], name: str, daemon: bool) -> None:
+    def __init__(self, world: World) -> None:
         self._world = world
-        self._target = target
-        self._task: Task | None = None
+        self._taken = False
+        self._waiting: tuple[Task, int] | None = None
 
-    def start(self) -> None:
-        self._task = self._world.start(self._world.here()[0].client, self._target)
+    def acquire(self, timeout: float) -> bool:
+        if self._taken:
+            self._waiting = self._world.here()
+            self._world.suspend(timeout)
+            self._waiting = None
+        rung, self._taken = not self._taken, True
+        return rung
 
-    def is_alive(self) -> bool:
-        return self._task is not None and not self._task.dead
-
-
-class LeasesInOrder(set[Lease]):
-    """A set that is gone through in the same order in every process, so that a seed can be replayed."""
-
-    def __iter__(self) -> Iterator[Lease]:
-        return iter(sorted(super().__iter__(), key=lambda lease: lease.token))
-
-
-class HeartbeatInOrder(Heartbeat):
-    """The heartbeat as it is, in a repeatable order."""
-
-    def _start_afresh(self) -> None:
-        super()._start_afresh()
-        self._leases = LeasesInOrder()
+    def release(self) -> None:
+        if not self._taken:
+            raise RuntimeError("release unlocked lock")
+        self._taken = False
+        if self._waiting is not None:
+            self._world.wake(self._waiting)
 
 
 @dataclass(frozen=True)
@@ -325,7 +309,7 @@ class Server:
         self._referee = referee
         self._ahead = EPOCH
         self._free_at = 0.0
-        self._snapshot: Any = {}
+        self._snapshot: Any = {}, 0
         self.memory = MemoryStore(now=self.time)
         self.listeners: list[tuple[str, Callable[[], None]]] = []
 
@@ -359,16 +343,16 @@ class Server:
     def restart(self) -> None:
         """Lose everything."""
         self._world.note("restart")
-        self.memory.clear()
+        self.memory = MemoryStore(now=self.time)
 
     def replicate(self) -> None:
         """What is written from now on is lost by a failover."""
-        self._snapshot = copy.deepcopy(self.memory._locks)
+        self._snapshot = copy.deepcopy(self.memory._locks), self.memory._fence
 
     def fail_over(self) -> None:
         """Go back to the snapshot."""
         self._world.note("failover")
-        self.memory._locks = self._snapshot
+        self.memory._locks, self.memory._fence = self._snapshot
 
 
 class Network:
@@ -426,7 +410,7 @@ class Network:
         return max(self._world.now + SHORTEST, min(moment, self._world.healed_at))
 
 
-class SimStore(Store):
+class SimStore(LockStore):
     """A client's view of the server; it persists as the one for Redis does."""
 
     address = "sim://server"
@@ -440,31 +424,10 @@ class SimStore(Store):
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         raise NotImplementedError
 
-    def successor(self, key: str) -> str | None:
-        raise NotImplementedError
-
-    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
-        raise NotImplementedError
-
-    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
-        raise NotImplementedError
-
-    def note(self, key: str, text: str, seconds: float) -> None:
-        raise NotImplementedError
-
-    def noted(self, key: str) -> str | None:
-        raise NotImplementedError
-
-    def claim_slot(self, key: str, slot: Slot) -> bool:
-        raise NotImplementedError
-
-    def slots(self, key: str) -> dict[str, Slot]:
-        raise NotImplementedError
-
     def twin(self) -> Store:
         raise NotImplementedError
 
-    def acquire(self, claim: Claim) -> Grant | Conflict:
+    def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         return self.take(Request("acquire", (claim,), lambda memory: memory.acquire(claim)))
 
     def take(self, request: Request) -> Any:
@@ -478,8 +441,10 @@ class SimStore(Store):
         request = Request("renew", tuple(claims), lambda memory: memory.renew(claims, 1.0))
         return self._persist(request, timeout)[0]
 
-    def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
-        request = Request("release", (claim,), lambda memory: memory.release(claim, place))
+    def release(
+        self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
+    ) -> Answer:
+        request = Request("release", (claim,), lambda memory: memory.release(claim, place, ending=ending))
         unheard: list[float] = []
         answer = self._persist(request, bound, unheard)[0]
         # An earlier try may have released it without our hearing of it.
@@ -535,7 +500,7 @@ class SimWaiter(Waiter):
     def __exit__(self, *_: object) -> None:
         self._store.server.listeners.remove(self._ear)
 
-    def ask(self) -> Grant | float:
+    def ask(self) -> Grant | Conflict | Done | float:
         claim = self._claim
         return self._store.take(Request("queue", (claim,), lambda memory: memory.queue(claim)))
 
@@ -643,16 +608,16 @@ class Referee:
         world = self._world
         assert world.running is not None
         client = world.running.client
-        late = client.time(world.now) - lease.deadline
+        late = client.time(world.now) - lease._renewal.deadline
         world.note("lost", client.name, lease.token, lease.lost_reason)
         if lease.token in self._told:
             world.violate(f"the loss of {lease.token} was told twice")
         self._told.add(lease.token)
-        in_release = lease.deadline == 0.0
+        in_release = lease._renewal.is_over
         unhindered = client.stopped_until < world.now - LATEST_TELLING - 1
         if not in_release and unhindered and late > LATEST_TELLING:
             world.violate(f"the loss of {lease.token} was told {late:.3f} s late")
-        if self._safe and late < 0:
+        if self._safe and not in_release and late < 0:
             world.violate(f"{lease.token} was told a loss, but had {-late:.3f} s left")
 
     def clock_set_back(self) -> None:
@@ -697,15 +662,8 @@ class Body:
 
     def _take(self, key: Key) -> Lease | None:
         client = self._client
-        lease = Lease(
-            client.store,
-            key.name,
-            ttl=key.ttl,
-            limit=key.limit,
-            min_hold=key.min_hold,
-            on_lost=self._referee.lost,
-            heartbeat=client.heartbeat,
-        )
+        claim = Claim(key.name, new_token(), key.ttl, key.limit, min_hold=key.min_hold)
+        lease = Lease(client.store, claim, on_lost=self._referee.lost, heartbeat=client.heartbeat)
         self._referee.watch(client, lease)
         try:
             if self._asked(lease):
@@ -716,11 +674,11 @@ class Body:
         return None
 
     def _asked(self, lease: Lease) -> bool:
-        if self._manner == "once":
-            return lease.acquire() is None
-        if self._manner == "impatient":
-            return lease.acquire() is None or lease.wait(self._world.random.uniform(0.2, 1.5) * lease.ttl)
-        return lease.wait()
+        refusal = lease.acquire()
+        if isinstance(refusal, Conflict) and self._manner != "once":
+            patience = self._world.random.uniform(0.2, 1.5) * lease.ttl if self._manner == "impatient" else None
+            refusal = lease.wait(refusal, patience)
+        return refusal is None
 
     def _work(self, leases: Sequence[Lease]) -> None:
         try:
@@ -770,18 +728,27 @@ class Simulation:
         """Replace what the library takes from the operating system."""
         world = self.world
         threads = SimpleNamespace(
-            Condition=partial(VirtualCondition, world),
-            Lock=partial(VirtualCondition, world),
-            Thread=partial(VirtualThread, world),
+            RLock=partial(VirtualRLock, world),
+            Lock=partial(VirtualLock, world),
+            current_thread=SimpleNamespace,
         )
-        modules = (lease_module, heartbeat_module, leftovers_module, memory_module)
-        replaced = [(module, "clock", world.clock) for module in modules]
-        replaced += [(module, "logger", self._logger()) for module in modules[:3]]
-        replaced += [(module, "threading", threads) for module in modules[1:3]]
+        # A thread is a greenlet of the client that starts it.
+        greenlets = SimpleNamespace(
+            start_new_thread=lambda run, _: id(world.start(world.here()[0].client, run)),
+            get_ident=lambda: id(getcurrent()),
+        )
+        timed = (lease_module, renewal_module, pulse_module, heartbeat_module, leftovers_module, admission_module)
+        threaded = (one_thread_module, pulse_module, heartbeat_module, leftovers_module)
+        replaced = [(module, "clock", world.clock) for module in timed]
+        replaced += [(module, "logger", self._logger()) for module in (lease_module, renewal_module, pulse_module)]
+        replaced += [(module, "threading", threads) for module in threaded]
         # Without os.register_at_fork, which would keep every heartbeat for the life of the process.
-        replaced += [(module, "os", SimpleNamespace()) for module in modules[1:3]]
+        replaced += [(module, "os", SimpleNamespace()) for module in (heartbeat_module, leftovers_module)]
         replaced += [
+            (one_thread_module, "_thread", greenlets),
+            (pulse_module, "time", SimpleNamespace(sleep=world.suspend)),
             (leftovers_module, "time", SimpleNamespace(sleep=world.suspend)),
+            (leftovers_module, "logger", self._logger()),
             (lease_module, "secrets", SimpleNamespace(token_urlsafe=lambda _: f"t{next(self._tokens):03}")),
             (lease_module, "leftovers", SimpleNamespace(add=self._leave_behind)),
         ]
@@ -790,9 +757,10 @@ class Simulation:
                 stack.enter_context(patch.object(module, name, value))
             yield
 
-    def _leave_behind(self, lease: Lease) -> None:
+    def _leave_behind(self, leftover: Unreleased) -> None:
         """Each client has leftovers of its own."""
-        self.world.here()[0].client.leftovers.add(lease)
+        if not self.world.over:
+            self.world.here()[0].client.leftovers.add(leftover)
 
     def _logger(self) -> SimpleNamespace:
         """One that takes an exception where none is expected for what it is: a defect."""
@@ -902,7 +870,7 @@ class Simulation:
             if held or lock.expiry > now:
                 world.violate(f"{key} is still there, held by {held}")
         for client in self._clients:
-            if not client.crashed and (client.heartbeat._leases or client.leftovers._leases):
+            if not client.crashed and (client.heartbeat.watched() or client.leftovers._left):
                 world.violate(f"{client.name} still cares for leases that nobody has")
         world.over = True
 

@@ -142,11 +142,11 @@ def test_the_scripts_act_the_same_schedules_on_a_real_server(play: Any) -> None:
 def test_a_store_that_forgets_to_compare_tokens_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     release = MemoryStore.release
 
-    def release_whoever_holds_it(self: MemoryStore, claim: Claim, place: int | None, bound: float = 1.0) -> Answer:
+    def release_the_holder(self: MemoryStore, claim: Claim, place: int | None, *more: Any) -> Answer:
         held = self.holders(claim.key)
-        return release(self, Claim(claim.key, held[0].token, TTL) if held else claim, place, bound)
+        return release(self, Claim(claim.key, held[0].token, TTL) if held else claim, place, *more)
 
-    monkeypatch.setattr(MemoryStore, "release", release_whoever_holds_it)
+    monkeypatch.setattr(MemoryStore, "release", release_the_holder)
 
     with pytest.raises(AssertionError):
         test_no_order_of_events_lets_two_hold_the_lock_or_a_stranger_free_it()

@@ -17,7 +17,7 @@ from celery_singleton_lock import (
     errors,
 )
 
-KEY = "singleton:v1:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
+KEY = "singleton:v2:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
 
 EXAMPLES = [
     pytest.param(LockHeld(KEY, "id-of-holder", 12.5), id="LockHeld"),

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import re
 import select
 import threading
 import time
@@ -15,17 +16,20 @@ import pytest
 from celery_singleton_lock import Lease, LockLost, SingletonLockError, StoreError
 from celery_singleton_lock.leases import lease as lease_module
 from celery_singleton_lock.leases import leftovers as leftovers_module
+from celery_singleton_lock.leases import one_thread as one_thread_module
 from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.leftovers import Leftovers
-from celery_singleton_lock.stores.base import RELEASE_BOUND, Store, Waiter, clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot
+from celery_singleton_lock.leases.renewal import Renewal
+from celery_singleton_lock.stores.base import RELEASE_BOUND, LockStore, Waiter, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Ending, Grant, Holder
 from tests.waiting import until
 
 LONG = 300.0
 """A ttl whose renewal is far away from any test's end."""
 
 
-class Store(Store):
+class Store(LockStore):
     """A store in this process that grants every claim and answers renewals and releases as it is told."""
 
     address = "store://here"
@@ -40,28 +44,7 @@ class Store(Store):
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         return [claim.ttl for claim in claims]
 
-    def successor(self, key: str) -> str | None:
-        raise NotImplementedError
-
-    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
-        raise NotImplementedError
-
-    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
-        raise NotImplementedError
-
-    def note(self, key: str, text: str, seconds: float) -> None:
-        raise NotImplementedError
-
-    def noted(self, key: str) -> str | None:
-        raise NotImplementedError
-
-    def claim_slot(self, key: str, slot: Slot) -> bool:
-        raise NotImplementedError
-
-    def slots(self, key: str) -> dict[str, Slot]:
-        raise NotImplementedError
-
-    def twin(self) -> Store:
+    def twin(self) -> LockStore:
         return self
 
     def acquire(self, claim: Claim) -> Grant | Conflict:
@@ -75,7 +58,9 @@ class Store(Store):
         self.renewals.append((clock(), tokens))
         return [self.on_renew(token) for token in tokens]
 
-    def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
+    def release(
+        self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
+    ) -> Answer:
         self.releases.append(claim.token)
         return self.on_release(claim.token)
 
@@ -134,8 +119,8 @@ def heart() -> Iterator[Heartbeat]:
     """A heartbeat of this test's own, which all its leases use."""
     heart = Heartbeat()
     yield heart
-    with heart._changed:
-        heart._leases.clear()
+    with heart._lock:
+        heart._pulses.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -145,13 +130,23 @@ def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leftovers]:
     leftovers = Leftovers()
     monkeypatch.setattr(lease_module, "leftovers", leftovers)
     yield leftovers
-    leftovers._leases.clear()
+    leftovers._left.clear()
 
 
 def acquired(store: Store, ttl: float, on_lost: Callable[[Lease], None] | None = None) -> Lease:
-    lease = Lease(store, "key", ttl=ttl, on_lost=on_lost, heartbeat=store.heart)
+    lease = Lease(store, Claim("key", new_token(), ttl), on_lost=on_lost, heartbeat=store.heart)
     assert lease.acquire() is None
     return lease
+
+
+def thread_of(heart: Heartbeat, store: Store) -> threading.Thread:
+    """The one that renews for *store*."""
+    ident = heart._pulses[store]._thread._ident
+    return until(lambda: next((one for one in threading.enumerate() if one.ident == ident), None), "it runs")
+
+
+def runs(leftovers: Leftovers) -> bool:
+    return leftovers._thread.runs
 
 
 def after_more_beats(store: Store, number: int = 4) -> None:
@@ -172,7 +167,7 @@ def after_more_beats(store: Store, number: int = 4) -> None:
 
 def test_a_lease_is_renewed_for_as_long_as_it_is_held(heart: Heartbeat, store: Store, told: Told) -> None:
     lease = acquired(store, ttl=0.6, on_lost=told)
-    ends = lease.deadline
+    ends = lease._renewal.deadline
 
     until(lambda: clock() > ends + 0.6, "a ttl has passed twice")
 
@@ -185,9 +180,9 @@ def test_a_lease_is_renewed_for_as_long_as_it_is_held(heart: Heartbeat, store: S
 def test_a_renewal_comes_early_enough_for_two_more_tries(heart: Heartbeat, store: Store) -> None:
     lease = acquired(store, ttl=LONG)
 
-    sent_at = lease.deadline - LONG * 0.99
+    sent_at = lease._renewal.deadline - LONG * 0.99
 
-    assert lease.next_renewal - sent_at == pytest.approx(LONG / 3, abs=1)
+    assert lease._renewal.next_renewal - sent_at == pytest.approx(LONG / 3, abs=1)
 
 
 def test_the_deadline_counts_from_when_the_renewal_was_sent(heart: Heartbeat, store: Store) -> None:
@@ -197,11 +192,11 @@ def test_the_deadline_counts_from_when_the_renewal_was_sent(heart: Heartbeat, st
     (sent_at,) = until(lambda: store.renewals_of(lease), "a renewal is sent")
 
     until(lambda: clock() > sent_at + 0.3, "the answer takes its time")
-    before = lease.deadline
+    before = lease._renewal.deadline
     answer_now.set()
-    until(lambda: lease.deadline > before, "the renewal is answered")
+    until(lambda: lease._renewal.deadline > before, "the renewal is answered")
 
-    assert lease.deadline < sent_at + 2.0
+    assert lease._renewal.deadline < sent_at + 2.0
 
 
 def test_the_local_deadline_lies_before_the_stores(heart: Heartbeat, store: Store) -> None:
@@ -209,8 +204,8 @@ def test_the_local_deadline_lies_before_the_stores(heart: Heartbeat, store: Stor
 
     asked_before = clock()
 
-    assert lease.deadline < asked_before + LONG
-    assert lease.deadline > asked_before + LONG * 0.9
+    assert lease._renewal.deadline < asked_before + LONG
+    assert lease._renewal.deadline > asked_before + LONG * 0.9
 
 
 def test_leases_that_are_due_together_are_renewed_in_one_call(heart: Heartbeat, store: Store) -> None:
@@ -229,7 +224,7 @@ def test_an_unanswered_renewal_is_tried_again_sooner(heart: Heartbeat, store: St
     planned: list[float] = []
 
     def refuse_once(token: str) -> Answer:
-        planned.append(lease.next_renewal)
+        planned.append(lease._renewal.next_renewal)
         return Answer.DONE if len(planned) > 1 else unanswered(token)
 
     lease = acquired(store, ttl=1.8)
@@ -243,7 +238,7 @@ def test_an_unanswered_renewal_is_tried_again_sooner(heart: Heartbeat, store: St
 def test_one_unanswered_renewal_does_not_lose_a_lease(heart: Heartbeat, store: Store, told: Told) -> None:
     store.on_renew = twice(unanswered)
     lease = acquired(store, ttl=1.0, on_lost=told)
-    ends = lease.deadline
+    ends = lease._renewal.deadline
 
     until(lambda: clock() > ends, "the first deadline has passed")
 
@@ -257,7 +252,7 @@ def test_a_store_that_does_not_answer_loses_a_lease_at_its_deadline_and_not_befo
 ) -> None:
     store.on_renew = unanswered
     lease = acquired(store, ttl=0.9, on_lost=told)
-    ends = lease.deadline
+    ends = lease._renewal.deadline
 
     until(lambda: told.leases, "it is told")
 
@@ -269,11 +264,11 @@ def test_a_store_that_does_not_answer_loses_a_lease_at_its_deadline_and_not_befo
 def test_an_unanswered_renewal_leaves_the_deadline_where_it_was(heart: Heartbeat, store: Store) -> None:
     store.on_renew = unanswered
     lease = acquired(store, ttl=1.5)
-    ends = lease.deadline
+    ends = lease._renewal.deadline
 
     until(lambda: len(store.renewals_of(lease)) >= 2, "it is tried twice")
 
-    assert lease.deadline == ends
+    assert lease._renewal.deadline == ends
 
 
 def test_the_timeout_of_a_renewal_ends_no_later_than_the_lease(
@@ -289,7 +284,7 @@ def test_the_timeout_of_a_renewal_ends_no_later_than_the_lease(
     lease = acquired(store, ttl=1.0)
     until(lambda: lease.lost, "it is lost")
 
-    assert all(ends < lease.deadline + 0.5 for ends, _ in asked)
+    assert all(ends < lease._renewal.deadline + 0.5 for ends, _ in asked)
     assert all(0 < timeout <= 1 for _, timeout in asked)
 
 
@@ -306,7 +301,7 @@ def test_a_lease_that_is_not_ours_any_more_is_lost_at_once(
     until(lambda: told.leases, "it is told")
 
     assert told.leases == [lease]
-    assert told.at[0] < lease.deadline
+    assert told.at[0] < lease._renewal.deadline
     assert (lease.lost, lease.lost_reason, lease.held, lease.remaining()) == (True, reason, False, 0.0)
     with pytest.raises(LockLost) as lost:
         lease.check()
@@ -376,10 +371,10 @@ def test_forgetting_waits_for_a_renewal_that_is_under_way(heart: Heartbeat, stor
     store.on_renew = hold_up
     lease = acquired(store, ttl=0.9)
     assert under_way.wait(20)
-    forgetting = threading.Thread(target=heart.forget, args=(lease,))
+    forgetting = threading.Thread(target=heart.forget, args=(lease._renewal,))
     forgetting.start()
 
-    until(lambda: lease not in heart._leases, "it is being forgotten")
+    until(lambda: lease._renewal not in heart.watched(), "it is being forgotten")
     waits = forgetting.is_alive()
     answer_now.set()
     forgetting.join(20)
@@ -394,7 +389,7 @@ def test_a_forgotten_lease_is_never_renewed_again(heart: Heartbeat, store: Store
 
     renewals = []
     for lease in leases:
-        heart.forget(lease)
+        heart.forget(lease._renewal)
         renewals.append(len(store.renewals_of(lease)))
     after_more_beats(store)
 
@@ -426,9 +421,9 @@ def test_a_second_release_is_an_error_that_the_store_does_not_see(heart: Heartbe
 
 
 def test_forgetting_a_lease_that_was_never_watched_returns_at_once(heart: Heartbeat, store: Store) -> None:
-    heart.forget(Lease(store, "key", ttl=1.0, heartbeat=heart))
+    heart.forget(Renewal(store, Claim("key", new_token(), 1.0)))
 
-    assert heart._thread is None
+    assert heart._pulses == {}
 
 
 # Released later.
@@ -439,7 +434,7 @@ def test_an_unanswered_release_is_repeated_until_it_is_answered(store: Store, le
     lease = acquired(store, ttl=LONG, on_lost=told)
 
     released = lease.release()
-    until(lambda: not leftovers._running, "there is nothing left")
+    until(lambda: not runs(leftovers), "there is nothing left")
 
     assert released is None
     assert store.releases.count(lease.token) == 3
@@ -455,7 +450,7 @@ def test_an_unanswered_release_is_given_up_when_the_store_must_have_freed_the_ke
     frees_itself_at = clock() + 0.6
 
     lease.release()
-    until(lambda: not leftovers._running, "it is given up")
+    until(lambda: not runs(leftovers), "it is given up")
 
     assert clock() >= frees_itself_at
     assert store.releases.count(lease.token) >= 2
@@ -468,7 +463,7 @@ def test_a_store_that_breaks_does_not_end_the_releases_of_others(store: Store, l
     other.release()
 
     store.on_release = twice(broken)
-    until(lambda: not leftovers._running, "there is nothing left")
+    until(lambda: not runs(leftovers), "there is nothing left")
 
     assert {lease.token, other.token} <= set(store.releases[-2:])
 
@@ -476,14 +471,14 @@ def test_a_store_that_breaks_does_not_end_the_releases_of_others(store: Store, l
 def test_leftovers_need_no_thread_where_there_are_none(store: Store, leftovers: Leftovers) -> None:
     acquired(store, ttl=LONG).release()
 
-    assert not leftovers._running
+    assert not runs(leftovers)
 
 
 def test_an_acquire_without_an_answer_is_released_all_the_same(
     store: Store, heart: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "acquire", lambda claim: unanswered(claim.token))
-    lease = Lease(store, "key", ttl=LONG, heartbeat=heart)
+    lease = Lease(store, Claim("key", new_token(), LONG), heartbeat=heart)
     with pytest.raises(StoreError):
         lease.acquire()
 
@@ -497,7 +492,7 @@ def test_a_lease_that_was_refused_has_nothing_to_give_back(
     heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "acquire", lambda claim: Conflict(claim.key, ()))
-    lease = Lease(store, "key", ttl=LONG, heartbeat=heart)
+    lease = Lease(store, Claim("key", new_token(), LONG), heartbeat=heart)
 
     conflict = lease.acquire()
 
@@ -528,7 +523,7 @@ def test_releases_that_nobody_answers_do_not_delay_the_news_of_a_loss(
     until(lambda: told.leases, "it is told")
     hold_up.set()
 
-    assert told.at[0] < lease.deadline + 2.0
+    assert told.at[0] < lease._renewal.deadline + 2.0
 
 
 # Survived.
@@ -536,15 +531,17 @@ def test_releases_that_nobody_answers_do_not_delay_the_news_of_a_loss(
 
 def test_a_failing_callback_does_not_end_the_heartbeat(heart: Heartbeat, store: Store) -> None:
     told = Told(failing=True)
+    kept = acquired(store, ttl=LONG)
     store.on_renew = lambda token: Answer.GONE
-    acquired(store, ttl=0.3, on_lost=told)
-    until(lambda: told.leases, "it is told")
-    thread = heart._thread
+    lease = acquired(store, ttl=0.3, on_lost=told)
+    until(lambda: lease.lost, "it is lost")
+    thread = thread_of(heart, store)
 
     store.on_renew = lambda token: Answer.DONE
     after_more_beats(store)
 
-    assert heart._thread is thread
+    assert kept.held
+    assert thread_of(heart, store) is thread
 
 
 def test_a_failing_callback_does_not_keep_the_news_from_the_others(heart: Heartbeat, store: Store) -> None:
@@ -570,7 +567,7 @@ def test_a_failing_callback_does_not_keep_the_news_from_the_others(heart: Heartb
 def test_a_store_that_breaks_does_not_end_the_heartbeat(heart: Heartbeat, store: Store, told: Told) -> None:
     store.on_renew = twice(broken)
     lease = acquired(store, ttl=1.0, on_lost=told)
-    ends = lease.deadline
+    ends = lease._renewal.deadline
 
     until(lambda: clock() > ends, "the first deadline has passed")
 
@@ -592,26 +589,22 @@ def test_a_store_that_breaks_is_not_asked_without_a_pause(
     assert 1 < len(store.renewals_of(lease)) < 50
 
 
-def test_a_store_that_breaks_does_not_keep_the_news_of_a_loss(heart: Heartbeat, store: Store, told: Told) -> None:
-    under_way, all_are_due = threading.Event(), threading.Event()
-    breaking, renewed = Store(heart), Store(heart)
-    breaking.on_renew = broken
+def test_stores_that_do_not_answer_cost_the_leases_of_another_nothing(heart: Heartbeat, store: Store) -> None:
+    def wait_in_vain(claims: Sequence[Claim], timeout: float) -> list[Answer]:
+        time.sleep(timeout)
+        raise StoreError("store://silent", "no reply")
 
-    def hold_up(token: str) -> Answer:
-        under_way.set()
-        all_are_due.wait(20)
-        return Answer.DONE
+    silent = [Store(heart) for _ in range(3)]
+    for one in silent:
+        one.renew = wait_in_vain  # type: ignore[method-assign]
+    cut_off = [acquired(one, ttl=3.0) for one in silent]
+    kept = acquired(store, ttl=1.0)
 
-    renewed.on_renew = hold_up
-    store.on_renew = lambda token: Answer.GONE
-    acquired(renewed, ttl=0.6)
-    assert under_way.wait(20)
-    lease, other = acquired(store, ttl=0.3, on_lost=told), acquired(breaking, ttl=1.2)
-    until(lambda: lease.remaining() == 0 and other.next_renewal < clock(), "one has ended and the other is due")
-    all_are_due.set()
+    gaps = []
+    until(lambda: gaps.append(kept.remaining() == 0) or all(lease.lost for lease in cut_off), "they are lost")
 
-    until(lambda: told.leases, "the loss is told", timeout=5)
-    assert told.leases == [lease]
+    assert not any(gaps)
+    assert [lease.lost_reason for lease in cut_off] == ["unreachable"] * 3
 
 
 def test_a_beat_that_comes_after_the_deadline_asks_before_it_gives_the_lease_up(
@@ -625,13 +618,14 @@ def test_a_beat_that_comes_after_the_deadline_asks_before_it_gives_the_lease_up(
         return Answer.DONE
 
     store.on_renew = hold_up
-    acquired(store, ttl=0.6)
+    other = acquired(store, ttl=0.6)
     assert under_way.wait(20)
     lease = acquired(store, ttl=0.3, on_lost=told)
     until(lambda: lease.remaining() == 0, "its deadline has passed")
     overdue.set()
 
     until(lambda: lease.remaining() > 0, "it is renewed all the same", timeout=5)
+    assert other.held
     assert (lease.lost, told.leases) == (False, [])
 
 
@@ -642,8 +636,9 @@ def test_a_beat_that_comes_late_says_how_late_and_what_to_raise(
     # Nothing else in this interpreter runs meanwhile, as with a body in C.
     ctypes.PyDLL(None).sleep(1)
 
-    until(lambda: "lock.late" in caplog.text, "the log says so")
-    assert f"lock.late key={lease.key} late=0.8" in caplog.text.replace("late=0.9", "late=0.8")
+    late = until(lambda: re.search(rf"lock.late key={lease.key} late=([\d.]+) ttl=0.6", caplog.text), "the log says so")
+    assert late is not None
+    assert 0.8 <= float(late[1]) < 1.5
     assert "raise lock_ttl" in caplog.text
 
 
@@ -658,7 +653,7 @@ def test_a_lease_that_has_to_make_way_is_told_once_and_renewed_until_it_is_relea
     with pytest.raises(LockLost, match="replaced"):
         lease.check()
     assert lease.release() is Answer.DONE
-    assert lease not in heart._leases
+    assert lease._renewal not in heart.watched()
 
 
 def test_a_callback_may_release_the_lease_it_hears_of(heart: Heartbeat, store: Store) -> None:
@@ -669,64 +664,72 @@ def test_a_callback_may_release_the_lease_it_hears_of(heart: Heartbeat, store: S
         lease.release()
         done.set()
 
-    acquired(store, ttl=0.3, on_lost=release)
+    lease = acquired(store, ttl=0.3, on_lost=release)
 
     assert done.wait(20)
+    assert not lease.unreleased
 
 
 # One thread, that sleeps.
 
 
-class CountingCondition(threading.Condition):
-    """Counts how often it wakes somebody."""
-
-    woken = 0
-
-    def notify(self, n: int = 1) -> None:
-        self.woken += 1
-        super().notify(n)
-
-
-def test_a_short_lease_does_not_wake_the_sleeping_thread(heart: Heartbeat, store: Store) -> None:
-    heart._changed = condition = CountingCondition()
-    acquired(store, ttl=LONG)
-    until(lambda: condition._waiters, "the thread sleeps")  # type: ignore[attr-defined]
-    before = condition.woken
+def test_a_short_lease_does_not_wake_the_sleeping_thread(
+    heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = acquired(store, ttl=LONG)
+    pulse, rung = heart._pulses[store], []
+    until(lambda: pulse._wakes_at == held._renewal.next_renewal, "the thread sleeps")
+    monkeypatch.setattr(pulse, "_ring", lambda: rung.append(clock()))
 
     for _ in range(50):
         acquired(store, ttl=LONG).release()
 
-    assert condition.woken == before
+    assert rung == []
     assert store.renewals == []
 
 
 def test_a_lease_with_an_earlier_renewal_does_wake_it(heart: Heartbeat, store: Store) -> None:
-    acquired(store, ttl=LONG)
+    held = acquired(store, ttl=LONG)
 
     lease = acquired(store, ttl=0.6)
 
     until(lambda: store.renewals_of(lease), "it is renewed")
     assert not lease.lost
+    assert held.held
 
 
-def test_one_thread_is_enough_for_any_number_of_leases(heart: Heartbeat, store: Store) -> None:
-    before = set(threading.enumerate())
+def test_a_thread_that_wakes_up_for_nothing_ends(heart: Heartbeat, store: Store) -> None:
+    acquired(store, ttl=0.6).release()
+    pulse = heart._pulses[store]
+    assert pulse._thread.runs
+
+    until(lambda: not pulse._thread.runs, "it has ended")
+    assert heart._pulses == {}
+    assert store.renewals == []
+
+
+def test_one_thread_is_enough_for_any_number_of_leases(
+    heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Any] = []
+    start = one_thread_module.OneThread._run
+    monkeypatch.setattr(one_thread_module.OneThread, "_run", lambda thread: (started.append(thread), start(thread)))
 
     leases = [acquired(store, ttl=0.9) for _ in range(100)]
     until(lambda: all(store.renewals_of(lease) for lease in leases), "all are renewed")
 
-    assert set(threading.enumerate()) - before == {heart._thread}
+    assert started == [heart._pulses[store]._thread]
 
 
 def test_the_thread_keeps_no_process_alive(heart: Heartbeat, store: Store) -> None:
-    acquired(store, ttl=LONG)
+    lease = acquired(store, ttl=LONG)
 
-    assert heart._thread is not None
-    assert heart._thread.daemon
+    assert thread_of(heart, store).daemon
+    assert lease.held
 
 
 def test_no_thread_runs_where_no_lease_was_taken(heart: Heartbeat) -> None:
-    assert heart._thread is None
+    assert heart._pulses == {}
 
 
 # Forked.
@@ -759,9 +762,9 @@ def in_a_child(body: Callable[[], Any]) -> str:
 def test_a_forked_child_does_not_have_its_parents_lease(heart: Heartbeat, store: Store) -> None:
     lease = acquired(store, ttl=LONG)
 
-    seen = in_a_child(lambda: (lease.held, lease.remaining(), len(heart._leases), heart._thread))
+    seen = in_a_child(lambda: (lease.held, lease.remaining(), heart.watched(), heart._pulses))
 
-    assert seen == repr((False, 0.0, 0, None))
+    assert seen == repr((False, 0.0, [], {}))
     assert lease.held
 
 
@@ -811,14 +814,15 @@ def test_a_child_that_is_forked_during_a_beat_is_not_held_up_by_it(heart: Heartb
         return Answer.DONE
 
     store.on_renew = hold_up
-    acquired(store, ttl=0.9)
+    lease = acquired(store, ttl=0.9)
     assert under_way.wait(20)
 
-    with heart._changed:
+    with heart._lock:
         seen = in_a_child(lambda: acquired(Store(heart), ttl=LONG).release())
     answer_now.set()
 
     assert seen == repr(Answer.DONE)
+    assert lease.granted
 
 
 def test_a_lease_is_released_only_once_a_renewal_under_way_has_ended(heart: Heartbeat, store: Store) -> None:
@@ -842,4 +846,4 @@ def test_a_lease_is_released_only_once_a_renewal_under_way_has_ended(heart: Hear
 
     assert released_meanwhile == []
     assert store.releases == [lease.token]
-    assert lease not in heart._leases
+    assert lease._renewal not in heart.watched()

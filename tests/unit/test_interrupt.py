@@ -16,7 +16,7 @@ from celery_singleton_lock.leases import interrupt as interrupt_module
 from celery_singleton_lock.leases.interrupt import Interrupt
 from tests.waiting import until
 
-LOST = LockLost("singleton:v1:{shop.tasks.sync:00}", "taken")
+LOST = LockLost("singleton:v2:{shop.tasks.sync:00}", "taken")
 
 
 @pytest.fixture(autouse=True)
@@ -155,6 +155,25 @@ def test_the_main_thread_is_interrupted_out_of_a_read_that_it_is_about_to_begin(
         assert time.monotonic() - started < 5, "it was heard only when the read had ended by itself"
 
 
+def test_a_signal_that_has_ended_nothing_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = []
+
+    def miss_the_first(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            kill(thread, number)
+
+    def sleep(interrupt: Interrupt) -> None:
+        send_when(lambda: True, interrupt)
+        time.sleep(5)
+
+    kill = signal.pthread_kill
+    monkeypatch.setattr(signal, "pthread_kill", miss_the_first)
+
+    assert run_here(sleep) is LOST
+    assert len(sent) > 1
+
+
 def test_an_outer_body_is_reached_through_an_inner_one() -> None:
     def nested(outer: Interrupt) -> None:
         with Interrupt().allowed():
@@ -208,11 +227,11 @@ def test_an_interrupt_that_meets_the_end_of_a_body_is_whole_or_not_raised_at_all
     raise_in = interrupt_module._raise_in
     run = Run(lambda: end.wait(20))
 
-    def at_the_last_moment(thread: int, error: Exception | None) -> bool:
+    def at_the_last_moment(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
         if error is not None:
             end.set()
             until(lambda: is_in("allowed", thread), "the body has ended")
-        return raise_in(thread, error)
+        return raise_in(thread, error, interrupt)
 
     monkeypatch.setattr(interrupt_module, "_raise_in", at_the_last_moment)
     run.interrupt.send(LOST)

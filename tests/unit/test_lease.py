@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -9,12 +10,13 @@ from celery_singleton_lock import Lease, LockLost, SingletonLockError, StoreErro
 from celery_singleton_lock.leases import lease as lease_module
 from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.memory.store import MemoryStore
-from celery_singleton_lock.stores.records import Answer, Conflict
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Facts
 from tests.waiting import until
 
-KEY = "singleton:v1:{shop.tasks.sync:00}"
+KEY = "singleton:v2:{shop.tasks.sync:00}"
 
 
 @pytest.fixture
@@ -28,12 +30,16 @@ def heart(monkeypatch: pytest.MonkeyPatch) -> Iterator[Heartbeat]:
     heart = Heartbeat()
     monkeypatch.setattr(lease_module, "own_heartbeat", heart)
     yield heart
-    with heart._changed:
-        heart._leases.clear()
+    with heart._lock:
+        heart._pulses.clear()
+
+
+def wanted(store: MemoryStore, ttl: float = 30.0) -> Lease:
+    return Lease(store, Claim(KEY, new_token(), ttl))
 
 
 def held(store: MemoryStore, ttl: float = 30.0) -> Lease:
-    lease = Lease(store, KEY, ttl=ttl)
+    lease = wanted(store, ttl)
     assert lease.acquire() is None
     return lease
 
@@ -45,29 +51,29 @@ def test_a_lease_is_renewed_by_the_processs_heartbeat_unless_it_is_given_another
     store: MemoryStore, heart: Heartbeat
 ) -> None:
     other = Heartbeat()
-    ours, theirs = Lease(store, KEY, ttl=30.0), Lease(store, "another key", ttl=30.0, heartbeat=other)
+    ours, theirs = wanted(store), Lease(store, Claim("another key", new_token(), 30.0), heartbeat=other)
 
     ours.acquire()
     theirs.acquire()
 
-    assert heart._leases == {ours}
-    assert other._leases == {theirs}
+    assert heart.watched() == [ours._renewal]
+    assert other.watched() == [theirs._renewal]
     theirs.release()
 
 
 def test_a_lease_that_came_by_waiting_is_renewed_too(store: MemoryStore, heart: Heartbeat) -> None:
-    lease = Lease(store, KEY, ttl=30.0)
+    lease = wanted(store)
 
-    lease.wait()
+    lease.wait(Conflict(KEY, ()))
 
-    assert heart._leases == {lease}
+    assert heart.watched() == [lease._renewal]
 
 
 # What it tells.
 
 
 def test_a_lease_is_held_between_its_grant_and_its_release(store: MemoryStore) -> None:
-    lease = Lease(store, KEY, ttl=30.0)
+    lease = wanted(store)
     before = (lease.granted, lease.held, lease.unreleased, lease.remaining())
 
     lease.acquire()
@@ -94,11 +100,11 @@ def test_a_lease_can_be_released_once(store: MemoryStore) -> None:
 
 def test_a_lease_that_was_never_asked_for_cannot_be_released(store: MemoryStore) -> None:
     with pytest.raises(SingletonLockError):
-        Lease(store, KEY, ttl=30.0).release()
+        wanted(store).release()
 
 
 def test_a_lease_that_was_refused_may_wait_for_its_turn(store: MemoryStore) -> None:
-    first, second = held(store), Lease(store, KEY, ttl=30.0)
+    first, second = held(store), wanted(store)
 
     conflict = second.acquire()
     unreleased = second.unreleased
@@ -107,12 +113,12 @@ def test_a_lease_that_was_refused_may_wait_for_its_turn(store: MemoryStore) -> N
     assert isinstance(conflict, Conflict)
     assert conflict.first.token == first.token
     assert not unreleased
-    assert second.wait(0)
+    assert second.wait(conflict, 0) is None
     assert second.fence > first.fence
 
 
 def test_a_lease_is_current_inside_only(store: MemoryStore) -> None:
-    outer, inner = held(store), Lease(store, "another key", ttl=30.0)
+    outer, inner = held(store), Lease(store, Claim("another key", new_token(), 30.0))
     seen = [current_lease()]
 
     with running_under(outer):
@@ -128,16 +134,16 @@ def test_a_lease_is_current_inside_only(store: MemoryStore) -> None:
 
 
 def test_a_free_lock_is_not_waited_for(store: MemoryStore) -> None:
-    lease = Lease(store, KEY, ttl=30.0)
+    lease = wanted(store)
 
-    assert lease.wait(0)
+    assert lease.wait(Conflict(KEY, ()), 0) is None
     assert lease.held
 
 
 def test_a_wait_ends_with_the_release(store: MemoryStore) -> None:
-    holder, waiter = held(store), Lease(store, KEY, ttl=30.0)
-    answers: list[bool] = []
-    waiting = threading.Thread(target=lambda: answers.append(waiter.wait(20)))
+    holder, waiter = held(store), wanted(store)
+    answers: list[Any] = []
+    waiting = threading.Thread(target=lambda: answers.append(waiter.wait(Conflict(KEY, ()), 20)))
     waiting.start()
     until(lambda: store._locks[KEY].queue, "it waits")
     released_at = clock()
@@ -147,16 +153,16 @@ def test_a_wait_ends_with_the_release(store: MemoryStore) -> None:
     holder.release()
     waiting.join(20)
 
-    assert answers == [True]
+    assert answers == [None]
     assert waiter.held
     assert clock() - released_at < 10
 
 
 def test_a_wait_ends_when_its_time_is_up_and_leaves_a_turn_to_give_back(store: MemoryStore) -> None:
-    holder, waiter = held(store), Lease(store, KEY, ttl=30.0)
+    holder, waiter = held(store), wanted(store)
     began = clock()
 
-    assert not waiter.wait(0.2)
+    assert waiter.wait(Conflict(KEY, ()), 0.2) is not None
     took = clock() - began
     unreleased = waiter.unreleased
     answer = waiter.release()
@@ -167,15 +173,15 @@ def test_a_wait_ends_when_its_time_is_up_and_leaves_a_turn_to_give_back(store: M
     assert not waiter.granted
     assert answer is Answer.DONE
     assert not waiter.lost
-    assert Lease(store, KEY, ttl=30.0).acquire() is None
+    assert wanted(store).acquire() is None
 
 
 def test_a_wait_without_patience_asks_once(store: MemoryStore) -> None:
     held(store)
-    waiter = Lease(store, KEY, ttl=30.0)
+    waiter = wanted(store)
     began = clock()
 
-    assert not waiter.wait(0)
+    assert waiter.wait(Conflict(KEY, ()), 0) is not None
     assert clock() - began < 5
 
 
@@ -185,11 +191,11 @@ def test_a_wait_that_is_not_answered_leaves_something_to_give_back(
     def unanswered(*_: object) -> None:
         raise StoreError("memory://", "no reply")
 
-    waiter = Lease(store, KEY, ttl=30.0)
+    waiter = wanted(store)
     monkeypatch.setattr(store, "queue", unanswered)
 
     with pytest.raises(StoreError):
-        waiter.wait()
+        waiter.wait(Conflict(KEY, ()))
 
     assert waiter.unreleased
     assert not waiter.held
@@ -199,11 +205,11 @@ def test_a_wait_that_is_not_answered_leaves_something_to_give_back(
 
 
 def test_a_lock_stays_taken_for_its_min_hold_after_the_release(store: MemoryStore) -> None:
-    lease = Lease(store, KEY, ttl=30.0, min_hold=60.0, facts={"task_id": "id-of-a"})
+    lease = Lease(store, Claim(KEY, new_token(), 30.0, min_hold=60.0, facts=Facts(task_id="id-of-a")))
     lease.acquire()
 
     answer = lease.release()
-    conflict = Lease(store, KEY, ttl=30.0).acquire()
+    conflict = wanted(store).acquire()
 
     assert answer is Answer.DONE
     assert not lease.lost

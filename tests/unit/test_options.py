@@ -156,8 +156,8 @@ def test_a_skip_result_may_be_anything_and_none_counts_as_set(app: Celery) -> No
     unset = make(Celery("other", set_as_current=False))
     task = make(app, lock_skip_result=None)
 
-    assert task.skips_with_result
-    assert not unset.skips_with_result
+    assert task.lock_options.skips_with_result
+    assert not unset.lock_options.skips_with_result
 
 
 # The app's settings.
@@ -230,7 +230,7 @@ def test_settings_are_found_wherever_celery_finds_its_own(
 
     assert task.lock_options.ttl == 60
     assert task.lock_options.on_conflict == "raise"
-    assert task.lock_key_for(1).startswith("shop:v1:{shop.tasks.sync:")
+    assert task.lock_key_for(1).startswith("shop:v2:{shop.tasks.sync:")
 
 
 def test_a_setting_is_not_overridden_by_a_default_of_ours(app: Celery) -> None:

@@ -94,7 +94,7 @@ def test_an_app_without_a_store_may_define_tasks() -> None:
     @app.task(base=SingletonTask, name="shop.tasks.sync", shared=False)
     def sync(x: Any) -> None: ...
 
-    assert sync.lock_key_for(1).startswith("singleton:v1:")
+    assert sync.lock_key_for(1).startswith("singleton:v2:")
     with pytest.raises(ConfigurationError, match="singleton_lock_url is not set"):
         sync.lock_holders(1)
 

@@ -1,8 +1,10 @@
-"""One lock in memory: its places, its queue, and who is next."""
+"""One lock in memory: its places, its queue and its marks, in the words of the scripts for Redis."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
-from celery_singleton_lock.stores.records import Claim, Succession
+from celery_singleton_lock.stores.records import Claim
 
 PATIENCE = 30.0
 
@@ -17,6 +19,7 @@ class Place:
     deadline: float
     on_hold: bool = False
     makes_way: bool = False
+    copy_has_come: bool = False
     arguments: str = ""
 
 
@@ -29,98 +32,125 @@ class Turn:
 
 
 @dataclass
-class Successor:
-    """Who is next, and with what."""
+class Mark:
+    """What a call has left that holds nothing; one whose time has come means nothing any more."""
 
     task_id: str
     deadline: float
-    arguments: str
 
 
 @dataclass
-class Mark:
-    """A call that was published."""
+class Successor(Mark):
+    """The call that runs next."""
 
-    task_id: str
-    deadline: float
+    published: float
+    task_name: str
+
+
+AnyMark = TypeVar("AnyMark", bound=Mark)
+
+
+def in_force(mark: AnyMark | None, now: float) -> AnyMark | None:
+    """The mark, if its time has not come."""
+    return mark if mark is not None and mark.deadline > now else None
 
 
 @dataclass
 class Lock:
-    """All that is known of one key."""
+    """All that is known of one key; times are the store's, in seconds."""
 
-    limit: int = 0
     expiry: float = 0.0
     places: dict[int, Place] = field(default_factory=dict)
     queue: list[Turn] = field(default_factory=list)
     successor: Successor | None = None
     queued: Mark | None = None
     quiet: Mark | None = None
+    overtaken: dict[str, Mark] = field(default_factory=dict)
+    merged: dict[str, tuple[str, float]] = field(default_factory=dict)
+    crowd: set[str] = field(default_factory=set)
 
-    def marks(self, now: float) -> list["Mark"]:
-        """The call that is queued, then the one that keeps the key quiet."""
-        return [mark for mark in (self.queued, self.quiet) if mark is not None and mark.deadline > now]
+    def is_idle(self, now: float) -> bool:
+        """It says nothing any more."""
+        marks = [in_force(mark, now) for mark in (self.successor, self.queued, self.quiet)]
+        return not (self.places or self.queue or any(marks) or self.overtaken or self.merged or self.crowd)
 
-    def publish(self, task_id: str, now: float, seconds: float, quiet: float) -> None:
-        """Mark a call as queued."""
-        self.queued = Mark(task_id, now + seconds)
-        if quiet:
-            self.quiet = Mark(task_id, now + quiet)
-        self.expiry = max(self.expiry, now + max(seconds, quiet))
+    def stay_until(self, moment: float) -> None:
+        """Let the lock be known for so long, at least."""
+        self.expiry = max(self.expiry, moment)
 
-    def withdraw(self, task_id: str, *, afresh: bool) -> None:
-        """Let a call be next, or queued, no longer."""
-        if self.successor is not None and self.successor.task_id == task_id:
-            self.successor = None
-        if self.queued is not None and self.queued.task_id == task_id:
-            self.queued = None
-        if afresh and self.quiet is not None and self.quiet.task_id == task_id:
-            self.quiet = None
+    def stay_for_the_holder(self, ttl: float, now: float) -> None:
+        """Let the lock be known for two ttl; if it knows nothing but one holder, for no longer."""
+        marks = (self.successor, self.queued, self.quiet, self.overtaken, self.merged, self.crowd)
+        if len(self.places) == 1 and not self.queue and not any(marks):
+            self.expiry = 0.0
+        self.stay_until(now + 2 * ttl)
 
     def place_of(self, token: str) -> int | None:
         """Which place the token has, expired or not."""
         return next((number for number, place in self.places.items() if place.claim.token == token), None)
 
-    def free_places(self, now: float, limit: int = 0) -> list[int]:
-        """Places that nobody holds, lowest first; *limit* counts where nobody has said one yet."""
-        numbers = range(1, (self.limit or limit) + 1)
-        return [n for n in numbers if n not in self.places or self.places[n].deadline <= now]
+    def alive(self, now: float) -> list[Place]:
+        """Places that are taken, by a holder or as a cool-down, in their order."""
+        return [place for _, place in sorted(self.places.items()) if place.deadline > now]
 
-    def turns_before(self, token: str, now: float) -> list[Turn]:
-        """Living waiters that came before this token, or all if it does not wait; the dead ones are dropped."""
-        tokens = [turn.claim.token for turn in self.queue]
-        mine = tokens.index(token) if token in tokens else len(tokens)
-        ahead = [turn for turn in self.queue[:mine] if turn.deadline > now]
-        self.queue[:mine] = ahead
-        return ahead
+    def holders(self, now: float) -> list[Place]:
+        """Places that a holder has."""
+        return [place for place in self.alive(now) if not place.on_hold]
 
-    def successor_before(self, claim: Claim, now: float) -> Successor | None:
-        """Who comes before the claim; given up, or replaced by a claim that is newer, nobody does."""
-        following, wish = self.successor, claim.succession
-        overruled = wish is not None and wish.policy == "replace" and not wish.asked_at
-        if following is not None and (following.deadline <= now or overruled):
-            self.successor = following = None
-        return following
-
-    def ask_to_succeed(self, claim: Claim, wish: Succession, now: float) -> None:
-        """Be next, or leave the arguments to the one who is."""
-        following, task_id = self.successor, claim.facts.get("task_id", "")
-        if following is not None and following.task_id != task_id:
-            if not wish.asked_at:
-                following.arguments = wish.arguments
-            return
-        if following is None:
-            somebody_newer_runs = any(place.since * 1_000_000 > wish.asked_at for place in self.places.values())
-            if wish.asked_at and somebody_newer_runs:
+    def turns_before(self, token: str, now: float) -> Iterator[Turn]:
+        """Living waiters that came before this token, or all if it does not wait; the dead leave."""
+        for turn in list(self.queue):
+            if turn.claim.token == token:
                 return
-            following = self.successor = Successor(task_id, 0.0, wish.arguments)
-        following.deadline = now + PATIENCE
-        self.expiry = max(self.expiry, following.deadline)
-        living = [p for p in self.places.values() if p.deadline > now and not p.on_hold]
-        if wish.policy == "replace" and living and not any(place.makes_way for place in living):
-            min(living, key=lambda place: place.since).makes_way = True
+            if turn.deadline > now:
+                yield turn
+            else:
+                self.queue.remove(turn)
 
+    def leave_queue(self, token: str) -> bool:
+        """Give a turn back; False if there was none."""
+        turns = [turn for turn in self.queue if turn.claim.token != token]
+        left = len(turns) < len(self.queue)
+        self.queue = turns
+        return left
 
-def successors_claim(key: str, successor: Successor | Mark) -> Claim:
-    """The successor as one who waits."""
-    return Claim(key, "", 0.0, facts={"task_id": successor.task_id})
+    def leave_place(self, number: int, min_hold: float, now: float) -> None:
+        """Empty a place, or keep it for nobody until its cool-down is over."""
+        place = self.places.pop(number)
+        free_at = place.since + min_hold
+        if free_at > now:
+            nobody = replace(place.claim, token=f"~{place.claim.token}")
+            self.places[number] = Place(nobody, place.fence, place.since, free_at, on_hold=True)
+            self.stay_until(free_at)
+
+    def take_merged(self, claim: Claim) -> str:
+        """Arguments for the first run that takes them; one that was published later has newer ones itself."""
+        text, at = self.merged.pop(claim.merges, ("", 0.0)) if claim.merges else ("", 0.0)
+        return text if at > claim.facts.published / 1_000_000 else ""
+
+    def unmark(self, task_id: str, *, quiet: bool) -> None:
+        """End what a call has left."""
+        self.unmark_started(task_id)
+        if quiet and self.quiet is not None and self.quiet.task_id == task_id:
+            self.quiet = None
+        self.overtaken.pop(task_id, None)
+
+    def unmark_started(self, task_id: str) -> None:
+        """It is neither next nor queued any more."""
+        if self.successor is not None and self.successor.task_id == task_id:
+            self.successor = None
+        if self.queued is not None and self.queued.task_id == task_id:
+            self.queued = None
+
+    def holder_published_after(self, moment: float, now: float) -> str | None:
+        """Task id of a holder whose call is newer than *moment*."""
+        for place in self.holders(now):
+            if (place.claim.facts.published / 1_000_000 or place.since) > moment:
+                return place.claim.facts.task_id or None
+        return None
+
+    def ask_oldest_to_make_way(self, now: float) -> None:
+        """Ask one holder, however often a successor asks for it."""
+        oldest = min(self.holders(now), key=lambda place: place.since, default=None)
+        if oldest is not None:
+            oldest.makes_way = True

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from celery_singleton_lock.stores.base import Waiter
-from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant
 
 
 class Queue(Protocol):
@@ -11,7 +11,7 @@ class Queue(Protocol):
 
     releases: int
 
-    def queue(self, claim: Claim) -> Grant | float:
+    def queue(self, claim: Claim) -> Grant | Conflict | Done | float:
         """Take the place, or a turn."""
 
     def listen(self, seen: int, seconds: float) -> None:
@@ -29,7 +29,7 @@ class MemoryWaiter(Waiter):
     def __exit__(self, *_: object) -> None:
         """Nothing was opened to listen."""
 
-    def ask(self) -> Grant | float:
+    def ask(self) -> Grant | Conflict | Done | float:
         """Take the place if it is this one's turn."""
         # Noted before asking, so that no release in between is missed.
         self._seen = self._store.releases

@@ -1,76 +1,97 @@
-"""Reading a lock's hash; its layout is told at the top of acquire.lua."""
+"""From the records to the fields of a lock's hash, and back; lua/parts say what is in it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder
+
+_VALUES_PER_HOLDER = 7
 
 
-def holders_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
-    """Who holds the lock *key* at *now*, microseconds by the server's clock; the lease that ends first, first."""
-    holders = [
-        _holder(key, place, token, now, fields)
-        for place, token in fields.items()
-        if place.isdecimal() and deadline_in(fields, token) > now
-    ]
-    return sorted(holders, key=lambda holder: holder.expires_in)
+def fields_of(facts: Facts) -> list[str]:
+    """The fields of place 1 that describe its holder: name, value, name, value."""
+    # Task id and hostname apart, because a value of over 64 bytes doubles what the hash takes.
+    named = (("1:i", facts.task_id), ("1:h", facts.hostname), ("1:n", facts.task_name))
+    return [part for name, value in named if value for part in (name, value)]
 
 
-def deadline_in(fields: Mapping[str, str], token: str) -> float:
-    """When the lease of a token ends, whether or not it was asked to make way."""
-    return float(fields.get(token) or fields[f"!{token}"])
+def arguments_of(claim: Claim, *, waits: bool = False) -> tuple[str, ...]:
+    """The arguments of acquire.lua."""
+    facts = claim.facts
+    words = {
+        "waits": waits,
+        "heeds": claim.heeds_queued,
+        "asked": claim.asked,
+        "crowds": claim.crowds,
+        "returns": claim.returns,
+    }
+    return (
+        claim.token,
+        milliseconds(claim.ttl),
+        str(claim.limit),
+        " ".join(word for word, is_said in words.items() if is_said),
+        f"{facts.pid} {facts.attempt} {facts.published}",
+        facts.task_id,
+        claim.merges,
+        *fields_of(facts),
+    )
 
 
-def successor_in(now: float, fields: Mapping[str, str]) -> str | None:
-    """Task id of the one who is next."""
-    deadline, _, task_id = fields.get("next", "0 ").partition(" ")
-    return task_id if float(deadline) > now else None
+def field_count(claim: Claim) -> int:
+    """How many fields the hash has if nothing is known but this holder, in place 1."""
+    return 4 + len(fields_of(claim.facts)) // 2
 
 
-def published_in(key: str, now: float, fields: Mapping[str, str]) -> Holder:
-    """The call that is queued, else one that runs, else the one that keeps the key quiet."""
-    queued, quiet = (_marks_in(key, now, fields, [name]) for name in ("queued", "quiet"))
-    return (queued or holders_in(key, now, fields) or quiet)[0]
+def grant_in(reply: Any, sent_at: float) -> Grant:
+    """The grant in a reply of acquire.lua."""
+    if isinstance(reply, int):
+        return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=sent_at)
+    _, _, place, fence, took_over, since, arguments = reply
+    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, arguments)
 
 
-def _marks_in(key: str, now: float, fields: Mapping[str, str], names: Sequence[str]) -> list[Holder]:
-    since = datetime.fromtimestamp(now / 1_000_000, UTC)
-    marks = [fields[name].partition(" ") for name in names if name in fields]
-    return [
-        Holder(key, "", 0, since, (float(deadline) - now) / 1_000_000, task_id or None)
-        for deadline, _, task_id in marks
-        if float(deadline) > now
-    ]
+def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
+    """The conflict in a reply of acquire.lua or mark_queued.lua."""
+    verdict, now, crowd, successor, rows = reply
+    return Conflict(key, tuple(holders_in(key, now, rows)), successor or None, now, crowd, is_own=verdict == -1)
 
 
-def turns_in(key: str, now: float, fields: Mapping[str, str]) -> list[Holder]:
-    """Who is next, then who waits, in order of arrival, described as the holders they are about to be."""
-    tickets = sorted(int(field[1:]) for field in fields if field[0] == "q" and field[1:].isdecimal())
-    waiting = [fields[f"q{ticket}"].split(" ", 2) for ticket in tickets]
-    since = datetime.fromtimestamp(now / 1_000_000, UTC)
-    return _marks_in(key, now, fields, ("next", "queued")) + [
-        Holder(key, token, 0, since, (float(deadline) - now) / 1_000_000, task_id or None)
-        for deadline, token, task_id in waiting
-        if float(deadline) > now
-    ]
+def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
+    """The holders in a reply; the lease that ends first, first."""
+    starts = range(0, len(rows), _VALUES_PER_HOLDER)
+    holders = [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
+    # In the order of the reply, which is that of their turns, if they hold nothing yet.
+    return sorted(holders, key=lambda holder: holder.expires_in) if rows and rows[0] else holders
 
 
-def _holder(key: str, place: str, token: str, now: float, fields: Mapping[str, str]) -> Holder:
-    def fact(name: str) -> str | None:
-        return fields.get(f"{place}:{name}")
-
-    task_id, pid = fact("task_id"), fact("pid")
+def _holder(
+    key: str, now: int, place: str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
+) -> Holder:
+    # Without a place it is one that goes before, described as the holder it is about to be.
+    since, ahead, _, pid, attempt, published = grant.split(" ") if place else (now, -now, 0, 0, 0, 0)
     return Holder(
         key=key,
         token=token,
-        fence=int(fact("fence") or 0),
-        acquired_at=datetime.fromtimestamp(int(fact("since") or 0) / 1_000_000, UTC),
-        expires_in=(deadline_in(fields, token) - now) / 1_000_000,
-        task_id=task_id,
+        fence=int(since) + int(ahead),
+        acquired_at=datetime.fromtimestamp(int(since) / 1_000_000, UTC),
+        expires_in=(int(deadline) - now) / 1_000_000,
+        task_id=task_id or None,
         # Not stored where it is the lock's name already.
-        task_name=fact("task_name") or (lock_name_of(key) if task_id else None),
-        hostname=fact("hostname"),
-        pid=int(pid) if pid else None,
-        attempt=int(fact("attempt") or 0),
+        task_name=name or (lock_name_of(key) if place and task_id else None),
+        hostname=hostname or None,
+        pid=int(pid) or None,
+        attempt=int(attempt),
+        published=int(published),
     )
+
+
+def milliseconds(seconds: float) -> str:
+    """*seconds* as the scripts take them; text, because a parser in C may not be interrupted over a number."""
+    return str(round(seconds * 1000))
+
+
+def microseconds(time: Sequence[str]) -> int:
+    """What TIME has answered."""
+    return int(time[0]) * 1_000_000 + int(time[1])

@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -12,16 +13,43 @@ from redis.connection import AbstractConnection
 from redis.retry import Retry
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, Store, clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant, Holder, Slot, Succession
-from celery_singleton_lock.stores.redis.hash import holders_in, published_in, successor_in, turns_in
-from celery_singleton_lock.stores.redis.waiter import RedisWaiter, grant_in
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
+from celery_singleton_lock.stores.records import (
+    Answer,
+    Claim,
+    Conflict,
+    Done,
+    Ending,
+    Grant,
+    Holder,
+    Slot,
+    Succession,
+    Turn,
+)
+from celery_singleton_lock.stores.redis.hash import (
+    arguments_of,
+    conflict_in,
+    field_count,
+    grant_in,
+    holders_in,
+    microseconds,
+    milliseconds,
+)
+from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT, Script, Wire
 
-ACQUIRE, RENEW, RELEASE = Script("acquire"), Script("renew"), Script("release")
-MARK_QUEUED, UNMARK, CLAIM_SLOT = Script("mark_queued"), Script("unmark"), Script("claim_slot")
+ACQUIRE = Script("acquire", "usual_grant", "clock", "places", "marks", "queue", "described", "done")
+RELEASE = Script("release", "usual_release", "clock", "places", "marks", "queue", "idle", "done")
+RENEW = Script("renew")
+LOOK = Script("look", "clock", "places", "marks", "described")
+MARK_QUEUED = Script("mark_queued", "clock", "places", "marks", "described")
+SUCCEED = Script("succeed", "clock", "places", "marks")
+UNMARK = Script("unmark", "clock", "marks", "idle")
+MARK_DONE = Script("mark_done", "clock", "done")
+CLAIM_SLOT = Script("claim_slot")
 
 _FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.25
 # Longer than a year, for the entry that is due once in one.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
@@ -92,18 +120,15 @@ class RedisStore(Store):
         """Another client of the same server."""
         return RedisStore(self._url, self._options)
 
-    def acquire(self, claim: Claim) -> Grant | Conflict:
+    def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Run acquire.lua."""
-        (verdict, now, *rest), sent_at = self._take(claim, queue=False)
-        if verdict == 1:
-            return grant_in(rest, sent_at)
-        fields = _pairs(rest[0])
-        holders = holders_in(claim.key, now, fields) or turns_in(claim.key, now, fields)
-        return Conflict(claim.key, tuple(holders), successor_in(now, fields), now)
+        answer = self._take(claim)
+        assert not isinstance(answer, float)
+        return answer
 
     def waiter(self, claim: Claim) -> RedisWaiter:
         """Queue with acquire.lua and listen on a channel of its own."""
-        return RedisWaiter(self._wire, claim, lambda: self._take(claim, queue=True))
+        return RedisWaiter(self._wire, claim, lambda: self._take(claim, waits=True))
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Run renew.lua on a connection that nothing else uses, all parts in one go."""
@@ -115,92 +140,109 @@ class RedisStore(Store):
         """Read each token's deadline."""
         commands = [("TIME",), *(("HMGET", claim.key, claim.token, f"!{claim.token}") for claim in claims)]
         (time, *deadlines), _ = self._persist(lambda left: self._reserved.call_many(commands, left), timeout)
-        now = _microseconds(time)
+        now = microseconds(time)
         known = [usual or asked_to_make_way for usual, asked_to_make_way in deadlines]
         return [(int(deadline) - now) / 1_000_000 if deadline else None for deadline in known]
 
-    def release(self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND) -> Answer:
-        """Run release.lua."""
-        arguments = (claim.token, place or 1, place or claim.limit, _milliseconds(claim.min_hold))
+    def release(
+        self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
+    ) -> Answer:
+        """Run release.lua, until those who wait have been told."""
+        is_unusual = place != 1 or claim.min_hold or (ending is not None and ending.is_due)
+        known_fields = "0" if is_unusual else str(field_count(claim))
+        keys, arguments = [claim.key], [claim.token, str(place or 0), known_fields, milliseconds(claim.min_hold)]
+        if ending is not None:
+            keys += [claim.marker]
+            arguments += [str(claim.facts.attempt), ending.outcome, milliseconds(ending.kept), str(int(ending.is_due))]
         tries = 0
 
-        def ask(timeout: float) -> int:
+        def ask(timeout: float) -> Any:
             nonlocal tries
             tries += 1
-            return int(self._wire.run(RELEASE, claim.key, arguments, timeout))
+            return self._wire.run(RELEASE, keys, arguments, timeout)
 
         reply, _ = self._persist(ask, bound)
-        # An earlier try may have released it without our hearing of it.
-        return Answer.DONE if tries > 1 else _ANSWERS[reply]
+        answer = _ANSWERS[reply[0] if isinstance(reply, list) else reply]
+        if isinstance(reply, list):
+            self._wake_the_rest(claim, bound)
+        if tries > 1 and answer <= 0:
+            # An earlier try may have released it without our hearing of it.
+            return Answer.DONE if ending is None else Answer.MARKED
+        return answer
+
+    def _wake_the_rest(self, claim: Claim, bound: float) -> None:
+        give_up_at = clock() + bound
+        # It is released, whatever becomes of this; those who wait look after their turn by themselves, if rarely.
+        with suppress(StoreError):
+            while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0", "0")), list):
+                if clock() > give_up_at:
+                    break
 
     def holders(self, key: str) -> list[Holder]:
-        """Read the hash."""
-        fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
-        time, _ = self._persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
-        return holders_in(key, _microseconds(time), _pairs(fields))
+        """Run look.lua."""
+        _, now, _, _, rows = self._ask(LOOK, key, ())
+        return holders_in(key, now, rows)
 
     def successor(self, key: str) -> str | None:
-        """Read the hash."""
-        fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
-        return successor_in(0, _pairs(fields))
+        """Run look.lua."""
+        successor: str = self._ask(LOOK, key, ())[3]
+        return successor or None
 
-    def publish(self, key: str, task_id: str, seconds: float, *, counts_running: bool, quiet: float) -> Holder | None:
+    def mark_queued(self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float) -> Holder | None:
         """Run mark_queued.lua."""
-        arguments = [task_id, _milliseconds(seconds), int(counts_running), _milliseconds(quiet)]
-        reply, _ = self._persist(lambda timeout: self._wire.run(MARK_QUEUED, key, arguments, timeout), ACQUIRE_BOUND)
-        if reply == 1:
-            return None
-        _, now, fields = reply
-        return published_in(key, now, _pairs(fields))
+        arguments = (task_id, milliseconds(seconds), str(limit), milliseconds(quiet))
+        reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
+        return None if reply == 1 else conflict_in(key, reply).first
 
-    def withdraw(self, key: str, task_id: str, *, afresh: bool = False) -> None:
+    def succeed(
+        self, claim: Claim, policy: Succession, task_name: str, arguments: str, memory: float
+    ) -> tuple[Turn, str | None] | None:
+        """Run succeed.lua."""
+        facts = claim.facts
+        asked = (facts.task_id, task_name, policy, str(facts.published), str(int(claim.asked)))
+        answer, _, *other = self._ask(SUCCEED, claim.key, (*asked, arguments, milliseconds(memory)))
+        return None if answer == _NEEDS_ARGUMENTS else (Turn(answer), *(other or [None]))
+
+    def unmark(
+        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless_merged: bool = False
+    ) -> bool:
         """Run unmark.lua."""
-        self._persist(lambda timeout: self._wire.run(UNMARK, key, [task_id, int(afresh)], timeout), RELEASE_BOUND)
+        words = {"quiet": quiet, "returns": returns, "unless_merged": unless_merged}
+        said = " ".join(word for word, is_said in words.items() if is_said)
+        return bool(self._ask(UNMARK, key, (task_id, said)))
+
+    def mark_done(self, marker: str, attempt: int, outcome: str, seconds: float) -> None:
+        """Run mark_done.lua."""
+        self._ask(MARK_DONE, marker, (str(attempt), outcome, milliseconds(seconds)))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Run claim_slot.lua."""
-        arguments = (slot.entry, slot.due, slot.fence, slot.sent, _milliseconds(_SLOTS_ARE_KEPT))
-        reply, _ = self._persist(lambda timeout: self._wire.run(CLAIM_SLOT, key, arguments, timeout), RELEASE_BOUND)
-        return bool(reply)
+        moments = (str(slot.due), str(slot.fence), str(slot.sent), milliseconds(_SLOTS_ARE_KEPT))
+        return bool(self._ask(CLAIM_SLOT, key, (slot.entry, *moments)))
 
     def slots(self, key: str) -> dict[str, Slot]:
         """Read the hash."""
         fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
-        return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in _pairs(fields).items()}
-
-    def note(self, key: str, text: str, seconds: float) -> None:
-        """SET with an expiry."""
-        command = ("SET", key, text, "PX", _milliseconds(seconds))
-        self._persist(lambda timeout: self._wire.call(*command, timeout=timeout), RELEASE_BOUND)
-
-    def noted(self, key: str) -> str | None:
-        """GET."""
-        text: str | None = self._persist(lambda timeout: self._wire.call("GET", key, timeout=timeout), RELEASE_BOUND)[0]
-        return text
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in pairs}
 
     def close(self) -> None:
         """Close the idle connections."""
         self._wire.close()
         self._reserved.close()
 
-    def _take(self, claim: Claim, *, queue: bool) -> tuple[list[Any], float]:
-        task_id = claim.facts.get("task_id", "")
-        facts = [part for fact in claim.facts.items() for part in fact]
-        wish = claim.succession or Succession("skip")
-        policy = "queue" if queue else wish.policy
-        arguments = (
-            *(claim.token, _milliseconds(claim.ttl), claim.limit, policy, task_id),
-            *(wish.arguments, wish.asked_at, int(claim.queued), *facts),
-        )
-        reply, sent_at = self._persist(
-            lambda timeout: self._wire.run(ACQUIRE, claim.key, arguments, timeout), ACQUIRE_BOUND
-        )
-        if reply[0] == -1:
-            raise ConfigurationError(
-                f"lock_limit={claim.limit} is not allowed for key={claim.key}: it is held under "
-                f"lock_limit={reply[2]}; give all who share the key the same limit"
-            )
-        return reply, sent_at
+    def _take(self, claim: Claim, *, waits: bool = False) -> Grant | Conflict | Done | float:
+        keys = [claim.key, claim.marker] if claim.may_be_copy else [claim.key]
+        arguments = arguments_of(claim, waits=waits)
+        reply, sent_at = self._persist(lambda timeout: self._wire.run(ACQUIRE, keys, arguments, timeout), ACQUIRE_BOUND)
+        if isinstance(reply, int) or reply[0] == _GRANTED:
+            return grant_in(reply, sent_at)
+        if reply[0] == _QUEUED:
+            return float(reply[2]) / 1_000_000
+        return Done(*reply[2:]) if reply[0] == _DONE else conflict_in(claim.key, reply)
+
+    def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
+        return self._persist(lambda timeout: self._wire.run(script, [key], arguments, timeout), bound)[0]
 
     def _persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float]:
         """Ask until there is an answer, for *bound* seconds at most, all tries together.
@@ -219,12 +261,14 @@ class RedisStore(Store):
                 if not passing or clock() + pause >= give_up_at:
                     raise self._unanswered(error) from error
             time.sleep(pause)
-            pause *= 2
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _unanswered(self, error: exceptions.RedisError) -> StoreError:
         return StoreError(self._address, f"{type(error).__name__}: {error}")
 
 
+_GRANTED, _QUEUED, _DONE = 1, 2, 3
+_NEEDS_ARGUMENTS = 3
 _ANSWERS = {int(answer): answer for answer in Answer}
 
 
@@ -234,20 +278,7 @@ def _renewals(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[Any]]]:
         group = list(alike)
         for start in range(0, len(group), _RENEWALS_PER_SCRIPT):
             part = group[start : start + _RENEWALS_PER_SCRIPT]
-            yield [claim.key for claim in part], [_milliseconds(ttl), *[claim.token for claim in part]]
-
-
-def _pairs(flat: Sequence[str]) -> dict[str, str]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _microseconds(time: Sequence[str]) -> int:
-    """What TIME has answered."""
-    return int(time[0]) * 1_000_000 + int(time[1])
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)
+            yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
 
 
 def _address(url: str) -> str:

@@ -1,21 +1,21 @@
 """Turns in the queue of a lock, and how those who have one are woken."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from redis import exceptions
 
 from celery_singleton_lock.stores.base import Waiter
-from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant
 from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT, Wire
 
 
 class RedisWaiter(Waiter):
     """A turn in a queue, with a connection that hears the release."""
 
-    def __init__(self, wire: Wire, claim: Claim, ask: Callable[[], tuple[list[Any], float]]) -> None:
+    def __init__(self, wire: Wire, claim: Claim, ask: Callable[[], Grant | Conflict | Done | float]) -> None:
         self._wire = wire
         self._channel = f"{claim.key}:{claim.token}"
         self._ask = ask
@@ -29,12 +29,12 @@ class RedisWaiter(Waiter):
         elif self._ears is not None:
             self._ears.disconnect()
 
-    def ask(self) -> Grant | float:
+    def ask(self) -> Grant | Conflict | Done | float:
         """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
         self._listen()
-        (verdict, _, *rest), sent_at = self._ask()
-        self._granted = verdict == 1
-        return grant_in(rest, sent_at) if self._granted else float(rest[0]) / 1_000_000
+        answer = self._ask()
+        self._granted = isinstance(answer, Grant)
+        return answer
 
     def sleep(self, seconds: float) -> None:
         """Wait for a message on the channel."""
@@ -51,9 +51,3 @@ class RedisWaiter(Waiter):
         if self._ears is None:
             with suppress(exceptions.RedisError):
                 self._ears = self._wire.subscribe(self._channel)
-
-
-def grant_in(reply: Sequence[Any], sent_at: float) -> Grant:
-    """The grant in a reply of acquire.lua."""
-    place, fence, took_over, since, arguments = reply
-    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, arguments)

@@ -16,10 +16,17 @@ _SHORTEST_TIMEOUT = 0.01
 
 
 class Script:
-    """A Lua file of this package, called by its digest."""
+    """A Lua file of this package, behind the parts it needs, called by its digest.
 
-    def __init__(self, verb: str) -> None:
-        self.text = resources.files(__package__).joinpath("lua", f"{verb}.lua").read_text(encoding="utf-8")
+    Arguments:
+        verb: What it does; the name of the file.
+        parts: The files in `lua/parts` that come before it, in this order.
+    """
+
+    def __init__(self, verb: str, *parts: str) -> None:
+        files = [*(f"parts/{part}" for part in parts), verb]
+        folder = resources.files(__package__).joinpath("lua")
+        self.text = "\n".join(folder.joinpath(f"{file}.lua").read_text(encoding="utf-8") for file in files)
         self.digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
@@ -42,11 +49,12 @@ class Wire:
         connection = self._checkout(timeout)
         try:
             connection.send_command(*command, check_health=False)
-            if timeout < REPLY_TIMEOUT:
-                _hear(connection, timeout)
+            if min(timeout, connection.socket_timeout) < REPLY_TIMEOUT:
+                # The call is in a hurry, or the one was that has opened the connection.
+                _hear(connection, min(timeout, REPLY_TIMEOUT))
             reply = connection.read_response()
         except exceptions.ResponseError:
-            self._put_back(connection)
+            self._idle.append(connection)
             raise
         except exceptions.ConnectionError:
             # What ended this one, a restart say, has ended the idle ones as well.
@@ -54,34 +62,34 @@ class Wire:
             self.close()
             raise
         except BaseException:
-            # A reply may still be under way: whoever got this connection next
+            # A reply may still be under way: the next caller on this connection
             # would read it as the answer to another question.
             connection.disconnect()
             raise
-        self._put_back(connection)
+        self._idle.append(connection)
         return reply
 
-    def run(self, script: Script, key: str, arguments: Sequence[Any], timeout: float) -> Any:
+    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any], timeout: float) -> Any:
         """Run a script, sending its text only if the server does not know it."""
         try:
-            return self.call("EVALSHA", script.digest, 1, key, *arguments, timeout=timeout)
+            return self.call("EVALSHA", script.digest, str(len(keys)), *keys, *arguments, timeout=timeout)
         except exceptions.NoScriptError:
             # After a restart, a failover or SCRIPT FLUSH; EVAL loads it again.
-            return self.call("EVAL", script.text, 1, key, *arguments, timeout=timeout)
+            return self.call("EVAL", script.text, str(len(keys)), *keys, *arguments, timeout=timeout)
 
     def run_many(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], timeout: float
     ) -> list[Any]:
         """Run a script several times in one round trip, within *timeout* seconds."""
         give_up_at = clock() + timeout
-        calls = [(len(keys), *keys, *arguments) for keys, arguments in calls]
+        calls = [(str(len(keys)), *keys, *arguments) for keys, arguments in calls]
         try:
             return self.call_many([("EVALSHA", script.digest, *call) for call in calls], give_up_at - clock())
         except exceptions.NoScriptError:
             return self.call_many([("EVAL", script.text, *call) for call in calls], give_up_at - clock())
 
     def subscribe(self, channel: str) -> Any:
-        """A connection that hears *channel*; whoever asks for it disconnects it or hands it to `unsubscribe`."""
+        """A connection that hears *channel*; the caller disconnects it or hands it to `unsubscribe`."""
         self._drop_the_parents()
         if self._ears:
             try:
@@ -130,13 +138,6 @@ class Wire:
         """After a fork: the sockets belong to the parent, so they are dropped unread."""
         if self._pid != os.getpid():
             self._idle, self._ears, self._pid = deque(), deque(), os.getpid()
-
-    def _put_back(self, connection: Any) -> None:
-        if connection.socket_timeout < REPLY_TIMEOUT:
-            # Opened in a hurry: it would never wait any longer.
-            connection.disconnect()
-        else:
-            self._idle.append(connection)
 
     def _open(self, timeout: float) -> Any:
         """Make a connection that takes *timeout* seconds at most to open and to hear a first reply."""

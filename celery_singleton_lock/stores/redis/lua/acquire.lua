@@ -1,236 +1,208 @@
 -- Take a place at the lock, or a turn in its queue, or say who holds it.
 --
--- The lock is one hash. Times in it are microseconds by this server's clock.
---   limit, fence          how many may hold it, and the last fence given
---   <place>               token of the holder that has the place, 1..limit; a
---                         token that begins with ~ is a place on hold by nobody
---   <token>               deadline of that holder; under !<token> once it has been asked to make way
---   <place>:<name>        fence, since, ttl (in milliseconds) and the facts of that holder
---   first, last           range of the tickets in the queue, if there is one
---   q<ticket>             deadline, token and task id of a waiter
---   next, next:args       deadline and task id of the successor, whose message is in the broker; newest arguments for it
---   queued                deadline and task id of the call that is unique in the queue
---   quiet                 until when, and by which call, the key is published no more
--- A free place belongs to the successor, then to the waiter whose turn it is.
--- Asking again with the same token renews a grant and keeps a turn, so a caller
--- whose reply was lost may simply repeat itself.
+-- The lock is one hash; parts/places.lua, parts/marks.lua and parts/queue.lua say what is in it. Times are microseconds by
+-- this server's clock. A free place belongs to the successor, then to the waiter whose turn it is. To ask again with the
+-- same token renews a grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
 --
 -- KEYS[1]  lock key
+-- KEYS[2]  done marker of the message, if this may be a copy of one that was delivered before
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds
--- ARGV[3]  limit
--- ARGV[4]  what to do where no place is free: `skip` to go without, `queue`, `rerun` or
---          `replace` to become the successor
--- ARGV[5]  task id of the caller, or an empty text
--- ARGV[6]  arguments of the caller for `rerun`, or an empty text where it has asked before
--- ARGV[7]  this server's time when the caller first asked to be the successor, or 0
--- ARGV[8]  1 if calls are unique in the queue, so that a free place belongs to the one that is queued, or 0
--- ARGV[9]  facts about the caller from here on: name, value, name, value, ...
+-- ARGV[3]  limit: a place is granted while fewer are held
+-- ARGV[4]  words: `waits` takes a turn; `heeds` a queued mark; `asked` before to be the successor; `crowds` will come
+--          again, for the first time; `returns` has come again
+-- ARGV[5]  pid, attempt and time of publication
+-- ARGV[6]  task id of the caller, or an empty text
+-- ARGV[7]  task whose merged arguments it takes, or an empty text
+-- ARGV[8]  facts about the caller from here on: field of place 1, value, field, value, ...
 --
--- Returns  {1, now, place, fence, took_over, since, arguments}  granted; newest arguments, or an empty text
---          {2, now, wait}                 queued: ask again when woken, or after `wait` microseconds
---          {0, now, {field, value, ...}}  held: the hash as it is
---          {-1, now, limit}               held under another limit
+-- Returns  fence                                granted place 1 of a lock of which nothing was known
+--          {1, now, place, fence, took_over, since, arguments}  granted; merged arguments, or an empty text
+--          {2, now, wait}                       queued: ask again when woken, or after `wait` microseconds
+--          {3, now, attempt, outcome}           done: a run of this message has ended
+--          {0, now, crowd, successor, holders}  held: a few holders, or else those that go before; seven values each
+--          {-1, now, crowd, successor, holders} held by another delivery of this message
 
-local GRACE = 2000000 -- a waiter may be this late for its turn
-local PATIENCE = 30000000 -- a successor that has not come again for so long is given up
+local RESULT_GRACE = 5000000 -- a result is stored right after its run; so much later, its process has died in between
 
-local key, token, ttl, limit = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local known = redis.call('HMGET', key, 'limit', 'fence', 'first', 'last', 'next', 'queued', 'quiet')
-local known_limit = tonumber(known[1] or limit)
+local key, token, ttl, limit, task_id, merges = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[6], ARGV[7]
+local attempt, published = string.match(ARGV[5], '^%S+ (%d+) (%d+)$')
+local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'crowd', 'w' .. token)
+local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[8])
+local successor, queued, crowd = mark_of(known[5]), mark_of(known[6]), tonumber(known[7] or 0)
+local places = read_places(key, highest, now + ttl * 1000)
 
-local function integer(number)
-  return string.format('%.0f', number)
+local function says(word)
+  return string.find(ARGV[4], word, 1, true)
 end
 
-local function deadline_of(candidate, holder)
-  local fields = redis.call('HMGET', key, holder, candidate .. ':ttl', '!' .. holder)
-  local deadline = tonumber(fields[1] or fields[3])
-  local latest = now + tonumber(fields[2]) * 1000
-  if deadline > latest and string.sub(holder, 1, 1) ~= '~' then
-    -- This server's clock was set back; the holder may be dead, and must not stay for the difference.
-    deadline = latest
-    redis.call('HSET', key, fields[1] and holder or '!' .. holder, integer(deadline))
-  end
-  return deadline
+local function refuse(verdict, holders)
+  return {verdict, now, crowd, successor and successor.task_id or '', holders}
 end
 
-local place, corpse, free, soonest = nil, nil, known[1] and 0 or limit, now + ttl * 1000
-for candidate = 1, known[1] and known_limit or 0 do
-  local holder = redis.call('HGET', key, candidate)
-  local deadline = holder and deadline_of(candidate, holder)
-  if holder == token then
-    local grant = redis.call('HMGET', key, candidate .. ':fence', candidate .. ':since', candidate .. ':args', token)
-    redis.call('PEXPIRE', key, 2 * ttl, 'GT')
-    redis.call('HSET', key, grant[4] and token or '!' .. token, integer(now + ttl * 1000))
-    return {1, now, candidate, tonumber(grant[1]), 0, tonumber(grant[2]), grant[3] or ''}
-  elseif holder and deadline > now then
-    soonest = math.min(soonest, deadline)
-  else
-    free = free + 1
-    if not place then
-      place, corpse = candidate, holder
-    end
+local function is_done()
+  local past, outcome, at = read_marker(KEYS[2])
+  if tonumber(attempt) <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
+    return {3, now, past, outcome}
   end
 end
 
-local ahead, ticket = 0, nil
-for candidate = tonumber(known[3] or 1), tonumber(known[4] or 0) do
-  local waiter = redis.call('HGET', key, 'q' .. candidate)
-  if waiter then
-    local deadline, whose = string.match(waiter, '^(%d+) (%S+)')
-    if whose == token then
-      ticket = candidate
-      break
-    elseif tonumber(deadline) > now then
-      ahead = ahead + 1
-      if free > 0 then
-        soonest = math.min(soonest, tonumber(deadline))
+-- One message, one body. Its own cool-down keeps no later attempt out, though, which takes its place.
+local place
+local function is_held_by_itself()
+  local ids = fields_of_places(key, highest, ':i')
+  for _, each in ipairs(places) do
+    if each.alive and ids[each.place] == task_id and each.token ~= token then
+      local is_later = tonumber(attempt) > grant_of(key, each.place).attempt
+      if not is_on_hold(each.token) then
+        if not is_later then
+          redis.pcall('HSET', key, each.place .. ':c', 1)
+        end
+        return refuse(-1, described(key, {each}, 1))
       end
-    else
-      redis.call('HDEL', key, 'q' .. candidate)
-    end
-  end
-end
-
-local successor, mine, has_asked = nil, ARGV[5], ARGV[7] ~= '0'
-if known[5] then
-  local deadline, whose = string.match(known[5], '^(%d+) (.*)$')
-  if tonumber(deadline) <= now or (ARGV[4] == 'replace' and not has_asked) then
-    redis.call('HDEL', key, 'next', 'next:args')
-  else
-    successor = whose
-    if whose ~= mine then
-      ahead = ahead + 1
-      soonest = free > 0 and math.min(soonest, tonumber(deadline)) or soonest
-    end
-  end
-end
-
-local queued = known[6] and string.match(known[6], '^%d+ (.*)$')
-if queued and queued ~= mine and ARGV[8] == '1' then
-  local deadline = tonumber(string.match(known[6], '^%d+'))
-  if deadline > now then
-    ahead = ahead + 1
-    soonest = free > 0 and math.min(soonest, deadline) or soonest
-  end
-end
-
-local arguments = successor == mine and redis.call('HGET', key, 'next:args') or ''
-
-local function ask_to_make_way()
-  local oldest, whose = now, nil
-  for candidate = 1, known_limit do
-    local holder = redis.call('HGET', key, candidate)
-    if holder and string.sub(holder, 1, 1) ~= '~' and deadline_of(candidate, holder) > now then
-      local since = tonumber(redis.call('HGET', key, candidate .. ':since'))
-      if redis.call('HEXISTS', key, '!' .. holder) == 1 then
-        return
-      elseif since < oldest then
-        oldest, whose = since, holder
+      if is_later then
+        each.alive, place = false, each.place
       end
     end
   end
-  if whose then
-    redis.call('HSET', key, '!' .. whose, redis.call('HGET', key, whose))
-    redis.call('HDEL', key, whose)
+end
+
+local function grant_again(place, makes_way)
+  local grant = grant_of(key, place)
+  -- First, because a server out of memory refuses HSET where nothing was written before.
+  expire_after(key, 2000 * ttl)
+  redis.call('HSET', key, (makes_way and '!' or '') .. token, integer(now + ttl * 1000))
+  return {1, now, place, grant.fence, 0, grant.since, redis.call('HGET', key, place .. ':a') or ''}
+end
+
+-- Arguments that were merged are for the first run that takes them; one that was published later has newer ones itself.
+local function take_merged()
+  local text, at = unpack(redis.call('HMGET', key, 'merged:' .. merges, 'merged_at:' .. merges))
+  if not text then
+    return ''
+  end
+  redis.call('HDEL', key, 'merged:' .. merges, 'merged_at:' .. merges)
+  return tonumber(at) > tonumber(published) and text or ''
+end
+
+-- What the caller has left while it held nothing ends with its grant.
+local function leave_all_else()
+  if task_id_of(known[5]) == task_id then
+    redis.call('HDEL', key, 'next', 'next:by')
+  end
+  if task_id_of(known[6]) == task_id then
+    redis.call('HDEL', key, 'queued')
+  end
+  if says('returns') then
+    leave_crowd(key, task_id)
+  end
+  if ticket then
+    leave_queue(key, ticket, token)
+    begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
   end
 end
 
-local function somebody_newer_runs()
-  for candidate = 1, known_limit do
-    if tonumber(redis.call('HGET', key, candidate .. ':since') or 0) > tonumber(ARGV[7]) then
-      return true
-    end
+local function grant(place, took_over, fence)
+  local fields = {
+    place, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
+    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[5],
+  }
+  local function add(name, value)
+    fields[#fields + 1] = name
+    fields[#fields + 1] = value
   end
-  return false
+  for i = 8, #ARGV, 2 do
+    add(place .. string.sub(ARGV[i], 2), ARGV[i + 1])
+  end
+  local arguments = merges ~= '' and take_merged() or ''
+  if arguments ~= '' then
+    add(place .. ':a', arguments)
+  end
+  if place > highest then
+    add('places', number_of_places(place))
+  end
+  redis.call('HSET', key, unpack(fields))
+  leave_all_else()
+  if redis.call('HLEN', key) == #fields / 2 + (known[2] and place <= highest and 1 or 0) then
+    -- Nothing else is known, so it expires with this holder, even if one before it had a longer ttl.
+    redis.call('PEXPIRE', key, 2 * ttl)
+  else
+    expire_after(key, 2000 * ttl)
+  end
+  return {1, now, place, fence, took_over, now, arguments}
 end
 
-local function ask_to_succeed()
-  if successor and successor ~= mine then
-    if not has_asked then
-      redis.call('HSET', key, 'next:args', ARGV[6])
-    end
-    return
-  elseif not successor then
-    if has_asked and somebody_newer_runs() then
-      return
-    end
-    redis.call('HSET', key, 'next:args', ARGV[6])
-  end
-  redis.call('HSET', key, 'next', integer(now + PATIENCE) .. ' ' .. mine)
-  redis.call('PEXPIRE', key, math.ceil(PATIENCE / 1000), 'GT')
-  if ARGV[4] == 'replace' then
-    ask_to_make_way()
+if KEYS[2] then
+  local answer = is_done() or is_held_by_itself()
+  if answer then
+    return answer
   end
 end
 
-if known[1] and known_limit ~= limit then
-  if free < known_limit or ahead > 0 then
-    return {-1, now, known_limit}
+local held, soonest = 0, now + ttl * 1000
+for _, each in ipairs(places) do
+  if each.token == token then
+    return grant_again(each.place, each.makes_way)
+  elseif each.alive then
+    held, soonest = held + 1, math.min(soonest, each.deadline)
+  else
+    place = place or each.place
   end
-  for _, field in ipairs(redis.call('HKEYS', key)) do
-    if field ~= 'queued' and field ~= 'quiet' then
-      redis.call('HDEL', key, field)
-    end
-  end
-  place, corpse = nil, nil
-elseif ahead >= free then
-  if ARGV[4] ~= 'queue' then
-    if ARGV[4] ~= 'skip' then
-      ask_to_succeed()
-    end
-    return {0, now, redis.call('HGETALL', key)}
-  end
-  local first, last = tonumber(known[3] or 1), tonumber(known[4] or 0)
-  ticket = ticket or last + 1
-  local turn = integer(soonest + GRACE) .. ' ' .. token .. ' ' .. ARGV[5]
-  redis.call('HSET', key, 'limit', limit, 'q' .. ticket, turn, 'first', first, 'last', math.max(last, ticket))
-  redis.call('PEXPIRE', key, math.ceil((soonest + GRACE - now) / 1000), 'GT')
-  return {2, now, soonest - now}
 end
 
-place = place or 1
-if corpse then
-  redis.call('HDEL', key, corpse, '!' .. corpse)
-  for _, field in ipairs(redis.call('HKEYS', key)) do
-    if string.match(field, '^(%d+):') == tostring(place) then
-      redis.call('HDEL', key, field)
-    end
+-- As many as there are free places keep the caller out, if they go before it.
+local free, before = limit - held, {}
+local function goes_before(each)
+  before[#before + 1] = each
+  if free > 0 then
+    soonest = math.min(soonest, each.deadline)
   end
+  return #before >= free and 'enough'
 end
-if ticket then
-  redis.call('HDEL', key, 'q' .. ticket)
+
+-- What is here goes before what may come: a caller that would occupy its slot meanwhile yields to no message.
+-- The queued call was there before its successor, which heeds its mark: they must not wait for each other.
+local is_queued = queued and queued.task_id == task_id
+if successor and successor.task_id ~= task_id and not is_queued and not says('waits') then
+  goes_before(successor)
 end
-local fence = math.max(tonumber(known[2] or 0) + 1, now)
-local fields = {
-  place, token, token, integer(now + ttl * 1000), 'limit', limit, 'fence', integer(fence),
-  place .. ':fence', integer(fence), place .. ':since', integer(now), place .. ':ttl', ttl,
-}
-if arguments ~= '' then
-  fields[#fields + 1] = place .. ':args'
-  fields[#fields + 1] = arguments
+if queued and not is_queued and says('heeds') and not says('waits') then
+  goes_before(queued)
 end
-for i = 9, #ARGV, 2 do
-  fields[#fields + 1] = place .. ':' .. ARGV[i]
-  fields[#fields + 1] = ARGV[i + 1]
+local overtaken_by = says('asked') and mark_of(redis.call('HGET', key, 'over:' .. task_id))
+if overtaken_by then
+  successor, before, free = overtaken_by, {overtaken_by}, 0
 end
-redis.call('HSET', key, unpack(fields)) -- before other writes, so that a server out of memory refuses it
-if successor == mine then
-  redis.call('HDEL', key, 'next', 'next:args')
+
+if first and free > #before then
+  local front = walk_queue(key, first, (ticket or last + 1) - 1, goes_before)
+  begin_queue_at(key, first, front, last)
+  first = front
 end
-if queued == mine then
-  redis.call('HDEL', key, 'queued')
+
+if free > #before then
+  place = place or highest + 1
+  local corpse = places[place] and places[place].token
+  if corpse then
+    empty_place(key, place, corpse)
+  end
+  local took_over = corpse and not is_on_hold(corpse) and 1 or 0
+  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now))
 end
-local nobody_waits = ahead == 0 and (not ticket or ticket == tonumber(known[4]))
-if nobody_waits and known[3] then
-  redis.call('HDEL', key, 'first', 'last')
+
+if says('waits') then
+  local turn = ticket or (last or 0) + 1
+  local wait = soonest - now
+  if turn - (first or turn) >= NEAR then
+    wait = math.max(wait, FAR)
+  end
+  join_queue(key, turn, {deadline = now + wait + GRACE, token = token, limit = limit, task_id = task_id})
+  return {2, now, wait}
 end
-if free == known_limit and nobody_waits and (not queued or queued == mine) and not known[7] then
-  redis.call('PEXPIRE', key, 2 * ttl)
-elseif redis.call('PEXPIRE', key, 2 * ttl, 'NX') == 0 then
-  redis.call('PEXPIRE', key, 2 * ttl, 'GT')
+
+if says('crowds') then
+  join_crowd(key, task_id)
+  crowd = tonumber(redis.call('HGET', key, 'crowd') or 0)
 end
-return {1, now, place, fence, corpse and string.sub(corpse, 1, 1) ~= '~' and 1 or 0, now, arguments}
+local holders = described(key, places, A_FEW)
+return refuse(0, #holders > 0 and holders or described_turns(before))

@@ -1,7 +1,7 @@
 -- Claim the due slot of a beat entry, or note that it was sent.
 --
 -- The slots are one hash: <entry> -> due and fence of the slot that was claimed last, when an entry was last sent.
--- A slot that was claimed and not sent may be claimed again, by the heir of the one who died in between.
+-- A slot that was claimed and not sent may be claimed again, by the heir of a leader that died in between.
 --
 -- KEYS[1]  hash of the slots
 -- ARGV[1]  name of the entry
@@ -10,7 +10,7 @@
 -- ARGV[4]  when it was sent, in microseconds, or 0 to claim it
 -- ARGV[5]  milliseconds for which to remember it
 --
--- Returns  1 claimed, or noted | 0 it was sent already, or somebody leads who came later
+-- Returns  1 claimed, or noted | 0 it was sent already, or a later leader has come
 
 local known = redis.call('HGET', KEYS[1], ARGV[1])
 local last_sent = '0'

@@ -1,58 +1,57 @@
--- Mark a call as the one that is queued, or say who is queued, or runs, in its stead.
+-- Mark a call as the one that is queued, or say which call is queued, or runs, in its stead.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
--- ARGV[2]  milliseconds for which the mark lasts, where nobody comes for it
--- ARGV[3]  1 if a run that goes on counts as well, or 0
+-- ARGV[2]  milliseconds for which the mark lasts, if nobody comes for it
+-- ARGV[3]  how many runs have to go on to be in the way as well, or 0
 -- ARGV[4]  milliseconds for which nothing else is published
 --
--- Returns  1                              queued: publish it
---          {0, now, {field, value, ...}}  queued or running already: the hash as it is
+-- Returns  1                        queued: publish it
+--          {0, now, 0, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
 
-local key, mine = KEYS[1], ARGV[1]
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
+local key, mine, limit = KEYS[1], ARGV[1], tonumber(ARGV[3])
 
 local function mark_until(milliseconds)
-  return string.format('%.0f ', now + milliseconds * 1000) .. mine
+  return integer(now + milliseconds * 1000) .. ' ' .. mine
 end
 
 -- Every lock has an expiry, so a hash without one has just been made by this mark.
-local marked = redis.call('HSETNX', key, 'queued', mark_until(ARGV[2])) == 1
-local is_new = marked and redis.call('PEXPIRE', key, ARGV[2], 'NX') == 1
-
-local function whose(mark)
-  local deadline, task_id = string.match(mark or '', '^(%d+) (.*)$')
-  return deadline and tonumber(deadline) > now and task_id or nil
-end
-
-local function is_running(limit)
-  for place = 1, limit do
-    local holder = redis.call('HGET', key, place)
-    local deadlines = holder and redis.call('HMGET', key, holder, '!' .. holder)
-    if not holder or tonumber(deadlines[1] or deadlines[2]) <= now then
-      return false
-    end
+local is_marked = redis.call('HSETNX', key, 'queued', mark_until(ARGV[2])) == 1
+if is_marked and redis.call('PEXPIRE', key, ARGV[2], 'NX') == 1 then
+  if ARGV[4] ~= '0' then
+    set_mark(key, 'quiet', ARGV[4], mine)
   end
-  return limit > 0
+  return 1
 end
 
-if not is_new then
-  local known = redis.call('HMGET', key, 'limit', 'queued', 'quiet')
-  local queued, quiet = whose(known[2]), whose(known[3])
-  local has_asked = not marked and queued == mine
-  local runs = ARGV[3] == '1' and not has_asked and is_running(tonumber(known[1] or 0))
-  if runs or (queued or mine) ~= mine or (quiet or mine) ~= mine then
-    if marked then
-      redis.call('HDEL', key, 'queued')
-    end
-    return {0, now, redis.call('HGETALL', key)}
+local known = redis.call('HMGET', key, 'places', 'queued', 'quiet')
+local queued, quiet = mark_of(known[2]), mark_of(known[3])
+local is_repeated = not is_marked and queued and queued.task_id == mine
+
+local function refuse(holders)
+  if is_marked then
+    redis.call('HDEL', key, 'queued')
   end
-  redis.call('HSET', key, 'queued', mark_until(ARGV[2]))
-  redis.call('PEXPIRE', key, ARGV[2], 'GT')
+  return {0, now, 0, '', holders}
 end
+
+if queued and queued.task_id ~= mine then
+  return refuse(described_turns({queued}))
+end
+local places, held = {}, 0
+if not is_repeated and (limit > 0 or quiet) then
+  places = read_places(key, tonumber(known[1] or 1), now)
+  for _, each in ipairs(places) do
+    held = held + (each.alive and 1 or 0)
+  end
+end
+if limit > 0 and held >= limit then
+  return refuse(described(key, places, A_FEW))
+elseif quiet and quiet.task_id ~= mine then
+  return refuse(held > 0 and described(key, places, A_FEW) or described_turns({quiet}))
+end
+set_mark(key, 'queued', ARGV[2], mine)
 if ARGV[4] ~= '0' then
-  redis.call('HSET', key, 'quiet', mark_until(ARGV[4]))
-  redis.call('PEXPIRE', key, ARGV[4], 'GT')
+  set_mark(key, 'quiet', ARGV[4], mine)
 end
 return 1

@@ -1,91 +1,92 @@
 -- Give a place, or a turn in the queue, back; then wake the waiters whose turn it is.
 --
--- A caller that knows its place names it twice. One whose acquire was never
--- answered looks through all of them, from 1 to its limit.
---
 -- KEYS[1]  lock key
+-- KEYS[2]  done marker of the message, if its run has ended and it may be delivered again
 -- ARGV[1]  token given to acquire.lua
--- ARGV[2]  first place to look at
--- ARGV[3]  last place to look at
+-- ARGV[2]  place, or 0 for a caller whose acquire was never answered
+-- ARGV[3]  how many fields the hash has if nothing is known but this holder, or 0
 -- ARGV[4]  milliseconds for which the place stays taken, counted from when it was given
+-- ARGV[5]  attempt that has ended
+-- ARGV[6]  its outcome
+-- ARGV[7]  milliseconds for which the marker is kept
+-- ARGV[8]  1 to leave the marker although no copy has come yet, or 0
 --
--- Returns  1 released | 0 the lock is somebody else's | -1 nobody has it
+-- Returns  3 released, and a done marker was left | 1 released | 0 the lock is somebody else's | -1 nobody has it
+--          {answer} as above, but only dead waiters were found so far: ask again, for those behind them
+
+local MOST_DEAD = 50 -- waiters that nobody listens for, found by one release
 
 local key, token = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'limit', 'first', 'last', ARGV[2], 'next', 'queued', 'quiet')
-if known[4] == token and known[1] == '1' and not known[2] and not known[5] and not known[6] and not known[7] and ARGV[4] == '0' then
-  return redis.call('DEL', key)
-end
-if not known[1] then
-  return -1
+local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token)
+local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2]), tonumber(known[3]), tonumber(known[4])
+local answer = redis.call('EXISTS', key) - 1
+
+local function keep_place_until(place, moment)
+  -- Held by a token that nobody has, so nobody renews or releases it.
+  redis.call('HDEL', key, token, '!' .. token, place .. ':a', place .. ':c')
+  redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(moment))
+  expire_after(key, moment - now)
 end
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local answer, free, taken, first = 0, 0, 0, nil
-
-local function leave(place)
-  local free_at = tonumber(redis.call('HGET', key, place .. ':since')) + ARGV[4] * 1000
-  redis.call('HDEL', key, place, token, '!' .. token)
-  if free_at > now then
-    -- Held until then by a token that nobody has, so nobody renews or releases it.
-    redis.call('HSET', key, place, '~' .. token, '~' .. token, string.format('%.0f', free_at))
-    redis.call('PEXPIRE', key, math.ceil((free_at - now) / 1000), 'GT')
-    free = 1 -- not yet, but the first waiter has to hear when
-    return
+local function leave_place(place)
+  local free_at = grant_of(key, place).since + ARGV[4] * 1000
+  local is_kept = free_at > now
+  if is_kept then
+    keep_place_until(place, free_at)
+  else
+    empty_place(key, place, token)
   end
-  for _, field in ipairs(redis.call('HKEYS', key)) do
-    if string.match(field, '^(%d+):') == tostring(place) then
-      redis.call('HDEL', key, field)
+  return is_kept
+end
+
+-- A cool-down has freed no place yet, but the first waiter has to hear when it will.
+local function wake(held, is_kept)
+  local woken, dead = 0, 0
+  local front, gave_up = walk_queue(key, first, last, function(waiter)
+    if woken >= math.max(waiter.limit - held, is_kept and 1 or 0) or dead == MOST_DEAD then
+      return 'enough'
+    elseif redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free') == 0 then
+      -- Nobody listens for a waiter that is dead, so its turn passes on at once.
+      dead = dead + 1
+      return 'gone'
     end
-  end
+    woken = woken + 1
+  end)
+  begin_queue_at(key, first, front, last)
+  return woken == 0 and (gave_up or dead == MOST_DEAD)
 end
 
-for place = tonumber(ARGV[2]), tonumber(ARGV[3]) do
-  if redis.call('HGET', key, place) == token then
-    leave(place)
+-- First, because a server out of memory refuses HSET and SET where nothing was written before.
+if redis.call('HDEL', key, 'w' .. token) == 1 then
+  leave_queue(key, ticket, token)
+  answer = 1
+end
+
+local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
+for _, each in ipairs(read_places(key, highest, math.huge)) do
+  local is_mine = each.token == token and (ARGV[2] == '0' or tonumber(ARGV[2]) == each.place)
+  if is_mine then
+    copy_has_come = redis.call('HEXISTS', key, each.place .. ':c') == 1
+    is_kept = leave_place(each.place)
     answer = 1
   end
+  held = held + ((is_mine and is_kept or not is_mine and each.alive) and 1 or 0)
+  if each.token and (is_kept or not is_mine) then
+    highest_left = each.place
+  end
 end
-
-for place = 1, tonumber(known[1]) do
-  local holder = redis.call('HGET', key, place)
-  taken = taken + (holder and 1 or 0)
-  local deadlines = holder and redis.call('HMGET', key, holder, '!' .. holder)
-  if not holder or tonumber(deadlines[1] or deadlines[2]) <= now then
-    free = free + 1
+if highest_left < highest then
+  redis.call('HSET', key, 'places', number_of_places(highest_left))
+  if highest_left == 1 then
+    redis.call('HDEL', key, 'places')
   end
 end
 
-local function lies_ahead(value)
-  return value and tonumber(string.match(value, '^%d+')) > now
+-- Whether a copy has come is not known of a place that was lost, so the marker is left then, too.
+if KEYS[2] and (answer < 1 or copy_has_come or ARGV[8] == '1') then
+  write_marker(KEYS[2], tonumber(ARGV[5]), ARGV[6], ARGV[7])
+  answer = answer == 1 and 3 or answer
 end
-
-local awaited = lies_ahead(known[5])
-if awaited then
-  free = free - 1 -- the successor has it
-end
-
-for ticket = tonumber(known[2] or 1), tonumber(known[3] or 0) do
-  local waiter = redis.call('HGET', key, 'q' .. ticket)
-  local whose = waiter and string.match(waiter, '^%d+ (%S+)')
-  if whose == token then
-    redis.call('HDEL', key, 'q' .. ticket)
-    answer = 1
-  elseif whose and free > 0 and redis.call('PUBLISH', key .. ':' .. whose, 'free') == 0 then
-    -- Nobody listens for a waiter that is dead, so its turn passes on at once.
-    redis.call('HDEL', key, 'q' .. ticket)
-  elseif whose then
-    free = free - 1
-    first = first or ticket
-  end
-end
-
-if first then
-  redis.call('HSET', key, 'first', first)
-elseif taken == 0 and not awaited and not lies_ahead(known[6]) and not lies_ahead(known[7]) then
-  redis.call('DEL', key)
-else
-  redis.call('HDEL', key, 'first', 'last')
-end
-return answer
+local goes_on = first and wake(held, is_kept)
+delete_if_idle(key)
+return goes_on and {answer} or answer

@@ -1,4 +1,4 @@
--- Start the ttl of each lease afresh, if it is still the caller's.
+-- Restart the ttl of each lease, if it is still the caller's.
 --
 -- A token is a field of the lock's hash exactly as long as its place has not
 -- been given to anybody else, so writing its deadline tells whether it was there.

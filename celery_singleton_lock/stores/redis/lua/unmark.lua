@@ -1,27 +1,35 @@
--- Be no longer the one who is next, or queued.
+-- End what a call has left without holding anything: it is queued, next, overtaken and in the crowd no longer.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
--- ARGV[2]  1 to let others be published at once, as after a failure to publish, or 0
+-- ARGV[2]  words: `quiet` lets others be published at once; `returns` leaves the crowd; `unless_merged` keeps everything
+--          if other calls have been merged into this one
 --
--- Returns  1 withdrawn | 0 somebody else is next and queued, or nobody
+-- Returns  1 ended, if there was anything | 0 others have been merged into it, so it stays
 
-local key, mine, answer = KEYS[1], ARGV[1], 0
-local known = redis.call('HMGET', key, 'next', 'queued', 'quiet')
+local key, mine = KEYS[1], ARGV[1]
+local known = redis.call('HMGET', key, 'next', 'next:by', 'queued', 'quiet')
 
-local function is_mine(value)
-  return value and string.match(value, '^%d+ (.*)$') == mine
+local function says(word)
+  return string.find(ARGV[2], word, 1, true)
 end
 
-if is_mine(known[1]) then
-  redis.call('HDEL', key, 'next', 'next:args')
-  answer = 1
+if task_id_of(known[1]) == mine then
+  local task_name = string.match(known[2], '^%d+ (.*)$')
+  if says('unless_merged') and redis.call('HEXISTS', key, 'merged:' .. task_name) == 1 then
+    return 0
+  end
+  redis.call('HDEL', key, 'next', 'next:by')
 end
-if is_mine(known[2]) then
+if task_id_of(known[3]) == mine then
   redis.call('HDEL', key, 'queued')
-  answer = 1
 end
-if is_mine(known[3]) and ARGV[2] == '1' then
+if says('quiet') and task_id_of(known[4]) == mine then
   redis.call('HDEL', key, 'quiet')
 end
-return answer
+redis.call('HDEL', key, 'over:' .. mine)
+if says('returns') then
+  leave_crowd(key, mine)
+end
+delete_if_idle(key)
+return 1

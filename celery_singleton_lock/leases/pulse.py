@@ -1,0 +1,182 @@
+"""The renewals of one store, in a thread of their own."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from weakref import ref
+
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.one_thread import OneThread
+from celery_singleton_lock.leases.renewal import Reason, Renewal
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Answer
+
+logger = logging.getLogger("celery_singleton_lock")
+
+_LONGEST_RENEWAL = 1.0
+_SHORTEST_WAIT = 0.05
+_LONGEST_SLEEP = 3600.0
+_LOOK_AGAIN = 0.005
+_NEVER = float("inf")
+
+
+class Pulse:
+    """Renews what a process holds in one store, each time that something is due.
+
+    The thread starts with the first lease and ends when it wakes up and finds
+    none. A short task that comes and goes in between does not wake it.
+
+    Arguments:
+        lock: The heartbeat's, an `RLock`, which it holds while it calls.
+        ended: Called with this, under the lock, when nothing is left to renew.
+    """
+
+    def __init__(self, lock: threading.RLock, ended: Callable[["Pulse"], None]) -> None:
+        self._lock = lock
+        self._ended = ended
+        # Weakly: a lease that nobody can reach any more is not to be renewed for ever. In
+        # a dict for its order, and without callbacks, in which a signal's exception would vanish.
+        self._watched: dict[ref[Renewal], None] = {}
+        self._in_flight: frozenset[Renewal] = frozenset()
+        self._wakes_at = _NEVER
+        # Not a condition, whose methods are not safe where a signal may raise.
+        self._alarm = threading.Lock()
+        self._thread = OneThread("heartbeat", self._run)
+
+    def watch(self, renewal: Renewal) -> None:
+        """Renew it from now on."""
+        with self._lock:
+            self._watched[ref(renewal)] = None
+            self._thread.ensure()
+            if renewal.next_renewal < self._wakes_at:
+                self._ring()
+
+    def forget(self, renewal: Renewal) -> None:
+        """Stop renewing it; no renewal of it is under way when this returns."""
+        with self._lock:
+            self._watched.pop(ref(renewal), None)
+        if renewal in self._in_flight:
+            give_up_at = clock() + 2 * _LONGEST_RENEWAL
+            while renewal in self._in_flight and clock() < give_up_at:
+                time.sleep(_LOOK_AGAIN)
+
+    def watched(self) -> list[Renewal]:
+        """What is renewed, and somebody still has."""
+        # A copy first, because this is also asked from a native thread that no lock of ours can be shared with.
+        known = [one() for one in list(self._watched)]
+        return [renewal for renewal in known if renewal is not None and not renewal.is_over]
+
+    def _run(self) -> None:
+        while self._sleep():
+            try:
+                self._beat()
+            except Exception:
+                # Whatever it was, even a handler of the log: a process whose leases nobody renews is worse.
+                with suppress(Exception):
+                    logger.exception("lock.heartbeat stumbled and goes on")
+
+    def _sleep(self) -> bool:
+        """Return when something is due; False if nothing will be."""
+        while True:
+            with self._lock:
+                self._drop_those_left_behind()
+                if not self._thread.goes_on(bool(self._watched)):
+                    # For the one that goes on, if there is one.
+                    self._ring()
+                    return False
+                self._wakes_at = min((min(one.next_renewal, one.deadline) for one in self.watched()), default=_NEVER)
+            remaining = self._wakes_at - clock()
+            if remaining <= 0:
+                return True
+            self._alarm.acquire(timeout=min(remaining, _LONGEST_SLEEP))
+
+    def _ring(self) -> None:
+        # It may ring already.
+        with suppress(RuntimeError):
+            self._alarm.release()
+
+    def _drop_those_left_behind(self) -> None:
+        left = set(self._watched) - {ref(renewal) for renewal in self.watched()}
+        for one in left:
+            del self._watched[one]
+        if not self._watched:
+            self._ended(self)
+
+    def _beat(self) -> None:
+        self._tell_late()
+        self._tell(self._take_overdue())
+        lost: dict[Renewal, Reason] = {}
+        try:
+            lost = self._renew(self._take_due())
+        finally:
+            lost = self._put_down(lost)
+        self._tell(lost)
+
+    def _tell_late(self) -> None:
+        late = clock() - self._wakes_at
+        for renewal in self.watched():
+            if renewal.suffers(late):
+                event = "lock.late key=%s late=%.1f ttl=%.1f: the heartbeat got no time to run; raise lock_ttl"
+                logger.warning(event, renewal.key, late, renewal.ttl)
+
+    def _tell(self, lost: dict[Renewal, Reason]) -> None:
+        for renewal, reason in lost.items():
+            try:
+                renewal.lose(reason)
+            except Exception:
+                logger.exception("lock.lost key=%s: telling of it has failed", renewal.key)
+
+    def _take_overdue(self) -> dict[Renewal, Reason]:
+        with self._lock:
+            now = clock()
+            overdue = [renewal for renewal in self.watched() if renewal.is_unsure and renewal.deadline <= now]
+            for renewal in overdue:
+                del self._watched[ref(renewal)]
+        return dict.fromkeys(overdue, "unreachable")
+
+    def _take_due(self) -> list[Renewal]:
+        with self._lock:
+            now = clock()
+            due = [renewal for renewal in self.watched() if renewal.next_renewal <= now]
+            self._in_flight = frozenset(due)
+        return due
+
+    def _put_down(self, lost: dict[Renewal, Reason]) -> dict[Renewal, Reason]:
+        """Renew no longer what is lost; what was forgotten meanwhile is nobody's loss."""
+        with self._lock:
+            self._in_flight = frozenset()
+            lost = {renewal: reason for renewal, reason in lost.items() if ref(renewal) in self._watched}
+            for renewal, reason in lost.items():
+                # A holder that is asked to make way keeps its lease until it has.
+                if reason != "replaced":
+                    del self._watched[ref(renewal)]
+        return lost
+
+    def _renew(self, renewals: list[Renewal]) -> dict[Renewal, Reason]:
+        if not renewals:
+            return {}
+        sent_at = clock()
+        try:
+            answers = renewals[0].store.renew([renewal.claim for renewal in renewals], self._patience())
+        except Exception as error:
+            if not isinstance(error, StoreError):
+                logger.exception("lock.unsure: the store %s is broken", renewals[0].store.address)
+            for renewal in renewals:
+                renewal.unsure(error)
+            return {}
+        lost: dict[Renewal, Reason] = {}
+        for renewal, answer in zip(renewals, answers, strict=True):
+            if answer in (Answer.DONE, Answer.REPLACED):
+                renewal.renewed(sent_at)
+            if answer is Answer.REPLACED:
+                lost[renewal] = "replaced"
+            elif answer is not Answer.DONE:
+                lost[renewal] = "taken" if answer is Answer.TAKEN else "expired"
+        return lost
+
+    def _patience(self) -> float:
+        """How long a request may take, so that every loss is told when its deadline passes."""
+        remaining = min((renewal.deadline for renewal in self.watched()), default=_NEVER) - clock()
+        return min(_LONGEST_RENEWAL, max(_SHORTEST_WAIT, remaining))

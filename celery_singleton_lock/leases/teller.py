@@ -1,0 +1,49 @@
+"""Telling others of what has happened, without waiting for them."""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from celery_singleton_lock.leases.one_thread import OneThread
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+class Teller:
+    """Calls what is not ours, one after the other, in a thread of its own.
+
+    The heartbeat must not wait for a receiver that takes its time: all leases of
+    its store would go without a renewal.
+    """
+
+    def __init__(self) -> None:
+        self._start_over()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start_over)
+
+    def _start_over(self) -> None:
+        self._lock = threading.RLock()
+        self._calls: deque[Callable[[], object]] = deque()
+        self._thread = OneThread("teller", self._run)
+
+    def tell(self, call: Callable[[], object]) -> None:
+        """Call it soon, after those that came before."""
+        with self._lock:
+            self._calls.append(call)
+            self._thread.ensure()
+
+    def _run(self) -> None:
+        while (call := self._next()) is not None:
+            try:
+                call()
+            except Exception:
+                logger.exception("lock.untold: a receiver has failed")
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._lock:
+            return self._calls.popleft() if self._thread.goes_on(bool(self._calls)) else None
+
+
+teller = Teller()

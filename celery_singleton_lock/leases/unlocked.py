@@ -1,0 +1,30 @@
+"""What a body sees of its lock if it runs without one."""
+
+from datetime import UTC, datetime
+
+
+class Unlocked:
+    """A lease that was never granted, with all that a body reads of one: so one body serves both.
+
+    It is not held, its fence is 0, and `check` returns.
+    """
+
+    key = ""
+    token = ""
+    ttl = 0.0
+    fence = 0
+    acquired_at = datetime.fromtimestamp(0, UTC)
+    held = False
+    lost = False
+    lost_reason = None
+    took_over = False
+
+    def remaining(self) -> float:
+        """0.0: nothing ends."""
+        return 0.0
+
+    def check(self) -> None:
+        """Return: there is nothing to lose."""
+
+
+UNLOCKED = Unlocked()

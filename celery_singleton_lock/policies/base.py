@@ -1,0 +1,55 @@
+"""What a policy is."""
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.records import Conflict, Done
+
+
+class Ended(NamedTuple):
+    """The run has ended without its body, with this result or error."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+    def give(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Policy(ABC):
+    """What becomes of a run that finds its key held.
+
+    Attributes:
+        comes_again: Its runs go back to the broker.
+        merges: Its runs take arguments that were merged for them.
+    """
+
+    comes_again = False
+    merges = False
+
+    def arrive(self, run: Run) -> Ended | None:  # noqa: ARG002
+        """Before the run asks for its lock: end it here, if that is how it ends."""
+        return None
+
+    def insist(self, run: Run, conflict: Conflict) -> Conflict | Done | None:  # noqa: ARG002
+        """After the first refusal: ask for the lock once more, in the policy's own way.
+
+        Returns:
+            None if it was granted after all, else the last answer.
+        """
+        return conflict
+
+    @abstractmethod
+    def settle(self, run: Run, conflict: Conflict) -> Any:
+        """End the run, or send it back to the broker.
+
+        Returns:
+            What the run returns in place of its body's result.
+
+        Raises:
+            LockHeld, Ignore, Retry: The other ways to end.
+        """

@@ -1,0 +1,49 @@
+"""Coming again, until the key is free."""
+
+from typing import Any, NoReturn
+
+from celery_singleton_lock.policies.base import Policy
+from celery_singleton_lock.policies.skip import refuse
+from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.records import Conflict
+
+FIRST_DELAY = 0.25
+# While few come again for a key, each does often enough to take it soon after it is free.
+LIGHT_LOAD_DELAY = 2.0
+PACE_OF_THE_NEXT = FIRST_DELAY, LIGHT_LOAD_DELAY
+# All that come again for one key arrive so many times a second, together.
+ARRIVALS_PER_SECOND = 50
+
+
+class Reschedule(Policy):
+    """`reschedule`: back to the broker, as often as it takes."""
+
+    comes_again = True
+
+    def settle(self, run: Run, conflict: Conflict) -> Any:
+        """Come again, unless it has waited long enough."""
+        if is_out_of_patience(run, conflict):
+            refuse(run, conflict.first)
+        come_again(run, conflict)
+
+
+def come_again(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
+    """Go back to the broker; the larger the crowd, the longer for each."""
+    holder = conflict.first
+    run.tell(holder, "rescheduled")
+    is_next = conflict.successor == run.task_id or notes.get("asked")
+    delay = run.delay(*(PACE_OF_THE_NEXT if is_next else pace(conflict)), holder.expires_in)
+    run.retry(run.held_by(holder), delay, since=run.notes.since or conflict.at, crowds=True, **notes)
+
+
+def pace(conflict: Conflict) -> tuple[float, float]:
+    """The first delay and the longest, in seconds."""
+    share = conflict.crowd / ARRIVALS_PER_SECOND
+    return max(FIRST_DELAY, share), max(LIGHT_LOAD_DELAY, share)
+
+
+def is_out_of_patience(run: Run, conflict: Conflict) -> bool:
+    """It would have waited longer than `lock_wait_timeout` by the time it came again, by the store's clock."""
+    timeout, waits_since = run.options.wait_timeout, run.notes.since or conflict.at
+    waited = (conflict.at - waits_since) / 1_000_000
+    return timeout is not None and waited + FIRST_DELAY > timeout

@@ -1,0 +1,30 @@
+"""Ending at once: skipped, or failed."""
+
+from typing import Any, NoReturn
+
+from celery_singleton_lock.policies.base import Policy
+from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.records import Conflict, Holder
+
+
+class Skip(Policy):
+    """`skip`: the run is not done, and says which holder it left the work to."""
+
+    def settle(self, run: Run, conflict: Conflict) -> Any:
+        """End with `lock_skip_result`, or as REVOKED."""
+        run.tell(conflict.first, "skipped")
+        return run.skip(f"lock key={run.key} is held by task_id={conflict.first.task_id}")
+
+
+class Raise(Policy):
+    """`raise`: the run fails."""
+
+    def settle(self, run: Run, conflict: Conflict) -> Any:
+        """Fail with `LockHeld`."""
+        refuse(run, conflict.first)
+
+
+def refuse(run: Run, holder: Holder) -> NoReturn:
+    """Fail with `LockHeld`, which names the holder."""
+    run.tell(holder, "raised")
+    raise run.held_by(holder)

@@ -1,0 +1,1 @@
+"""One execution of a task, and the message it came by; knows no policy."""

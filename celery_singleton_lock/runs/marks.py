@@ -1,0 +1,82 @@
+"""Ending what a call has left in the store, once its message has ended for good."""
+
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.records import Claim, Grant
+
+_PATIENCE = 60.0
+
+
+def unmark(store: Store, key: str, task_id: str, *, returns: bool = False) -> None:
+    """End it now, or in the background if the store does not answer."""
+    marks = Marks(store, key, task_id, returns=returns)
+    if not marks.release_again():
+        leftovers.add(marks)
+
+
+def unmark_later(store: Store, key: str, task_id: str, *, returns: bool = False) -> None:
+    """End it in the background: a main process waits for no store."""
+    leftovers.add(Marks(store, key, task_id, returns=returns))
+
+
+class Marks:
+    """What one call has left, as something to give back; see `leftovers`."""
+
+    ttl = _PATIENCE
+
+    def __init__(self, store: Store, key: str, task_id: str, *, returns: bool) -> None:
+        self.key = key
+        self._store = store
+        self._task_id = task_id
+        self._returns = returns
+
+    def release_again(self) -> bool:
+        """Try; True once answered."""
+        try:
+            self._store.unmark(self.key, self._task_id, returns=self._returns)
+        except StoreError:
+            return False
+        return True
+
+
+class LateMarker:
+    """The done marker of a run whose acknowledgement may be lost, as something to leave; see `leftovers`."""
+
+    ttl = _PATIENCE
+
+    def __init__(self, store: Store, claim: Claim, attempt: int, kept: float) -> None:
+        self.key = claim.key
+        self._store = store
+        self._marker = claim.marker
+        self._attempt = attempt
+        self._kept = kept
+
+    def release_again(self) -> bool:
+        """Try; True once answered."""
+        try:
+            self._store.mark_done(self._marker, self._attempt, "stored", self._kept)
+        except StoreError:
+            return False
+        return True
+
+
+class Announcement:
+    """That another delivery of a message has come, as something to tell its run; see `leftovers`."""
+
+    ttl = _PATIENCE
+
+    def __init__(self, store: Store, claim: Claim) -> None:
+        self.key = claim.key
+        self._store = store
+        self._claim = claim
+
+    def release_again(self) -> bool:
+        """Try; True once answered."""
+        try:
+            # Asked as a copy, the store notes it at the run. If there is none, nothing is kept.
+            if isinstance(self._store.acquire(self._claim), Grant):
+                self._store.release(self._claim, None)
+        except StoreError:
+            return False
+        return True

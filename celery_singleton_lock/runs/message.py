@@ -1,0 +1,204 @@
+"""The message of a run: what we write on it, and how it goes back to the broker."""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from celery import Task
+from celery.app.task import Context
+from celery.exceptions import Reject
+from kombu.exceptions import OperationalError
+from kombu.serialization import registry
+
+from celery_singleton_lock.errors import ConfigurationError
+
+logger = logging.getLogger("celery_singleton_lock")
+
+HEADER = "singleton_lock"
+"""The one header we write on a message: the notes."""
+
+TOKEN = "singleton_token"
+EVENTS = "singleton_events"
+RECEIVED = "singleton_received"
+CONTENT_TYPE = "singleton_content_type"
+"""What the main process of a worker tells a pool process beside the message."""
+
+_OF_THIS_DELIVERY = frozenset({TOKEN, EVENTS, RECEIVED, CONTENT_TYPE})
+
+ENTRY_HEADER = "beat_entry"
+DUE_HEADER = "beat_due"
+"""Where a beat tells which entry it has sent, and when it was due."""
+
+_DEFAULT_VISIBILITY_TIMEOUT = 3600.0
+# By default kombu looks every hundred seconds for messages whose timeout has passed.
+_SWEEP = 120.0
+# About a minute. By then a broker that restarts is back; a job is worth the wait.
+_PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
+# What RabbitMQ's delayed delivery puts before a routing key, as bits of the countdown.
+_DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What we have written on a message.
+
+    Attributes:
+        key: The lock key of the call, as its publisher made it.
+        published: When the call was published first, in microseconds since the epoch; 0 if that is not known.
+        tries: How many times it has come again.
+        since: When it was refused first, by the store's clock, in microseconds.
+        is_copy: It may have been delivered before.
+        joins: Task id of the run that it has joined.
+        free_since: Since when that run has had no lock, by the clock of the host that saw it, in microseconds.
+        asked: It has asked to be the run that comes next.
+        crowds: It counts as one of those that come again and again.
+    """
+
+    key: str = ""
+    published: int = 0
+    tries: int = 0
+    since: int = 0
+    is_copy: bool = False
+    joins: str = ""
+    free_since: int = 0
+    asked: bool = False
+    crowds: bool = False
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any] | None) -> "Notes":
+        """The notes in the headers of a message.
+
+        Raises:
+            ConfigurationError: The header is there, but not as we write it.
+        """
+        written = (headers or {}).get(HEADER)
+        if written is None:
+            return cls()
+        known = {field.name: type(field.default) for field in fields(cls)}
+        if not isinstance(written, Mapping) or any(
+            type(value) is not known.get(name) for name, value in written.items()
+        ):
+            raise ConfigurationError(
+                f"header {HEADER}={written!r:.200} is not ours; give a header of your own another name"
+            )
+        return cls(**written)
+
+    def header(self) -> dict[str, Any]:
+        """The notes as a header, without what goes without saying."""
+        silent = Notes()
+        return {name: value for name, value in asdict(self).items() if value != getattr(silent, name)}
+
+    def of_the_call(self) -> "Notes":
+        """What stays once a body has begun: a retry of it begins a new wait."""
+        return Notes(key=self.key, published=self.published)
+
+
+def marker_of(key: str, task_id: str, notes: Notes) -> str:
+    """Where the done marker of a message is: by its publication, for an id may be used again."""
+    return f"{key}:done:{task_id}:{notes.published}"
+
+
+def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
+    """*headers* with these notes in place of others."""
+    kept = {name: value for name, value in (headers or {}).items() if name not in _OF_THIS_DELIVERY}
+    return {**kept, HEADER: notes.header()}
+
+
+def visibility_timeout(task: Task) -> float:
+    """Seconds after which the broker may deliver a message again that was not acknowledged."""
+    options = task.app.conf.broker_transport_options or {}
+    return float(options.get("visibility_timeout", _DEFAULT_VISIBILITY_TIMEOUT))
+
+
+def kept(task: Task) -> float:
+    """Seconds for which the broker may deliver a message again."""
+    return visibility_timeout(task) + _SWEEP
+
+
+def hands_over(request: Context) -> bool:
+    """A run continues under this id: `retry()` and `replace()` publish before their own body has ended."""
+    # Each step of a chain that replaces a task is marked as a replacement; the one in its place has it for a parent.
+    is_in_its_place = request.get("parent_id") in (None, request.id)
+    return bool(request.retries or (request.get("replaced_task_nesting") and is_in_its_place))
+
+
+def is_broadcast(task: Task) -> bool:
+    """The message came by a fanout exchange, so its siblings bear the same id and none is a copy."""
+    exchange = (task.request.delivery_info or {}).get("exchange")
+    queues = task.app.amqp.queues.values() if exchange else ()
+    return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
+
+
+def may_be_copy(task: Task, notes: Notes) -> bool:
+    """The message may have been delivered before; equal ids alone do not make a copy."""
+    request = task.request
+    if request.is_eager or is_broadcast(task):
+        return False
+    is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
+    # Our own countdowns are far shorter than any visibility timeout.
+    return is_redelivered or notes.is_copy or bool(request.eta and not notes.tries)
+
+
+def send_again(task: Task, delay: float, **notes: Any) -> Any:
+    """Publish the message as it came, to come again.
+
+    Arguments:
+        task: The one whose request is to come again.
+        delay: Seconds until then.
+        notes: What to write on the message beside what is there.
+
+    Raises:
+        Reject: It cannot be published, and the broker will deliver it again by itself.
+        Exception: It cannot be published, and was acknowledged already.
+    """
+    request = task.request
+    known = Notes.of(request.headers)
+    again = task.signature_from_request(
+        request,
+        retries=request.retries,
+        countdown=_possible(task, delay),
+        headers=with_notes(request.headers, replace(known, **{"tries": known.tries + 1, **notes})),
+        retry=True,
+        retry_policy=_PATIENT_PUBLISH,
+        **_as_it_came(task),
+    )
+    try:
+        again.apply_async()
+    except Exception as error:
+        logger.error("lock.unpublished task_id=%s: %s", request.id, error)
+        if task.acks_late and isinstance(error, OperationalError):
+            raise Reject(error, requeue=True) from error
+        raise
+    return again
+
+
+def _as_it_came(task: Task) -> dict[str, Any]:
+    """Options that neither Celery nor the task itself would choose again."""
+    request = task.request
+    serializer = registry.type_to_name.get(request.get(CONTENT_TYPE))
+    # Of which Celery 5.4 forgets the last.
+    chosen = {"serializer": serializer, "queue": _queue_of(task), "ignore_result": request.get("ignore_result") or None}
+    chosen |= {name: request.get(name) for name in ("compression", "argsrepr", "kwargsrepr")}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _queue_of(task: Task) -> str | None:
+    """The queue it came by, if that can be told; a delay leaves its mark in the routing key."""
+    info = task.request.delivery_info or {}
+    key = _DELAY_IN_ROUTING_KEY.sub("", info.get("routing_key") or "")
+    for name, queue in task.app.amqp.queues.items():
+        if queue.exchange.type != "fanout" and (queue.exchange.name, queue.routing_key) == (info.get("exchange"), key):
+            return str(name)
+    return None
+
+
+def _possible(task: Task, delay: float) -> float:
+    """*delay*, or whole seconds where RabbitMQ itself delays the message."""
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues  # noqa: PLC0415 (new in Celery 5.5)
+    except ImportError:
+        return delay
+    driver = task.app.producer_pool.connections.connection.transport.driver_type
+    return max(1, round(delay)) if detect_quorum_queues(task.app, driver)[0] else delay

@@ -1,0 +1,115 @@
+"""Messages that are delivered more than once: one body each.
+
+A later delivery is refused by the store while the run lives, and waits without a trace; it is dropped once that has
+ended. The run says so in a done marker as it releases, but only if another delivery is known or likely.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from celery import Task, states
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.runs import message
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.runs.run import Run
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# A run that takes so much of the visibility timeout may end while a second delivery is under way.
+_NEARLY = 0.9
+_FIRST_DELAY = 0.25
+_FIRST_HAND_OVER_DELAY = 0.05
+_LONGEST_DELAY = 2.0
+
+
+def turn_back(run: "Run", answer: Conflict | Done) -> NoReturn:
+    """End a delivery whose message has a run: drop it, or send it back to wait for that run's end.
+
+    Raises:
+        Ignore: Without a trace in the result, which is the run's.
+    """
+    if isinstance(answer, Conflict):
+        _park(run, answer.first, answer.first.expires_in)
+    holder = Holder.former(run.key, run.task_id, answer.attempt)
+    if answer.outcome == "ended":
+        # Its result is about to be stored; if its process has died in between, this delivery runs.
+        _park(run, holder, float("inf"))
+    run.tell(holder, "dropped")
+    if not run.is_copy:
+        # A retry of a run that was replaced meanwhile: its only delivery.
+        run.unmark()
+    restore_result(run.task)
+    run.turn_back("a run of this message has ended already")
+
+
+def _park(run: "Run", holder: Holder, expires_in: float) -> NoReturn:
+    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.hands_over
+    # retry() and replace() publish before their body has ended, usually by milliseconds.
+    first = _FIRST_HAND_OVER_DELAY if is_next_attempt else _FIRST_DELAY
+    run.send_again(run.delay(first, _LONGEST_DELAY, expires_in), crowds=run.is_in_crowd)
+    run.tell(holder, "parked")
+    run.turn_back("another run of this very task holds the lock")
+
+
+@contextmanager
+def telling_later_deliveries(run: "Run") -> Iterator[None]:
+    """Let them know how the body has ended, if they have to be dropped for it."""
+    try:
+        yield
+    except Reject as rejected:
+        # With requeue the message is meant to come again.
+        run.ending = None if rejected.requeue else _ending(run, "retried")
+        raise
+    except Ignore:
+        # Nothing is stored for it, or a replacement goes on with its work.
+        run.ending = _ending(run, "retried")
+        raise
+    except Retry:
+        run.ending = _ending(run, "retried")
+        raise
+    except Exception:
+        # Celery 5.7 has an option for failures alone, which follows the older one where it is not set.
+        if not run.task.acks_late or getattr(run.task, "acks_on_failure", run.task.acks_on_failure_or_timeout):
+            run.ending = _ending(run, "ended")
+        raise
+    run.ending = _ending(run, "ended")
+
+
+def _ending(run: "Run", outcome: Literal["ended", "retried"]) -> Ending | None:
+    if not run.can_come_again:
+        return None
+    timeout = message.visibility_timeout(run.task)
+    received = run.request.get(message.RECEIVED) or clock()
+    return Ending(outcome, message.kept(run.task), is_due=clock() - received > timeout * _NEARLY)
+
+
+def mark_stored(run: "Run") -> None:
+    """Say that the result is stored, if later deliveries look for it."""
+    if run.has_marker and run.ending is not None and run.ending.outcome == "ended":
+        try:
+            run.store.mark_done(run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
+        except StoreError as error:
+            logger.warning("lock.unmarked task_id=%s: a copy of it may run: %s", run.task_id, error)
+
+
+def keep_result(task: Task) -> None:
+    """Remember the result before Celery stores STARTED over it, if this may be a later delivery."""
+    request = task.request
+    if task.track_started and not request.is_eager and message.may_be_copy(task, message.Notes.of(request.headers)):
+        request.lock_result = task.backend.get_task_meta(request.id)
+
+
+def restore_result(task: Task) -> None:
+    """Store again the result of the run that has ended."""
+    kept = task.request.get("lock_result") or {}
+    if kept.get("status") in states.READY_STATES:
+        task.backend.store_result(
+            task.request.id, kept["result"], kept["status"], traceback=kept.get("traceback"), request=task.request
+        )

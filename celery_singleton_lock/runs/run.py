@@ -1,0 +1,262 @@
+"""One execution of a task: what it asks for, under which lease it runs, and how it ends."""
+
+import logging
+import os
+import random
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, NoReturn
+from weakref import ref
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.errors import LockHeld, LockLost
+from celery_singleton_lock.leases.interrupt import Interrupt
+from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.loss import deadman_for, tell_lost
+from celery_singleton_lock.runs.marks import unmark
+from celery_singleton_lock.runs.message import Notes
+from celery_singleton_lock.runs.revoked import revoke
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
+
+logger = logging.getLogger("celery_singleton_lock")
+
+Outcome = Literal["skipped", "raised", "rescheduled", "joined", "merged", "parked", "dropped"]
+
+# As many as a script can look through.
+_AS_MANY_AS_THERE_ARE = 1000
+
+
+class Run:
+    """One execution of a task whose key it has to hold.
+
+    Arguments:
+        task: The task, with the request of this execution.
+        options: The task's.
+        key: The lock key.
+        args, kwargs: What the body is called with.
+
+    Raises:
+        ConfigurationError: The message bears a header that only looks like ours.
+
+    Attributes:
+        lease: Its right to run, once it is granted.
+        notes: What is written on its message.
+        is_copy: Its message may have been delivered before.
+        hands_over: It continues an earlier run of the same task id.
+        can_come_again: Its message can go back to the broker.
+        has_begun: Its body runs, or has run.
+        is_unlocked: Its body runs without a lock of its own.
+        is_in_crowd: The store counts it as one of those that come again.
+        retry_key: The key of the retry that its body has published.
+        ending: What later deliveries of its message have to know, once its body has ended.
+        has_marker: They will find it in the store.
+    """
+
+    def __init__(self, task: Task, options: LockOptions, key: str, args: Any, kwargs: Any) -> None:
+        self.task, self.options, self.key = task, options, key
+        self.args, self.kwargs = args, kwargs
+        self.request = request = task.request
+        self.notes = Notes.of(request.headers)
+        self.is_broadcast = message.is_broadcast(task)
+        self.is_copy = not self.is_item and message.may_be_copy(task, self.notes)
+        self.hands_over = message.hands_over(request)
+        self.can_come_again = not (request.is_eager or self.is_item or self.is_broadcast)
+        self.interrupt = Interrupt()
+        self.lease = Lease(
+            self.store,
+            self._claim(),
+            deadman=deadman_for(task, options),
+            on_lost=partial(_tell_lost, ref(self)),
+        )
+        self.has_begun = self.is_unlocked = False
+        self.retry_key: str | None = None
+        self.is_in_crowd = self.notes.crowds
+        self.ending: Ending | None = None
+        self.has_marker = self._goes_on = False
+
+    def _claim(self) -> Claim:
+        options, request, notes = self.options, self.request, self.notes
+        runs_beside_others = options.mode == "until_executing"
+        return Claim(
+            self.key,
+            request.get(message.TOKEN) or new_token(),
+            options.ttl,
+            _AS_MANY_AS_THERE_ARE if runs_beside_others else options.limit,
+            facts=self._facts(),
+            # Counted from the moment at which it was published, if that is what is unique.
+            min_hold=0.0 if options.unique_in_queue else options.min_hold,
+            marker=message.marker_of(self.key, self.task_id, notes),
+            may_be_copy=self.is_copy or (self.hands_over and not self.is_broadcast),
+            asked=notes.asked,
+            returns=notes.crowds,
+        )
+
+    def _facts(self) -> Facts:
+        request, task = self.request, self.task
+        return Facts(
+            task_id=self.task_id,
+            task_name="" if task.lock_name is None else task.name,
+            hostname=request.hostname or socket.gethostname(),
+            pid=os.getpid(),
+            attempt=request.retries or 0,
+            published=self.notes.published,
+        )
+
+    @property
+    def store(self) -> Store:
+        """Where its lock is."""
+        return store_of(self.task.app)
+
+    @property
+    def claim(self) -> Claim:
+        """What it asks the store for."""
+        return self.lease.claim
+
+    @property
+    def is_item(self) -> bool:
+        """It is an item of `map`, `starmap` or `chunks`, so another task's message brought it."""
+        return bool(self.request.get("lock_item"))
+
+    @property
+    def was_replaced(self) -> bool:
+        """It has been told to make way for its successor."""
+        return self.interrupt.delivered and self.lease.lost_reason == "replaced"
+
+    @property
+    def task_id(self) -> str:
+        """Its task id; of an item that of its map."""
+        return str(self.request.get("lock_item") or self.request.id or "")
+
+    # How it goes back to the broker.
+
+    def send_again(self, delay: float, **notes: Any) -> Any:
+        """Publish its message again, as `message.send_again` does; the call goes on with that."""
+        try:
+            again = message.send_again(self.task, delay, is_copy=self.is_copy, **notes)
+        except Reject:
+            self._goes_on = True
+            raise
+        self._goes_on = True
+        return again
+
+    def delay(self, first: float, longest: float, expires_in: float = float("inf")) -> float:
+        """Seconds until it should come again: jittered, and longer each time."""
+        # A message with a countdown stays unacknowledged until it is due, so a delay
+        # near the visibility timeout would have it delivered a second time.
+        longest = min(longest, self.options.ttl / 3, message.visibility_timeout(self.task) / 4)
+        delay = min(longest, first * 2 ** min(self.notes.tries, 10))
+        return min(random.uniform(delay / 2, delay), max(first / 5, expires_in))
+
+    def retry(self, why: Exception, delay: float, **notes: Any) -> NoReturn:
+        """Come again, as a task does that retries, but at no cost of a retry.
+
+        Raises:
+            Retry: Always.
+        """
+        raise Retry(str(why), exc=why, when=delay, sig=self.send_again(delay, **notes))
+
+    # How it ends without its body.
+
+    def held_by(self, holder: Holder) -> LockHeld:
+        """The error that names the holder."""
+        return LockHeld(self.key, holder.task_id, holder.expires_in)
+
+    def skip(self, reason: str) -> Any:
+        """The result of a skipped run, if it has one; otherwise it ends as REVOKED."""
+        if self.options.skips_with_result:
+            return self.options.skip_result
+        self.revoke(reason)
+        return None
+
+    def revoke(self, reason: str) -> None:
+        """End as REVOKED, or without a result in the header of a chord, whose body waits for every member."""
+        # An item is no task whose state could be stored; its map has a place for its result.
+        if not self.is_item:
+            revoke(self.task, reason)
+
+    def turn_back(self, reason: str) -> NoReturn:
+        """End this delivery of the message without a trace: the call is another delivery's to end.
+
+        Raises:
+            Ignore: Always; not Retry, which would store a state over the one of the run that goes on.
+        """
+        self._goes_on = True
+        raise Ignore(reason)
+
+    def tell(self, holder: Holder, outcome: Outcome) -> None:
+        """Say what has become of a run that was not done: in the log, by the signal, and by an event."""
+        logger.info(
+            "lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s",
+            self.key,
+            self.task_id,
+            holder.task_id,
+            holder.age,
+            holder.expires_in,
+            outcome,
+        )
+        signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)
+        if self.request.get(message.EVENTS):
+            try:
+                self.task.send_event("task-lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)
+            except OperationalError as error:
+                logger.warning("lock.unpublished task_id=%s: no event: %s", self.request.id, error)
+
+    def check_not_replaced(self) -> None:
+        """Return if it may still publish a retry or a replacement.
+
+        Raises:
+            LockLost: It was told to make way, so nothing of it comes after its successor.
+        """
+        if self.was_replaced:
+            raise LockLost(self.key, "replaced")
+
+    # What it holds, and leaves behind.
+
+    @contextmanager
+    def given_back(self) -> Iterator[None]:
+        """Give back at the end what it holds, and end what it has left in the store if it did not run."""
+        try:
+            yield
+        finally:
+            # After a Retry the next attempt could end before Celery has stored RETRY, over
+            # that end: `handlers` gives it back.
+            if not isinstance(sys.exception(), Retry):
+                self.give_back()
+
+    def give_back(self) -> None:
+        """Give back what it holds; nothing if that was done."""
+        if self.lease.unreleased:
+            answer = self.lease.release(self.ending)
+            self.has_marker = answer is Answer.MARKED
+            if answer in (Answer.DONE, Answer.MARKED) and not self.is_unlocked:
+                signals.lock_released.send(sender=self.task, lease=self.lease)
+        if not (self.lease.granted or self._goes_on):
+            self.unmark()
+
+    def unmark(self) -> None:
+        """End what the call has left in the store: its message has ended for good."""
+        if self.options.unique_in_queue or self.notes.asked or self.is_in_crowd:
+            unmark(self.store, self.key, self.task_id, returns=self.is_in_crowd)
+
+    def begins(self) -> None:
+        """Its body is about to run: a retry of it begins a new wait."""
+        self.has_begun = True
+        if self.request.headers:
+            self.request.headers = message.with_notes(self.request.headers, self.notes.of_the_call())
+
+
+def _tell_lost(run: "ref[Run]", lease: Lease) -> None:
+    # Weakly, so that a run that nobody has any more does not keep its lease alive.
+    if (one := run()) is not None:
+        tell_lost(one, lease)

@@ -1,0 +1,127 @@
+"""One claim before a lock in memory; acquire.lua tells the same for Redis."""
+
+from collections.abc import Callable
+
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.memory.described import A_FEW, described, described_turn
+from celery_singleton_lock.stores.memory.lock import Lock, Mark, Place, Turn, in_force
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder
+
+_GRACE = 2.0
+_NEAR = 8
+_FAR = 20.0
+
+
+class Admission:
+    """Those that go before the claim, and what it gets.
+
+    Arguments:
+        lock: What it wants.
+        claim: What it asks for.
+        now: By the store's clock.
+        next_fence: Gives a fence that is greater than all before.
+        waits: It takes a turn if it is refused.
+    """
+
+    def __init__(self, lock: Lock, claim: Claim, now: float, next_fence: Callable[[], int], *, waits: bool) -> None:
+        self._lock, self._claim, self._now, self._waits = lock, claim, now, waits
+        self._next_fence = next_fence
+        self._sent_at = clock()
+        self._alive = lock.alive(now)
+        self._mine = claim.facts.task_id
+        self._successor: Mark | None = in_force(lock.successor, now)
+        self._own: Place | None = None
+
+    def held_by_itself(self) -> Conflict | None:
+        """Another delivery of the same message has a place; a cool-down is taken over by a later attempt, though."""
+        for place in list(self._alive):
+            if self._mine == place.claim.facts.task_id != "" and place.claim.token != self._claim.token:
+                is_later = self._claim.facts.attempt > place.claim.facts.attempt
+                if not place.on_hold:
+                    place.copy_has_come |= not is_later
+                    return self._conflict(described([place], self._now), is_own=True)
+                if is_later:
+                    self._alive.remove(place)
+                    self._own = place
+        return None
+
+    def answer(self) -> Grant | Conflict | float:
+        """A place, if as many as are free are not wanted by those that go before."""
+        number = self._lock.place_of(self._claim.token)
+        if number is not None:
+            return self._grant_again(number)
+        free = self._claim.limit - len(self._alive)
+        before = self._before(free)
+        if free > len(before):
+            return self._grant()
+        if self._waits:
+            return self._take_turn([turn.deadline for turn in before] if free > 0 else [])
+        if self._claim.crowds:
+            self._lock.crowd.add(self._mine)
+        turns = [described_turn(self._claim.key, turn, self._now) for turn in before]
+        return self._conflict(described(self._alive, self._now)[:A_FEW] or turns[:A_FEW])
+
+    def _before(self, free: int) -> list[Turn | Mark]:
+        """What is here goes before what may come: one that waits yields to no message."""
+        lock, before = self._lock, list[Turn | Mark]()
+        overtaken_by = in_force(lock.overtaken.get(self._mine), self._now) if self._claim.asked else None
+        if overtaken_by is not None:
+            self._successor = overtaken_by
+            return [overtaken_by] * max(1, free)
+        queued = in_force(lock.queued, self._now)
+        # The queued call was there before its successor, which heeds its mark: they must not wait for each other.
+        is_queued = queued is not None and queued.task_id == self._mine
+        successor = None if is_queued else self._successor
+        marks = () if self._waits else (successor, queued if self._claim.heeds_queued else None)
+        before += [mark for mark in marks if mark is not None and mark.task_id != self._mine]
+        if len(before) < free:
+            for turn in lock.turns_before(self._claim.token, self._now):
+                before.append(turn)
+                if len(before) >= free:
+                    break
+        return before
+
+    def _grant(self) -> Grant:
+        lock, claim, now = self._lock, self._claim, self._now
+        number = self._free_place()
+        corpse = lock.places.get(number)
+        place = Place(claim, self._next_fence(), now, now + claim.ttl, arguments=lock.take_merged(claim))
+        lock.places[number] = place
+        lock.unmark_started(self._mine)
+        lock.leave_queue(claim.token)
+        if claim.returns:
+            lock.crowd.discard(self._mine)
+        lock.stay_for_the_holder(claim.ttl, now)
+        took_over = corpse is not None and not corpse.on_hold
+        return Grant(number, place.fence, took_over, now, self._sent_at, place.arguments)
+
+    def _free_place(self) -> int:
+        places = self._lock.places
+        taken = [number for number, place in places.items() if any(place is other for other in self._alive)]
+        own = [number for number, place in places.items() if place is self._own]
+        return own[-1] if own else next(number for number in range(1, len(places) + 2) if number not in taken)
+
+    def _grant_again(self, number: int) -> Grant:
+        place = self._lock.places[number]
+        place.deadline = self._now + self._claim.ttl
+        self._lock.stay_until(self._now + 2 * self._claim.ttl)
+        return Grant(number, place.fence, False, place.since, self._sent_at, place.arguments)
+
+    def _take_turn(self, deadlines: list[float]) -> float:
+        queue, deadlines = self._lock.queue, [*deadlines, *(place.deadline for place in self._alive)]
+        wait = min([self._claim.ttl, *(deadline - self._now for deadline in deadlines)])
+        tokens = [turn.claim.token for turn in queue]
+        if self._claim.token not in tokens:
+            queue.append(Turn(self._claim, 0.0))
+            tokens.append(self._claim.token)
+        number = tokens.index(self._claim.token)
+        if number >= _NEAR:
+            wait = max(wait, _FAR)
+        queue[number].deadline = self._now + wait + _GRACE
+        self._lock.stay_until(queue[number].deadline)
+        return float(wait)
+
+    def _conflict(self, holders: list[Holder], *, is_own: bool = False) -> Conflict:
+        successor = self._successor.task_id if self._successor else None
+        at = int(self._now * 1_000_000)
+        return Conflict(self._claim.key, tuple(holders), successor, at, len(self._lock.crowd), is_own=is_own)

@@ -1,0 +1,55 @@
+"""Which call runs next, in memory; succeed.lua tells the same for Redis."""
+
+from celery_singleton_lock.stores.memory.lock import PATIENCE, Lock, Mark, Successor, in_force
+from celery_singleton_lock.stores.records import Claim, Turn
+
+Outcome = tuple[Turn, str | None] | None
+
+
+def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: float, now: float) -> Outcome:
+    """Become the successor, or leave it the arguments, if they are newer."""
+    published, successor = _published(claim, now), in_force(lock.successor, now)
+    merged_at = lock.merged.get(task_name, ("", 0.0))[1]
+    if successor is None or successor.task_id == claim.facts.task_id:
+        is_given_up = claim.asked and successor is None
+        newer = lock.holder_published_after(max(published, merged_at), now) if is_given_up else None
+        return (Turn.MERGED, newer) if newer is not None else _become(lock, claim, task_name, published, now)
+    if successor.task_name != task_name:
+        return Turn.OTHER_TASK, None
+    if published > max(merged_at, successor.published):
+        if not arguments:
+            return None
+        lock.merged[task_name] = arguments, published
+        lock.stay_until(now + memory)
+    return Turn.MERGED, successor.task_id
+
+
+def supersede(lock: Lock, claim: Claim, task_name: str, memory: float, now: float) -> Outcome:
+    """Become the successor in place of older calls, and have a holder asked to make way."""
+    published, mine = _published(claim, now), claim.facts.task_id
+    overtaken_by = in_force(lock.overtaken.get(mine), now)
+    if overtaken_by is not None:
+        return Turn.MERGED, overtaken_by.task_id
+    other = lock.successor if lock.successor is not None and lock.successor.task_id != mine else None
+    if other is not None and in_force(other, now) and other.published >= published:
+        return Turn.MERGED, other.task_id
+    newer = lock.holder_published_after(published, now)
+    if newer is not None:
+        return Turn.MERGED, newer
+    if other is not None and other.published < published:
+        # Given up or not, it is older, and has to learn of it when it comes.
+        lock.overtaken[other.task_id] = Mark(mine, now + memory)
+        lock.stay_until(now + memory)
+    if claim.asked:
+        lock.ask_oldest_to_make_way(now)
+    return _become(lock, claim, task_name, published, now)
+
+
+def _become(lock: Lock, claim: Claim, task_name: str, published: float, now: float) -> Outcome:
+    lock.successor = Successor(claim.facts.task_id, now + PATIENCE, published, task_name)
+    lock.stay_until(now + PATIENCE)
+    return Turn.MINE, None
+
+
+def _published(claim: Claim, now: float) -> float:
+    return claim.facts.published / 1_000_000 or now

@@ -1,0 +1,35 @@
+-- What calls have left that hold nothing. A mark is `<until> <task id>`; one whose time has come means nothing any more.
+--   queued      the call that is unique in the queue
+--   quiet       the call whose publishing keeps the key quiet
+--   next        the successor, whose message is in the broker; next:by has its time of publication and its task name
+--   over:<id>   for a successor that was replaced by a newer one: the newer one
+--   merged:<task name>  the newest arguments, for the next run of that task; merged_at:<task name> has their publication
+--   crowd       how many calls come again and again; crowd:<id> stands for each of them
+local function task_id_of(value)
+  return string.match(value or '', '^%d+ (.*)$')
+end
+
+local function mark_of(value)
+  local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
+  if deadline > now then
+    return {deadline = deadline, task_id = task_id_of(value)}
+  end
+end
+
+local function set_mark(key, name, milliseconds, task_id)
+  redis.call('HSET', key, name, integer(now + milliseconds * 1000) .. ' ' .. task_id)
+  expire_after(key, milliseconds * 1000)
+end
+
+-- Each call counts once, however often it says so. A server out of memory goes on refusing, and does not count.
+local function join_crowd(key, task_id)
+  if redis.pcall('HSETNX', key, 'crowd:' .. task_id, 1) == 1 then
+    redis.call('HINCRBY', key, 'crowd', 1)
+  end
+end
+
+local function leave_crowd(key, task_id)
+  if redis.call('HDEL', key, 'crowd:' .. task_id) == 1 and redis.call('HINCRBY', key, 'crowd', -1) <= 0 then
+    redis.call('HDEL', key, 'crowd')
+  end
+end

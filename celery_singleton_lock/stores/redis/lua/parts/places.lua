@@ -1,0 +1,104 @@
+-- The places of a lock, and the holders that have them.
+--   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down
+--   <token>     deadline of that holder; under !<token> once it has been asked to make way
+--   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
+--               publication; together no more than 64 bytes, because a longer value doubles what the hash takes
+--   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name
+--   <place>:a   merged arguments that it runs with; <place>:c a copy of its message has come
+--   places      the highest place in use, if that is not 1
+--   fence       the greatest one that was given
+local FACTS = {':', ':i', ':h', ':n', ':a', ':c'}
+
+local AT_ONCE = 1000 -- no more fields are read by one command, for Lua's stack is limited
+local SEARCHABLE = 16 -- with more places than that the hash has to be a table, because a list is searched from end to end
+
+local function read_fields(key, names)
+  if #names <= AT_ONCE then
+    return redis.call('HMGET', key, unpack(names))
+  end
+  local values = {}
+  for start = 1, #names, AT_ONCE do
+    for i, value in ipairs(redis.call('HMGET', key, unpack(names, start, math.min(#names, start + AT_ONCE - 1)))) do
+      values[start + i - 1] = value
+    end
+  end
+  return values
+end
+
+local function fields_of_places(key, highest, suffix)
+  local names = {}
+  for place = 1, highest do
+    names[place] = place .. suffix
+  end
+  return read_fields(key, names)
+end
+
+-- A value of more than 64 bytes makes the hash a table.
+local function number_of_places(highest)
+  return highest > SEARCHABLE and string.format('%-65d', highest) or highest
+end
+
+local function grant_in(value)
+  local since, ahead, ttl, attempt, published = string.match(value or '', '^(%d+) (%S+) (%d+) %S+ (%d+) (%d+)$')
+  return {
+    since = tonumber(since or 0), fence = tonumber(since or 0) + tonumber(ahead or 0), ttl = tonumber(ttl or 0),
+    attempt = tonumber(attempt or 0), published = tonumber(published or 0),
+  }
+end
+
+local function grant_of(key, place)
+  return grant_in(redis.call('HGET', key, place .. ':'))
+end
+
+local function is_on_hold(token)
+  return string.sub(token, 1, 1) == '~'
+end
+
+-- If this server's clock was set back, a holder that may be dead must not stay for the difference.
+local function undo_a_step_of_the_clock(key, doubtful)
+  local names = {}
+  for i, each in ipairs(doubtful) do
+    names[i] = each.place .. ':'
+  end
+  for i, value in ipairs(read_fields(key, names)) do
+    local each, latest = doubtful[i], now + tonumber(string.match(value or '', '^%d+ %S+ (%d+) ') or 0) * 1000
+    if each.deadline > latest then
+      each.deadline = latest
+      redis.pcall('HSET', key, (each.makes_way and '!' or '') .. each.token, integer(latest))
+    end
+  end
+end
+
+-- All places, in order: {place, token, deadline, alive, makes_way}; the token is nil where the place is empty. A holder is
+-- alive until its deadline, whether it was asked to make way or not.
+local function read_places(key, highest, plausible)
+  local tokens = fields_of_places(key, highest, '')
+  local names, places, doubtful = {}, {}, {}
+  for place = 1, highest do
+    names[place] = tokens[place] or ''
+  end
+  for place, deadline in ipairs(read_fields(key, names)) do
+    local token, makes_way = tokens[place] or nil, false
+    if token and not deadline then
+      deadline, makes_way = redis.call('HGET', key, '!' .. token), true
+    end
+    deadline = tonumber(deadline or 0)
+    local alive = token and deadline > now
+    places[place] = {place = place, token = token, deadline = deadline, alive = alive, makes_way = makes_way}
+    if alive and deadline > plausible and not is_on_hold(token) then
+      doubtful[#doubtful + 1] = places[place]
+    end
+  end
+  if #doubtful > 0 then
+    undo_a_step_of_the_clock(key, doubtful)
+  end
+  return places
+end
+
+local function empty_place(key, place, token)
+  local names = {place, token, '!' .. token}
+  for _, suffix in ipairs(FACTS) do
+    names[#names + 1] = place .. suffix
+  end
+  redis.call('HDEL', key, unpack(names))
+end

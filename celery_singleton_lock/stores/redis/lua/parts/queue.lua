@@ -1,0 +1,70 @@
+-- The queue of a lock: waiters that listen, first come, first served.
+--   first, last   range of the tickets, as long as there are any
+--   q<ticket>     deadline, token, limit and task id of a waiter
+--   w<token>      its ticket
+local GRACE = 2000000 -- a waiter may be this late for its turn
+local NEAR = 8 -- so many wake by themselves at the next deadline; the rest rely on being woken
+local FAR = 20000000 -- and look after their turn no more often than this
+local STRIDE, LONGEST_WALK = 50, 200 -- so many tickets are read in one go, and by one script
+
+local function waiter_of(value)
+  local deadline, token, limit, task_id = string.match(value or '', '^(%d+) (%S+) (%d+) (.*)$')
+  if deadline then
+    return {deadline = tonumber(deadline), token = token, limit = tonumber(limit), task_id = task_id}
+  end
+end
+
+local function join_queue(key, ticket, waiter)
+  local turn = table.concat({integer(waiter.deadline), waiter.token, waiter.limit, waiter.task_id}, ' ')
+  if redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket) > 0 then
+    redis.call('HSETNX', key, 'first', ticket)
+    redis.call('HSET', key, 'last', ticket)
+  end
+  expire_after(key, waiter.deadline - now)
+end
+
+local function leave_queue(key, ticket, token)
+  redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
+end
+
+-- The queue begins at a later ticket now. Waiters that have come near have to learn when the next deadline is.
+local function begin_queue_at(key, first, front, last)
+  if front > last then
+    redis.call('HDEL', key, 'first', 'last')
+  elseif front > first then
+    redis.call('HSET', key, 'first', front)
+    for ticket = math.max(first + NEAR, front), math.min(front + NEAR - 1, last) do
+      local waiter = waiter_of(redis.call('HGET', key, 'q' .. ticket))
+      if waiter then
+        redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'near')
+      end
+    end
+  end
+end
+
+-- Visit the living waiters in order until `visit` says `enough`; the dead leave, and those that it finds `gone`. Behind
+-- too many of them nobody is looked for. Answers the first ticket that is not known to be void, and whether it gave up.
+local function walk_queue(key, first, last, visit)
+  local front, stop = nil, math.min(last, first + LONGEST_WALK - 1)
+  for start = first, stop, STRIDE do
+    local names = {}
+    for ticket = start, math.min(stop, start + STRIDE - 1) do
+      names[#names + 1] = 'q' .. ticket
+    end
+    for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+      local waiter = waiter_of(value)
+      if waiter then
+        local verdict = waiter.deadline <= now and 'gone' or visit(waiter)
+        if verdict == 'gone' then
+          leave_queue(key, start + i - 1, waiter.token)
+        else
+          front = front or start + i - 1
+        end
+        if verdict == 'enough' then
+          return front, false
+        end
+      end
+    end
+  end
+  return front or stop + 1, stop < last
+end

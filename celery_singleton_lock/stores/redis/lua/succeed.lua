@@ -1,0 +1,113 @@
+-- Be the run that comes next, or learn which call runs in place of this one. Asked after a refusal.
+--
+-- `rerun` merges calls of one task: the first becomes the successor, the others leave it their arguments if those are
+-- newer. `replace` lets the call that was published last be the successor, and asks the oldest holder to make way once
+-- the successor has come again, and so is safe in the broker. For one that has not come for PATIENCE nobody waits.
+--
+-- KEYS[1]  lock key
+-- ARGV[1]  task id
+-- ARGV[2]  task name
+-- ARGV[3]  `rerun` or `replace`
+-- ARGV[4]  when the call was published first, in microseconds; 0 if that is not known
+-- ARGV[5]  1 if it has asked before, or 0
+-- ARGV[6]  its arguments for `rerun`, or an empty text to be asked for them if they are needed
+-- ARGV[7]  milliseconds for which merged arguments and replaced successors are remembered
+--
+-- Returns  {1, now}           it is the successor
+--          {0, now, task_id}  that one runs in its place
+--          {2, now}           a call of another task is the successor, so it has to come again
+--          {3, now}           ask again with the arguments
+
+local PATIENCE = 30000 -- milliseconds
+
+local key, mine, task_name, has_asked, memory = KEYS[1], ARGV[1], ARGV[2], ARGV[5] == '1', tonumber(ARGV[7])
+local published = ARGV[4] == '0' and now or tonumber(ARGV[4])
+local known = redis.call('HMGET', key, 'places', 'next', 'next:by', 'over:' .. mine, 'merged_at:' .. task_name)
+local successor, latest, overtaken_by = mark_of(known[2]), task_id_of(known[2]), mark_of(known[4])
+local merged_at = tonumber(known[5] or 0)
+local its_publication, its_task = string.match(known[3] or '', '^(%d+) (.*)$')
+local places = read_places(key, tonumber(known[1] or 1), math.huge)
+
+local function become_successor()
+  set_mark(key, 'next', PATIENCE, mine)
+  redis.call('HSET', key, 'next:by', integer(published) .. ' ' .. task_name)
+  return {1, now}
+end
+
+-- Those that could make way, each with its grant; read once, and only if somebody has to know.
+local holders
+local function all_holders()
+  if not holders then
+    holders = {}
+    for place, grant in ipairs(fields_of_places(key, #places, ':')) do
+      local each = places[place]
+      if each.alive and not is_on_hold(each.token) then
+        each.grant = grant_in(grant)
+        holders[#holders + 1] = each
+      end
+    end
+  end
+  return holders
+end
+
+local function holder_published_after(moment)
+  for _, each in ipairs(all_holders()) do
+    if (each.grant.published > 0 and each.grant.published or each.grant.since) > moment then
+      return redis.call('HGET', key, each.place .. ':i')
+    end
+  end
+end
+
+local function ask_oldest_to_make_way()
+  local oldest
+  for _, each in ipairs(all_holders()) do
+    if not oldest or each.grant.since < oldest.grant.since then
+      oldest = each
+    end
+  end
+  if oldest then
+    redis.call('HSET', key, '!' .. oldest.token, integer(oldest.deadline))
+    redis.call('HDEL', key, oldest.token)
+  end
+end
+
+local function merge()
+  if published > math.max(merged_at, tonumber(its_publication)) then
+    if ARGV[6] == '' then
+      return {3, now}
+    end
+    redis.call('HSET', key, 'merged:' .. task_name, ARGV[6], 'merged_at:' .. task_name, integer(published))
+    expire_after(key, memory * 1000)
+  end
+  return {0, now, successor.task_id}
+end
+
+local function rerun()
+  if successor and successor.task_id ~= mine then
+    return its_task == task_name and merge() or {2, now}
+  end
+  local newer = has_asked and not successor and holder_published_after(math.max(published, merged_at))
+  return newer and {0, now, newer} or become_successor()
+end
+
+local function replace()
+  if overtaken_by then
+    return {0, now, overtaken_by.task_id}
+  elseif successor and successor.task_id ~= mine and tonumber(its_publication) >= published then
+    return {0, now, successor.task_id}
+  end
+  local newer = holder_published_after(published)
+  if newer then
+    return {0, now, newer}
+  end
+  -- Given up or not, it is older, and has to learn of it when it comes.
+  if latest and latest ~= mine and tonumber(its_publication) < published then
+    set_mark(key, 'over:' .. latest, memory, mine)
+  end
+  if has_asked then
+    ask_oldest_to_make_way()
+  end
+  return become_successor()
+end
+
+return ARGV[3] == 'rerun' and rerun() or replace()

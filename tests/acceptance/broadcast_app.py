@@ -1,0 +1,16 @@
+"""The app of `combined_app` with a queue that every worker gets each message of."""
+
+from kombu import Queue
+from kombu.common import Broadcast
+
+from tests.acceptance.combined_app import app, task_with
+
+__all__ = ["app"]
+
+ALL = "everybody"
+
+skipped = task_with("broadcast-skip")
+rescheduled = task_with("broadcast-reschedule", lock_on_conflict="reschedule")
+
+everybody = Broadcast(ALL)
+app.conf.task_queues = (Queue("celery"), everybody)

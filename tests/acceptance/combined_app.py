@@ -1,0 +1,248 @@
+"""Tasks that combine options, for the workers of the acceptance tests: modes with policies, retries with both."""
+
+import os
+import time
+from typing import Any
+
+from celery.exceptions import Reject
+from celery.signals import worker_init, worker_process_init
+
+from celery_singleton_lock import SingletonTask, current_lease
+from tests.acceptance.app import after, app, collect, recorder
+from tests.gates import wait_at
+
+__all__ = ["after", "app", "collect"]
+
+POLICIES = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
+MODES = ("until_executing", "until_executed", "until_and_while_executing")
+
+app.conf.accept_content = ["json", "pickle"]
+if "TEST_RESULTS" in os.environ:
+    app.conf.result_backend = os.environ["TEST_RESULTS"]
+
+
+def busy(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **facts: Any) -> None:
+    """Be busy for so long, or until the gate opens, on the record."""
+    lease = current_lease()
+    facts["held"] = lease.key if lease else None
+    with recorder.body(key, task.request.id, **facts):
+        time.sleep(seconds)
+        if gate:
+            wait_at(recorder, gate)
+
+
+def task_with(name: str, base: type = SingletonTask, **options: Any) -> Any:
+    """A task whose key is its first argument."""
+
+    @app.task(base=base, bind=True, name=name, lock_key=("key",), **options)
+    def runs(
+        self: Any,
+        key: Any,
+        number: int = 0,
+        seconds: float = 0.0,
+        gate: str | None = None,
+        fails: bool = False,
+        **_: Any,
+    ) -> int:
+        busy(self, key, seconds, gate, number=number)
+        if fails:
+            raise ValueError(number)
+        return number
+
+    return runs
+
+
+def bounded(policy: str) -> dict[str, Any]:
+    return {"lock_wait_timeout": 0.5} if policy in ("wait", "reschedule") else {}
+
+
+by_policy = {policy: task_with(f"combined-{policy}", lock_on_conflict=policy) for policy in POLICIES}
+impatient_rerun = task_with("impatient-rerun", lock_on_conflict="rerun", lock_wait_timeout=1)
+unique = {
+    policy: task_with(
+        f"unique-{policy}", lock_mode="until_and_while_executing", lock_on_conflict=policy, **bounded(policy)
+    )
+    for policy in ("skip", "raise", "join", "wait", "reschedule")
+}
+waiting_by_mode = {
+    mode: task_with(f"waiting-{mode}", lock_mode=mode, lock_on_conflict="wait")
+    for mode in ("until_executed", "until_and_while_executing")
+}
+
+
+class Stumbles(SingletonTask):
+    """Fails before its body starts, where it is told to."""
+
+    abstract = True
+
+    def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
+        if kwargs.get("stumbles") == "rejects":
+            raise Reject("it is refused", requeue=False)
+        if kwargs.get("stumbles"):
+            raise ValueError("it stumbles")
+
+
+dying = task_with("dying", lock_mode="until_executed", retry_on_worker_lost=True, default_retry_delay=3, max_retries=2)
+rescheduled = task_with("rescheduled", lock_on_conflict="reschedule")
+stumbling = task_with("stumbling", base=Stumbles, lock_mode="until_executed")
+ignoring = task_with("ignoring", ignore_result=True)
+
+
+@app.task
+def plain(number: int = 0) -> int:
+    return number
+
+
+@app.task
+def plain_after(result: Any) -> Any:
+    return result
+
+
+# Retries.
+
+
+def retrying_with(name: str, **options: Any) -> Any:
+    """A task that retries once, perhaps with another key."""
+
+    @app.task(base=SingletonTask, bind=True, name=name, lock_key=("key",), max_retries=3, **options)
+    def retries(
+        self: Any,
+        key: Any,
+        number: int = 0,
+        countdown: float | None = None,
+        key_of_retry: str | None = None,
+        seconds: float = 0.0,
+        gate: str | None = None,
+    ) -> int:
+        busy(self, key, seconds, gate, number=number, attempt=self.request.retries)
+        if countdown is not None and not self.request.retries:
+            raise self.retry(args=(key_of_retry or key, number), kwargs={"countdown": countdown}, countdown=countdown)
+        return number
+
+    return retries
+
+
+retrying_by_mode = {
+    mode: retrying_with(f"combined-retrying-{mode}", lock_mode=mode, lock_on_conflict="reschedule") for mode in MODES
+}
+retrying_unique = retrying_with("retrying-unique", lock_mode="until_and_while_executing")
+retrying_cooling = retrying_with("retrying-cooling", lock_min_hold=5)
+retrying_replace = retrying_with("retrying-replace", lock_on_conflict="replace")
+
+
+@app.task(
+    base=SingletonTask,
+    bind=True,
+    lock_key=("key",),
+    lock_on_conflict="replace",
+    autoretry_for=(Exception,),
+    default_retry_delay=0,
+    max_retries=5,
+)
+def replace_autoretrying(self: Any, key: Any, number: int = 0, seconds: float = 0.0) -> int:
+    busy(self, key, seconds, number=number)
+    return number
+
+
+# Two versions of one task, as a rolling deploy has them.
+
+one_place = {
+    policy: task_with(f"one-place-{policy}", lock_name="deployed", lock_on_conflict=policy)
+    for policy in ("skip", "raise", "reschedule")
+}
+two_places = {
+    policy: task_with(f"two-places-{policy}", lock_name="deployed", lock_limit=2, lock_on_conflict=policy)
+    for policy in ("skip", "raise", "reschedule")
+}
+cooling_one = task_with("cooling-one", lock_name="cooling", lock_min_hold=60)
+cooling_two = task_with("cooling-two", lock_name="cooling", lock_min_hold=60, lock_limit=2)
+
+
+# Late acknowledgement.
+
+
+class Forgetful(SingletonTask):
+    """Its result is forgotten as soon as it has been stored, as by a caller who is quick."""
+
+    abstract = True
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        self.AsyncResult(task_id).forget()
+
+
+late = {
+    "skip": task_with("late-skip", acks_late=True),
+    "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),
+    "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
+    "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
+    "until_executing": task_with("late-until-executing", acks_late=True, lock_mode="until_executing"),
+    "forgotten": task_with("late-forgotten", base=Forgetful, acks_late=True),
+    "tracked": task_with("late-tracked", acks_late=True, track_started=True),
+}
+own_id = task_with("own-id", acks_late=False)
+
+
+# Keys that only some processes can make.
+
+_process = {"is main": False}
+
+
+@worker_init.connect
+def main_process_begins(**_: Any) -> None:
+    _process["is main"] = True
+
+
+@worker_process_init.connect
+def child_begins(**_: Any) -> None:
+    _process["is main"] = False
+
+
+def key_of_a_child(key: Any, *_: Any, **__: Any) -> Any:
+    """Needs what only pool children have, a connection to a database for example."""
+    if _process["is main"]:
+        raise RuntimeError("this process has no connection")
+    return key
+
+
+def key_on_record(key: Any, *_: Any, **__: Any) -> Any:
+    # The publisher's module has no record.
+    if "TEST_STORE" in os.environ:
+        recorder._client.sadd("makers of keys", os.getpid())
+    return key
+
+
+def key_of_a_number(key: Any, *_: Any, **__: Any) -> Any:
+    return key + 1
+
+
+def keyed(name: str, lock_key: Any) -> Any:
+    @app.task(base=SingletonTask, bind=True, name=name, lock_key=lock_key)
+    def runs(self: Any, key: Any, seconds: float = 0.0) -> str:
+        busy(self, key, seconds)
+        return "ran"
+
+    return runs
+
+
+keyed_by = {
+    "a format": keyed("keyed-by-format", "{key:d}"),
+    "a callable": keyed("keyed-by-callable", key_of_a_number),
+    "a callable of children": keyed("keyed-by-children", key_of_a_child),
+    "a callable on record": keyed("keyed-on-record", key_on_record),
+}
+
+
+# Items of maps.
+
+
+def mapped_with(name: str, **options: Any) -> Any:
+    @app.task(base=SingletonTask, bind=True, name=name, lock_key=("key",), **options)
+    def runs(self: Any, key: Any, number: int = 0, seconds: float = 0.2, gate: str | None = None) -> str:
+        busy(self, key, seconds, gate, number=number)
+        return "ran"
+
+    return runs
+
+
+mapped = {policy: mapped_with(f"mapped-{policy}", lock_on_conflict=policy) for policy in POLICIES}
+mapped_with_result = mapped_with("mapped-with-result", lock_skip_result="skipped")

@@ -1,0 +1,89 @@
+"""Every canvas ends, wherever in it a run is skipped."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import chain, chord, group
+from celery.exceptions import ChordError, TaskRevokedError
+
+from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
+from tests.recorder import Recorder
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import workers
+
+APP = "tests.acceptance.combined_app"
+PROMPTLY = 10
+
+
+@pytest.fixture(scope="module")
+def valkey(valkey_process: Server) -> Server:
+    with valkey_process.client() as client:
+        client.flushall()
+    return valkey_process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _worker(valkey: Server) -> Iterator[None]:
+    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=6):
+        yield
+
+
+@pytest.fixture
+def held(tasks: Any, recorder: Recorder) -> Iterator[None]:
+    """Both tasks are held under the key that the canvases use."""
+    holders = [task.delay("held", 1, gate="held") for task in (combined.by_policy["skip"], combined.ignoring)]
+    until(lambda: len(recorder.events("enter")) > 1, "the holders run")
+    yield
+    open_gate(recorder, "held")
+    holders[0].get(timeout=PROMPTLY)
+    until(lambda: len(recorder.events("leave")) > 1, "the holders have left")
+    recorder._client.flushdb()
+
+
+def skipped() -> Any:
+    return combined.by_policy["skip"].si("held")
+
+
+def ignored() -> Any:
+    """Skipped as well; nobody keeps its result."""
+    return combined.ignoring.si("held")
+
+
+def plain(number: int = 0) -> Any:
+    return combined.plain.si(number)
+
+
+CANVASES = {
+    "a group behind it": lambda: skipped() | group(plain(1), plain(2)),
+    "a chord behind it": lambda: skipped() | chord([plain(1), plain(2)], combined.collect.s()),
+    "a group behind it in a chord header": lambda: chord([skipped() | group(plain(1), plain(2))], combined.collect.s()),
+    "a group behind it beside another in a chord header": lambda: chord(
+        [skipped() | group(plain(1), plain(2)), plain(3)], combined.collect.s()
+    ),
+    "a group in the middle": lambda: plain() | skipped() | group(plain(1), plain(2)),
+    "a chain in a chord header": lambda: chord([skipped() | plain(1), plain(2)], combined.collect.s()),
+    "ignored, a step behind it": lambda: ignored() | plain(),
+    "ignored, in the middle": lambda: plain() | ignored() | plain(),
+    "ignored, in a group": lambda: group(ignored() | plain(1), plain(2)),
+    "ignored, in a chord body": lambda: chord([plain(1), plain(2)], ignored() | plain()),
+    "ignored, in a chord header": lambda: chord([ignored() | plain(1), plain(2)], combined.collect.s()),
+    "ignored, a group behind it": lambda: ignored() | group(plain(1), plain(2)),
+    "ignored, a chord behind it": lambda: ignored() | chord([plain(1), plain(2)], combined.collect.s()),
+    "ignored by the call": lambda: skipped().set(ignore_result=True) | plain(),
+    "ignored, in a nested chain": lambda: chain(plain(), chain(ignored(), plain()), plain()),
+}
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("name", CANVASES)
+def test_a_canvas_with_a_skipped_run_ends(recorder: Recorder, name: str) -> None:
+    result = CANVASES[name]().apply_async()
+
+    # A TimeoutError would be the hang.
+    with suppress(TaskRevokedError, ChordError):
+        result.get(timeout=PROMPTLY)
+    assert len(recorder.events("enter")) == 2, "only the holders have run"

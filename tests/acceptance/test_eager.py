@@ -1,0 +1,125 @@
+"""Eager mode publishes nothing, waits for nothing that cannot come, and ends as a worker would."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import LockHeld, SingletonTask
+from tests.servers import Server
+
+
+@pytest.fixture
+def app(valkey: Server) -> Iterator[Celery]:
+    app = Celery("eager", broker=valkey.url, backend="cache+memory://", set_as_current=False)
+    app.conf.singleton_lock_url = valkey.url.removesuffix("/0") + "/2"
+    yield app
+    app.close()
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Break off what hangs."""
+
+    def break_off(*_: object) -> None:
+        raise AssertionError(f"not within {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, break_off)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def messages(server: Server) -> int:
+    with server.client() as broker:
+        return int(broker.llen("celery"))
+
+
+def test_an_eager_run_that_is_skipped_ends_revoked(app: Celery) -> None:
+    inner = []
+
+    @app.task(base=SingletonTask, bind=True, lock_key=("key",))
+    def task(self: Any, key: str, number: int = 0) -> str:
+        if not number:
+            inner.append(other.apply((key,)))
+        return "ran"
+
+    @app.task(base=SingletonTask, lock_key=("key",), lock_name=task.name)
+    def other(key: str) -> str:
+        return "ran"
+
+    outer = task.apply(("k",))
+
+    assert outer.get() == "ran"
+    assert inner[0].state == states.REVOKED
+    with pytest.raises(TaskRevokedError, match=outer.id):
+        inner[0].get()
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"])
+def test_an_eager_replacement_by_an_equal_call_runs_under_the_lease_of_the_outer_run(
+    app: Celery, valkey: Server, policy: str
+) -> None:
+    leases = []
+
+    @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict=policy)
+    def task(self: Any, key: str, times: int = 1) -> str:
+        leases.append((self.lock.key, self.lock.fence))
+        assert self.lock_holders(key)
+        if times:
+            return str(self.replace(self.s(key, times - 1)))
+        return "replaced"
+
+    with within(10):
+        result = task.apply(("k",))
+
+        assert result.get() == "replaced"
+    assert len(leases) == 2
+    assert len(set(leases)) == 1
+    assert messages(valkey) == 0
+    assert task.lock_holders("k") == []
+
+
+def test_an_eager_call_does_not_wait_for_its_own_thread(app: Celery, valkey: Server) -> None:
+    inner = []
+
+    @app.task(base=SingletonTask, lock_key=("key",), lock_name="shared")
+    def outer(key: str) -> str:
+        inner.append(waits.apply((key,)))
+        return "ran"
+
+    @app.task(base=SingletonTask, lock_key=("key",), lock_name="shared", lock_on_conflict="wait")
+    def waits(key: str) -> str:
+        return "ran"
+
+    with within(10):
+        result = outer.apply(("k",))
+
+    assert result.get() == "ran"
+    with pytest.raises(LockHeld, match=result.id):
+        inner[0].get()
+    assert messages(valkey) == 0
+
+
+def test_an_eager_call_to_itself_that_would_wait_is_refused(app: Celery) -> None:
+    inner = []
+
+    @app.task(base=SingletonTask, lock_key=("key",), lock_on_conflict="wait")
+    def task(key: str, again: bool = True) -> str:
+        if again:
+            inner.append(task.apply((key, False)))
+        return "ran"
+
+    with within(10):
+        result = task.apply(("k",))
+
+    assert result.get() == "ran"
+    with pytest.raises(LockHeld, match=result.id):
+        inner[0].get()

@@ -1,0 +1,162 @@
+"""What a call leaves in the store belongs to its message, and is gone once that has ended."""
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Task
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import LockHeld
+from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
+from tests.recorder import Event, Recorder
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+APP = "tests.acceptance.combined_app"
+PROMPTLY = 10
+
+
+@pytest.fixture(scope="module")
+def valkey(valkey_process: Server) -> Server:
+    with valkey_process.client() as client:
+        client.flushall()
+    return valkey_process
+
+
+@pytest.fixture(scope="module")
+def worker(valkey: Server) -> Iterator[Worker]:
+    """One for all tests, each of which has a key of its own."""
+    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=6) as (worker,):
+        yield worker
+
+
+def entered(recorder: Recorder, key: str) -> list[Event]:
+    return [event for event in recorder.events("enter") if event.key == key]
+
+
+def published(task: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result of a call, or None where a duplicate is refused."""
+    try:
+        return task.delay(*args, **kwargs)
+    except LockHeld:
+        return None
+
+
+def new_call(task: Any, key: str, *old: Any) -> Any:
+    """A further call of *key*, as soon as one is published that is none of the *old* ones."""
+
+    def publishes() -> Any:
+        result = published(task, key, 3)
+        return result if result is not None and result.id not in {each.id for each in old} else None
+
+    return until(publishes, "a further call is published", timeout=5)
+
+
+@pytest.mark.parametrize("policy", combined.unique)
+def test_a_call_that_ended_without_a_run_is_queued_no_more(
+    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+) -> None:
+    task, key = combined.unique[policy], f"without-a-run-{policy}"
+    first = task.delay(key, 1, gate=key)
+    until(lambda: entered(recorder, key), "the first runs")
+
+    second = task.delay(key, 2)
+    if policy == "join":
+        until(lambda: worker.log().count(second.id) > 1, "the second has met the first")
+    else:
+        second.get(timeout=PROMPTLY, propagate=False)
+    open_gate(recorder, key)
+    first.get(timeout=PROMPTLY)
+    second.get(timeout=PROMPTLY, propagate=False)
+
+    assert second.id != first.id
+    assert new_call(task, key, first, second).get(timeout=PROMPTLY) == 3
+
+
+def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(tasks: Any, worker: Worker) -> None:
+    first = combined.stumbling.delay("stumbles", stumbles=True)
+    with pytest.raises(ValueError, match="it stumbles"):
+        first.get(timeout=PROMPTLY)
+
+    assert new_call(combined.stumbling, "stumbles", first).get(timeout=PROMPTLY) == 3
+
+
+def test_a_call_that_is_rejected_before_its_body_starts_is_queued_no_more(tasks: Any, worker: Worker) -> None:
+    first = combined.stumbling.delay("rejected", stumbles="rejects")
+    until(lambda: "it is refused" in worker.log(), "it is rejected")
+
+    assert new_call(combined.stumbling, "rejected", first).get(timeout=PROMPTLY) == 3
+
+
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
+def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_published(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    first = combined.dying.delay("lost-child", 1, 30)
+    os.kill(until(lambda: entered(recorder, "lost-child"), "it runs")[0].pid, signal.SIGKILL)
+    until(lambda: first.state == "RETRY", "it waits for its retry", timeout=20)
+
+    assert combined.dying.delay("lost-child", 2).id == first.id
+    first.revoke(terminate=True, signal="SIGKILL")
+
+
+def test_calls_that_expire_while_they_come_again_leave_nothing(
+    tasks: Any, worker: Worker, recorder: Recorder, valkey: Server
+) -> None:
+    task, key = combined.rescheduled, "expiring"
+    holder = task.delay(key, 1, 4)
+    until(lambda: entered(recorder, key), "it runs")
+    expiring = [task.apply_async((key, 2), expires=1.5) for _ in range(3)]
+    for result in expiring:
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=PROMPTLY)
+
+    holder.get(timeout=PROMPTLY)
+    with valkey.client(database=2) as locks:
+        until(lambda: not locks.exists(task.lock_key_for(key)), "nothing is left", timeout=3)
+
+
+@pytest.mark.parametrize("mode", combined.waiting_by_mode)
+def test_a_run_that_waits_in_the_only_slot_does_not_wait_for_a_queued_call(
+    tasks: Any, valkey: Server, recorder: Recorder, mode: str
+) -> None:
+    task, key, queue = combined.waiting_by_mode[mode], f"one-slot-{mode}", f"one-slot-{mode}"
+    # Sent by its name, as another service does, it is not marked as queued.
+    first = tasks.app.send_task(task.name, (key, 1), queue=queue)
+    second = task.apply_async((key, 2), queue=queue)
+    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, "-Q", queue, concurrency=1):
+        assert first.get(timeout=PROMPTLY) == 1
+        assert second.get(timeout=PROMPTLY) == 2
+
+
+def test_a_queued_call_of_later_does_not_keep_a_retry_out(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    task, key = combined.retrying_unique, "called-meanwhile"
+    first = task.delay(key, 1, countdown=1)
+    until(lambda: first.state == "RETRY", "it waits for its retry")
+    later = task.apply_async((key, 2), countdown=600)
+    try:
+        assert later.id != first.id
+        assert first.get(timeout=PROMPTLY) == 1
+    finally:
+        later.revoke()
+    assert [event.facts["attempt"] for event in entered(recorder, key)] == [0, 1]
+
+
+def test_a_duplicate_of_a_call_that_waits_for_its_retry_is_not_published(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    task, key = combined.retrying_by_mode["until_executed"], "waits-for-its-retry"
+    first = task.delay(key, 1, countdown=2)
+    until(lambda: first.state == "RETRY", "it waits for its retry")
+
+    second = task.delay(key, 2)
+
+    assert second.id == first.id
+    assert first.get(timeout=PROMPTLY) == 1
+    assert [event.facts["number"] for event in entered(recorder, key)] == [1, 1]
+    assert new_call(task, key, first).get(timeout=PROMPTLY) == 3

@@ -1,0 +1,70 @@
+"""A retry runs under the key of its own arguments, when it was asked to."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
+from tests.recorder import Event, Recorder, overlaps
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+APP = "tests.acceptance.combined_app"
+PROMPTLY = 10
+
+
+@pytest.fixture(scope="module")
+def valkey(valkey_process: Server) -> Server:
+    with valkey_process.client() as client:
+        client.flushall()
+    return valkey_process
+
+
+@pytest.fixture(scope="module")
+def worker(valkey: Server) -> Iterator[Worker]:
+    """One for all tests, each of which has a key of its own."""
+    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=4) as (worker,):
+        yield worker
+
+
+def of_key(recorder: Recorder, key: str) -> list[Event]:
+    return [event for event in recorder.events() if event.key == key]
+
+
+@pytest.mark.parametrize("mode", ["until_executed", "until_and_while_executing"])
+def test_a_retry_with_other_arguments_runs_under_their_key(
+    tasks: Any, worker: Worker, recorder: Recorder, mode: str
+) -> None:
+    task, old, new = combined.retrying_by_mode[mode], f"old-{mode}", f"new-{mode}"
+
+    assert task.delay(old, 1, countdown=0, key_of_retry=new).get(timeout=PROMPTLY) == 1
+
+    held = {event.key: event.facts["held"] for event in recorder.events("enter") if event.key in (old, new)}
+    assert held == {old: task.lock_key_for(old), new: task.lock_key_for(new)}
+
+
+@pytest.mark.parametrize("mode", ["until_executed", "until_and_while_executing"])
+def test_a_retry_with_other_arguments_does_not_run_beside_another_call_of_them(
+    tasks: Any, worker: Worker, recorder: Recorder, mode: str
+) -> None:
+    task, old, new = combined.retrying_by_mode[mode], f"from-{mode}", f"to-{mode}"
+    other = task.delay(new, 1, gate=new)
+    until(lambda: of_key(recorder, new), "another call of the new arguments runs")
+
+    retried = task.delay(old, 2, countdown=0, key_of_retry=new)
+    until(lambda: f"task_id={retried.id}" in worker.log() or len(of_key(recorder, new)) > 1, "the retry has come")
+    open_gate(recorder, new)
+
+    assert (other.get(timeout=PROMPTLY), retried.get(timeout=PROMPTLY)) == (1, 2)
+    assert overlaps(of_key(recorder, new)) == []
+
+
+def test_a_retry_does_not_wait_for_the_cool_down_of_its_own_run(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    assert combined.retrying_cooling.delay("cools", 1, countdown=1).get(timeout=20) == 1
+
+    first, second = [event for event in of_key(recorder, "cools") if event.name == "enter"]
+    # Its lock_min_hold is five seconds.
+    assert 0.9 < second.at - first.at < 3

@@ -1,0 +1,86 @@
+"""Workers of two versions at once, which differ in `lock_limit`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import LockHeld
+from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
+from tests.recorder import Event, Recorder, most_at_once
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+APP = "tests.acceptance.combined_app"
+PROMPTLY = 10
+
+
+@pytest.fixture(scope="module")
+def valkey(valkey_process: Server) -> Server:
+    with valkey_process.client() as client:
+        client.flushall()
+    return valkey_process
+
+
+@pytest.fixture(scope="module")
+def worker(valkey: Server) -> Iterator[Worker]:
+    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=6) as (worker,):
+        yield worker
+
+
+def of_key(recorder: Recorder, key: str) -> list[Event]:
+    return [event for event in recorder.events() if event.key == key]
+
+
+@pytest.fixture
+def opened(recorder: Recorder) -> Iterator[list[str]]:
+    """The gates that are open in the end, whatever has happened."""
+    gates: list[str] = []
+    yield gates
+    for gate in gates:
+        open_gate(recorder, gate)
+
+
+def holding(recorder: Recorder, opened: list[str], task: Any, key: str, number: int = 1) -> list[Any]:
+    opened.append(key)
+    results = [task.delay(key, n, gate=key) for n in range(number)]
+    until(lambda: len(of_key(recorder, key)) == number, "they run")
+    return results
+
+
+@pytest.mark.parametrize("policy", combined.two_places)
+def test_with_a_greater_limit_a_second_run_begins_beside_one_of_the_old_version(
+    tasks: Any, worker: Worker, recorder: Recorder, opened: list[str], policy: str
+) -> None:
+    key = f"greater-{policy}"
+    (old,) = holding(recorder, opened, combined.one_place[policy], key)
+
+    assert combined.two_places[policy].delay(key, 2).get(timeout=PROMPTLY) == 2
+    assert most_at_once(of_key(recorder, key)) == 2
+    open_gate(recorder, key)
+    assert old.get(timeout=PROMPTLY) == 0
+
+
+def test_with_a_greater_limit_a_run_begins_in_the_cool_down_of_the_old_version(tasks: Any, worker: Worker) -> None:
+    assert combined.cooling_one.delay("cools", 1).get(timeout=PROMPTLY) == 1
+
+    assert combined.cooling_two.delay("cools", 2).get(timeout=PROMPTLY) == 2
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
+    tasks: Any, worker: Worker, recorder: Recorder, opened: list[str], number: int
+) -> None:
+    key = f"smaller-{number}"
+    old = holding(recorder, opened, combined.two_places["skip"], key, number)
+    refused = {policy: task.delay(key, 5) for policy, task in combined.one_place.items()}
+
+    with pytest.raises(TaskRevokedError, match="|".join(result.id for result in old)):
+        refused["skip"].get(timeout=PROMPTLY)
+    with pytest.raises(LockHeld, match="|".join(result.id for result in old)):
+        refused["raise"].get(timeout=PROMPTLY)
+    open_gate(recorder, key)
+    assert refused["reschedule"].get(timeout=PROMPTLY) == 5

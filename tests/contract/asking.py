@@ -1,0 +1,140 @@
+"""How the contract suite asks a store, and what every chapter of it needs."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.stores.base import Store, Waiter
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, Holder, Succession, Turn
+
+KEY = "singleton:v2:{shop.tasks.sync:00}"
+OTHER = "singleton:v2:{shop.tasks.sync:11}"
+SLOTS = "singleton:v2:{celery.beat:00}:slots"
+TASK = "shop.tasks.sync"
+
+SHORT = 10.0
+"""A ttl that a test lets pass."""
+
+LATE = 2.0
+"""Seconds that a waiter may be late for its turn."""
+
+PATIENCE = 30.0
+"""Seconds for which a place is kept for a successor that does not come."""
+
+MEMORY = 3600.0
+"""Seconds for which merged arguments are remembered."""
+
+CLOCKS_DIFFER_BY = 0.02
+"""Seconds that the store's clock may gain on the test's."""
+
+
+def claim(
+    token: str, *, key: str = KEY, ttl: float = 30.0, limit: int = 1, min_hold: float = 0.0, **facts: Any
+) -> Claim:
+    return Claim(key, token, ttl, limit, Facts(**facts), min_hold)
+
+
+def call(name: str, published: float = 0.0, **more: Any) -> Claim:
+    """The claim of a task: its token is its task id; published so many thousand seconds after the epoch."""
+    return Claim(KEY, name, 30.0, facts=Facts(task_id=name, published=round(published * 1_000_000_000)), **more)
+
+
+def again(wanted: Claim, **more: Any) -> Claim:
+    """The same, when it comes again after it has asked to be the successor."""
+    return dataclasses.replace(wanted, asked=True, **more)
+
+
+def delivery(token: str, task_id: str = "a", attempt: int = 0, **more: Any) -> Claim:
+    """One of the deliveries of a message."""
+    facts = Facts(task_id=task_id, attempt=attempt)
+    return Claim(KEY, token, 30.0, facts=facts, marker=marker_of(task_id), may_be_copy=True, **more)
+
+
+def marker_of(task_id: str) -> str:
+    return f"{KEY}:done:{task_id}"
+
+
+def succeed(
+    store: Store, wanted: Claim, policy: Succession, arguments: str = "", task_name: str = TASK
+) -> tuple[Turn, str | None] | None:
+    return store.succeed(wanted, policy, task_name, arguments, MEMORY)
+
+
+def mark_queued(
+    store: Store, task_id: str, *, seconds: float = 60.0, limit: int = 0, quiet: float = 0.0
+) -> Holder | None:
+    return store.mark_queued(KEY, task_id, seconds, limit=limit, quiet=quiet)
+
+
+def found(holder: Holder | None) -> Holder:
+    assert holder is not None
+    return holder
+
+
+def granted(answer: Grant | Conflict | Done | float) -> Grant:
+    assert isinstance(answer, Grant), answer
+    return answer
+
+
+def queued(answer: Grant | Conflict | Done | float) -> float:
+    assert isinstance(answer, float), answer
+    return answer
+
+
+def refused(answer: Grant | Conflict | Done | float) -> Conflict:
+    assert isinstance(answer, Conflict), answer
+    return answer
+
+
+def tokens(holders: Sequence[Holder]) -> list[str]:
+    return sorted(holder.token for holder in holders)
+
+
+class Contract:
+    """What the chapters need.
+
+    A subclass gives the fixtures `store`, a store without any lock in it, and
+    `lose_all`, which makes the store forget everything. Its `pass_time` makes the
+    locks older without waiting, so that no test depends on how busy a machine is.
+    """
+
+    @pytest.fixture
+    def store(self) -> Store:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def lose_all(self) -> Callable[[], object]:
+        raise NotImplementedError
+
+    def now(self) -> float:
+        """Seconds on a clock that goes with the store's."""
+        raise NotImplementedError
+
+    def pass_time(self, seconds: float) -> None:
+        """Let so much time go by in the store."""
+        raise NotImplementedError
+
+    def nothing_is_left(self, store: Store) -> None:
+        """The store knows nothing of `KEY` any more."""
+        raise NotImplementedError
+
+    def let_expire(self, store: Store, key: str = KEY) -> None:
+        """Let time go by until nobody holds *key*."""
+        for _ in range(100):
+            self.pass_time(0.05 * SHORT)
+            if not store.holders(key):
+                return
+        raise AssertionError(f"{key} does not expire: {store.holders(key)}")
+
+    @contextmanager
+    def waiting(self, store: Store, *names: str, limit: int = 1) -> Iterator[dict[str, Waiter]]:
+        """Waiters that have asked in this order, by their tokens."""
+        with ExitStack() as stack:
+            waiters = {}
+            for name in names:
+                waiters[name] = stack.enter_context(store.waiter(claim(name, limit=limit)))
+                queued(waiters[name].ask())
+            yield waiters

@@ -1,0 +1,296 @@
+"""What a lock leaves in a server, and for how long."""
+
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Ending
+from tests.contract.asking import (
+    CLOCKS_DIFFER_BY,
+    KEY,
+    LATE,
+    SHORT,
+    TASK,
+    Contract,
+    again,
+    call,
+    claim,
+    delivery,
+    found,
+    granted,
+    mark_queued,
+    marker_of,
+    refused,
+    succeed,
+)
+from tests.waiting import until
+
+DUE = Ending("ended", 60.0, is_due=True)
+
+REAL = 0.3
+"""A ttl that a test waits for."""
+
+
+class Keys(Contract):
+    """What a lock leaves in a server, and for how long."""
+
+    def test_a_lock_is_one_key(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a", limit=3))
+        store.acquire(claim("b", limit=3))
+
+        assert client.keys() == [KEY]
+
+    def test_a_released_lock_leaves_no_key(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a"))
+
+        store.release(claim("a"), 1)
+
+        assert client.keys() == []
+
+    @pytest.mark.parametrize("order", ["abc", "cba", "bac"])
+    def test_the_last_of_several_holders_leaves_no_key(self, store: Store, client: Any, order: str) -> None:
+        places = {token: granted(store.acquire(claim(token, limit=3))).place for token in "abc"}
+
+        left = []
+        for token in order:
+            store.release(claim(token, limit=3), places[token])
+            left.append(client.exists(KEY))
+
+        assert left == [1, 1, 0]
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_every_key_expires_at_all_times(self, store: Store, client: Any, limit: int) -> None:
+        steps: list[Callable[[], Any]] = [
+            lambda: store.acquire(claim("a", limit=limit)),
+            lambda: store.acquire(claim("a", limit=limit)),
+            lambda: store.renew([claim("a", limit=limit)], 1.0),
+            lambda: store.acquire(claim("b", limit=limit, ttl=5)),
+            lambda: store.renew([claim("b", limit=limit, ttl=5)], 1.0),
+            lambda: store.acquire(claim("c", limit=limit)),
+            lambda: store.release(claim("c", limit=limit), None),
+            lambda: store.release(claim("a", limit=limit), 1),
+        ]
+
+        seen = 0
+        for step in steps:
+            step()
+            for key in client.scan_iter():
+                seen += 1
+                assert 0 < client.pttl(key) <= 60_000
+
+        assert seen >= len(steps) - 1
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_key_that_somebody_waits_for_expires_at_all_times_too(
+        self, store: Store, client: Any, limit: int
+    ) -> None:
+        long, short = claim("long", limit=limit, min_hold=5.0), claim("short", limit=limit, ttl=5)
+        with store.waiter(claim("w1", limit=limit)) as first, store.waiter(claim("w2", limit=limit)) as second:
+            steps: list[Callable[[], Any]] = [
+                lambda: [store.acquire(mine) for mine in [long, short]],
+                first.ask,
+                second.ask,
+                lambda: store.renew([long, short], 1.0),
+                lambda: store.release(short, None),
+                lambda: store.release(long, 1),
+                first.ask,
+                lambda: store.release(claim("w1", limit=limit), None),
+                second.ask,
+            ]
+            for step in steps:
+                step()
+                assert client.keys() == [KEY]
+                assert 0 < client.pttl(KEY) <= 60_000
+
+    def test_a_key_with_nobody_but_waiters_expires_and_not_before_their_turns(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a", ttl=1.0))
+        with self.waiting(store, "w"):
+            store.release(claim("a"), 1)
+
+            assert store.holders(KEY) == []
+            assert 1000 * (0.5 + LATE) < client.pttl(KEY) <= 60_000
+
+    def test_a_lock_that_somebody_waited_for_leaves_no_key(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a"))
+        with self.waiting(store, "w1", "w2") as waiters:
+            store.release(claim("a"), 1)
+            granted(waiters["w1"].ask())
+            store.release(claim("w1"), 1)
+            granted(waiters["w2"].ask())
+
+        store.release(claim("w2"), 1)
+
+        assert client.keys() == []
+
+    def test_an_empty_queue_leaves_no_fields(self, store: Store, client: Any) -> None:
+        for token in "ab":
+            store.acquire(claim(token, limit=2))
+        before = set(client.hkeys(KEY))
+        with self.waiting(store, "w1", "w2", limit=2):
+            store.release(claim("w1", limit=2), None)
+            store.release(claim("w2", limit=2), None)
+
+        assert set(client.hkeys(KEY)) == before
+
+    def steps(self, store: Store) -> dict[str, Callable[[], Any]]:
+        """Every verb, about two calls and a copy."""
+        a, b = delivery("tok-a", "a", limit=2), delivery("tok-b", "b", merges=TASK, crowds=True)
+        waiter = store.waiter(delivery("tok-w", "w"))
+        return {
+            "acquire": lambda: store.acquire(dataclasses.replace(a, may_be_copy=False)),
+            "acquire another": lambda: store.acquire(b),
+            "acquire a copy": lambda: store.acquire(delivery("tok-c", "a", limit=2)),
+            "take a turn": waiter.ask,
+            "renew": lambda: store.renew([a, b], 1.0),
+            "release": lambda: store.release(a, None, ending=DUE),
+            "release another": lambda: store.release(dataclasses.replace(b, min_hold=5.0), None),
+            "release the turn": lambda: [store.release(delivery("tok-w", "w"), None), waiter.__exit__()],
+            "mark_queued": lambda: mark_queued(store, "b", limit=1, quiet=30.0),
+            "rerun": lambda: [succeed(store, call("b", 2), "rerun"), succeed(store, call("c", 3), "rerun", "of c")],
+            "replace": lambda: [succeed(store, again(call(name, at)), "replace") for name, at in [("b", 2), ("c", 3)]],
+            "unmark": lambda: [store.unmark(KEY, name, returns=True) for name in ("a", "b", "c")],
+            "unmark unless": lambda: store.unmark(KEY, "b", quiet=False, unless_merged=True),
+            "mark_done": lambda: store.mark_done(marker_of("a"), 1, "stored", 30.0),
+        }
+
+    def test_every_key_has_an_expiry_whatever_is_done_in_whatever_order(self, store: Store, client: Any) -> None:
+        steps = self.steps(store)
+        orders = list(itertools.permutations(steps, 3))
+
+        for order in random.Random(5).sample(orders, len(orders) // 4):
+            client.flushdb()
+            for name in order:
+                steps[name]()
+                assert all(client.pttl(key) > 0 for key in client.scan_iter()), order
+
+    def test_when_all_is_over_no_key_is_left_whatever_was_done(self, store: Store, client: Any) -> None:
+        steps = self.steps(store)
+        orders = [random.Random(number).sample(list(steps), len(steps)) for number in range(100)]
+        is_the_end = {"release", "release another", "release the turn", "unmark"}
+
+        for order in orders:
+            client.flushdb()
+            for name in order:
+                steps[name]()
+            self.pass_time(5.0)  # a cool-down
+            for name in is_the_end:
+                steps[name]()
+            store.release(delivery("tok-c", "a"), None)
+            # What was merged is for the next run of that task, whichever it is.
+            store.release(call("z"), granted(store.acquire(call("z", 1, merges=TASK))).place)
+            assert client.keys("*}") + client.keys("*}:done") == [], (order, client.hgetall(KEY))
+
+    def test_a_released_key_with_a_successor_has_an_expiry(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a", ttl=1))
+        succeed(store, call("b"), "rerun")
+        store.release(claim("a", ttl=1), 1)
+
+        assert 0 < client.pttl(KEY) <= 30_000
+
+    def test_the_key_of_a_dead_holder_is_gone_two_ttl_after_its_last_renewal(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a", ttl=REAL))
+        renewed = clock()
+        store.renew([claim("a", ttl=REAL)], 1.0)
+
+        until(lambda: not store.holders(KEY), "nobody holds it")
+        still_there = client.exists(KEY)
+        until(lambda: not client.exists(KEY), "the key is gone")
+
+        assert still_there or clock() > renewed + 2 * REAL
+        assert clock() >= renewed + 2 * REAL - CLOCKS_DIFFER_BY
+
+    def test_a_renewal_moves_the_expiry_of_the_key(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a", ttl=5))
+
+        store.renew([claim("a", ttl=30)], 1.0)
+
+        assert 50_000 < client.pttl(KEY) <= 60_000
+
+    def test_a_successors_key_does_not_outlive_it_by_the_ttl_of_the_dead(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        client.pexpire(KEY, 600_000)
+        self.let_expire(store)
+
+        store.acquire(claim("b", ttl=5))
+
+        assert client.pttl(KEY) <= 10_000
+
+    def test_a_key_of_another_kind_is_left_alone(self, store: Store, client: Any) -> None:
+        client.set(KEY, "somebody else's")
+
+        with pytest.raises(StoreError, match="WRONGTYPE"):
+            store.acquire(claim("a"))
+
+        assert client.get(KEY) == "somebody else's"
+
+    def test_a_lock_with_long_facts_is_a_list_all_the_same(self, store: Store, client: Any) -> None:
+        # A value of more than 64 bytes would make it a table, of twice the size.
+        facts = {"task_id": "0b0e7a0c-5d5b-4f0c-9d57-8a5d5f9d2f3b", "pid": 4_194_304, "attempt": 999}
+        long = claim("x" * 16, ttl=7 * 24 * 3600.0, published=10**15, **facts)
+
+        for is_usual in (True, False):
+            granted(store.acquire(dataclasses.replace(long, may_be_copy=not is_usual, marker=marker_of("a"))))
+            assert client.object("encoding", KEY) == "listpack"
+            assert max(len(value) for value in client.hvals(KEY)) <= 64
+            store.release(long, 1)
+
+    def test_a_held_lock_takes_little_memory(self, store: Store, client: Any) -> None:
+        key = "singleton:v2:{shop.tasks.synchronise:9f62a583b84f8227e6432bfe2c555eb2}"
+        store.acquire(
+            claim(
+                "x" * 16,
+                key=key,
+                task_id="0b0e7a0c-5d5b-4f0c-9d57-8a5d5f9d2f3b",
+                hostname="celery@worker-1",
+                pid=12345,
+            )
+        )
+
+        assert client.memory_usage(key) <= 400
+
+    def test_a_fence_is_the_servers_time_in_microseconds_or_more(self, store: Store, client: Any) -> None:
+        seconds, microseconds = client.time()
+
+        grant = granted(store.acquire(claim("a")))
+
+        assert grant.fence >= seconds * 1_000_000 + microseconds
+
+    def test_a_fence_grows_even_where_the_clock_has_gone_back(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        from_the_future = 2 * int(client.hget(KEY, "fence"))
+        client.hset(KEY, "fence", from_the_future)
+        self.let_expire(store)
+
+        assert granted(store.acquire(claim("b"))).fence == from_the_future + 1
+
+    @pytest.mark.parametrize("field", ["a", "!a"])
+    def test_a_clock_that_was_set_back_strands_nobody(self, store: Store, client: Any, field: str) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        deadline = int(client.hget(KEY, "a"))
+        client.hdel(KEY, "a")
+        client.hset(KEY, field, deadline + 3600 * 1_000_000)
+        client.pexpire(KEY, 3_700_000)
+
+        assert found(mark_queued(store, "b", limit=1)).expires_in <= SHORT
+        assert refused(store.acquire(claim("c"))).first.expires_in <= SHORT
+        self.pass_time(1.1 * SHORT)
+
+        assert mark_queued(store, "b", limit=1) is None
+        assert granted(store.acquire(claim("c"))).took_over
+
+    def test_a_lock_of_many_places_is_a_table_and_one_of_few_a_list(self, store: Store, client: Any) -> None:
+        # A list is searched from end to end, for each of the places.
+        encodings = []
+        for number in range(20):
+            store.acquire(claim(f"t{number}", limit=20))
+            encodings.append(client.object("encoding", KEY))
+
+        assert encodings == ["listpack"] * 16 + ["hashtable"] * 4
+        store.release(claim("t19", limit=20), 20)
+        assert granted(store.acquire(claim("t20", limit=20))).place == 20

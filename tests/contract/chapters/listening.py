@@ -1,0 +1,95 @@
+"""How waiters in a server are woken, and what its own clock decides."""
+
+from typing import Any
+
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Grant
+from tests.contract.asking import (
+    CLOCKS_DIFFER_BY,
+    KEY,
+    Contract,
+    claim,
+    granted,
+    queued,
+    refused,
+    tokens,
+)
+from tests.waiting import until
+
+REAL = 0.3
+"""A ttl that a test waits for."""
+
+
+class Listening(Contract):
+    """How waiters in a server are woken, and what its own clock decides."""
+
+    def test_a_waiter_that_nobody_hears_any_more_is_passed_over_at_the_release(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a"))
+        with self.waiting(store, "dead"):
+            pass
+        channel = f"{KEY}:dead"
+        with self.waiting(store, "w") as waiters:
+            until(lambda: client.pubsub_numsub(channel) == [(channel, 0)], "the server knows that it is gone")
+
+            store.release(claim("a"), 1)
+
+            refused(store.acquire(claim("newcomer")))
+            granted(waiters["w"].ask())
+
+    def test_waiters_that_nobody_hears_any_more_leave_no_key(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a"))
+        with self.waiting(store, "dead1", "dead2"):
+            pass
+        until(lambda: not client.pubsub_channels("singleton:*"), "the server knows that they are gone")
+
+        store.release(claim("a"), 1)
+
+        assert client.keys() == []
+
+    def test_a_waiter_listens_on_one_connection_and_closes_it(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a"))
+
+        with self.waiting(store, "w"):
+            during = client.pubsub_channels("singleton:*")
+
+        assert during == [f"{KEY}:w"]
+        until(lambda: not client.pubsub_channels("singleton:*"), "the connection is closed")
+
+    def test_a_waiter_whose_connection_has_died_listens_again(self, store: Store, client: Any) -> None:
+        store.acquire(claim("a"))
+        with store.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            client.client_kill_filter(_type="pubsub")
+            asleep_at = clock()
+            waiter.sleep(20)
+            looked_again_after = clock() - asleep_at
+            queued(waiter.ask())
+            heard_on = client.pubsub_channels("singleton:*")
+            store.release(claim("a"), 1)
+            asleep_at = clock()
+            waiter.sleep(20)
+
+            assert looked_again_after < 5
+            assert heard_on == [f"{KEY}:w"]
+            assert clock() - asleep_at < 5
+            granted(waiter.ask())
+
+    def test_a_waiter_that_sleeps_as_long_as_it_was_told_finds_a_dead_holders_place(self, store: Store) -> None:
+        asked_at = clock()
+        store.acquire(claim("a", ttl=REAL))
+        with store.waiter(claim("w")) as waiter:
+            waiter.sleep(queued(waiter.ask()))
+
+            until(lambda: isinstance(waiter.ask(), Grant), "it is granted", timeout=REAL)
+
+        assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
+
+    def test_a_lease_ends_by_the_servers_own_clock(self, store: Store) -> None:
+        asked_at = clock()
+        store.acquire(claim("a", ttl=REAL))
+        refused(store.acquire(claim("b")))
+
+        until(lambda: isinstance(store.acquire(claim("b")), Grant), "the lease has ended")
+
+        assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
+        assert tokens(store.holders(KEY)) == ["b"]

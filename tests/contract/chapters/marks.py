@@ -1,0 +1,220 @@
+"""What calls leave in a store that hold nothing: queued, quiet, and in the crowd."""
+
+import pytest
+
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.records import Grant
+from tests.contract.asking import (
+    KEY,
+    SHORT,
+    Contract,
+    call,
+    claim,
+    found,
+    granted,
+    mark_queued,
+    queued,
+    refused,
+    succeed,
+)
+
+
+class Marks(Contract):
+    """Calls that are unique in the queue, and calls that come again and again."""
+
+    def test_of_several_calls_one_is_queued_and_the_others_learn_which(self, store: Store) -> None:
+        assert mark_queued(store, "a") is None
+        assert [found(mark_queued(store, other)).task_id for other in ("b", "c")] == ["a", "a"]
+        assert mark_queued(store, "a") is None, "a lost reply costs no call"
+        granted(store.acquire(call("member")))
+        assert mark_queued(store, "a", limit=1) is None, "nor does a run that has begun meanwhile"
+        assert found(mark_queued(store, "b", limit=1)).task_id == "a"
+
+    def test_the_queued_call_is_queued_no_more_once_it_runs(self, store: Store) -> None:
+        mark_queued(store, "a")
+        granted(store.acquire(call("a", heeds_queued=True)))
+
+        assert mark_queued(store, "b") is None
+        assert found(mark_queued(store, "c", limit=1)).task_id == "b"
+        store.unmark(KEY, "b")
+        assert found(mark_queued(store, "c", limit=1)).task_id == "a"
+        store.release(call("a"), 1)
+        assert mark_queued(store, "c", limit=1) is None
+
+    @pytest.mark.parametrize("limit", [1, 2, 3])
+    def test_a_call_is_not_queued_while_as_many_run_as_may(self, store: Store, limit: int) -> None:
+        for name in "abc"[:limit]:
+            assert mark_queued(store, name, limit=limit) is None
+            granted(store.acquire(call(name, limit=limit, heeds_queued=True)))
+
+        assert found(mark_queued(store, "next", limit=limit)).task_id in tuple("abc")
+        assert mark_queued(store, "next", limit=0) is None, "runs are in nobody's way where they do not count"
+        store.unmark(KEY, "next")
+        store.release(call("a", limit=limit), 1)
+        assert mark_queued(store, "next", limit=limit) is None
+
+    def test_a_call_is_queued_once_the_run_before_it_is_dead(self, store: Store) -> None:
+        granted(store.acquire(claim("a", ttl=SHORT, task_id="a")))
+        self.let_expire(store)
+
+        assert mark_queued(store, "b", limit=1) is None
+
+    def test_a_queued_call_survives_the_release_of_another_run(self, store: Store) -> None:
+        granted(store.acquire(call("a")))
+        mark_queued(store, "b")
+        store.release(call("a"), 1)
+
+        assert found(mark_queued(store, "c")).task_id == "b"
+        assert refused(store.acquire(call("c", heeds_queued=True))).first.task_id == "b"
+        granted(store.acquire(call("other")))
+
+    def test_a_retry_of_a_run_does_not_heed_who_is_queued(self, store: Store) -> None:
+        # A call with a countdown of ten minutes must not keep a retry out that is due in a second.
+        mark_queued(store, "later", seconds=600.0)
+
+        granted(store.acquire(call("retry", heeds_queued=False)))
+
+    @pytest.mark.parametrize("places", [1, 2])
+    def test_one_that_waits_in_its_slot_yields_to_no_message(self, store: Store, places: int) -> None:
+        # It occupies the slot in which what is queued, or comes next, would have to run.
+        mark_queued(store, "queued")
+        succeed(store, call("next"), "rerun")
+        claims = [call(f"w{n}", limit=places, heeds_queued=True) for n in range(places)]
+
+        for mine in claims:
+            with store.waiter(mine) as waiter:
+                granted(waiter.ask())
+
+        assert store.successor(KEY) == "next"
+        assert found(mark_queued(store, "c")).task_id == "queued"
+
+    def test_one_that_has_waited_for_a_run_yields_to_no_message_either(self, store: Store) -> None:
+        granted(store.acquire(call("a")))
+        mark_queued(store, "queued")
+        with store.waiter(call("w", heeds_queued=True)) as waiter:
+            queued(waiter.ask())
+            succeed(store, call("next"), "rerun")
+            store.release(call("a"), 1)
+
+            granted(waiter.ask())
+
+    def test_a_call_whose_publishing_failed_leaves_nothing(self, store: Store) -> None:
+        mark_queued(store, "a", quiet=30)
+        assert store.unmark(KEY, "a")
+
+        self.nothing_is_left(store)
+        assert mark_queued(store, "b") is None
+
+    def test_a_call_that_ends_may_leave_its_key_quiet(self, store: Store) -> None:
+        mark_queued(store, "a", quiet=30)
+        assert store.unmark(KEY, "a", quiet=False)
+
+        assert found(mark_queued(store, "b")).task_id == "a"
+        assert store.unmark(KEY, "stranger")
+        assert found(mark_queued(store, "b")).task_id == "a"
+        assert store.unmark(KEY, "a")
+        assert mark_queued(store, "b") is None
+
+    def test_a_key_that_is_quiet_is_published_no_more_though_its_call_has_ended(self, store: Store) -> None:
+        mark_queued(store, "a", quiet=30)
+        grant = granted(store.acquire(call("a")))
+        store.release(call("a"), grant.place)
+
+        assert found(mark_queued(store, "b")).task_id == "a"
+
+    def test_a_key_that_is_quiet_names_who_runs_before_who_was_published(self, store: Store) -> None:
+        mark_queued(store, "a", quiet=30)
+        store.unmark(KEY, "a", quiet=False)
+        granted(store.acquire(call("runs")))
+
+        assert found(mark_queued(store, "b")).task_id == "runs"
+
+    def test_a_mark_outlives_runs_that_are_none_of_its(self, store: Store) -> None:
+        # A member of a canvas and a retry are always sent, and run.
+        mark_queued(store, "a", quiet=30)
+        store.unmark(KEY, "a", quiet=False)
+        for name in ("a", "member", "retry"):
+            run = claim(name, ttl=SHORT, task_id=name)
+            store.release(run, granted(store.acquire(run)).place)
+
+        self.pass_time(2.5 * SHORT)
+        assert found(mark_queued(store, "b")).task_id == "a"
+        self.pass_time(1 * SHORT)
+        assert mark_queued(store, "b") is None
+
+    def test_a_mark_ends_by_itself_if_nobody_comes_for_it(self, store: Store) -> None:
+        mark_queued(store, "lost", seconds=SHORT)
+        self.pass_time(0.9 * SHORT)
+        still = found(mark_queued(store, "b"))
+        self.pass_time(0.2 * SHORT)
+
+        assert still.task_id == "lost"
+        assert mark_queued(store, "b") is None
+        store.unmark(KEY, "b")
+        self.nothing_is_left(store)
+
+    def test_a_mark_is_ended_by_its_own_call_only(self, store: Store) -> None:
+        mark_queued(store, "a")
+        succeed(store, call("next"), "rerun")
+
+        assert store.unmark(KEY, "stranger")
+
+        assert found(mark_queued(store, "b")).task_id == "a"
+        assert store.successor(KEY) == "next"
+        assert store.unmark(KEY, "a")
+        assert store.successor(KEY) == "next"
+        assert store.unmark(KEY, "next")
+        self.nothing_is_left(store)
+
+    def test_to_unmark_a_lock_that_nobody_knows_leaves_nothing(self, store: Store) -> None:
+        assert store.unmark(KEY, "a", returns=True, unless_merged=True)
+
+        self.nothing_is_left(store)
+
+    # The crowd.
+
+    def test_a_refusal_tells_how_many_come_again(self, store: Store) -> None:
+        store.acquire(call("a"))
+
+        assert refused(store.acquire(call("stays-away"))).crowd == 0
+        assert [refused(store.acquire(call(name, crowds=True))).crowd for name in "bcd"] == [1, 2, 3]
+        assert refused(store.acquire(call("b", returns=True))).crowd == 3
+
+    def test_a_call_counts_once_however_often_it_says_that_it_will_come_again(self, store: Store) -> None:
+        store.acquire(call("a"))
+
+        assert [refused(store.acquire(call(name, crowds=True))).crowd for name in "bbcb"] == [1, 1, 2, 2]
+
+    @pytest.mark.parametrize("gives_up", [True, False])
+    def test_the_crowd_is_smaller_once_one_of_it_is_granted_or_gives_up(self, store: Store, gives_up: bool) -> None:
+        store.acquire(call("a"))
+        for name in "bc":
+            store.acquire(call(name, crowds=True))
+        if gives_up:
+            store.unmark(KEY, "b", returns=True)
+            store.unmark(KEY, "b", returns=True)
+            store.unmark(KEY, "stranger", returns=True)
+        else:
+            store.release(call("a"), 1)
+            for _ in range(2):
+                granted(store.acquire(call("b", returns=True)))
+
+        assert refused(store.acquire(call("d"))).crowd == 1
+
+    def test_a_crowd_that_is_gone_leaves_nothing(self, store: Store) -> None:
+        names = "bcdefgh"
+        store.acquire(call("a"))
+        for name in names:
+            store.acquire(call(name, crowds=True))
+        store.release(call("a"), 1)
+        for name in names[:-1]:
+            mine = call(name, returns=True)
+            store.release(mine, granted(store.acquire(mine)).place)
+        store.unmark(KEY, names[-1], returns=True)
+
+        self.nothing_is_left(store)
+
+    def test_a_granted_claim_joins_no_crowd(self, store: Store) -> None:
+        assert isinstance(store.acquire(call("a", crowds=True)), Grant)
+
+        assert refused(store.acquire(call("b"))).crowd == 0

@@ -1,0 +1,112 @@
+"""How waiters sleep and wake, and a crowd of them."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Answer, Grant
+from tests.contract.asking import (
+    Contract,
+    claim,
+    granted,
+    queued,
+)
+
+
+class Waking(Contract):
+    """Waiters that are woken, and those that wake by themselves."""
+
+    def test_a_release_that_comes_before_the_sleep_wakes_all_the_same(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        with store.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            store.release(claim("a"), 1)
+            asleep_at = clock()
+
+            waiter.sleep(3)
+
+            assert clock() - asleep_at < 1.5
+            granted(waiter.ask())
+
+    def test_a_release_wakes_the_first_waiter(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        with store.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            releasing = threading.Timer(0.2, store.release, (claim("a"), 1))
+            releasing.start()
+            asleep_at = clock()
+
+            waiter.sleep(20)
+
+            assert clock() - asleep_at < 10
+            releasing.join()
+            granted(waiter.ask())
+
+    def test_a_waiter_that_nobody_wakes_wakes_by_itself(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        with store.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            asleep_at = clock()
+
+            waiter.sleep(0.1)
+
+            assert 0.09 < clock() - asleep_at < 5
+
+    @pytest.mark.parametrize("limit", [1, 2])
+    def test_a_crowd_that_waits_is_served_to_the_last_and_never_exceeds_the_limit(
+        self, store: Store, limit: int
+    ) -> None:
+        inside, most, served = 0, 0, 0
+        guard, give_up_at = threading.Lock(), clock() + 30
+
+        def wait_for_turns(name: int) -> None:
+            nonlocal inside, most, served
+            for turn in range(8):
+                mine = claim(f"{name}-{turn}", limit=limit)
+                with store.waiter(mine) as waiter:
+                    while not isinstance(answer := waiter.ask(), Grant):
+                        assert clock() < give_up_at, f"{mine.token} is not served"
+                        waiter.sleep(min(answer, 0.2))
+                with guard:
+                    inside, served = inside + 1, served + 1
+                    most = max(most, inside)
+                time.sleep(0)  # let others try
+                with guard:
+                    inside -= 1
+                assert store.release(mine, answer.place) is Answer.DONE
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(wait_for_turns, range(6)))
+
+        assert most <= limit
+        assert served == 6 * 8
+        granted(store.acquire(claim("afterwards", limit=limit)))
+
+    def test_few_wake_at_the_next_deadline_and_the_rest_rely_on_being_woken(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=5))
+        with ExitStack() as stack:
+            waiters = [stack.enter_context(store.waiter(claim(f"w{number}"))) for number in range(12)]
+
+            waits = [queued(waiter.ask()) for waiter in waiters]
+
+            assert [wait <= 5 for wait in waits] == [True] * 8 + [False] * 4
+            assert max(waits) <= 20
+
+    def test_a_waiter_that_has_come_near_hears_when_the_next_deadline_is(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=5))
+        with ExitStack() as stack:
+            waiters = [stack.enter_context(store.waiter(claim(f"w{number}"))) for number in range(12)]
+            for waiter in waiters:
+                waiter.ask()
+            store.release(claim("w0"), None)
+            asleep_at = clock()
+
+            waiters[8].sleep(15)
+
+            assert clock() - asleep_at < 10
+            assert queued(waiters[8].ask()) <= 5
+            assert queued(waiters[9].ask()) > 5

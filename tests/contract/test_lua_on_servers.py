@@ -1,0 +1,303 @@
+"""What the scripts cost on a server, and what they survive there."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
+from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.contract.test_answers import KEY, MARKER, OTHER_KEY
+from tests.contract.test_lua import SCRIPTS
+from tests.proxy import Proxy
+from tests.servers import Server
+
+MINE = Claim(KEY, "a", 30.0, facts=Facts(task_id="id-of-a"))
+COPY = replace(MINE, marker=MARKER, may_be_copy=True)
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[RedisStore]:
+    store = RedisStore(server.url, {})
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    with server.client() as client:
+        yield client
+
+
+# What they cost.
+
+VERBS: dict[str, Callable[[RedisStore], Any]] = {
+    "acquire": lambda store: store.acquire(MINE),
+    "a refused acquire": lambda store: store.acquire(Claim(KEY, "b", 30.0)),
+    "renew": lambda store: store.renew([MINE, Claim(OTHER_KEY, "a", 30.0)], 1.0),
+    "release": lambda store: store.release(MINE, 1),
+    "release with an ending": lambda store: store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)),
+    "acquire of a copy": lambda store: store.acquire(COPY),
+    "succeed": lambda store: store.succeed(MINE, "replace", "t", "", 60.0),
+    "mark_queued": lambda store: store.mark_queued(KEY, "id-of-a", 60.0, limit=1, quiet=5.0) or "queued",
+    "unmark": lambda store: store.unmark(KEY, "id-of-a"),
+    "mark_done": lambda store: store.mark_done(MARKER, 0, "stored", 60.0) or "noted",
+}
+
+
+def warmed_up(store: RedisStore) -> RedisStore:
+    """With open connections and loaded scripts."""
+    store.acquire(MINE)
+    store.renew([MINE], 1.0)
+    store.release(MINE, 1)
+    return store
+
+
+def commands_of(server: Server, body: Callable[[], Any]) -> list[str]:
+    """What clients sent to the server during *body*; a script's own commands are not sent."""
+    sent = []
+    with server.client() as client, server.client() as other:
+        other.ping()
+        with client.monitor() as monitor:
+            body()
+            other.echo("that is all")
+            while (event := monitor.next_command())["command"] != "ECHO that is all":
+                if event["client_type"] != "lua":
+                    sent.append(event["command"])
+    return sent
+
+
+def test_each_verb_is_one_round_trip(server: Server, store: RedisStore) -> None:
+    for verb in VERBS.values():
+        verb(warmed_up(store))
+
+    sent = {name: commands_of(server, lambda verb=verb: verb(store)) for name, verb in VERBS.items()}
+
+    assert {name: len(commands) for name, commands in sent.items()} == dict.fromkeys(VERBS, 1)
+    assert all(commands[0].startswith("EVALSHA ") for commands in sent.values())
+
+
+def test_a_large_renewal_goes_in_parts(server: Server, store: RedisStore) -> None:
+    warmed_up(store)
+    claims = [Claim(f"k{number}", "a", 30.0) for number in range(220)]
+
+    sent = commands_of(server, lambda: store.renew(claims, 1.0))
+
+    assert [len(re.findall(r" k\d+", command)) for command in sent] == [50, 50, 50, 50, 20]
+
+
+def test_renewals_have_a_connection_of_their_own(server: Server, client: Any) -> None:
+    store = warmed_up(RedisStore(server.url, {"client_name": "the-store"}))
+
+    store.renew([MINE], 1.0)
+    store.acquire(MINE)
+    store.release(MINE, 1)
+
+    own = [event["cmd"] for event in client.client_list() if event["name"] == "the-store"]
+    assert own == ["evalsha", "evalsha"]
+    store.close()
+
+
+# What they survive.
+
+
+@pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+def test_a_server_that_has_forgotten_the_scripts_is_told_them_again(
+    store: RedisStore, client: Any, verb: Callable[[RedisStore], Any]
+) -> None:
+    warmed_up(store)
+    store.acquire(MINE)
+
+    client.script_flush()
+
+    assert verb(store)
+    assert client.script_exists(*[script.digest for script in SCRIPTS.values()]).count(True) == 1
+
+
+@pytest.fixture
+def out_of_memory(client: Any) -> Iterator[Callable[[], object]]:
+    """Let the server be out of memory from now on."""
+    client.config_set("maxmemory-policy", "noeviction")
+    yield lambda: client.config_set("maxmemory", 1)
+    client.config_set("maxmemory", 0)
+
+
+def test_a_server_out_of_memory_grants_nothing(store: RedisStore, out_of_memory: Callable[[], object]) -> None:
+    warmed_up(store)
+
+    out_of_memory()
+
+    with pytest.raises(StoreError, match="maxmemory"):
+        store.acquire(MINE)
+
+
+def test_a_lock_is_renewed_by_a_server_out_of_memory(
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    store.acquire(Claim(KEY, "a", 5.0))
+
+    out_of_memory()
+
+    assert store.renew([MINE], 1.0) == [Answer.DONE]
+    assert store.holders(KEY)[0].expires_in > 5
+    assert client.pttl(KEY) > 10_000
+
+
+def test_a_lock_whose_key_needs_no_later_expiry_is_renewed_by_a_server_out_of_memory(
+    store: RedisStore, out_of_memory: Callable[[], object]
+) -> None:
+    store.acquire(Claim(KEY, "long", 600.0, 2))
+    store.acquire(Claim(KEY, "a", 5.0, 2))
+
+    out_of_memory()
+
+    assert store.renew([Claim(KEY, "a", 30.0, 2)], 1.0) == [Answer.DONE]
+    assert store.holders(KEY)[0].expires_in > 5
+
+
+def test_a_lock_is_released_by_a_server_out_of_memory(
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    store.acquire(MINE)
+
+    out_of_memory()
+
+    assert store.release(MINE, 1) is Answer.DONE
+    assert not client.exists(KEY)
+
+
+def test_one_of_several_holders_is_released_by_a_server_out_of_memory(
+    store: RedisStore, out_of_memory: Callable[[], object]
+) -> None:
+    for token in "ab":
+        store.acquire(Claim(KEY, token, 30.0, 2))
+
+    out_of_memory()
+
+    assert store.release(Claim(KEY, "a", 30.0, 2), 1) is Answer.DONE
+    assert [holder.token for holder in store.holders(KEY)] == ["b"]
+
+
+def test_a_grant_whose_reply_was_lost_is_recognised_by_a_server_out_of_memory(
+    store: RedisStore, out_of_memory: Callable[[], object]
+) -> None:
+    first = store.acquire(MINE)
+
+    out_of_memory()
+    again = store.acquire(MINE)
+
+    assert isinstance(first, Grant)
+    assert isinstance(again, Grant)
+    assert again.fence == first.fence
+
+
+def test_a_lock_that_stays_taken_is_released_by_a_server_out_of_memory(
+    store: RedisStore, out_of_memory: Callable[[], object]
+) -> None:
+    mine = Claim(KEY, "a", 30.0, min_hold=10.0)
+    store.acquire(mine)
+
+    out_of_memory()
+
+    assert store.release(mine, 1) is Answer.DONE
+    assert store.renew([mine], 1.0) == [Answer.TAKEN]
+
+
+def test_a_lock_that_somebody_waits_for_is_released_by_a_server_out_of_memory(
+    store: RedisStore, out_of_memory: Callable[[], object]
+) -> None:
+    store.acquire(MINE)
+    with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
+        waiter.ask()
+
+        out_of_memory()
+
+        released = store.release(MINE, 1)
+        asleep_at = clock()
+        waiter.sleep(20)
+
+    assert released is Answer.DONE
+    assert clock() - asleep_at < 15
+
+
+def test_an_ending_is_kept_by_a_server_out_of_memory(
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    store.acquire(MINE)
+
+    out_of_memory()
+
+    assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)) is Answer.MARKED
+    assert client.exists(MARKER)
+
+
+def test_an_ending_of_a_lock_that_is_gone_is_kept_by_a_server_out_of_memory(
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    client.ping()
+    out_of_memory()
+
+    assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=False)) is Answer.GONE
+    assert client.exists(MARKER)
+
+
+@pytest.mark.parametrize("wanted", [replace(MINE, token="b"), replace(COPY, token="b")])
+def test_a_conflict_is_told_by_a_server_out_of_memory(
+    store: RedisStore, out_of_memory: Callable[[], object], wanted: Claim
+) -> None:
+    store.acquire(MINE)
+
+    out_of_memory()
+
+    for crowds in (False, True):
+        conflict = store.acquire(replace(wanted, crowds=crowds))
+        assert isinstance(conflict, Conflict)
+        assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)
+
+
+def test_a_call_ends_what_it_has_left_in_a_server_out_of_memory(
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    store.mark_queued(KEY, "id-of-a", 60.0, limit=0, quiet=5.0)
+    store.acquire(MINE)
+    store.acquire(Claim(KEY, "b", 30.0, facts=Facts(task_id="id-of-b"), crowds=True))
+
+    out_of_memory()
+
+    assert store.unmark(KEY, "id-of-a")
+    assert store.unmark(KEY, "id-of-b", returns=True)
+    assert set(client.hkeys(KEY)) == {"1", "a", "fence", "1:", "1:i"}
+
+
+# What they say when the reply is lost: they are asked again.
+
+
+@pytest.mark.parametrize("is_due", [True, False])
+def test_a_release_whose_reply_was_lost_tells_that_the_ending_was_kept(valkey: Server, is_due: bool) -> None:
+    with Proxy(valkey.port) as proxy:
+        store = warmed_up(RedisStore(proxy.url, {}))
+        store.acquire(MINE)
+        store.acquire(replace(COPY, token="a copy"))
+        proxy.lose_reply(to=b"EVALSHA")
+
+        # Else nobody would write that its result is stored, and its copies would run.
+        assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due)) is Answer.MARKED
+        assert isinstance(store.acquire(replace(COPY, token="b")), Done)
+        store.close()
+
+
+def test_a_refusal_whose_reply_was_lost_counts_once(valkey: Server) -> None:
+    with Proxy(valkey.port) as proxy:
+        store = warmed_up(RedisStore(proxy.url, {}))
+        store.acquire(MINE)
+        proxy.lose_reply(to=b"EVALSHA")
+
+        answer = store.acquire(Claim(KEY, "b", 30.0, facts=Facts(task_id="id-of-b"), crowds=True))
+
+        assert isinstance(answer, Conflict)
+        assert answer.crowd == 1
+        store.close()

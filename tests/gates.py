@@ -1,0 +1,16 @@
+"""Gates that the bodies of the tests' tasks wait at, so that a test says when a run may go on."""
+
+from tests.recorder import Recorder
+from tests.waiting import until
+
+# Longer than any test keeps one shut, and no longer than a pool can do without the process.
+_PATIENCE = 180.0
+
+
+def wait_at(recorder: Recorder, gate: str) -> None:
+    """Return once it is open."""
+    until(lambda: recorder._client.exists(f"gate:{gate}"), f"the gate {gate} opens", timeout=_PATIENCE)
+
+
+def open_gate(recorder: Recorder, gate: str) -> None:
+    recorder._client.set(f"gate:{gate}", "open")

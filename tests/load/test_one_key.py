@@ -1,0 +1,201 @@
+"""One key's crowd harms no other key, and costs the server, the worker and the wire no more than a bounded amount."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import Lock
+from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
+from tests.recorder import Recorder
+from tests.servers import Server, running
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+APP = "tests.acceptance.combined_app"
+CALLS = 2000
+WAITERS = 1000
+PLACES = 1000
+MEGABYTE = 1_000_000
+
+Report = Callable[[str, object], None]
+
+
+@pytest.fixture
+def locks() -> Iterator[Server]:
+    """A server for the locks alone, so that what it is asked and what it answers can be counted."""
+    with running("valkey", "--maxclients", "10000") as server:
+        yield server
+
+
+@pytest.fixture
+def recorder(valkey: Server) -> Iterator[Recorder]:
+    recorder = Recorder(valkey.url.removesuffix("/0") + "/3")
+    yield recorder
+    recorder.close()
+
+
+@pytest.fixture
+def worker(valkey: Server, locks: Server) -> Iterator[Worker]:
+    results = valkey.url.removesuffix("/0") + "/1"
+    combined.app.conf.update(broker_url=valkey.url, result_backend=results, singleton_lock_url=locks.url)
+    # A ttl that is long enough for delays to grow as far as they may.
+    env = {"TEST_STORE": valkey.url, "TEST_LOCKS": locks.url, "TEST_TTL": "60", "C_FORCE_ROOT": "1"}
+    with workers(APP, env, 1, concurrency=2) as (worker,):
+        yield worker
+
+
+def sent_by(server: Server) -> int:
+    with server.client() as client:
+        return int(client.info("stats")["total_net_output_bytes"])
+
+
+class Scripts:
+    """What the server's scripts cost from now on."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = server.client()
+        self._client.config_resetstat()
+
+    def milliseconds(self) -> float:
+        """The mean of one."""
+        stats = self._client.info("commandstats")
+        ran = [what for name, what in stats.items() if name.startswith(("cmdstat_eval", "cmdstat_fcall"))]
+        self._client.close()
+        return float(sum(what["usec"] for what in ran) / sum(what["calls"] for what in ran) / 1000)
+
+
+def seconds_of_a_plain_task() -> float:
+    """The median of five calls."""
+    took = []
+    for number in range(5):
+        begin = time.monotonic()
+        combined.plain.delay(number).get(timeout=30, interval=0.001)
+        took.append(time.monotonic() - begin)
+    return statistics.median(took)
+
+
+def test_a_plain_task_is_served_while_thousands_wait_for_one_key(
+    worker: Worker, recorder: Recorder, record_property: Report
+) -> None:
+    task = combined.by_policy["reschedule"]
+    before = seconds_of_a_plain_task()
+    holder = task.delay("crowd", 0, gate="crowd")
+    until(lambda: recorder.events("enter"), "the holder runs")
+    with combined.app.producer_pool.acquire() as producer:
+        for number in range(CALLS):
+            task.apply_async(("crowd", number), producer=producer, ignore_result=True)
+
+    meanwhile: list[float] = []
+
+    def is_served() -> bool:
+        meanwhile.append(seconds_of_a_plain_task())
+        return meanwhile[-1] < 2 * before + 0.05
+
+    # The first encounters of all of them take a while; after that they have to keep quiet.
+    until(is_served, "a plain task takes as long as before", timeout=60)
+
+    record_property("milliseconds before, and with a crowd", [round(1000 * took) for took in (before, *meanwhile)])
+    assert seconds_of_a_plain_task() < 2 * before + 0.1
+    assert not holder.ready()
+    open_gate(recorder, "crowd")
+    assert holder.get(timeout=60) == 0
+
+
+def test_a_conflict_does_not_carry_the_arguments_of_the_successor(
+    worker: Worker, recorder: Recorder, locks: Server, record_property: Report
+) -> None:
+    task, large = combined.by_policy["rerun"], "x" * MEGABYTE
+    holder = task.delay("large", 1, gate="large")
+    until(lambda: recorder.events("enter"), "the holder runs")
+    before = sent_by(locks)
+
+    successor = task.delay("large", 2, filling=large)
+    until(lambda: f"task_id={successor.id}" in worker.log(), "it waits for its turn")
+    for number in range(3, 7):
+        task.delay("large", number, filling=large).get(timeout=30, propagate=False)
+
+    conflicts = sent_by(locks) - before
+    record_property("bytes sent for five conflicts", conflicts)
+    assert conflicts < MEGABYTE / 4
+
+    before = sent_by(locks)
+    for _ in range(5):
+        assert task.lock_holders("large")
+    assert sent_by(locks) - before < MEGABYTE / 10
+
+    open_gate(recorder, "large")
+    assert holder.get(timeout=30) == 1
+    assert successor.get(timeout=30) == 6
+
+
+def test_threads_that_wait_for_one_lock_harm_no_other(locks: Server, record_property: Report) -> None:
+    crowded = Lock("crowd", url=locks.url)
+    lease = crowded.acquire()
+    assert lease is not None
+    with Lock("another", url=locks.url, ttl=3) as another:
+        command = [sys.executable, "-m", "tests.load.waiters", locks.url, str(WAITERS // 2)]
+        crowd = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
+        try:
+            for process in crowd:
+                assert first_line(process) == "all wait\n"
+            scripts, took = Scripts(locks), []
+            # For longer than the other lease lasts without renewal.
+            end = time.monotonic() + 6
+            while time.monotonic() < end:
+                begin = time.monotonic()
+                assert crowded.acquire(blocking=False) is None
+                took.append(time.monotonic() - begin)
+            cost = scripts.milliseconds()
+            assert not another.lost
+
+            lease.release()
+            lines = [line for process in crowd for line in process.communicate(timeout=120)[0].splitlines()]
+        finally:
+            for process in crowd:
+                process.kill()
+                process.wait()
+
+    record_property("milliseconds of a script", cost)
+    record_property("milliseconds of a conflict", 1000 * statistics.median(took))
+    assert cost < 0.5
+    assert statistics.median(took) < 0.05
+    assert sorted(set(lines)) == ["served"]
+    assert len(lines) == WAITERS
+
+
+def first_line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize("asked", ["a conflict", "a grant and a release"])
+def test_a_lock_with_many_places_answers_in_a_few_milliseconds(
+    locks: Server, record_property: Report, asked: str
+) -> None:
+    lock = Lock("many", url=locks.url, limit=PLACES, ttl=60)
+    leases: list[Any] = [lock.acquire(blocking=False) for _ in range(PLACES)]
+    assert None not in leases
+    if asked != "a conflict":
+        leases.pop().release()
+    scripts, before = Scripts(locks), sent_by(locks)
+    for _ in range(20):
+        lease = lock.acquire(blocking=False)
+        assert (lease is None) == (asked == "a conflict")
+        if lease is not None:
+            lease.release()
+    cost, sent = scripts.milliseconds(), (sent_by(locks) - before) / 20
+    for lease in leases:
+        lease.release()
+
+    record_property("milliseconds of a script", cost)
+    record_property("bytes of an answer", sent)
+    # A walk over all places; a hundred are walked in a tenth of it.
+    assert cost < 4
+    assert sent < 32_000

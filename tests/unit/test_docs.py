@@ -1,0 +1,176 @@
+"""The docs name what there is: files, tests, options, outcomes, every pair of mode and policy."""
+
+import ast
+import re
+from functools import cache
+from inspect import getdoc
+from itertools import product
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from celery_singleton_lock import SingletonTask, options
+from celery_singleton_lock.policies import POLICIES
+from celery_singleton_lock.runs.run import Outcome
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RULES = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+PAIRS = (ROOT / "docs" / "modes-and-policies.md").read_text(encoding="utf-8")
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").glob("*.md"),
+    *(path for path in (ROOT / "tests").rglob("*.md") if "out" not in path.parts),
+]
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@cache
+def functions_in(file: str) -> set[str]:
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """The fragments that GitHub makes of the headings of *page*."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def rows_of(table: str) -> list[list[str]]:
+    """The cells of each row of a table, without its head."""
+    rows = [line for line in table.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows[2:]]
+
+
+def section(page: str, heading: str) -> str:
+    """What stands below *heading*, as far as the next one of the same level."""
+    return page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+# The rules.
+
+
+def test_the_rules_are_numbered() -> None:
+    numbers = [row[0].strip("* ") for row in rows_of(RULES)]
+
+    assert numbers == [f"R{number}" for number in range(1, 15)]
+
+
+@pytest.mark.parametrize("row", rows_of(RULES), ids=lambda row: row[0].strip("* "))
+def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
+    _, rule, home, tests = row
+    homes = re.findall(r"`([^`]+)`", home)
+    ids = [test.split("::") for test in re.findall(r"`([^`]+)`", tests)]
+
+    assert rule.startswith("**")
+    assert homes
+    assert [path for path in homes if not (ROOT / path).is_file()] == []
+    assert ids
+    assert [name for file, name in ids if name not in functions_in(file)] == []
+
+
+# Modes and policies.
+
+
+def test_the_modes_are_described_in_their_order() -> None:
+    described = re.findall(r"^## `(\w+)`$", PAIRS, re.MULTILINE)
+
+    assert tuple(described) == options._MODES
+
+
+@pytest.mark.parametrize(("mode", "policy"), list(product(options._MODES, POLICIES)))
+def test_every_pair_of_mode_and_policy_is_described(mode: str, policy: str) -> None:
+    (cells,) = [row[1:] for row in rows_of(section(PAIRS, f"`{mode}`")) if row[0] == f"`{policy}`"]
+
+    assert len(cells) == 2
+    assert all(cell.endswith(".") for cell in cells)
+
+
+def test_there_is_a_room_for_each_policy_that_can_be_chosen() -> None:
+    assert tuple(POLICIES) == options._ON_CONFLICT
+
+
+# README, and the docstring of the task.
+
+
+def test_the_docstring_of_the_task_has_every_option() -> None:
+    told = re.findall(r"^    lock_(\w+):", getdoc(SingletonTask) or "", re.MULTILINE)
+
+    assert {*told} == {*options.OPTIONS, "key", "name", "skip_result"}
+
+
+def test_every_option_is_in_the_table_with_its_default() -> None:
+    told = dict(re.findall(r"^\| `lock_(\w+)` \*? ?\| (.*?) \|", README, re.MULTILINE))
+    without_a_table = {"key": None, "name": "the task's name", "skip_result": "unset"}
+
+    assert set(told) == {*options.OPTIONS, *without_a_table}
+    for name, option in options.OPTIONS.items():
+        assert told[name].strip("`") == str(option.default).join('""' if isinstance(option.default, str) else ["", ""])
+
+
+def test_the_options_that_an_app_can_set_have_a_star() -> None:
+    starred = set(re.findall(r"^\| `lock_(\w+)` \* \|", README, re.MULTILINE))
+
+    assert starred == {name for name, option in options.OPTIONS.items() if option.app_wide}
+
+
+def test_every_outcome_is_told() -> None:
+    told = section(README, "Signals and logs")
+
+    assert [outcome for outcome in (*get_args(Outcome), "unpublished") if f"`{outcome}`" not in told] == []
+
+
+@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
+def test_a_snippet_is_python(snippet: str) -> None:
+    ast.parse(snippet)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_each_page_is_linked_from_the_readme(page: Path) -> None:
+    assert f"](docs/{page.name}" in README
+
+
+# CONTRIBUTING.
+
+
+def test_the_house_has_every_module() -> None:
+    house = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("```")[1]
+    modules = {path.name for path in (ROOT / "celery_singleton_lock").rglob("*.py")} - {"__init__.py"}
+
+    assert set(re.findall(r"\w+\.py", house)) == modules
+
+
+def test_each_folder_of_tests_has_its_line() -> None:
+    told = (ROOT / "tests" / "README.md").read_text(encoding="utf-8")
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/*.py")}
+
+    assert {folder for folder in folders if f"`{folder}/`" not in told} == set()
+
+
+# All pages.
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in path:
+            continue
+        other = (page.parent / path).resolve() if path else page
+        if not other.exists() or (anchor and anchor not in anchors_of(other)):
+            dead.append(target)
+
+    assert dead == []
+
+
+@every_page
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    named = re.findall(r"`((?:celery_singleton_lock|tests|docs|benchmarks)/[\w/.*-]+\.(?:py|lua|md))", page.read_text())
+
+    assert [name for name in named if not list(ROOT.glob(name))] == []

@@ -1,0 +1,315 @@
+"""A signal that raises, such as a time limit's, may strike between any two instructions of ours: nothing gets stuck."""
+
+import contextlib
+import ctypes
+import dis
+import itertools
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Self
+
+import pytest
+
+import celery_singleton_lock
+from celery_singleton_lock import Lease, Lock, StoreError
+from celery_singleton_lock.leases import lease as lease_module
+from celery_singleton_lock.leases.heartbeat import Heartbeat
+from celery_singleton_lock.leases.leftovers import Leftovers
+from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Answer, Claim, Ending
+from tests.waiting import until
+
+PACKAGE = Path(celery_singleton_lock.__file__).parent
+OURS = frozenset(map(str, [*PACKAGE.glob("leases/*.py"), *PACKAGE.glob("stores/memory/*.py"), PACKAGE / "lock.py"]))
+OURS_AND_PYTHONS = OURS | {threading.__file__, contextlib.__file__}
+
+# The interpreter looks for signals after these, and nowhere else.
+LISTENING = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
+
+STRIDE = 5
+"""Of all moments, every so many-eth is tried; which, a new chance decides each time."""
+
+
+class StruckError(Exception):
+    """What a time limit raises."""
+
+
+class Watched(MemoryStore):
+    """A store that tells who was renewed, and may refuse to answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewed: set[str] = set()
+        self.answers = True
+
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
+        self.renewed |= {claim.token for claim in claims}
+        return super().renew(claims, timeout)
+
+    def release(
+        self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
+    ) -> Answer:
+        if not self.answers:
+            raise StoreError("memory://", "no reply")
+        return super().release(claim, place, bound, ending)
+
+    def knows(self, key: str) -> bool:
+        """Somebody holds it or waits for it."""
+        return key in self._locks
+
+
+@pytest.fixture
+def store() -> Watched:
+    return Watched()
+
+
+@pytest.fixture
+def heart(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
+    """A heartbeat and leftovers of this test's own, in place of the process's."""
+    return fresh_heart(monkeypatch)
+
+
+def fresh_heart(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
+    heart = Heartbeat()
+    monkeypatch.setattr(lease_module, "own_heartbeat", heart)
+    monkeypatch.setattr(lease_module, "leftovers", Leftovers())
+    return heart
+
+
+@pytest.fixture(autouse=True)
+def nothing_pending() -> None:
+    """Where one was sent to a thread and taken back, Python 3.11 keeps a flag and then traces in circles."""
+    with contextlib.suppress(StruckError):
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(StruckError))
+        for _ in range(1000):
+            pass
+
+
+@cache
+def moments(code: CodeType) -> frozenset[int]:
+    """Offsets of the instructions before which a signal may raise.
+
+    It raises as the instruction before would, so where that has another handler, this cannot be imitated.
+    """
+    handlers = dis.Bytecode(code).exception_entries
+
+    def handler(offset: int) -> int | None:
+        return next((each.target for each in handlers if each.start <= offset < each.end), None)
+
+    found = set()
+    for before, after in itertools.pairwise(dis.get_instructions(code)):
+        offset = before.argval if before.opname == "JUMP_BACKWARD" else after.offset
+        if before.opname in LISTENING and handler(before.offset) == handler(offset):
+            found.add(offset)
+    return frozenset(found)
+
+
+class Strike:
+    """Raises, inside, at one moment in some files; they are counted from 0."""
+
+    def __init__(self, moment: float, files: frozenset[str]) -> None:
+        self._moment = moment
+        self._files = files
+        self.seen = 0
+
+    def __enter__(self) -> Self:
+        sys.settrace(self._called)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename not in self._files:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._stepped
+
+    def _stepped(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if event == "opcode" and frame.f_lasti in moments(frame.f_code):
+            self.seen += 1
+            if self.seen > self._moment:
+                raise StruckError(f"{frame.f_code.co_qualname}, line {frame.f_lineno}")
+        return self._stepped
+
+
+def lock_in(store: Watched) -> Lock:
+    lock = Lock("stock", url="memory://interrupted", ttl=60)
+    lock._store = store
+    return lock
+
+
+KEY = Lock("stock", url="memory://interrupted").key
+
+
+def not_in_time() -> str:
+    """Where no code of ours can be in time: before the first instruction of what has to release."""
+    code = Lock.__exit__.__code__
+    return f"Lock.__exit__, line {next(line for *_, line in code.co_lines() if line != code.co_firstlineno)}"
+
+
+def takes_it(store: Watched) -> None:
+    with lock_in(store):
+        pass
+
+
+def is_refused(store: Watched) -> None:
+    assert lock_in(store).acquire(blocking=False) is None
+
+
+def gives_up_its_turn(store: Watched) -> None:
+    assert lock_in(store).acquire(timeout=0.01) is None
+
+
+def gets_no_answer(store: Watched) -> None:
+    takes_it(store)
+
+
+@contextlib.contextmanager
+def prepared(store: Watched, body: Callable[[Watched], None]) -> Iterator[None]:
+    """The store is as the body expects it inside, and nobody else's concern after."""
+    other = Claim(KEY, "another", 60.0)
+    store.answers = body is not gets_no_answer
+    if body in (is_refused, gives_up_its_turn):
+        store.acquire(other)
+    yield
+    store.answers = True
+    store.release(other, 1)
+
+
+def struck(body: Callable[[Watched], None], store: Watched, moment: float, files: frozenset[str]) -> tuple[str, int]:
+    """Where it struck, and how many moments came before."""
+    strike = Strike(moment, files)
+    try:
+        with strike:
+            body(store)
+    except StruckError as error:
+        return str(error), strike.seen
+    return "nowhere", strike.seen
+
+
+def is_well(heart: Heartbeat, store: Watched) -> bool:
+    """A fresh lease is renewed and released, in a thread that would get stuck if something were."""
+    done = threading.Event()
+
+    def live() -> None:
+        lease = Lease(store, Claim("fresh", f"fresh-{clock()}", 0.09), heartbeat=heart)
+        assert lease.acquire() is None
+        until(lambda: lease.token in store.renewed, "it is renewed", timeout=3)
+        lease.release()
+        lease_module.leftovers.add(NothingLeft())
+        done.set()
+
+    threading.Thread(target=live, daemon=True).start()
+    return done.wait(5)
+
+
+def is_free_soon(store: Watched) -> bool:
+    """Nobody holds the lock or waits for it; what was broken off may be done again in the background."""
+    give_up_at = clock() + 2
+    while store.knows(KEY) and clock() < give_up_at:
+        time.sleep(0.001)
+    return not store.knows(KEY)
+
+
+class NothingLeft:
+    key, ttl = "fresh", 1.0
+
+    def release_again(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("body", [takes_it, is_refused, gives_up_its_turn, gets_no_answer])
+@pytest.mark.parametrize("files", [OURS, OURS_AND_PYTHONS], ids=["in our code", "or below it"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["the first lease", "a later one"])
+def test_no_moment_is_a_bad_one(
+    body: Callable[[Watched], None],
+    files: frozenset[str],
+    is_first: bool,
+    heart: Heartbeat,
+    store: Watched,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with prepared(store, body):
+        _, total = struck(body, store, float("inf"), files)
+    assert total > 20
+
+    for moment in range(random.randrange(STRIDE), total, STRIDE):
+        store.clear()
+        if is_first:
+            heart = fresh_heart(monkeypatch)
+        with prepared(store, body):
+            where, _ = struck(body, store, moment, files)
+
+        assert heart.watched() == [], f"a lease that nobody is in is renewed; struck in {where}"
+        assert is_well(heart, store), f"something is stuck; struck in {where}"
+        if where != not_in_time() and body is not gets_no_answer:
+            assert is_free_soon(store), f"the lock is still taken; struck in {where}"
+
+
+def test_a_lock_that_is_kept_holds_nothing_once_its_block_is_broken_off(heart: Heartbeat, store: Watched) -> None:
+    lock = lock_in(store)
+
+    def takes_the_same(store: Watched) -> None:
+        with lock:
+            pass
+
+    _, total = struck(takes_the_same, store, float("inf"), OURS)
+    assert total > 20
+
+    for moment in range(total):
+        where, _ = struck(takes_the_same, store, moment, OURS)
+        if where != not_in_time():
+            assert heart.watched() == lock._leases() == [], f"it is held; struck in {where}"
+            assert is_free_soon(store), f"the lock is still taken; struck in {where}"
+        lock._leases().clear()
+        store.clear()
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], None]]:
+    """Has a signal raise once, in so many seconds."""
+    is_set = False
+
+    def strike(number: int, frame: Any) -> None:
+        nonlocal is_set
+        if is_set:
+            is_set = False
+            raise StruckError
+
+    def ring_in(seconds: float) -> None:
+        nonlocal is_set
+        is_set = True
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+
+    before = signal.signal(signal.SIGALRM, strike)
+    yield ring_in
+    is_set = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+# One that strikes in a finalizer vanishes there, and Python complains.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_signals_at_random_moments_leave_the_heartbeat_well(
+    heart: Heartbeat, store: Watched, alarm: Callable[[float], None]
+) -> None:
+    for _ in range(3_000):
+        try:
+            alarm(random.uniform(1e-5, 3e-4))
+            # Not for ever: a signal that strikes in a finalizer vanishes there.
+            for _ in range(50):
+                takes_it(store)
+        except StruckError:
+            store.clear()
+
+    assert heart.watched() == []
+    assert is_well(heart, store)
