@@ -1,0 +1,173 @@
+"""`make combinations`: programs drawn from a seed, played on real workers, checked, and shrunk where they fail."""
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.combinations.cover import covered
+from tests.combinations.found import FOUND
+from tests.combinations.play import BOUND, Played, play
+from tests.combinations.program import HANDFUL, Program, draw, read
+from tests.combinations.shrink import plainer_stages, shrink
+from tests.combinations.stage import Servers, Stage
+
+# Two workers each.
+STAGES_ABREAST = 2
+# Who is shrunk hangs often; what a healthy call may take is known by then.
+BOUND_OF_A_TRY = 20.0
+# Seconds for one program.
+LONGEST_SHRINKING = 180.0
+LOGS = Path(__file__).parent / "out"
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.combinations", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="what is drawn; default: random")
+    parser.add_argument("--programs", type=int, default=100, help="how many (default: %(default)s)")
+    parser.add_argument(
+        "--replay",
+        default=os.environ.get("COMBINATIONS_REPLAY"),
+        help="a program, or several, one a line, as a failing one is printed",
+    )
+    parser.add_argument("--only", default="", help="of the stages, those with these factors: pool=prefork,broker=redis")
+    parser.add_argument("--seconds", type=float, default=3600, help="begin no further stage after so many")
+    parser.add_argument(
+        "--shrink", type=int, default=3, help="how many of the failing to shrink (default: %(default)s)"
+    )
+    parser.add_argument("--found", action="store_true", help="nothing new: the programs that have found something")
+    parser.add_argument("--bound", type=float, default=BOUND, help="seconds a call may take (default: %(default)s)")
+    parser.add_argument("--plain", action="store_true", help="without the lock: what is Celery's own doing?")
+    return parser.parse_args()
+
+
+class Run:
+    """Stages one after another, two abreast, and what came of their programs."""
+
+    def __init__(self, servers: Servers, console: Console, bound: float) -> None:
+        self._servers, self._console, self._bound = servers, console, bound
+        self._numbers = count()
+        self.played: list[Played] = []
+        self.troubles: list[str] = []
+
+    def play(self, programs: Sequence[Program], seconds: float) -> None:
+        """Play all that can be begun within so many seconds."""
+        end = time.monotonic() + seconds
+        with ThreadPoolExecutor(STAGES_ABREAST) as pool:
+            for played in pool.map(lambda hand: self._stage(hand) if time.monotonic() < end else [], hands(programs)):
+                self.played += played
+
+    def again(self, programs: Sequence[Program], bound: float = BOUND_OF_A_TRY) -> list[Played]:
+        """Play them once more, in the order in which they are given."""
+        found: dict[str, Played] = {}
+        for hand in hands(programs):
+            with Stage(self._servers, hand, next(self._numbers)) as stage:
+                found |= {played.program.line(): played for played in play(stage, hand, bound)}
+        return [found[program.line()] for program in programs]
+
+    def _stage(self, hand: Sequence[Program]) -> list[Played]:
+        began, number = time.monotonic(), next(self._numbers)
+        with Stage(self._servers, hand, number) as stage:
+            played = play(stage, hand, self._bound)
+            troubles = stage.troubles()
+        failed = [some for some in played if some.findings]
+        if failed or troubles:
+            for index, log in enumerate(stage.logs):
+                (LOGS / f"stage-{number}-{index}.log").write_text(log, encoding="utf-8")
+        facts = ", ".join(f"{name} {value}" for name, value in stage.facts.items())
+        told = [f"stage {number} ({facts}): {len(hand)} programs in {time.monotonic() - began:.0f} s"]
+        told += [f"  a worker: {trouble}" for trouble in troubles]
+        told += [line for some in failed for line in tell(some)]
+        self._console.print("\n".join(told), markup=False)
+        self.troubles += troubles
+        return played
+
+
+def main() -> int:
+    options = arguments()
+    console = Console(highlight=False, soft_wrap=True)
+    if options.plain:
+        os.environ["COMBINATIONS_PLAIN"] = "1"
+    LOGS.mkdir(exist_ok=True)
+    # Who is told to end takes its workers and servers along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    began = time.monotonic()
+    given = list(FOUND.values()) if options.found else (options.replay or "").splitlines()
+    programs = [read(line) for line in given] or drawn(options)
+    console.print(f"{len(programs)} programs" + ("" if given else f" of seed {options.seed}"))
+    with Servers() as servers:
+        run = Run(servers, console, options.bound)
+        run.play(programs, options.seconds - (time.monotonic() - began))
+        failed = [some for some in run.played if some.findings]
+        for some in different(failed)[: options.shrink]:
+            console.print("\n".join(shrunk(run, some)), markup=False)
+    console.print(f"{len(run.played)} programs, {len(failed)} failed, in {time.monotonic() - began:.0f} s")
+    console.print(f"covered: {covered(row for some in run.played for row in some.program.rows)}")
+    return 1 if failed or run.troubles else 0
+
+
+def drawn(options: argparse.Namespace) -> list[Program]:
+    """As many as are wanted, of the stages that are wanted."""
+    wanted = dict(pair.split("=") for pair in options.only.split(",") if pair)
+    programs = draw(options.seed, 2000 if wanted else options.programs)
+    fitting = [some for some in programs if all(str(some.stage[name]) == value for name, value in wanted.items())]
+    return fitting[: options.programs]
+
+
+def hands(programs: Sequence[Program]) -> list[list[Program]]:
+    """Those of one stage together, as many as can be played at a time."""
+    found = []
+    together = {json.dumps(program.stage): [] for program in programs}
+    for program in programs:
+        together[json.dumps(program.stage)].append(program)
+    for some in together.values():
+        found += [some[begin : begin + HANDFUL] for begin in range(0, len(some), HANDFUL)]
+    return found
+
+
+def tell(some: Played) -> Iterator[str]:
+    """What is wrong with a program, and the line that replays it."""
+    yield from (f"  {finding}" for finding in some.findings)
+    yield f"    make combinations REPLAY='{some.program.line()}'"
+
+
+def different(failed: Sequence[Played]) -> list[Played]:
+    """One of each kind of failure, the simplest."""
+    found: dict[frozenset[str], Played] = {}
+    for some in sorted(failed, key=lambda some: len(some.program.line())):
+        found.setdefault(frozenset(finding.rule for finding in some.findings), some)
+    return list(found.values())
+
+
+def shrunk(run: Run, some: Played) -> Iterator[str]:
+    """A failing program as simple as it was found to fail."""
+    rules = {finding.rule for finding in some.findings}
+
+    end = time.monotonic() + LONGEST_SHRINKING
+
+    def fails(programs: Sequence[Program]) -> list[bool]:
+        if time.monotonic() > end:
+            return [False for _ in programs]
+        return [bool(rules & {finding.rule for finding in played.findings}) for played in run.again(programs)]
+
+    yield f"shrunk: {', '.join(sorted(rules))}"
+    if not fails([some.program])[0]:
+        yield "  played alone it does not fail again"
+        yield f"    make combinations REPLAY='{some.program.line()}'"
+        return
+    program = shrink(some.program, fails)
+    program = next((plainer for plainer in plainer_stages(program) if fails([plainer])[0]), program)
+    yield from tell(run.again([program])[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

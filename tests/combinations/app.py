@@ -1,0 +1,281 @@
+"""The app of a stage, for its workers and for who sends: tasks of which the arguments say what the body does."""
+
+import faulthandler
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from celery import Celery, Task
+from celery import signals as celery_signals
+from celery.exceptions import Ignore, Reject
+from kombu import Exchange, Queue
+from kombu.common import Broadcast
+
+from celery_singleton_lock import SingletonTask, current_lease, signals
+from tests.combinations.program import TTL, VISIBILITY
+from tests.fire.record import Record
+
+# Of all keys; a program's own are told apart by their arguments.
+LOCK = "combined"
+QUEUE = "combinations"
+_SLICE = 0.05
+
+
+class AgainError(Exception):
+    """What Celery is to retry."""
+
+
+class RefusedError(Exception):
+    """What `before_start` raises."""
+
+
+_record: Record | None = None
+_runs = count()
+_run: ContextVar[str] = ContextVar("_run", default="")
+
+
+def record() -> Record:
+    """The file, opened where it is first needed; who only sends has none."""
+    global _record  # noqa: PLW0603 (one for the process)
+    if _record is None:
+        _record = Record(os.environ.get("COMBINATIONS_RECORD", os.devnull))
+    return _record
+
+
+class Noted:
+    """Notes each execution, with or without a body, around the lock."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        run = f"{os.getpid()}-{next(_runs)}"
+        key = str(args[0]) if args else ""
+        # Not on the request: an item of a map has none of its own.
+        token = _run.set(run)
+        facts = {"task": self.name, "task_id": self.request.id, "host": self.request.hostname}
+        record().write("began", key, run, attempt=self.request.retries, **facts)
+        outcome = "died"
+        try:
+            result = super().__call__(*args, **kwargs)  # type: ignore[misc]
+            outcome = "returned"
+            return result
+        except BaseException as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            _run.reset(token)
+            record().write("ended", key, run, outcome=outcome, **facts)
+
+    def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        if len(args) > 2 and args[2]["ending"] == "before_start":
+            record().write("refused", args[0], task_id=task_id)
+            raise RefusedError(args[0])
+
+
+class Locked(Noted, SingletonTask):
+    """A task of ours."""
+
+    abstract = True
+
+
+class Unlocked(Noted, Task):
+    """The same without a lock: the other steps of a canvas."""
+
+    abstract = True
+
+
+@contextmanager
+def noted(task: Any, key: str, number: int, seconds: float) -> Iterator[None]:
+    """Note that the body runs; one that is killed never leaves."""
+    run, lease = _run.get(), current_lease()
+    facts = {"task_id": task.request.id, "number": number, "attempt": task.request.retries, "task": task.name}
+    record().write(
+        "enter", key, run, fence=lease.fence if lease else 0, seconds=seconds, host=task.request.hostname, **facts
+    )
+    outcome = "died"
+    try:
+        yield
+        outcome = "returned"
+    except BaseException as error:
+        outcome = type(error).__name__
+        raise
+    finally:
+        record().write("leave", key, run, outcome=outcome, **facts)
+
+
+def work(seconds: float) -> None:
+    """Be busy for so long, in slices, so that a thread can be interrupted."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(_SLICE)
+
+
+def come_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> Any:
+    """At the first attempt, do what the script says of retries; in eager mode a replacement has a result."""
+    once = {**script, "retries": "none"}
+    if task.request.retries or script["retries"] == "none":
+        return None
+    if script["retries"] == "countdown":
+        raise task.retry(countdown=1)
+    if script["retries"] == "other arguments":
+        raise task.retry(args=(f"{key} other", number, once), kwargs={}, countdown=1)
+    return task.replace(task.si(key, number, once))
+
+
+def end(task: Any, script: Mapping[str, Any]) -> None:
+    """End as the script says."""
+    ending = script["ending"]
+    if ending == "raise":
+        raise ValueError(ending)
+    if ending == "ignore":
+        raise Ignore(ending)
+    if ending == "reject":
+        raise Reject(ending, requeue=False)
+    if ending in ("soft limit", "hard limit", "terminate"):
+        # The message has the limit, or whoever sent it strikes meanwhile.
+        work(20)
+    if ending == "kill" and _is_first(task.request.id):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_first(task_id: str) -> bool:
+    """Nobody has asked this for the call before."""
+    try:
+        Path(f"{os.environ['COMBINATIONS_RECORD']}.{task_id}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def name_of(task: Mapping[str, Any]) -> str:
+    """The same for the same options."""
+    return "combined." + "-".join(str(value) for value in task.values())
+
+
+def make_task(app: Celery, task: Mapping[str, Any]) -> None:
+    """Register what declares these options."""
+    again = {"autoretry_for": (Exception,), "default_retry_delay": 1} if task["autoretry"] else {}
+    patience = {} if task["wait_timeout"] is None else {"lock_wait_timeout": task["wait_timeout"]}
+    queued = {} if task["queue_ttl"] is None else {"lock_queue_ttl": task["queue_ttl"]}
+
+    @app.task(
+        base=Unlocked if os.environ.get("COMBINATIONS_PLAIN") else Locked,
+        bind=True,
+        # Else Celery registers it with the apps of all other stages as well.
+        shared=False,
+        name=name_of(task),
+        lock_name=LOCK,
+        lock_key=("key",),
+        lock_mode=task["mode"],
+        lock_on_conflict=task["policy"],
+        lock_limit=task["limit"],
+        lock_min_hold=task["min_hold"],
+        acks_late=task["late"],
+        reject_on_worker_lost=task["late"],
+        ignore_result=task["ignore"],
+        max_retries=2,
+        **again,
+        **patience,
+        **queued,
+    )
+    def runs(self: Any, key: str, number: int = 0, script: Any = None) -> int:
+        script = script or {"seconds": 0.1, "retries": "none", "ending": "return"}
+        with noted(self, key, number, script["seconds"]):
+            work(script["seconds"])
+            if (replaced := come_again(self, key, number, script)) is not None:
+                return replaced
+            if task["autoretry"] and not self.request.retries:
+                raise AgainError(key)
+            end(self, script)
+        return number
+
+
+def make_app(setting: Mapping[str, Any]) -> Celery:
+    """The app of a stage.
+
+    Arguments:
+        setting: What the stage has written down: its factors, the URLs of its servers, and the tasks of its programs.
+    """
+    stage = setting["stage"]
+    app = Celery("combinations", broker=setting["broker"], backend=setting["results"], set_as_current=False)
+    app.conf.update(
+        singleton_lock_url=setting["locks"],
+        singleton_lock_ttl=TTL,
+        # Bounds, so that a mark or a turn that is left over keeps a slot from the other programs for no longer.
+        singleton_lock_queue_ttl=60,
+        accept_content=["json", "pickle"],
+        result_accept_content=["json", "pickle"],
+        broker_connection_retry_on_startup=True,
+        broker_transport_options={
+            "visibility_timeout": VISIBILITY if stage["redelivers"] else 3600,
+            "unacked_restore_interval": 1,
+            "unacked_restore_throttle": 1,
+        }
+        if setting["broker"].startswith("redis")
+        else {"confirm_publish": True},
+        worker_prefetch_multiplier=1,
+        task_track_started=stage["track"],
+        task_default_queue=setting["queue"],
+        result_expires=600,
+        # A chord of the database is asked for once a second.
+        result_chord_retry_interval=0.5,
+    )
+    if stage["broker"] == "broadcast":
+        app.conf.task_queues = [Queue(setting["queue"]), Broadcast(f"{setting['queue']}.all")]
+    if stage["broker"] == "quorum":
+        queue = Queue(
+            setting["queue"],
+            Exchange(setting["queue"], type="topic"),
+            routing_key=setting["queue"],
+            queue_arguments={"x-queue-type": "quorum"},
+        )
+        app.conf.update(
+            task_queues=[queue],
+            task_default_exchange=setting["queue"],
+            task_default_exchange_type="topic",
+            task_default_routing_key=setting["queue"],
+            task_default_queue_type="quorum",
+        )
+    for task in setting["tasks"]:
+        make_task(app, task)
+
+    @app.task(base=Unlocked, bind=True, shared=False, name="step")
+    def step(self: Any, key: str, number: int = 0) -> int:
+        """What else is in a canvas."""
+        record().write("step", key, task_id=self.request.id, number=number)
+        return number
+
+    return app
+
+
+def _of_ours(sender: Any) -> bool:
+    return getattr(sender, "name", "").startswith("combined.")
+
+
+@signals.lock_conflict.connect
+def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> None:
+    record().write("conflict", "", task_id=sender.request.id, outcome=outcome, holder=holder.task_id)
+
+
+@celery_signals.task_revoked.connect
+def _revoked(sender: Any, request: Any, **_: Any) -> None:
+    if _of_ours(sender):
+        record().write("revoked", "", task_id=request.id)
+
+
+@celery_signals.task_failure.connect
+def _failed(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
+    # Also in the main process, for a child that was killed.
+    if _of_ours(sender):
+        record().write("failed", "", task_id=task_id, error=type(exception).__name__)
+
+
+if "COMBINATIONS_SETTING" in os.environ:
+    # A worker that does not end when it is told to leaves in its log where it hangs.
+    faulthandler.register(signal.SIGUSR2)
+    app = make_app(json.loads(Path(os.environ["COMBINATIONS_SETTING"]).read_text(encoding="utf-8")))

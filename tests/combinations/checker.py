@@ -1,0 +1,462 @@
+"""What has to be true of a program that has been played, whatever it combines: a function without side effects."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from math import inf
+
+from tests.combinations.program import Call, Program
+from tests.recorder import Event
+
+# A message that comes again more often than that is a flood.
+MOST_DELIVERIES = 80
+# A message to all goes to each worker, and comes again only where the policy says so.
+WORKERS = 2
+# Between the record and the store, a moment may pass.
+SLACK = 0.2
+
+# Of a body that has come to its own end.
+_COMPLETED = ("returned", "ValueError")
+_CUT_SHORT = ("revoke", "terminate", "kill", "hard limit", "soft limit", "before_start")
+_ERRORS = {
+    "raise": ("ValueError",),
+    "reject": ("Reject",),
+    "soft limit": ("SoftTimeLimitExceeded",),
+    "hard limit": ("TimeLimitExceeded",),
+    "kill": ("WorkerLostError",),
+    "terminate": ("Terminated", "WorkerLostError"),
+    "before_start": ("RefusedError",),
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the sender of a call has got.
+
+    Attributes:
+        merged: It was not sent, and its sender was given the id of another.
+        state: As the sender sees it; HUNG if `.get()` did not return within the bound, or, where nothing can be
+            read, if no worker has ended it; ENDED where one has.
+        error, text: Of the exception; of one that sending has raised, too.
+        canvas: The same for the canvas it is in.
+        ran_again: Whether it has, where its id was used again when all was over.
+    """
+
+    call: int
+    task_id: str = ""
+    sent: float = 0.0
+    merged: bool = False
+    state: str = ""
+    error: str = ""
+    text: str = ""
+    canvas: str = ""
+    canvas_error: str = ""
+    ran_again: bool | None = None
+
+
+@dataclass(frozen=True)
+class History:
+    """All that is known of a program.
+
+    Attributes:
+        left: Keys that stay in the store of locks.
+        open: What runs on when all should have ended.
+    """
+
+    program: Program
+    events: Sequence[Event]
+    answers: Sequence[Answer] = ()
+    left: Sequence[str] = ()
+    open: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that must not be."""
+
+    rule: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what}"
+
+
+@dataclass
+class Body:
+    """One execution of a body."""
+
+    run: str
+    key: str
+    task_id: str
+    number: int
+    attempt: int
+    pid: int
+    host: str
+    fence: int
+    entered: float
+    left: float = inf
+    outcome: str = ""
+
+    def __str__(self) -> str:
+        return f"number {self.number} ({str(self.task_id)[:8]}, attempt {self.attempt})"
+
+
+@dataclass
+class Known:
+    """What the rules look at."""
+
+    history: History
+    bodies: list[Body] = field(default_factory=list)
+    began: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    skipped: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def program(self) -> Program:
+        return self.history.program
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        return self.program.calls
+
+    @property
+    def broadcast(self) -> bool:
+        return bool(self.program.stage["broker"] == "broadcast")
+
+    @property
+    def eager(self) -> bool:
+        return bool(self.program.stage["pool"] == "eager")
+
+    def of(self, task_id: str) -> list[Body]:
+        return [body for body in self.bodies if body.task_id == task_id]
+
+
+def check(history: History, plain: bool = False) -> list[Finding]:
+    """What is wrong with it; of one that was played without the lock, only what Celery answers for."""
+    known = read(history)
+    rules = OF_CELERY if plain else RULES
+    found = [Finding(rule.__name__.replace("_", " "), what) for rule in rules for what in rule(known)]
+    return [finding for finding in found if not any(excuses(known, finding) for excuses in EXCUSED)]
+
+
+def read(history: History) -> Known:
+    known = Known(history)
+    bodies: dict[str, Body] = {}
+    for event in sorted(history.events, key=lambda event: event.at):
+        facts = event.facts
+        if event.name == "began" and facts["task_id"]:
+            known.began[facts["task_id"]].append(event.at)
+        elif event.name == "conflict" and facts["outcome"] == "skipped":
+            known.skipped[facts["task_id"]].append(event.at)
+        elif event.name == "enter":
+            some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["host"], facts["fence"])
+            bodies[event.run] = Body(event.run, event.key, *some, entered=event.at)
+        elif event.name == "leave" and event.run in bodies:
+            bodies[event.run].left, bodies[event.run].outcome = event.at, facts["outcome"]
+        elif event.name == "died":
+            for body in bodies.values():
+                if body.pid == facts["victim"] and body.left == inf:
+                    body.left, body.outcome = max(body.entered, facts["alive_at"]), "died"
+    known.bodies = sorted(bodies.values(), key=lambda body: body.entered)
+    return known
+
+
+# One at a time.
+
+
+def one_body_of_a_message(known: Known) -> Iterator[str]:
+    """Two bodies of one task id never run at once; a message to all is several."""
+    if known.broadcast or known.eager:
+        return
+    for first, second in _at_once(known.bodies):
+        if first.task_id and first.task_id == second.task_id:
+            yield f"{second} entered {first.left - second.entered:.2f} s before {first} left"
+
+
+def one_at_a_time(known: Known) -> Iterator[str]:
+    """Never more bodies of a key than the largest limit in use."""
+    if known.program.mode == "until_executing":
+        return
+    for body in known.bodies:
+        with_it = [other for other in known.bodies if other.key == body.key and _runs_at(other, body.entered)]
+        # An eager retry runs inside of what it is a retry of.
+        number = len({body.task_id for body in with_it}) if known.eager else len(with_it)
+        if number > known.program.limit:
+            yield f"{len(with_it)} bodies of {body.key} at once: {', '.join(map(str, with_it))}"
+
+
+def _at_once(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
+    for index, second in enumerate(bodies):
+        yield from ((first, second) for first in bodies[:index] if first.left > second.entered)
+
+
+def _runs_at(body: Body, moment: float) -> bool:
+    return body.entered <= moment < body.left
+
+
+def fences_grow(known: Known) -> Iterator[str]:
+    """Whoever enters after another has left has a greater fence, and nobody runs without."""
+    if known.program.mode == "until_executing":
+        return
+    for body in known.bodies:
+        before = [other.fence for other in known.bodies if other.key == body.key and other.left <= body.entered]
+        if not body.fence:
+            yield f"{body if body.task_id else 'an item'} ran without a lease"
+        elif max(before, default=0) >= body.fence:
+            yield f"{body} has fence {body.fence}, {max(before)} was before it"
+
+
+# Nothing lost, nothing hangs.
+
+
+def every_call_can_be_sent(known: Known) -> Iterator[str]:
+    """Sending raises nothing but `LockHeld`, where that is the policy."""
+    for answer in known.history.answers:
+        if answer.state == "UNSENT" and not (answer.error == "LockHeld" and _may_be_refused(known, answer)):
+            yield f"number {answer.call}: {answer.error}: {answer.text}"
+
+
+def every_call_ends(known: Known) -> Iterator[str]:
+    """Every `.get()` returns, and where nothing can be got, a worker has ended the call."""
+    for answer in known.history.answers:
+        if answer.merged or _waits_for_celery(known, answer):
+            continue
+        if answer.state in ("HUNG", "PENDING", "STARTED", "RETRY"):
+            yield f"number {answer.call} ({answer.task_id[:8]}) did not: {answer.state}"
+        if answer.canvas == "HUNG":
+            yield f"the canvas ({known.calls[answer.call].place}) of number {answer.call} did not"
+    yield from known.history.open
+
+
+def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
+    """A call fails with an error that is in its program."""
+    for answer in known.history.answers:
+        if answer.state == "FAILURE" and answer.error not in _may_fail_with(known, answer):
+            yield f"number {answer.call} failed with {answer.error}: {answer.text[:200]}"
+        if answer.canvas_error and answer.canvas_error not in (
+            *_may_fail_with(known, answer),
+            *("TaskRevokedError", "ChordError"),
+        ):
+            yield f"the canvas of number {answer.call} failed with {answer.canvas_error}"
+
+
+def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
+    """A call that was skipped, refused, merged or replaced names another that has run; siblings have one id."""
+    if known.broadcast:
+        return
+    # Who gives up takes nobody along: those it would have run for have to be told.
+    texts = {answer.task_id: answer.text for answer in known.history.answers if answer.state == "REVOKED"}
+    for answer in known.history.answers:
+        held = answer.error == "LockHeld" and answer.state in ("FAILURE", "UNSENT")
+        if answer.merged or not (held or answer.state == "REVOKED") or _is_stopped(known, answer):
+            continue
+        named = _named(known, answer.text, answer.task_id)
+        if not named:
+            yield f"number {answer.call} ({answer.task_id[:8]}) names nobody else: {answer.text[:200]}"
+        elif not _leads_to_a_body(known, named, texts):
+            yield f"number {answer.call} names {', '.join(name[:8] for name in named)}, which did not run"
+
+
+def who_succeeds_has_run(known: Known) -> Iterator[str]:
+    """A success has a body, unless it is that of another by declaration."""
+    for answer in known.history.answers:
+        call = known.calls[answer.call]
+        exempt = call.place in ("chord header", "map", "starmap", "chunks") or _policy(known, answer) == "join"
+        ran = any(body.outcome in _COMPLETED for body in known.of(answer.task_id))
+        if answer.state == "SUCCESS" and not (ran or exempt or answer.merged):
+            yield f"number {answer.call} ({answer.task_id[:8]}) succeeded without a body"
+
+
+def a_retry_makes_way_for_nobody_absent(known: Known) -> Iterator[str]:
+    """A run that has begun, and comes again, is skipped only for one that runs."""
+    if any(task["min_hold"] for task in known.program.tasks):
+        return
+    for answer in known.history.answers:
+        bodies = known.of(answer.task_id)
+        if answer.state != "REVOKED" or _is_stopped(known, answer) or not bodies or bodies[-1].outcome != "Retry":
+            continue
+        skipped = [at for at in known.skipped.get(answer.task_id, ()) if at > bodies[-1].left]
+        for moment in skipped[-1:]:
+            others = [body for body in known.bodies if body.entered <= moment and body.left >= moment - 2 * SLACK]
+            if not others:
+                yield f"number {answer.call} ({answer.task_id[:8]}) was skipped at its retry, and nobody ran"
+
+
+def an_id_can_be_used_again(known: Known) -> Iterator[str]:
+    """Another call with the same id is no copy of the first."""
+    for answer in known.history.answers:
+        if answer.ran_again is False:
+            yield f"number {answer.call} ({answer.task_id[:8]}) did not run when it was sent again"
+
+
+def the_newest_runs(known: Known) -> Iterator[str]:
+    """After `rerun` and `replace` some run has the newest arguments."""
+    policies = {task["policy"] for task in known.program.tasks}
+    if not policies <= {"rerun", "replace"} or not known.history.answers or known.broadcast:
+        return
+    if any(task["wait_timeout"] for task in known.program.tasks):
+        return
+    if any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls):
+        return
+    newest = max(known.history.answers, key=lambda answer: answer.call)
+    call = known.calls[newest.call]
+    alone = (
+        call.timing == "now"
+        and not call.other
+        and call.place not in ("map", "starmap", "chunks", "chord body", "middle of a chain")
+    )
+    ran = newest.call in {body.number for body in known.bodies if body.outcome != "LockLost"}
+    if alone and not ran and not newest.merged and newest.state != "UNSENT":
+        yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
+
+
+# Nothing twice.
+
+
+def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
+    """A copy of a run that has ended is dropped."""
+    if known.broadcast:
+        return
+    used_again = {answer.task_id for answer in known.history.answers if answer.ran_again}
+    completed = [body for body in known.bodies if body.task_id and body.outcome in _COMPLETED]
+    for (task_id, attempt, key), times in Counter((body.task_id, body.attempt, body.key) for body in completed).items():
+        # One whose id was used again is two calls.
+        if times > 1 + (task_id in used_again):
+            yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
+
+
+def who_was_replaced_is_over(known: Known) -> Iterator[str]:
+    """A run that was interrupted to make way does not come again."""
+    if known.broadcast or "replace" not in {task["policy"] for task in known.program.tasks}:
+        return
+    for first, second in pairwise(sorted(known.bodies, key=lambda body: (str(body.task_id), body.entered))):
+        if first.task_id and first.task_id == second.task_id and first.outcome == "LockLost":
+            yield f"{second} came after {first} was told to make way"
+
+
+def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
+    """While a call is queued, or not over where the mode counts that, another is not sent."""
+    tasks = known.program.tasks
+    if known.program.mode == "while_executing" or known.program.limit > 1 or known.broadcast:
+        return
+    if any(task["queue_ttl"] for task in tasks) or known.program.stage["pool"] == "eager":
+        return
+    plain = [answer for answer in known.history.answers if _is_plain(known.calls[answer.call])]
+    sent = [answer for answer in plain if not answer.merged and answer.state != "UNSENT"]
+    for first, second in combinations(sorted(sent, key=lambda answer: answer.call), 2):
+        if _is_there(known, first, second.sent):
+            yield f"number {second.call} was sent while number {first.call} ({first.task_id[:8]}) was there"
+
+
+def no_flood(known: Known) -> Iterator[str]:
+    """One call does not become a thousand messages."""
+    comes_again = {task["policy"] for task in known.program.tasks} - {"skip", "raise"}
+    most = WORKERS if known.broadcast and not comes_again else MOST_DELIVERIES
+    used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
+    for task_id, began in known.began.items():
+        if len(began) > most * (1 + (task_id in used_again)):
+            yield f"{task_id[:8]} began {len(began)} times"
+
+
+# What is left.
+
+
+def nothing_is_left(known: Known) -> Iterator[str]:
+    """After the end no key of the program is in the store."""
+    yield from known.history.left
+
+
+# What Celery itself does wrong is told by its cause: who is called with what is known and a finding says whether it is.
+EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = ()
+
+RULES = (
+    one_body_of_a_message,
+    one_at_a_time,
+    fences_grow,
+    every_call_can_be_sent,
+    every_call_ends,
+    it_fails_for_what_it_does,
+    who_does_not_run_names_who_does,
+    who_succeeds_has_run,
+    a_retry_makes_way_for_nobody_absent,
+    an_id_can_be_used_again,
+    the_newest_runs,
+    an_attempt_is_completed_once,
+    who_was_replaced_is_over,
+    a_duplicate_is_not_sent,
+    no_flood,
+    nothing_is_left,
+)
+OF_CELERY = (every_call_can_be_sent, every_call_ends, it_fails_for_what_it_does)
+
+
+def _policy(known: Known, answer: Answer) -> str:
+    return str(known.program.tasks[known.calls[answer.call].task]["policy"])
+
+
+def _may_be_refused(known: Known, answer: Answer) -> bool:
+    return _policy(known, answer) == "raise" and known.program.mode != "while_executing"
+
+
+def _waits_for_celery(known: Known, answer: Answer) -> bool:
+    """Celery itself ends nothing that raises Ignore or Reject; and who joins that has nothing to join."""
+    return known.calls[answer.call].ending in ("ignore", "reject")
+
+
+def _may_fail_with(known: Known, answer: Answer) -> set[str]:
+    task = known.program.tasks[known.calls[answer.call].task]
+    # Who joins fails as another does, and a canvas as its members do.
+    endings = {call.ending for call in known.calls} if task["policy"] == "join" else {known.calls[answer.call].ending}
+    allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
+    if task["policy"] == "raise" or task["wait_timeout"] is not None:
+        allowed.add("LockHeld")
+    if task["policy"] in ("wait", "reschedule", "rerun", "replace", "join") and known.program.stage["pool"] == "eager":
+        # There is nobody to come again.
+        allowed.add("LockHeld")
+    if task["autoretry"] and "LockHeld" in allowed:
+        allowed.add("MaxRetriesExceededError")
+    return allowed
+
+
+def _is_stopped(known: Known, answer: Answer) -> bool:
+    """Its own program has revoked it or let it expire."""
+    call = known.calls[answer.call]
+    return call.ending in ("revoke", "terminate") or call.timing == "expires"
+
+
+def _named(known: Known, text: str, own: str) -> list[str]:
+    ids = {*known.began, *(answer.task_id for answer in known.history.answers)} - {own, ""}
+    return sorted(task_id for task_id in ids if task_id in text)
+
+
+def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str]) -> bool:
+    """One of them has a body, or was stopped by its program, or names one that leads to a body."""
+    seen: set[str] = set()
+    open_ends = list(named)
+    while open_ends:
+        task_id = open_ends.pop()
+        if task_id in seen:
+            continue
+        seen.add(task_id)
+        answer = next((answer for answer in known.history.answers if answer.task_id == task_id), None)
+        if known.of(task_id) or (answer and known.calls[answer.call].ending in _CUT_SHORT):
+            return True
+        if answer and known.calls[answer.call].timing == "expires":
+            return True
+        open_ends += _named(known, texts.get(task_id, ""), task_id)
+    return False
+
+
+def _is_plain(call: Call) -> bool:
+    """It is sent as most are, and nothing cuts it short."""
+    stopped = call.ending in _CUT_SHORT or call.timing == "expires" or call.retries == "other arguments" or call.other
+    return call.place == "single" and call.route == "delay" and not stopped
+
+
+def _is_there(known: Known, answer: Answer, moment: float) -> bool:
+    """At that moment it was queued, or not over where the mode counts that."""
+    began, bodies = known.began.get(answer.task_id), known.of(answer.task_id)
+    if not began or not bodies:
+        return False
+    queued = began[0] - SLACK > moment
+    return queued or (known.program.mode == "until_executed" and bodies[-1].left - SLACK > moment)

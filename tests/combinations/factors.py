@@ -1,0 +1,173 @@
+"""What is combined: the factors with their values, and which combinations are left out and why."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Row = Mapping[str, Any]
+
+# The first value of each is the plain one, to which a failing program is shrunk.
+STAGE: dict[str, tuple[Any, ...]] = {
+    "broker": ("redis", "classic", "quorum", "broadcast"),
+    "results": ("redis", "rpc", "database", "none", "forgotten"),
+    "pool": ("prefork", "threads", "gevent", "eventlet", "solo", "eager"),
+    "track": (False, True),
+    "redelivers": (False, True),
+}
+TASK: dict[str, tuple[Any, ...]] = {
+    "mode": ("while_executing", "until_executing", "until_executed", "until_and_while_executing"),
+    "policy": ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace"),
+    "limit": ("1", "2", "1 then 2", "2 then 1"),
+    "late": (False, True),
+    "ignore": (False, True),
+    "min_hold": (0, 2),
+    "wait_timeout": (None, 3),
+    "queue_ttl": (None, 4),
+    "autoretry": (False, True),
+}
+CALL: dict[str, tuple[Any, ...]] = {
+    "retries": ("none", "countdown", "other arguments", "replace"),
+    "ending": (
+        *("return", "raise", "ignore", "reject", "soft limit", "hard limit"),
+        *("kill", "revoke", "terminate", "before_start"),
+    ),
+    "place": (
+        *("single", "first of a chain", "middle of a chain", "group", "chord header", "chord body"),
+        *("before a group", "map", "starmap", "chunks"),
+    ),
+    "serializer": ("json", "pickle"),
+    "timing": ("now", "countdown", "eta", "expires"),
+    "route": ("delay", "send_task", "own id", "id again"),
+}
+FACTORS = STAGE | TASK | CALL
+
+# Of these every triple is wanted; of all, every pair.
+TRIPLES = (
+    ("mode", "policy", "ending"),
+    ("mode", "policy", "retries"),
+    ("mode", "policy", "autoretry"),
+    ("mode", "policy", "place"),
+    ("mode", "policy", "redelivers"),
+)
+
+_LOOPS = ("map", "starmap", "chunks")
+_CHORDS = ("chord header", "chord body")
+_CHAINS = ("first of a chain", "middle of a chain")
+_ONLY_PREFORK = ("soft limit", "hard limit", "kill", "terminate")
+
+
+def _eager(row: Row) -> bool:
+    return row["pool"] == "eager"
+
+
+# Why a combination is left out, and when: what Celery or the library refuses, or what has no meaning.
+REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
+    "join is refused where results cannot be read": (
+        ("policy", "results"),
+        lambda row: row["policy"] == "join" and row["results"] in ("rpc", "none"),
+    ),
+    "join is refused where results are ignored": (
+        ("policy", "ignore"),
+        lambda row: row["policy"] == "join" and row["ignore"],
+    ),
+    "who joins a result that is forgotten at once may come too late for it": (
+        ("policy", "results"),
+        lambda row: row["policy"] == "join" and row["results"] == "forgotten",
+    ),
+    "only Redis as the broker has a visibility timeout": (
+        ("broker", "redelivers"),
+        lambda row: row["redelivers"] and row["broker"] != "redis",
+    ),
+    "RabbitMQ itself drops what has expired, and nobody is told": (
+        ("broker", "timing"),
+        lambda row: row["broker"] != "redis" and row["timing"] == "expires",
+    ),
+    "only prefork has children that can be killed or timed out": (
+        ("pool", "ending"),
+        lambda row: row["pool"] != "prefork" and row["ending"] in _ONLY_PREFORK,
+    ),
+    "Celery leaves whoever waits for an Ignore or a Reject waiting": (
+        ("place", "ending"),
+        lambda row: row["place"] != "single" and row["ending"] in ("ignore", "reject"),
+    ),
+    "Celery leaves a group waiting after a step that fails": (
+        ("place", "ending"),
+        lambda row: row["place"] == "before a group" and row["ending"] != "return",
+    ),
+    "Celery waits for a result that a member of a group, or the body of a chord, has ignored": (
+        ("place", "ignore"),
+        lambda row: row["place"] in ("group", "chord body") and row["ignore"],
+    ),
+    "Celery leaves a chain waiting after a step that fails and ignores its result": (
+        ("place", "ending", "ignore"),
+        lambda row: row["place"] in _CHAINS and row["ignore"] and row["ending"] != "return",
+    ),
+    "what expires in a canvas leaves Celery's own steps waiting": (
+        ("place", "timing"),
+        lambda row: row["place"] != "single" and row["timing"] == "expires",
+    ),
+    "an item of map, starmap or chunks is no message: it has no retries of its own": (
+        ("place", "retries"),
+        lambda row: row["place"] in _LOOPS and row["retries"] != "none",
+    ),
+    "an item is no message: Celery's retry has nowhere to go": (
+        ("place", "autoretry"),
+        lambda row: row["place"] in _LOOPS and row["autoretry"],
+    ),
+    "an item is no message: what strikes one strikes all": (
+        ("place", "ending"),
+        lambda row: row["place"] in _LOOPS and row["ending"] not in ("return", "raise"),
+    ),
+    "who sends by another way is no member of a canvas": (
+        ("place", "route"),
+        lambda row: row["place"] != "single" and row["route"] != "delay",
+    ),
+    "this result backend has no chords": (
+        ("results", "place"),
+        lambda row: row["results"] in ("rpc", "none") and row["place"] in _CHORDS,
+    ),
+    "a chord that polls needs stored results": (
+        ("results", "place", "ignore"),
+        lambda row: row["results"] == "database" and row["place"] == "chord header" and row["ignore"],
+    ),
+    "a message to all is no step of a canvas": (
+        ("broker", "place"),
+        lambda row: row["broker"] == "broadcast" and row["place"] != "single",
+    ),
+    "of a message to all, Celery's results are overwritten by whoever is last": (
+        ("broker", "policy"),
+        lambda row: row["broker"] == "broadcast" and row["policy"] == "join",
+    ),
+    "a retry of a message to all goes to all again": (
+        ("broker", "retries"),
+        lambda row: row["broker"] == "broadcast" and row["retries"] != "none",
+    ),
+    "a failure retried by one of all goes to all again": (
+        ("broker", "autoretry"),
+        lambda row: row["broker"] == "broadcast" and row["autoretry"],
+    ),
+    "a worker remembers the ids that were revoked": (
+        ("route", "ending"),
+        lambda row: row["route"] == "id again" and row["ending"] in ("revoke", "terminate"),
+    ),
+    "eager calls know no broker": (("pool", "broker"), lambda row: _eager(row) and row["broker"] != "redis"),
+    "eager calls store no results": (("pool", "results"), lambda row: _eager(row) and row["results"] != "redis"),
+    "eager calls are tracked by nobody": (("pool", "track"), lambda row: _eager(row) and row["track"]),
+    "eager calls are not redelivered": (("pool", "redelivers"), lambda row: _eager(row) and row["redelivers"]),
+    "eager calls are stopped by nobody": (("pool", "ending"), lambda row: _eager(row) and row["ending"] == "revoke"),
+    "eager calls are played alone": (("pool", "place"), lambda row: _eager(row) and row["place"] != "single"),
+    "eager calls are made at once": (("pool", "timing"), lambda row: _eager(row) and row["timing"] != "now"),
+    "eager calls are sent by nobody": (("pool", "route"), lambda row: _eager(row) and row["route"] != "delay"),
+}
+
+
+def plain() -> dict[str, Any]:
+    """The plainest row."""
+    return {name: values[0] for name, values in FACTORS.items()}
+
+
+def why_not(row: Row) -> str | None:
+    """Why this combination is left out, as far as its factors are known; None if it is not."""
+    for reason, (names, applies) in REASONS.items():
+        if all(name in row for name in names) and applies(row):
+            return reason
+    return None

@@ -1,0 +1,336 @@
+"""Plays programs on a stage: sends their calls, waits for what comes of them, and looks at what is left."""
+
+import dataclasses
+import gc
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from celery import chain, chord, group, uuid
+from celery.exceptions import TimeoutError as NotWithin
+from celery.result import AsyncResult
+from kombu.common import Broadcast
+
+from tests.combinations.app import name_of
+from tests.combinations.checker import Answer, Finding, History, check
+from tests.combinations.eager import eagerly
+from tests.combinations.program import TTL, VISIBILITY, Call, Program
+from tests.combinations.stage import Stage
+from tests.fire.record import now
+from tests.recorder import Event
+
+# Within so many seconds of the last call every call has to have ended.
+BOUND = 45.0
+# Programs at a time, where there are not slots enough for all.
+_ABREAST = {"solo": 2, "eager": 4}
+# As long as there may be between two signs of life of a program.
+_QUIET = 2.0
+# A holder that has died leaves its key for two ttl.
+_LONGEST_LEFT = 2 * TTL + 4
+_LIMITS = {"soft limit": {"soft_time_limit": 1}, "hard limit": {"time_limit": 1}}
+_STEP = 0.1
+# Longer than a cool-down.
+_AGAIN = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Played:
+    """A program that was played, and what was found."""
+
+    program: Program
+    history: History
+    findings: list[Finding]
+
+
+def play(stage: Stage, programs: Sequence[Program], bound: float = BOUND) -> list[Played]:
+    """Play all of them at the same time, each on keys of its own; each call has to end within *bound* seconds."""
+    parts = [Part(stage, program, stage.key(number), bound) for number, program in enumerate(programs)]
+    with ThreadPoolExecutor(_ABREAST.get(stage.facts["pool"], len(parts))) as pool:
+        for done in [pool.submit(part.play) for part in parts]:
+            done.result()
+    played = [part.played() for part in parts]
+    # Results that are collected only when their server is gone complain.
+    del parts
+    gc.collect()
+    return played
+
+
+class Part:
+    """One program being played, by a thread of its own."""
+
+    def __init__(self, stage: Stage, program: Program, key: str, bound: float) -> None:
+        self.key, self._bound = key, bound
+        self._stage, self._program = stage, program
+        self._answers: dict[int, Answer] = {}
+        self._results: dict[int, Any] = {}
+        self._canvases: dict[int, Any] = {}
+        self._timers: list[threading.Timer] = []
+        self._left: list[str] = []
+        self._open: list[str] = []
+
+    def play(self) -> None:
+        if self._stage.facts["pool"] == "eager":
+            self._answers, self._open = eagerly(self._stage, self._program, self.key, self._bound)
+        else:
+            self._send_all()
+            self._await_all()
+            self._use_again()
+        self._settle()
+
+    def played(self) -> Played:
+        answers = [self._answers[number] for number in sorted(self._answers)]
+        history = History(self._program, self._events(), answers, self._left, self._open)
+        return Played(self._program, history, check(history, plain="COMBINATIONS_PLAIN" in os.environ))
+
+    # Sending.
+
+    def _send_all(self) -> None:
+        began = time.monotonic()
+        for call in self._program.calls:
+            time.sleep(max(0.0, began + call.at - time.monotonic()))
+            self._send(call)
+
+    def _send(self, call: Call) -> None:
+        known = {answer.task_id for answer in self._answers.values()}
+        sent = now()
+        try:
+            result, canvas = self._publish(call)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
+            self._answers[call.number] = Answer(
+                call.number, sent=sent, state="UNSENT", error=type(error).__name__, text=str(error)
+            )
+            return
+        self._results[call.number], self._canvases[call.number] = result, canvas
+        self._answers[call.number] = Answer(call.number, result.id, sent, merged=result.id in known)
+        if result.id not in known:
+            self._strike(call, result)
+
+    def _publish(self, call: Call) -> tuple[AsyncResult, Any]:
+        """The call's own result, and that of its canvas, if there is one."""
+        app, task = self._stage.app, self._task(call)
+        key = f"{self.key} other" if call.other else self.key
+        args = (key, call.number, self._script(call))
+        options = self._options(call)
+        if call.route == "send_task":
+            return app.send_task(task.name, args, **options), None
+        if call.place == "single":
+            own = {} if call.route == "delay" else {"task_id": uuid()}
+            return task.apply_async(args, **own, **options), None
+        if call.place in ("map", "starmap", "chunks"):
+            return self._loop(task, call, args).apply_async(**options), None
+        own = task.si(*args).set(**options, task_id=uuid())
+        step = app.tasks["step"].si(self.key, call.number)
+        canvas = _canvas(call.place, own, step).apply_async()
+        return _find(canvas, own.options["task_id"]) or app.AsyncResult(own.options["task_id"]), canvas
+
+    def _script(self, call: Call) -> dict[str, Any]:
+        """What its body is to do; where it is pickled, with something that nothing else can carry."""
+        # Celery's own retries, and its canvases, do not keep the serialiser.
+        kept = call.place == "single" and call.retries == "none" and not self._program.tasks[call.task]["autoretry"]
+        return {**call.script, "only": 1j} if call.serializer == "pickle" and kept else call.script
+
+    def _loop(self, task: Any, call: Call, args: tuple[Any, ...]) -> Any:
+        if call.place == "map":
+            return task.map([args[0], args[0]])
+        if call.place == "starmap":
+            return task.starmap([args, args])
+        return task.chunks([args, args], 1).group()
+
+    def _options(self, call: Call) -> dict[str, Any]:
+        options: dict[str, Any] = {"serializer": call.serializer, **_LIMITS.get(call.ending, {})}
+        if call.timing == "countdown":
+            options["countdown"] = 1
+        elif call.timing == "eta":
+            # On a quorum queue Celery counts whole seconds, and wants at least one.
+            options["eta"] = datetime.now(UTC) + timedelta(seconds=2.5)
+        elif call.timing == "expires":
+            options["expires"] = 1.5
+        if self._stage.facts["broker"] == "broadcast":
+            queues = self._stage.app.amqp.queues.values()
+            options["queue"] = next(queue for queue in queues if isinstance(queue, Broadcast))
+        return options
+
+    def _strike(self, call: Call, result: AsyncResult) -> None:
+        """Revoke it where its ending says so: at once, or when its body runs."""
+        if call.ending == "revoke":
+            self._stage.app.control.revoke(result.id)
+        elif call.ending == "terminate":
+
+            def terminate() -> None:
+                self._stage.app.control.revoke(result.id, terminate=True)
+
+            timer = threading.Timer(2.5, terminate)
+            timer.start()
+            self._timers.append(timer)
+
+    def _task(self, call: Call) -> Any:
+        return self._stage.app.tasks[name_of(self._program.tasks[call.task])]
+
+    # Waiting.
+
+    def _await_all(self) -> None:
+        end = time.monotonic() + self._bound
+        for number, result in self._results.items():
+            answer = self._answers[number]
+            if answer.merged:
+                continue
+            canvas = self._canvases[number]
+            if canvas is not None and self._is_readable():
+                state, error, _ = _got(canvas, end)
+                answer = dataclasses.replace(answer, canvas=state, canvas_error=error)
+            if self._program.calls[number].place in ("map", "starmap", "chunks") and not self._is_readable(number):
+                # Tasks of Celery's own, which note nothing.
+                pass
+            elif self._is_readable(number):
+                state, error, text = _got(result, self._patience(number, end))
+                answer = dataclasses.replace(answer, state=state, error=error, text=text)
+            else:
+                answer = dataclasses.replace(answer, state=self._ended(answer.task_id, self._patience(number, end)))
+            self._answers[number] = answer
+        if self._stage.facts["results"] == "forgotten":
+            for result in self._results.values():
+                result.forget()
+        for timer in self._timers:
+            timer.join()
+
+    def _patience(self, number: int, end: float) -> float:
+        """Celery itself stores no end of what raises Ignore or Reject."""
+        nothing_to_get = self._program.calls[number].ending in ("ignore", "reject")
+        return min(end, time.monotonic() + 3) if nothing_to_get else end
+
+    def _is_readable(self, number: int | None = None) -> bool:
+        if self._stage.facts["results"] == "none":
+            return False
+        if number is None or self._program.calls[number].place in ("map", "starmap", "chunks"):
+            return True
+        return not self._program.tasks[self._program.calls[number].task]["ignore"]
+
+    def _ended(self, task_id: str, end: float) -> str:
+        """ENDED once the record says that a worker has ended it for good."""
+        while not _is_over(task_id, self._stage.watch.events):
+            if time.monotonic() > end:
+                return "HUNG"
+            time.sleep(_STEP)
+        return "ENDED"
+
+    def _use_again(self) -> None:
+        """Send calls with an id of their own once more, when all is over: that is another call."""
+        for call in self._program.calls:
+            answer = self._answers[call.number]
+            if call.route != "id again" or answer.merged or answer.state == "UNSENT":
+                continue
+            self._until(lambda: self._is_quiet(_QUIET), self._bound / 2)
+            since = now()
+            args = (self.key, call.number, Call().script)
+            options = {**self._options(Call()), "countdown": _AGAIN, "task_id": answer.task_id}
+            self._task(call).apply_async(args, **options)
+
+            def has_run(task_id: str = answer.task_id, since: float = since) -> bool:
+                return any(
+                    event.name == "enter" and event.facts["task_id"] == task_id and event.at > since
+                    for event in self._events()
+                )
+
+            self._until(has_run, self._bound / 2)
+            self._answers[call.number] = dataclasses.replace(answer, ran_again=has_run())
+
+    # What is left.
+
+    def _settle(self) -> None:
+        """Wait until nothing happens any more, and the keys of the program are gone."""
+        quiet = VISIBILITY + 2 * _QUIET if self._stage.facts["redelivers"] else _QUIET
+        self._until(lambda: self._is_quiet(quiet), self._bound / 2)
+        self._open += [f"number {body.label} still runs" for body in self._bodies()]
+        self._until(lambda: not self._keys(), _LONGEST_LEFT)
+        self._left = self._keys()
+
+    def _until(self, condition: Callable[[], bool], timeout: float) -> None:
+        end = time.monotonic() + timeout
+        while not condition() and time.monotonic() < end:
+            time.sleep(_STEP)
+
+    def _is_quiet(self, seconds: float) -> bool:
+        latest = max((event.at for event in self._events()), default=0.0)
+        return now() - latest > seconds and not self._bodies()
+
+    def _bodies(self) -> list[Any]:
+        return [body for body in self._stage.watch.bodies() if body.label in self._labels()]
+
+    def _labels(self) -> tuple[str, str]:
+        return (self.key, f"{self.key} other")
+
+    def _keys(self) -> list[str]:
+        """Of this program in the store of locks, with the seconds until they expire."""
+        if "COMBINATIONS_PLAIN" in os.environ:
+            return []
+        task = self._task(self._program.calls[0])
+        tags = [(key := task.lock_key_for(label))[key.index("{") :] for label in self._labels()]
+        with self._stage.servers.valkey.client(2) as client:
+            return [
+                f"{key} for {client.ttl(key)} s, {client.type(key)}"
+                for key in client.scan_iter("singleton:*", count=1000)
+                if any(tag in key for tag in tags) and ":done:" not in key
+            ]
+
+    def _events(self) -> list[Event]:
+        ids = {answer.task_id for answer in self._answers.values()}
+        labels = self._labels()
+        return [
+            event
+            for event in list(self._stage.watch.events)
+            if event.key in labels or event.facts.get("task_id") in ids or event.name == "died"
+        ]
+
+
+def _canvas(place: str, own: Any, step: Any) -> Any:
+    return {
+        "first of a chain": lambda: chain(own, step),
+        "middle of a chain": lambda: chain(step, own, step.clone()),
+        "group": lambda: group(own, step),
+        "chord header": lambda: chord([own, step], step.clone()),
+        "chord body": lambda: chord([step, step.clone()], own),
+        "before a group": lambda: chain(own, group(step, step.clone())),
+    }[place]()
+
+
+def _find(result: Any, task_id: str) -> AsyncResult | None:
+    """The result with this id in those of a canvas."""
+    if result is None or result.id == task_id:
+        return result
+    for child in getattr(result, "results", None) or ():
+        if child.id == task_id:
+            return child
+    return _find(result.parent, task_id)
+
+
+def _got(result: Any, end: float) -> tuple[str, str, str]:
+    """State, error and text of a result, as who waits for it gets them."""
+    try:
+        result.get(timeout=max(0.5, end - time.monotonic()), interval=_STEP)
+    except NotWithin:
+        return "HUNG", "", ""
+    except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
+        name = type(error).__name__
+        return "REVOKED" if name == "TaskRevokedError" else "FAILURE", name, str(error)
+    return "SUCCESS", "", ""
+
+
+def _is_over(task_id: str, events: Sequence[Event]) -> bool:
+    """The last that is known of a call is that it has ended, and not that it comes again."""
+    over = False
+    for event in list(events):
+        if event.facts.get("task_id") != task_id:
+            continue
+        if event.name in ("revoked", "failed", "refused"):
+            over = True
+        elif event.name == "ended":
+            over = over or event.facts["outcome"] not in ("Retry", "Ignore")
+        elif event.name == "conflict":
+            over = over or event.facts["outcome"] in ("skipped", "collapsed", "raised")
+        elif event.name == "leave":
+            over = over or event.facts["outcome"] in ("returned", "Ignore")
+    return over

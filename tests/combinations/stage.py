@@ -1,0 +1,153 @@
+"""Where programs are played: servers that serve all stages, and the workers of one."""
+
+import json
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from signal import SIGTERM
+from typing import Any, Self
+
+from celery import Celery
+
+from tests.combinations.program import Program
+from tests.fire.record import Record
+from tests.fire.watch import Watch
+from tests.rabbit import Rabbit
+from tests.servers import Server
+from tests.workers import Worker
+
+# Slots of each worker. Of the solo pool there is one worker, so that there is one slot.
+_SLOTS = {"prefork": (5, 5), "threads": (8, 8), "gevent": (12, 12), "eventlet": (12, 12), "solo": (1,)}
+_GOODBYE = 8.0
+
+
+class Servers:
+    """A store of locks, brokers and results, started where they are first asked for."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._rabbit: Rabbit | None = None
+        self._starting = threading.Lock()
+        self.valkey = Server("valkey")
+        self.directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="singleton-lock-combined-"))
+
+    def __enter__(self) -> Self:
+        self._stack.callback(self.valkey.close)
+        self.valkey.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def rabbit(self) -> str:
+        with self._starting:
+            if self._rabbit is None:
+                self._rabbit = Rabbit()
+                self._stack.callback(self._rabbit.close)
+                self._rabbit.start()
+            return self._rabbit.url
+
+    def redis(self, database: int) -> str:
+        return self.valkey.url.removesuffix("/0") + f"/{database}"
+
+
+class Stage:
+    """The workers for programs of one combination of broker, results and pool, and the app of who sends to them."""
+
+    def __init__(self, servers: Servers, programs: Sequence[Program], number: int) -> None:
+        self.facts = programs[0].stage
+        self.servers = servers
+        self.directory = Path(servers.directory) / f"stage-{number}"
+        self._number = number
+        self._programs = programs
+        self._stack = ExitStack()
+        self._workers: list[Worker] = []
+        self.logs: list[str] = []
+
+    @property
+    def queue(self) -> str:
+        return f"combinations{self._number}"
+
+    def key(self, number: int) -> str:
+        """That of a program, which no other stage has: what is left there is nobody else's trouble."""
+        return f"stage {self._number} program {number}"
+
+    def __enter__(self) -> Self:
+        self.directory.mkdir()
+        path = self.directory / "setting.json"
+        path.write_text(json.dumps(self._setting()), encoding="utf-8")
+        self.path = str(self.directory / "record.jsonl")
+        # Pickle is among the serialisers, and whoever runs the tests may be root.
+        self.env = {"COMBINATIONS_SETTING": str(path), "COMBINATIONS_RECORD": self.path, "C_FORCE_ROOT": "1"}
+        self.record = Record(self.path)
+        try:
+            from tests.combinations.app import make_app
+
+            self.app: Celery = make_app(self._setting())
+            self._stack.callback(self.app.close)
+            if self.facts["pool"] != "eager":
+                self._start()
+            self.watch = self._stack.enter_context(Watch(self.path, self.record))
+        except BaseException:
+            self._stack.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def troubles(self) -> list[str]:
+        """Workers that have ended by themselves, and what Celery calls critical."""
+        found = []
+        for worker in self._workers:
+            log = worker.log()
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(0)
+                found.append("a worker has ended by itself: " + log[-2000:])
+            found += [line for line in log.splitlines() if "CRITICAL" in line or "Unrecoverable" in line]
+        return found
+
+    def _start(self) -> None:
+        pool = self.facts["pool"]
+        for slots in _SLOTS[pool]:
+            worker = Worker("tests.combinations.app", self.env, pool=pool, concurrency=slots)
+            self._stack.callback(worker.close)
+            self._workers.append(worker.start())
+        for worker in self._workers:
+            worker.ready()
+        self._stack.callback(self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                worker.send(SIGTERM)
+        for worker in self._workers:
+            with suppress(subprocess.TimeoutExpired):
+                worker.wait(_GOODBYE)
+        self.logs = [worker.log() for worker in self._workers]
+
+    def _setting(self) -> dict[str, Any]:
+        kinds = {json.dumps(task): task for program in self._programs for task in program.tasks}
+        return {
+            "stage": self.facts,
+            "broker": self._broker(),
+            "results": self._results(),
+            "locks": self.servers.redis(2),
+            "queue": self.queue,
+            "tasks": list(kinds.values()),
+        }
+
+    def _broker(self) -> str:
+        return self.servers.redis(0) if self.facts["broker"] == "redis" else self.servers.rabbit()
+
+    def _results(self) -> str | None:
+        return {
+            "redis": self.servers.redis(1),
+            "forgotten": self.servers.redis(1),
+            "rpc": "rpc://",
+            "database": f"db+sqlite:///{self.directory}/results.db",
+            "none": None,
+        }[self.facts["results"]]

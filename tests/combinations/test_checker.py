@@ -1,0 +1,311 @@
+"""The checker sees each kind of wrong history, and nothing in a right one."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from tests.combinations.checker import MOST_DELIVERIES, Answer, History, check
+from tests.combinations.program import Call, Program, bare_task
+from tests.recorder import Event
+
+
+class Story:
+    """A program with two calls, and its history told event by event."""
+
+    def __init__(self) -> None:
+        self.tasks = [bare_task()]
+        self.calls = [Call(number=0), Call(number=1)]
+        self.stage = {"broker": "redis", "results": "redis", "pool": "prefork", "track": False, "redelivers": False}
+        self.events: list[Event] = []
+        self.answers: list[Answer] = []
+        self._runs = 0
+
+    def declare(self, **options: Any) -> None:
+        self.tasks = [{**self.tasks[0], **options}]
+
+    def call(self, number: int, **facts: Any) -> None:
+        self.calls[number] = dataclasses.replace(self.calls[number], **facts)
+
+    def at(self, moment: float, name: str, run: str = "", key: str = "k", **facts: Any) -> None:
+        self.events.append(Event(name, key, run, moment, facts.pop("pid", 1), facts))
+
+    def body(
+        self,
+        since: float,
+        until: float | None,
+        task_id: str | None = "aaa",
+        outcome: str = "returned",
+        number: int = 0,
+        attempt: int = 0,
+        fence: int | None = None,
+        pid: int = 1,
+    ) -> None:
+        """One body; without an end if *until* is None."""
+        self._runs += 1
+        run = str(self._runs)
+        facts = {"task_id": task_id, "attempt": attempt, "host": "w", "pid": pid}
+        self.at(since - 0.01, "began", run, **facts)
+        fence = round(since * 1000) if fence is None else fence
+        self.at(since, "enter", run, number=number, fence=fence, **facts)
+        if until is not None:
+            self.at(until, "leave", run, outcome=outcome, task_id=task_id, pid=pid)
+
+    def answer(self, number: int, task_id: str = "aaa", state: str = "SUCCESS", **facts: Any) -> None:
+        self.answers.append(Answer(number, task_id, state=state, **facts))
+
+    def rules(self, **more: Any) -> set[str]:
+        program = Program(self.stage, tuple(self.tasks), tuple(self.calls))
+        return {finding.rule for finding in check(History(program, self.events, self.answers, **more))}
+
+
+@pytest.fixture
+def story() -> Story:
+    return Story()
+
+
+def test_two_calls_one_after_another_are_right(story: Story) -> None:
+    story.body(1, 2)
+    story.body(3, 4, "bbb", number=1)
+    story.answer(0)
+    story.answer(1, "bbb")
+
+    assert story.rules() == set()
+
+
+def test_two_bodies_at_once_are_too_many(story: Story) -> None:
+    story.body(1, 3)
+    story.body(2, 4, "bbb", number=1)
+
+    assert story.rules() == {"one at a time"}
+
+
+def test_a_limit_of_two_allows_two(story: Story) -> None:
+    story.declare(limit=2)
+    story.body(1, 3)
+    story.body(2, 4, "bbb", number=1)
+
+    assert story.rules() == set()
+
+
+def test_a_killed_body_ends_when_its_process_dies(story: Story) -> None:
+    story.body(1, None, pid=7)
+    story.at(2, "died", victim=7, alive_at=2.0)
+    story.body(2.5, 3, "bbb", number=1)
+
+    assert story.rules() == set()
+
+
+def test_a_body_that_never_leaves_is_beside_all_that_follow(story: Story) -> None:
+    story.body(1, None)
+    story.body(9, 10, "bbb", number=1)
+
+    assert story.rules() == {"one at a time"}
+
+
+def test_bodies_until_executing_may_overlap_but_not_those_of_one_message(story: Story) -> None:
+    story.declare(mode="until_executing")
+    story.body(1, 3)
+    story.body(2, 4, "bbb", number=1)
+    assert story.rules() == set()
+
+    story.body(3.5, 5, "bbb", number=1)
+    assert story.rules() == {"one body of a message", "an attempt is completed once"}
+
+
+def test_siblings_of_a_message_to_all_are_no_copies(story: Story) -> None:
+    story.stage["broker"] = "broadcast"
+    story.declare(mode="until_executing")
+    story.body(1, 3)
+    story.body(2, 4, pid=2)
+
+    assert story.rules() == set()
+
+
+def test_a_body_without_a_lease_is_seen(story: Story) -> None:
+    story.body(1, 2, fence=0)
+
+    assert story.rules() == {"fences grow"}
+
+
+def test_a_fence_that_falls_is_seen(story: Story) -> None:
+    story.body(1, 2, fence=5)
+    story.body(3, 4, "bbb", number=1, fence=5)
+
+    assert story.rules() == {"fences grow"}
+
+
+@pytest.mark.parametrize("state", ["HUNG", "PENDING", "RETRY"])
+def test_a_call_without_an_end_is_seen(story: Story, state: str) -> None:
+    story.answer(0, state=state)
+
+    assert story.rules() == {"every call ends"}
+
+
+def test_a_canvas_without_an_end_is_seen(story: Story) -> None:
+    story.body(1, 2)
+    story.answer(0, canvas="HUNG")
+
+    assert story.rules() == {"every call ends"}
+
+
+def test_a_body_that_runs_on_is_seen(story: Story) -> None:
+    assert story.rules(open=["number 0 still runs"]) == {"every call ends"}
+
+
+def test_an_ignored_call_may_hang(story: Story) -> None:
+    story.call(0, ending="ignore")
+    story.answer(0, state="HUNG")
+
+    assert story.rules() == set()
+
+
+def test_a_call_that_cannot_be_sent_is_seen(story: Story) -> None:
+    story.answer(0, "", "UNSENT", error="TypeError")
+
+    assert story.rules() == {"every call can be sent"}
+
+
+def test_a_duplicate_may_be_refused_where_it_is_sent(story: Story) -> None:
+    story.declare(mode="until_executed", policy="raise")
+    story.body(1, 2)
+    story.answer(0)
+    story.answer(1, "", "UNSENT", error="LockHeld", text="held by aaa")
+
+    assert story.rules() == set()
+
+
+def test_an_error_that_is_in_no_program_is_seen(story: Story) -> None:
+    story.answer(0, state="FAILURE", error="ConfigurationError")
+
+    assert story.rules() == {"it fails for what it does"}
+
+
+def test_an_error_of_the_body_is_right(story: Story) -> None:
+    story.call(0, ending="raise")
+    story.body(1, 2, outcome="ValueError")
+    story.answer(0, state="FAILURE", error="ValueError")
+
+    assert story.rules() == set()
+
+
+def test_a_skipped_call_names_who_ran(story: Story) -> None:
+    story.body(1, 2)
+    story.answer(0)
+    story.answer(1, "bbb", "REVOKED", text="held by task_id=aaa")
+
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize("text", ["held by nobody", "made way for bbb"])
+def test_a_skipped_call_that_names_nobody_else_is_seen(story: Story, text: str) -> None:
+    story.body(1, 2)
+    story.answer(0)
+    story.answer(1, "bbb", "REVOKED", text=text)
+
+    assert story.rules() == {"who does not run names who does"}
+
+
+def test_a_skipped_call_that_names_one_which_never_ran_is_seen(story: Story) -> None:
+    story.answer(0, "aaa", "REVOKED", text="held by bbb")
+    story.answer(1, "bbb", "REVOKED", text="held by aaa")
+
+    assert story.rules() == {"who does not run names who does"}
+
+
+def test_a_success_without_a_body_is_seen(story: Story) -> None:
+    story.answer(0)
+
+    assert story.rules() == {"who succeeds has run"}
+
+
+def test_who_joins_succeeds_without_a_body(story: Story) -> None:
+    story.declare(policy="join")
+    story.answer(0)
+
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize("policy", ["rerun", "replace"])
+def test_newest_arguments_that_never_ran_are_seen(story: Story, policy: str) -> None:
+    story.declare(policy=policy)
+    story.body(1, 2)
+    story.answer(0)
+    story.answer(1, "bbb", "REVOKED", text="aaa runs in place of this one")
+    assert story.rules() == {"the newest runs"}
+
+    story.body(3, 4, number=1, attempt=1)
+    assert story.rules() == set()
+
+
+def test_an_attempt_that_is_completed_twice_is_seen(story: Story) -> None:
+    story.body(1, 2)
+    story.body(9, 10)
+
+    assert story.rules() == {"an attempt is completed once"}
+
+
+def test_an_id_that_is_used_again_is_another_call(story: Story) -> None:
+    story.call(0, route="id again")
+    story.body(1, 2)
+    story.body(9, 10)
+    story.answer(0, ran_again=True)
+
+    assert story.rules() == set()
+
+
+def test_an_id_that_cannot_be_used_again_is_seen(story: Story) -> None:
+    story.body(1, 2)
+    story.answer(0, ran_again=False)
+
+    assert story.rules() == {"an id can be used again"}
+
+
+def test_a_replaced_run_that_comes_again_is_seen(story: Story) -> None:
+    story.declare(policy="replace")
+    story.body(1, 2, outcome="LockLost")
+    story.body(3, 4, "bbb", number=1)
+    story.body(5, 6, attempt=1)
+
+    assert story.rules() == {"who was replaced is over"}
+
+
+def test_a_retry_that_is_skipped_though_nobody_runs_is_seen(story: Story) -> None:
+    story.body(1, 2, outcome="Retry")
+    story.at(5, "conflict", task_id="aaa", outcome="skipped")
+    story.body(9, 10, "bbb", number=1)
+    story.answer(0, state="REVOKED", text="held by bbb")
+
+    assert story.rules() == {"a retry makes way for nobody absent"}
+
+
+@pytest.mark.parametrize(("mode", "sent", "wrong"), [("until_executed", 1.5, True), ("until_executing", 1.5, False)])
+def test_a_duplicate_that_is_sent_is_seen(story: Story, mode: str, sent: float, wrong: bool) -> None:
+    story.declare(mode=mode)
+    story.body(1, 2)
+    story.body(3, 4, "bbb", number=1)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", sent=sent)
+
+    assert story.rules() == ({"a duplicate is not sent"} if wrong else set())
+
+
+def test_a_duplicate_of_a_queued_call_is_seen(story: Story) -> None:
+    story.declare(mode="until_executing")
+    story.body(3, 4)
+    story.body(5, 6, "bbb", number=1)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", sent=1.5)
+
+    assert story.rules() == {"a duplicate is not sent"}
+
+
+def test_a_flood_is_seen(story: Story) -> None:
+    for number in range(MOST_DELIVERIES + 1):
+        story.at(number, "began", str(number), task_id="aaa")
+
+    assert story.rules() == {"no flood"}
+
+
+def test_a_key_that_is_left_is_seen(story: Story) -> None:
+    assert story.rules(left=["singleton:v2:{combined:1}"]) == {"nothing is left"}
