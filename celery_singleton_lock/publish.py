@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from celery import uuid
+from celery import Task, uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
@@ -17,9 +17,6 @@ from celery_singleton_lock.errors import LockHeld, StoreError
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder
-
-if TYPE_CHECKING:
-    from celery_singleton_lock.task import SingletonTask
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -45,7 +42,7 @@ def key_to_keep(headers: Mapping[str, Any] | None) -> str | None:
     return Notes.of(headers).key if _keeps_key.get() else None
 
 
-def publish(task: "SingletonTask", key: str, options: Mapping[str, Any], send: Send) -> Any:
+def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any:
     """Publish a call, unless another one with the same key stands for it.
 
     Returns:
@@ -72,7 +69,7 @@ def publish(task: "SingletonTask", key: str, options: Mapping[str, Any], send: S
     return _publish_once(task, key, noted, send)
 
 
-def _publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send: Send) -> Any:
+def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
     options["task_id"] = options.get("task_id") or uuid()
     counts_running = task.lock_options.mode == UNTIL_EXECUTED
     found = _mark(task, key, options, limit=task.lock_options.limit if counts_running else 0)
@@ -84,14 +81,14 @@ def _publish_once(task: "SingletonTask", key: str, options: dict[str, Any], send
     return result
 
 
-def _publish_retry(task: "SingletonTask", key: str, options: dict[str, Any], send: Send) -> Any:
+def _publish_retry(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
     """Always, but until the retry runs its call counts as queued, unless another one does."""
     with suppress(StoreError):
         _mark(task, key, options, limit=0)
     return _send(task, key, options, send)
 
 
-def _send(task: "SingletonTask", key: str, options: dict[str, Any], send: Send) -> Any:
+def _send(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
     try:
         return send(**options)
     except BaseException:
@@ -101,7 +98,7 @@ def _send(task: "SingletonTask", key: str, options: dict[str, Any], send: Send) 
         raise
 
 
-def _mark(task: "SingletonTask", key: str, options: dict[str, Any], limit: int) -> Holder | None:
+def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way."""
     wanted, task_id = task.lock_options, options["task_id"]
     seconds = wanted.queue_ttl + _lead(task, options)
@@ -119,7 +116,7 @@ def _mark(task: "SingletonTask", key: str, options: dict[str, Any], limit: int) 
         return None
 
 
-def _refuse(task: "SingletonTask", key: str, found: Holder) -> Any:
+def _refuse(task: Task, key: str, found: Holder) -> Any:
     logger.info(
         "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,
@@ -133,13 +130,13 @@ def _refuse(task: "SingletonTask", key: str, found: Holder) -> Any:
     return task.AsyncResult(found.task_id)
 
 
-def _lead(task: "SingletonTask", options: Mapping[str, Any]) -> float:
+def _lead(task: Task, options: Mapping[str, Any]) -> float:
     """Seconds from now until the message may be taken at the earliest, or is thrown away."""
     moments = [options.get("countdown"), options.get("eta"), options.get("expires", task.expires)]
     return max([0.0, *[_seconds_until(task, moment) for moment in moments if moment]])
 
 
-def _seconds_until(task: "SingletonTask", moment: Any) -> float:
+def _seconds_until(task: Task, moment: Any) -> float:
     if isinstance(moment, int | float):
         return float(moment)
     until: timedelta = maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)

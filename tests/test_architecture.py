@@ -32,12 +32,8 @@ STOREYS = (
 BELOW_CELERY = [name for name in FILES if name.startswith(("leases/", "stores/"))] + ["errors.py"]
 MAY_KNOW_KOMBU = {"leases/key.py"}
 
-FOR_TYPES_ALONE = {
-    ("publish.py", "task.py"),
-    ("runs/loss.py", "runs/run.py"),
-    ("runs/redelivery.py", "runs/run.py"),
-}
-"""Arrows of which nothing is left when the program runs: they may run up, or round, so each is named here."""
+FOR_TYPES_ALONE: set[tuple[str, str]] = set()
+"""Arrows of which nothing is left when the program runs: they could run up, or round, so each would be named here."""
 
 LONGEST_FILE = 300
 LONGEST_FUNCTION = 40

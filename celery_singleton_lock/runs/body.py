@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.leases.current import running_under
-from celery_singleton_lock.runs.loss import making_way
 from celery_singleton_lock.runs.redelivery import telling_later_deliveries
+from celery_singleton_lock.runs.replaced import making_way
 from celery_singleton_lock.runs.run import Run
 
 

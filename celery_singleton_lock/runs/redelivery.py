@@ -7,18 +7,16 @@ ended. The run says so in a done marker as it releases, but only if another deli
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, NoReturn
+from typing import Literal, NoReturn
 
 from celery import Task, states
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
-
-if TYPE_CHECKING:
-    from celery_singleton_lock.runs.run import Run
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -29,7 +27,7 @@ _FIRST_HAND_OVER_DELAY = 0.05
 _LONGEST_DELAY = 2.0
 
 
-def turn_back(run: "Run", answer: Conflict | Done) -> NoReturn:
+def turn_back(run: Run, answer: Conflict | Done) -> NoReturn:
     """End a delivery whose message has a run: drop it, or send it back to wait for that run's end.
 
     Raises:
@@ -49,7 +47,7 @@ def turn_back(run: "Run", answer: Conflict | Done) -> NoReturn:
     run.turn_back("a run of this message has ended already")
 
 
-def _park(run: "Run", holder: Holder, expires_in: float) -> NoReturn:
+def _park(run: Run, holder: Holder, expires_in: float) -> NoReturn:
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.hands_over
     # retry() and replace() publish before their body has ended, usually by milliseconds.
     first = _FIRST_HAND_OVER_DELAY if is_next_attempt else _FIRST_DELAY
@@ -59,7 +57,7 @@ def _park(run: "Run", holder: Holder, expires_in: float) -> NoReturn:
 
 
 @contextmanager
-def telling_later_deliveries(run: "Run") -> Iterator[None]:
+def telling_later_deliveries(run: Run) -> Iterator[None]:
     """Let them know how the body has ended, if they have to be dropped for it."""
     try:
         yield
@@ -82,7 +80,7 @@ def telling_later_deliveries(run: "Run") -> Iterator[None]:
     run.ending = _ending(run, "ended")
 
 
-def _ending(run: "Run", outcome: Literal["ended", "retried"]) -> Ending | None:
+def _ending(run: Run, outcome: Literal["ended", "retried"]) -> Ending | None:
     if not run.can_come_again:
         return None
     timeout = message.visibility_timeout(run.task)
@@ -90,7 +88,7 @@ def _ending(run: "Run", outcome: Literal["ended", "retried"]) -> Ending | None:
     return Ending(outcome, message.kept(run.task), is_due=clock() - received > timeout * _NEARLY)
 
 
-def mark_stored(run: "Run") -> None:
+def mark_stored(run: Run) -> None:
     """Say that the result is stored, if later deliveries look for it."""
     if run.has_marker and run.ending is not None and run.ending.outcome == "ended":
         try:

@@ -258,5 +258,5 @@ class Run:
 
 def _tell_lost(run: "ref[Run]", lease: Lease) -> None:
     # Weakly, so that a run that nobody has any more does not keep its lease alive.
-    if (one := run()) is not None:
-        tell_lost(one, lease)
+    if (one := run()) is not None and not one.is_unlocked:
+        tell_lost(one.task, one.options, one.interrupt, lease)
