@@ -6,7 +6,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
 from celery_singleton_lock.runs.arguments import unpack
-from celery_singleton_lock.runs.redelivery import turn_back
+from celery_singleton_lock.runs.redelivery import turn_back, wait_for_twin
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done
 
@@ -30,6 +30,7 @@ def admit(run: Run) -> Ended | None:
     policy = _policy_of(run)
     try:
         _say_what_is_unusual(run, policy)
+        wait_for_twin(run)
         # One message, one body: what another delivery of it has to do is not this one's to look into.
         answer = run.lease.acquire() if run.is_copy else None
         ended = None if answer is not None else policy.arrive(run)

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,10 +27,10 @@ from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
 from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.publish import with_the_key_it_has
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.marks import Announcement, LateMarker, unmark_later
+from celery_singleton_lock.runs.marks import LateMarker, unmark_later
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim
 
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
@@ -54,8 +53,7 @@ class SingletonRequest(Request):
         self._claim: Claim | None = None
         self._has_run = True
         self.is_cut_off = False
-        if (self.delivery_info or {}).get("redelivered") and self._has_a_twin():
-            self._announce()
+        self.request_dict[message.TWIN] = bool((self.delivery_info or {}).get("redelivered") and self._has_a_twin())
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Keep the child's lease alive from now on, if it runs in a process of its own."""
@@ -100,15 +98,6 @@ class SingletonRequest(Request):
     def _has_a_twin(self) -> bool:
         """An earlier delivery of the message runs in this worker."""
         return any(request.id == self.id for request in _active_requests())
-
-    def _announce(self) -> None:
-        """Let the run that lives know of this delivery, which may come to its turn only when that has ended."""
-        claim = self.claim
-        if claim is not None:
-            facts = Facts(task_id=self.id, attempt=self.request_dict.get("retries") or 0)
-            with suppress(SingletonLockError):
-                copy = replace(claim, token=new_token(), facts=facts, may_be_copy=True)
-                leftovers.add(Announcement(store_of(self.app), copy))
 
     def leave_marker(self) -> None:
         """Have the next delivery of the message dropped, because its run has ended."""

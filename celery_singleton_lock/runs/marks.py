@@ -3,7 +3,7 @@
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.records import Claim
 
 _PATIENCE = 60.0
 
@@ -56,27 +56,6 @@ class LateMarker:
         """Try; True once answered."""
         try:
             self._store.mark_done(self._marker, self._attempt, "stored", self._kept)
-        except StoreError:
-            return False
-        return True
-
-
-class Announcement:
-    """That another delivery of a message has come, as something to tell its run; see `leftovers`."""
-
-    ttl = _PATIENCE
-
-    def __init__(self, store: Store, claim: Claim) -> None:
-        self.key = claim.key
-        self._store = store
-        self._claim = claim
-
-    def release_again(self) -> bool:
-        """Try; True once answered."""
-        try:
-            # Asked as a copy, the store notes it at the run. If there is none, nothing is kept.
-            if isinstance(self._store.acquire(self._claim), Grant):
-                self._store.release(self._claim, None)
         except StoreError:
             return False
         return True

@@ -23,9 +23,10 @@ TOKEN = "singleton_token"
 EVENTS = "singleton_events"
 RECEIVED = "singleton_received"
 CONTENT_TYPE = "singleton_content_type"
+TWIN = "singleton_twin"
 """What the main process of a worker tells a pool process beside the message."""
 
-_OF_THIS_DELIVERY = frozenset({TOKEN, EVENTS, RECEIVED, CONTENT_TYPE})
+_OF_THIS_DELIVERY = frozenset({TOKEN, EVENTS, RECEIVED, CONTENT_TYPE, TWIN})
 
 ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"

@@ -47,6 +47,16 @@ def turn_back(run: Run, answer: Conflict | Done) -> NoReturn:
     run.turn_back("a run of this message has ended already")
 
 
+def wait_for_twin(run: Run) -> None:
+    """Send a delivery back whose main process did not know yet how an earlier one, in the same worker, had ended.
+
+    Raises:
+        Ignore: Without a trace in the result, which is the run's.
+    """
+    if run.is_copy and run.request.get(message.TWIN):
+        _park(run, Holder.former(run.key, run.task_id, run.request.retries or 0), float("inf"))
+
+
 def _park(run: Run, holder: Holder, expires_in: float) -> NoReturn:
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.hands_over
     # retry() and replace() publish before their body has ended, usually by milliseconds.
