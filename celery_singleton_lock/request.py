@@ -188,7 +188,8 @@ class LostAcknowledgements(StartStopStep):
             for request in [request for moment, request in _acknowledged if moment > since]:
                 request.leave_marker()
             for request in _active_requests():
-                request.is_cut_off = True
+                if isinstance(request, SingletonRequest):
+                    request.is_cut_off = True
         _acknowledged.clear()
 
 
