@@ -84,7 +84,9 @@ def _say_what_is_unusual(run: Run, policy: Policy) -> None:
     claim = run.claim
     # A later attempt is no new call, and a run that occupies its slot meanwhile must not wait for a message.
     claim.heeds_queued = run.options.unique_in_queue and not run.hands_over and policy is not POLICIES["wait"]
-    claim.merges = run.task.name if policy.merges and not run.hands_over else ""
+    # A retry has arguments of its own, unless the run before it has died with those that it had taken.
+    takes_merged = policy.merges and (run.notes.died or not run.hands_over)
+    claim.merges = run.task.name if takes_merged else ""
     claim.crowds = policy.comes_again and not run.notes.crowds
 
 

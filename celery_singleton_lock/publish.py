@@ -24,22 +24,25 @@ UNTIL_EXECUTED = "until_executed"
 
 Send = Callable[..., Any]
 
-_keeps_key: ContextVar[bool] = ContextVar("keeps_key", default=False)
+_for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
 
 
 @contextmanager
-def with_the_key_it_has() -> Iterator[None]:
-    """Publish messages again under the key that is written on them: a main process runs no user code to make one."""
-    token = _keeps_key.set(True)
+def for_a_dead_run() -> Iterator[None]:
+    """Publish calls of dead processes again under the key that is written on them.
+
+    A main process runs no user code to make one.
+    """
+    token = _for_a_dead_run.set(True)
     try:
         yield
     finally:
-        _keeps_key.reset(token)
+        _for_a_dead_run.reset(token)
 
 
 def key_to_keep(headers: Mapping[str, Any] | None) -> str | None:
     """The key that is written on a message, if this process must not make one."""
-    return Notes.of(headers).key if _keeps_key.get() else None
+    return Notes.of(headers).key if _for_a_dead_run.get() else None
 
 
 def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any:
@@ -56,7 +59,8 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
     headers = options.get("headers")
     known = Notes.of(headers)
     # The key of the arguments it is sent with: a retry may have new ones.
-    notes = replace(known, key=key, published=known.published or time.time_ns() // 1000)
+    published = known.published or time.time_ns() // 1000
+    notes = replace(known, key=key, published=published, died=_for_a_dead_run.get())
     noted = {**options, "headers": with_notes(headers, notes)}
     if not task.lock_options.unique_in_queue or notes.tries:
         return send(**noted)

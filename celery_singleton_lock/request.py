@@ -25,7 +25,7 @@ from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
 from celery_singleton_lock.leases.renewal import Renewal
-from celery_singleton_lock.publish import with_the_key_it_has
+from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.marks import LateMarker, unmark_later
 from celery_singleton_lock.settings import store_of
@@ -69,7 +69,7 @@ class SingletonRequest(Request):
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead()
         # Celery may publish a retry for it here.
-        with with_the_key_it_has():
+        with for_a_dead_run():
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

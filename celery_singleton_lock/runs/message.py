@@ -55,6 +55,7 @@ class Notes:
         free_since: Since when that run has had no lock, by the clock of the host that saw it, in microseconds.
         asked: It has asked to be the run that comes next.
         crowds: It counts as one of those that come again and again.
+        died: The process of the run before it has died, and Celery has published the call once more.
     """
 
     key: str = ""
@@ -66,6 +67,7 @@ class Notes:
     free_since: int = 0
     asked: bool = False
     crowds: bool = False
+    died: bool = False
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None) -> "Notes":

@@ -1,6 +1,7 @@
 """Tasks that combine options, for the workers of the acceptance tests: modes with policies, retries with both."""
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -42,9 +43,12 @@ def task_with(name: str, base: type = SingletonTask, **options: Any) -> Any:
         seconds: float = 0.0,
         gate: str | None = None,
         fails: bool = False,
+        dies: bool = False,
         **_: Any,
     ) -> int:
         busy(self, key, seconds, gate, number=number)
+        if dies and recorder.is_first(key):
+            os.kill(os.getpid(), signal.SIGKILL)
         if fails:
             raise ValueError(number)
         return number
@@ -170,6 +174,12 @@ class Forgetful(SingletonTask):
         self.AsyncResult(task_id).forget()
 
 
+dying_rerun = {
+    "redelivered": task_with("rerun-redelivered", lock_on_conflict="rerun", acks_late=True, reject_on_worker_lost=True),
+    "retried": task_with(
+        "rerun-retried", lock_on_conflict="rerun", retry_on_worker_lost=True, default_retry_delay=1, max_retries=2
+    ),
+}
 late = {
     "skip": task_with("late-skip", acks_late=True),
     "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),

@@ -258,6 +258,21 @@ def merged(number: int, published: int = NEWER) -> Scene:
     return scene
 
 
+def carried_by_a_dead(by: str) -> Scene:
+    """The run that has taken merged arguments is dead."""
+
+    def scene(world: World) -> None:
+        held(world)
+        next_is(by)(world)
+        merged(2)(world)
+        gone(world)
+        carrier = Claim(world.key, "carrier", 30, facts=Facts(by, published=MINE), merges="task", asked=True)
+        assert world.store.acquire(carrier).arguments
+        later_by(31)(world)
+
+    return scene
+
+
 def waits(by: str) -> Scene:
     """Another run waits in place."""
     return lambda world: world.store.queue(Claim(world.key, f"turn of {by}", 30, facts=Facts(by)))
@@ -387,6 +402,7 @@ by_send_task = Event(is_noted=False)
 redelivery = Event(request=delivered(redelivered=True))
 with_eta = Event(request={"eta": "2026-01-01T00:00:00+00:00"})
 retried = Event(request={"retries": 1})
+died = Event(notes={"died": True}, request={"retries": 1})
 replaced = Event(request={"replaced_task_nesting": 1})
 eager = Event(is_eager=True)
 item = Event(is_item=True)
@@ -774,6 +790,11 @@ RERUN = [
         later_by(31)), again(1, asked=True), runs(2, takes=("merged", f"next {ME}"))),
     row("a retry takes no merged arguments", "rerun", (held, next_is("the-next"), merged(2), gone, later_by(31)),
         retried, runs()),
+    row("a second delivery of a run that died with merged arguments has them again", "rerun", carried_by_a_dead(ME),
+        redelivery, runs(2, takes=("merged",))),
+    row("so has a retry of a run that died", "rerun", carried_by_a_dead(ME), died, runs(2, takes=("merged",))),
+    row("and another call, if that comes first", "rerun", carried_by_a_dead("the-dead"), first,
+        runs(2, takes=("merged",))),
     row("one that was given up finds that a newer run has carried them", "rerun", held_by(published=NEWER), again(1,
         asked=True), revoked(told="merged")),
     row("beyond lock_wait_timeout the next one fails and leaves nothing", "rerun", (held, next_is(ME), of_the_crowd),

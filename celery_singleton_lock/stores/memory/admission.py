@@ -85,15 +85,15 @@ class Admission:
         lock, claim, now = self._lock, self._claim, self._now
         number = self._free_place()
         corpse = lock.places.get(number)
-        place = Place(claim, self._next_fence(), now, now + claim.ttl, arguments=lock.take_merged(claim))
-        lock.places[number] = place
+        place = lock.places[number] = Place(claim, self._next_fence(), now, now + claim.ttl)
+        arguments = lock.take_merged(place, now)
         lock.unmark_started(self._mine)
         lock.leave_queue(claim.token)
         if claim.returns:
             lock.crowd.discard(self._mine)
         lock.stay_for_the_holder(claim.ttl, now)
         took_over = corpse is not None and not corpse.on_hold
-        return Grant(number, place.fence, took_over, now, self._sent_at, place.arguments)
+        return Grant(number, place.fence, took_over, now, self._sent_at, arguments)
 
     def _free_place(self) -> int:
         places = self._lock.places
@@ -105,7 +105,8 @@ class Admission:
         place = self._lock.places[number]
         place.deadline = self._now + self._claim.ttl
         self._lock.stay_until(self._now + 2 * self._claim.ttl)
-        return Grant(number, place.fence, False, place.since, self._sent_at, place.arguments)
+        merged = self._lock.merged_into(place)
+        return Grant(number, place.fence, False, place.since, self._sent_at, merged.arguments if merged else "")
 
     def _take_turn(self, deadlines: list[float]) -> float:
         queue, deadlines = self._lock.queue, [*deadlines, *(place.deadline for place in self._alive)]

@@ -114,6 +114,8 @@ class MemoryStore(Store):
                 if number is not None:
                     answer, left = Answer.DONE, lock.places[number]
                     lock.leave_place(number, claim.min_hold, now)
+                    if ending is not None:
+                        lock.forget_merged(left)
                 self._delete_if_idle(claim.key)
             # In any case: a signal may have broken off the release before.
             self._wake()
@@ -159,9 +161,10 @@ class MemoryStore(Store):
     ) -> bool:
         """Forget what the call has left."""
 
-        def forget(lock: Lock, _: float) -> bool:
+        def forget(lock: Lock, now: float) -> bool:
             successor = lock.successor
-            if unless_merged and successor and successor.task_id == task_id and successor.task_name in lock.merged:
+            merged = lock.merged.get(successor.task_name) if successor and successor.task_id == task_id else None
+            if unless_merged and merged and not lock.is_taken(merged, now):
                 return False
             lock.unmark(task_id, quiet=quiet)
             if returns:

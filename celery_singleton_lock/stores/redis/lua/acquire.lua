@@ -1,7 +1,7 @@
 -- Take a place at the lock, or a turn in its queue, or say who holds it.
 --
--- The lock is one hash; parts/places.lua, parts/marks.lua and parts/queue.lua say what is in it. Times are microseconds by
--- this server's clock. A free place belongs to the successor, then to the waiter whose turn it is. To ask again with the
+-- The lock is one hash; parts/{places,marks,merged,queue}.lua say what is in it. Times are microseconds by this
+-- server's clock. A free place belongs to the successor, then to the waiter whose turn it is. To ask again with the
 -- same token renews a grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
 --
 -- KEYS[1]  lock key
@@ -72,17 +72,25 @@ local function grant_again(place, makes_way)
   -- First, because a server out of memory refuses HSET where nothing was written before.
   expire_after(key, 2000 * ttl)
   redis.call('HSET', key, (makes_way and '!' or '') .. token, integer(now + ttl * 1000))
-  return {1, now, place, grant.fence, 0, grant.since, redis.call('HGET', key, place .. ':a') or ''}
+  local merged = merged_into(key, place, token)
+  return {1, now, place, grant.fence, 0, grant.since, merged and redis.call('HGET', key, 'merged:' .. merged) or ''}
 end
 
--- Arguments that were merged are for the first run that takes them; one that was published later has newer ones itself.
+-- For the first run that takes them; one that was published later has newer ones itself, and ends what was merged.
 local function take_merged()
-  local text, at = unpack(redis.call('HMGET', key, 'merged:' .. merges, 'merged_at:' .. merges))
-  if not text then
+  local text, latest, by =
+    unpack(redis.call('HMGET', key, 'merged:' .. merges, 'merged_at:' .. merges, 'merged_by:' .. merges))
+  local at, memory = merged_at_of(latest)
+  if not text or is_taken(key, by) then
+    return ''
+  elseif at <= tonumber(published) then
+    forget_merged(key, merges)
     return ''
   end
-  redis.call('HDEL', key, 'merged:' .. merges, 'merged_at:' .. merges)
-  return tonumber(at) > tonumber(published) and text or ''
+  redis.call('HSET', key, 'merged_by:' .. merges, token)
+  -- Counted anew, for its message may be delivered again.
+  expire_after(key, memory * 1000)
+  return text
 end
 
 -- What the caller has left while it held nothing ends with its grant.
@@ -116,7 +124,7 @@ local function grant(place, took_over, fence)
   end
   local arguments = merges ~= '' and take_merged() or ''
   if arguments ~= '' then
-    add(place .. ':a', arguments)
+    add(place .. ':a', merges)
   end
   if place > highest then
     add('places', number_of_places(place))
