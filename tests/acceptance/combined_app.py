@@ -184,6 +184,7 @@ late = {
     "skip": task_with("late-skip", acks_late=True),
     "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),
     "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
+    "wait": task_with("late-wait", acks_late=True, lock_on_conflict="wait"),
     "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
     "until_executing": task_with("late-until-executing", acks_late=True, lock_mode="until_executing"),
     "forgotten": task_with("late-forgotten", base=Forgetful, acks_late=True),

@@ -252,6 +252,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "first, last": ("first|last", r"\d+"),
         "q<ticket>": (r"q\d+", r"\d+ [wz] [12] id-of-[wz]"),
         "w<token>": (r"w[wz]", r"\d+"),
+        "turn:<task id>": (r"turn:id-of-[wz]", r"\d+ 0"),
         "queued": ("queued", r"\d+ q"),
         "quiet": ("quiet", r"\d+ q"),
         "next": ("next", r"\d+ id-of-p"),

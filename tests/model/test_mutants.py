@@ -436,6 +436,20 @@ MUTANTS = [
         ("tests/unit/test_admission.py", "-k", "died"),
     ),
     Mutant(
+        "a copy of a waiter takes no turn",
+        "stores/redis/lua/acquire.lua",
+        " or waits_by_itself()",
+        "",
+        ("tests/contract/test_stores.py", "-k", "takes_no_turn"),
+    ),
+    Mutant(
+        "a copy that has met the waiter is remembered",
+        "stores/redis/lua/acquire.lua",
+        "redis.call('HSET', key, place .. ':c', 1)",
+        "",
+        ("tests/contract/test_stores.py", "-k", "takes_no_turn"),
+    ),
+    Mutant(
         "nobody old replaces a newer successor",
         "stores/redis/lua/succeed.lua",
         "  elseif successor and successor.task_id ~= mine and tonumber(its_publication) >= published then",

@@ -29,6 +29,7 @@ class Turn:
 
     claim: Claim
     deadline: float
+    copy_has_come: bool = False
 
 
 @dataclass
@@ -72,6 +73,7 @@ class Lock:
     expiry: float = 0.0
     places: dict[int, Place] = field(default_factory=dict)
     queue: list[Turn] = field(default_factory=list)
+    turns: dict[str, Turn] = field(default_factory=dict)
     successor: Successor | None = None
     queued: Mark | None = None
     quiet: Mark | None = None
@@ -115,14 +117,26 @@ class Lock:
             if turn.deadline > now:
                 yield turn
             else:
-                self.queue.remove(turn)
+                self.leave_queue(turn)
 
-    def leave_queue(self, token: str) -> bool:
-        """Give a turn back; False if there was none."""
-        turns = [turn for turn in self.queue if turn.claim.token != token]
-        left = len(turns) < len(self.queue)
-        self.queue = turns
-        return left
+    def turn_of(self, token: str) -> Turn | None:
+        """The turn that a waiter has."""
+        return next((turn for turn in self.queue if turn.claim.token == token), None)
+
+    def join_queue(self, turn: Turn) -> None:
+        """Be the last in the queue, known by its task id as well."""
+        self.queue.append(turn)
+        if turn.claim.facts.task_id:
+            self.turns[turn.claim.facts.task_id] = turn
+
+    def leave_queue(self, turn: Turn) -> bool:
+        """Give the turn back; True if another delivery of its message has come meanwhile."""
+        self.queue.remove(turn)
+        task_id = turn.claim.facts.task_id
+        if self.turns.get(task_id) is not turn:
+            return False
+        del self.turns[task_id]
+        return turn.copy_has_come
 
     def leave_place(self, number: int, min_hold: float, now: float) -> None:
         """Empty a place, or keep it for nobody until its cool-down is over."""

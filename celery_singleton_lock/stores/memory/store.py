@@ -109,7 +109,10 @@ class MemoryStore(Store):
             lock, now = self._lock(claim.key), self._now()
             answer, left = Answer.GONE, None
             if lock is not None:
-                answer = Answer.DONE if lock.leave_queue(claim.token) else Answer.TAKEN
+                turn = lock.turn_of(claim.token)
+                answer = Answer.TAKEN if turn is None else Answer.DONE
+                if turn is not None:
+                    lock.leave_queue(turn)
                 number = lock.place_of(claim.token)
                 if number is not None:
                     answer, left = Answer.DONE, lock.places[number]
@@ -246,8 +249,11 @@ class MemoryStore(Store):
     def _take(self, claim: Claim, *, waits: bool) -> Grant | Conflict | Done | float:
         def ask(lock: Lock, now: float) -> Grant | Conflict | Done | float:
             admission = Admission(lock, claim, now, lambda: self._next_fence(now), waits=waits)
-            copy = (self._markers.done(claim, now) or admission.held_by_itself()) if claim.may_be_copy else None
-            return copy or admission.answer()
+            if claim.may_be_copy:
+                answer = self._markers.done(claim, now) or admission.held_by_itself() or admission.waits_by_itself()
+                if answer is not None:
+                    return answer
+            return admission.answer()
 
         return self._with_lock(claim.key, ask)
 

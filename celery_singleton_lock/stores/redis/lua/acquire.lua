@@ -21,7 +21,7 @@
 --          {2, now, wait}                       queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}           done: a run of this message has ended
 --          {0, now, crowd, successor, holders}  held: a few holders, or else those that go before; seven values each
---          {-1, now, crowd, successor, holders} held by another delivery of this message
+--          {-1, now, crowd, successor, holders} another delivery of this message holds it, or waits
 
 local RESULT_GRACE = 5000000 -- a result is stored right after its run; so much later, its process has died in between
 
@@ -67,6 +67,15 @@ local function is_held_by_itself()
   end
 end
 
+local function waits_by_itself()
+  local turn = turn_of(key, task_id)
+  local waiter = turn and waiter_of(redis.call('HGET', key, 'q' .. turn))
+  if waiter and waiter.token ~= token and waiter.deadline > now then
+    redis.pcall('HSET', key, 'turn:' .. task_id, turn .. ' 1')
+    return refuse(-1, described_turns({waiter}))
+  end
+end
+
 local function grant_again(place, makes_way)
   local grant = grant_of(key, place)
   -- First, because a server out of memory refuses HSET where nothing was written before.
@@ -94,7 +103,7 @@ local function take_merged()
 end
 
 -- What the caller has left while it held nothing ends with its grant.
-local function leave_all_else()
+local function leave_all_else(place)
   if task_id_of(known[5]) == task_id then
     redis.call('HDEL', key, 'next', 'next:by')
   end
@@ -105,7 +114,9 @@ local function leave_all_else()
     leave_crowd(key, task_id)
   end
   if ticket then
-    leave_queue(key, ticket, token)
+    if leave_queue(key, ticket, token, task_id) then
+      redis.call('HSET', key, place .. ':c', 1)
+    end
     begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
   end
 end
@@ -130,7 +141,7 @@ local function grant(place, took_over, fence)
     add('places', number_of_places(place))
   end
   redis.call('HSET', key, unpack(fields))
-  leave_all_else()
+  leave_all_else(place)
   if redis.call('HLEN', key) == #fields / 2 + (known[2] and place <= highest and 1 or 0) then
     -- Nothing else is known, so it expires with this holder, even if one before it had a longer ttl.
     redis.call('PEXPIRE', key, 2 * ttl)
@@ -141,7 +152,7 @@ local function grant(place, took_over, fence)
 end
 
 if KEYS[2] then
-  local answer = is_done() or is_held_by_itself()
+  local answer = is_done() or is_held_by_itself() or waits_by_itself()
   if answer then
     return answer
   end

@@ -62,7 +62,7 @@ end
 
 -- First, because a server out of memory refuses HSET and SET where nothing was written before.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
-  leave_queue(key, ticket, token)
+  leave_queue(key, ticket, token, waiter_of(redis.call('HGET', key, 'q' .. ticket)).task_id)
   answer = 1
 end
 
