@@ -25,6 +25,7 @@ from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, S
 from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.arguments import pack
 from celery_singleton_lock.runs.message import EVENTS, HEADER, TOKEN, Notes, marker_of
 from celery_singleton_lock.runs.revoked import Revoked
@@ -154,6 +155,12 @@ def app() -> Iterator[Celery]:
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every delay be as long as it may be."""
     monkeypatch.setattr(random, "uniform", lambda _, high: high)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a message that cannot be published fail at once."""
+    monkeypatch.setattr(message, "_PATIENCE", 0)
 
 
 @pytest.fixture
