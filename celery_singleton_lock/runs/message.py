@@ -2,17 +2,20 @@
 
 import logging
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from celery import Task
 from celery.app.task import Context
+from celery.canvas import Signature
 from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores.base import clock
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -35,7 +38,10 @@ DUE_HEADER = "beat_due"
 _DEFAULT_VISIBILITY_TIMEOUT = 3600.0
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
-# About a minute. By then a broker that restarts is back; a job is worth the wait.
+# By then a broker that restarts is back; a job is worth the wait.
+_PATIENCE = 60.0
+_PAUSE = 0.5
+# Almost as long, for a connection that breaks. Where there was none, kombu gives up after `broker_connection_timeout`.
 _PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
 # What RabbitMQ's delayed delivery puts before a routing key, as bits of the countdown.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
@@ -168,13 +174,25 @@ def send_again(task: Task, delay: float, **notes: Any) -> Any:
         **_as_it_came(task),
     )
     try:
-        again.apply_async()
+        _publish_patiently(again)
     except Exception as error:
         logger.error("lock.unpublished task_id=%s: %s", request.id, error)
         if task.acks_late and isinstance(error, OperationalError):
             raise Reject(error, requeue=True) from error
         raise
     return again
+
+
+def _publish_patiently(again: Signature) -> None:
+    give_up_at = clock() + _PATIENCE
+    while True:
+        try:
+            again.apply_async()
+            return
+        except OperationalError:
+            if clock() > give_up_at:
+                raise
+            time.sleep(_PAUSE)
 
 
 def _as_it_came(task: Task) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, S
 from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.arguments import pack
 from celery_singleton_lock.runs.message import EVENTS, HEADER, TOKEN, Notes, marker_of
 from celery_singleton_lock.runs.revoked import Revoked
@@ -154,6 +155,12 @@ def app() -> Iterator[Celery]:
 def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every delay be as long as it may be."""
     monkeypatch.setattr(random, "uniform", lambda _, high: high)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a message that cannot be published fail at once."""
+    monkeypatch.setattr(message, "_PATIENCE", 0)
 
 
 @pytest.fixture
@@ -656,7 +663,7 @@ RESCHEDULED = [
     row("once its key is free it runs and leaves the crowd", "reschedule", (held, of_the_crowd, gone), again(9),
         runs(takes=(f"crowd {ME}",))),
     row("a message that cannot be published is delivered again", "reschedule", (held, broker_down), first,
-        Outcome(ends="REJECTED", result=Reject, told=("rescheduled",), **_left(leaves=(f"crowd {ME}",))),
+        Outcome(ends="RETRY", result=Reject, told=("rescheduled",), **_left(leaves=(f"crowd {ME}",))),
         acks_late=True),
     row("a message that is lost for good leaves nothing", "reschedule", (held,
         broker_down), first, raises(OperationalError, "the broker is down", told="rescheduled")),
@@ -1146,6 +1153,48 @@ def test_the_delay_is_drawn_from_its_upper_half(
     deliver(world, again(2))
 
     assert [sent.options["countdown"] for sent in world.sent] == [0.5]
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "join", "rerun", "replace"])
+def test_that_it_comes_again_is_not_stored_over_the_end_of_the_delivery_to_come(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    world = world_of(lock_on_conflict=policy)
+    held(world)
+
+    def end_elsewhere(*_: Any, **__: Any) -> Any:
+        assert world.task.AsyncResult(ME).state == states.RETRY
+        world.task.backend.mark_as_revoked(ME, "ended elsewhere")
+
+    monkeypatch.setattr(world.task.app, "send_task", end_elsewhere)
+
+    assert deliver(world, first)[0] == states.REVOKED
+
+
+def test_it_comes_again_though_its_state_cannot_be_stored(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(lock_on_conflict="reschedule")
+    held(world)
+    store, answers = world.task.backend.store_result, iter([OSError("the backend is down")])
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        for error in answers:
+            raise error
+        return store(*args, **kwargs)
+
+    monkeypatch.setattr(world.task.backend, "store_result", fail_once)
+
+    assert deliver(world, first)[0] == states.RETRY
+    assert len(world.sent) == 1
+
+
+def test_a_call_whose_results_are_ignored_comes_again_without_a_result(world_of: Callable[..., World]) -> None:
+    world = world_of(lock_on_conflict="reschedule", ignore_result=True)
+    held(world)
+
+    assert deliver(world, first)[0] == states.PENDING
+    assert len(world.sent) == 1
 
 
 def test_a_conflict_is_told_in_the_log_and_as_an_event_where_the_worker_sends_them(

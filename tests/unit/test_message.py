@@ -359,6 +359,7 @@ def test_a_message_that_cannot_be_published_is_delivered_again_if_the_broker_sti
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
+    monkeypatch.setattr(message, "_PATIENCE", 0)
     monkeypatch.setattr(app, "send_task", fail)
     monkeypatch.setattr(task, "acks_late", acks_late)
     pushed(task, args=(), kwargs={})
@@ -366,6 +367,28 @@ def test_a_message_that_cannot_be_published_is_delivered_again_if_the_broker_sti
     with pytest.raises(raised) as seen:
         message.send_again(task, 1)
     assert getattr(seen.value, "requeue", True)
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_message_waits_for_a_broker_that_restarts(
+    app: Celery, task: Any, monkeypatch: pytest.MonkeyPatch, acks_late: bool
+) -> None:
+    send, answers = app.send_task, iter([OperationalError("down"), OperationalError("still down")])
+
+    def fail_twice(*args: Any, **kwargs: Any) -> Any:
+        for error in answers:
+            raise error
+        return send(*args, **kwargs)
+
+    monkeypatch.setattr(message, "_PAUSE", 0.01)
+    monkeypatch.setattr(app, "send_task", fail_twice)
+    monkeypatch.setattr(task, "acks_late", acks_late)
+    pushed(task, args=(), kwargs={}, headers={HEADER: Notes(tries=4).header()})
+
+    message.send_again(task, 1)
+
+    assert Notes.of(take(app).headers).tries == 5
+    assert take(app) is None
 
 
 # Publishing.
