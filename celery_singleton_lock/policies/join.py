@@ -1,7 +1,6 @@
 """Ending with the result of somebody else's run."""
 
 import random
-import time
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -60,8 +59,10 @@ def _wait_for_it(run: Run, joins: str, patience: float) -> None:
     for holder in run.store.holders(run.key):
         if holder.task_id == joins:
             _come_again(run, holder, _LONGEST_DELAY, free_since=0)
-    free_since = run.notes.free_since or _now()
-    if _now() - free_since < patience * 1_000_000:
+    # By the clock of the store, because each host that it comes to has its own.
+    now = run.store.now()
+    free_since = run.notes.free_since or now
+    if now - free_since < patience * 1_000_000:
         _come_again(run, Holder.former(run.key, joins), _LONGEST_DELAY, free_since=free_since)
 
 
@@ -69,7 +70,3 @@ def _come_again(run: Run, holder: Holder, longest: float, **notes: Any) -> NoRet
     run.tell(holder, "joined")
     delay = run.delay(random.uniform(0.5, 1.0) * longest, longest)
     run.retry(run.held_by(holder), delay, joins=holder.task_id, crowds=True, **notes)
-
-
-def _now() -> int:
-    return time.time_ns() // 1000
