@@ -15,6 +15,7 @@ from unittest.mock import ANY
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery import Celery, chain, group, states
+from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from kombu import Exchange, Queue
@@ -27,6 +28,7 @@ from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.runs.arguments import pack
 from celery_singleton_lock.runs.message import EVENTS, HEADER, TOKEN, Notes, marker_of
+from celery_singleton_lock.runs.results import tell_handed_on
 from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.memory.store import MemoryStore
@@ -215,6 +217,21 @@ held_by_a_lock = held_by("", published=0)
 held_by_itself = held_by(ME, published=MINE)
 
 
+def held_by_an_item(world: World) -> None:
+    """An item of a map has it, under the id of its map."""
+    world.store.acquire(Claim(world.key, "token of the item", 30, facts=Facts("the-map", task_name="celery.starmap")))
+
+
+def refuses(*_: Any) -> None:
+    raise ValueError("not today")
+
+
+def held_by_one_without_results(world: World) -> None:
+    """A run of another task of the same lock_name has it, which ignores its results."""
+    world.task.app.task(name="ignoring", ignore_result=True)(refuses)
+    world.store.acquire(Claim(world.key, "token", 30, facts=Facts("the-holder", task_name="ignoring")))
+
+
 def kept_by(by: str, attempt: int = 0) -> Scene:
     """Its last run is over, but its cool-down is not."""
 
@@ -348,13 +365,17 @@ def running(world: World) -> None:
     world.task.backend.store_result("the-holder", None, states.STARTED)
 
 
-def refuses(*_: Any) -> None:
-    raise ValueError("not today")
-
-
 def ended(state: str, result: Any = None, task_id: str = "the-holder") -> Scene:
     """The run of another call has stored its end."""
     return lambda world: world.task.backend.store_result(task_id, result, state)
+
+
+def handed_on(world: World) -> None:
+    """The holder has ended by `replace()`."""
+    run = Run.__new__(Run)
+    run.task, run.request, run.can_come_again = world.task, Context(id="the-holder"), True
+    run.options = world.task.lock_options
+    tell_handed_on(run)
 
 
 # How the message comes.
@@ -711,6 +732,18 @@ JOINED = [
         comes_again(1, {**later(2), "joins": "the-holder", "free_since": micro(60)}, told="joined")),
     row("but not for ever", "join", ended("RETRY", ValueError()), again(1, joins="the-holder",
         free_since=micro(7200)), runs()),
+    *(row(f"it waits for the tasks that the holder was handed on to, {what}", "join", (handed_on, *finds), again(1,
+        joins="the-holder", free_since=micro(60)), comes_again(1, {**later(2), "joins": "the-holder",
+        "free_since": micro(60)}, told="joined")) for what, finds in [("whatever they are", ()),
+        ("also once the last of them has started", (running,))]),
+    row("but not for ever for them either", "join", handed_on, again(1, joins="the-holder", free_since=micro(7200)),
+        runs()),
+    row("it ends with the result of the tasks that the holder was handed on to", "join", (handed_on,
+        ended("SUCCESS", 42)), again(1, joins="the-holder"), returns(42, told="")),
+    *(row(f"{what} has no result to wait for", "join", finds, first, comes_again(1, {"tries": 1, "crowds": True},
+        told="joined", **IN_THE_CROWD)) for what, finds in [("an item of a map", held_by_an_item),
+        ("an item whose turn it is", (held, waits("the-map"), gone)),
+        ("a task that ignores its results", held_by_one_without_results)]),
     row("a result that is not stored yet is waited for", "join", free, again(1, joins="the-holder"), comes_again(1,
         {**later(2), "joins": "the-holder", "free_since": micro(0)}, told="joined")),
     row("for seconds by the store's clock, whatever that of its host shows", "join", later_by(-3600), again(1,
