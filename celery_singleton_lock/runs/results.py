@@ -9,12 +9,16 @@ from celery_singleton_lock.stores.records import Holder
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 """What calls the items of `map`, `starmap` and `chunks`. Its result is that of all items together."""
 
+_IN_NAMES_OF_WORKERS = "@"
+
 
 def has_result(task: Task, holder: Holder) -> bool:
     """What is stored under the holder's task id is the result of its run, and everybody can read it."""
+    is_lock, is_item = holder.task_id is None, holder.task_name in TASKS_OF_ITEMS
+    # Of a waiter no name is known, so it may be an item.
     is_waiter = holder.token and not holder.fence
-    if holder.task_id is None or holder.task_name in TASKS_OF_ITEMS or is_waiter:
-        # A lock outside tasks, an item of a map, or one that may be an item: of a waiter no task's name is known.
+    is_eager = holder.hostname is not None and _IN_NAMES_OF_WORKERS not in holder.hostname
+    if is_lock or is_item or is_waiter or is_eager:
         return False
     return not why_unreadable(task.app.tasks.get(holder.task_name, task))
 
