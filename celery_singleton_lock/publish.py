@@ -121,8 +121,10 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
     try:
         return store_of(task.app).mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
     except StoreError as error:
-        logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_store_error, error)
-        if wanted.on_store_error == "raise":
+        is_raised = wanted.on_store_error == "raise"
+        outcome = "raised" if is_raised else "published"
+        logger.warning("lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
+        if is_raised:
             with suppress(StoreError):
                 # It may have been marked all the same.
                 store_of(task.app).unmark(key, task_id)

@@ -177,6 +177,10 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         def hear(outcome: str = "", **_: Any) -> None:
             world.told.append(outcome)
 
+        def hear_of_silence(outcome: str, error: StoreError, **_: Any) -> None:
+            assert error.problem == "no answer"
+            world.told.append(f"unanswered, {outcome}")
+
         app.tasks.pop("task", None)
         task = app.task(base=SingletonTask, bind=True, name="task", **{"lock_key": (), **options})(body)
         world = World(task, Steered(), task.lock_key_for())
@@ -184,12 +188,14 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setattr(app, "send_task", send)
         app.backend.client.cache.clear()
         signals.lock_conflict.connect(hear, sender=task)
-        connected.append((hear, task))
+        signals.lock_unanswered.connect(hear_of_silence, sender=task)
+        connected.append((hear, hear_of_silence, task))
         return world
 
     yield make
-    for hear, task in connected:
+    for hear, hear_of_silence, task in connected:
         signals.lock_conflict.disconnect(hear, sender=task)
+        signals.lock_unanswered.disconnect(hear_of_silence, sender=task)
 
 
 # What the message finds.
@@ -481,7 +487,7 @@ class Outcome:
         ran: The arguments the body ran with, and whether its lease was held.
         after: The delay of the message that was sent; None if there is none.
         notes: What was written on it.
-        told: What `lock_conflict` said.
+        told: What `lock_conflict` and `lock_unanswered` said.
         leaves: What is in the store afterwards and was not before.
         takes: What was there and is not any more.
     """
@@ -501,8 +507,8 @@ def _left(leaves: tuple[str, ...] = (), takes: tuple[str, ...] = ()) -> dict[str
     return {"leaves": frozenset(leaves), "takes": frozenset(takes)}
 
 
-def runs(number: int = 1, *, locked: bool = True, **left: Any) -> Outcome:
-    return Outcome(ends="SUCCESS", result="ran", ran=((number,), locked), **_left(**left))
+def runs(number: int = 1, *, locked: bool = True, told: str = "", **left: Any) -> Outcome:
+    return Outcome(ends="SUCCESS", result="ran", ran=((number,), locked), told=(told,) if told else (), **_left(**left))
 
 
 def returns(value: Any, told: str = "skipped", **left: Any) -> Outcome:
@@ -579,6 +585,9 @@ def parked_notes(event: Event) -> dict[str, Any]:
     return {"tries": event.notes.get("tries", 0) + 1, **({"is_copy": True} if is_copy else {})}
 
 
+SKIPPED, RAISED, AGAIN, UNLOCKED = (
+    f"unanswered, {outcome}" for outcome in ("skipped", "raised", "rescheduled", "unlocked")
+)
 IN_THE_CROWD: dict[str, Any] = {"leaves": (f"crowd {ME}",)}
 
 FREE = [
@@ -961,8 +970,8 @@ QUEUED = [
     row("a queued call keeps a second place free for no one", "skip", queued("the-queued"), first, runs(),
         lock_mode="until_and_while_executing", lock_limit=2),
     row("an unlocked run ends its mark", "skip", (queued(ME), silent("acquire")), first,
-        runs(locked=False, leaves=(f"done {ME}",), takes=(f"queued {ME}",)), lock_mode="until_executed",
-        lock_on_store_error="run"),
+        runs(locked=False, told=UNLOCKED, leaves=(f"done {ME}",), takes=(f"queued {ME}",)),
+        lock_mode="until_executed", lock_on_store_error="run"),
     row("a retry that was dropped because its run was replaced is queued no longer", "replace",
         (queued(ME), done("stored", attempt=1)), retried, dropped(takes=(f"queued {ME}",)),
         lock_mode="until_executed"),
@@ -1020,47 +1029,48 @@ PLACES = [
 # The store gives no answer.
 SILENT = [
     *(row("without an answer it comes again", policy, silent("acquire"), first, comes_again(0.25, {"tries": 1},
-        told="")) for policy in ALL),
+        told=AGAIN)) for policy in ALL),
     row("without an answer it comes again and remembers", "skip", silent("acquire"), again(3), comes_again(2,
-        later(4), told="")),
+        later(4), told=AGAIN)),
     row("without an answer it waits up to a third of the ttl", "skip", silent("acquire"), again(9), comes_again(10,
-        later(10), told="")),
+        later(10), told=AGAIN)),
     row("without an answer a copy remembers that it is one", "skip", silent("acquire"), redelivery, comes_again(0.25,
-        {"tries": 1, "is_copy": True}, told="")),
-    *(row("without an answer it fails", policy, silent("acquire"), first, raises(StoreError, "no answer", told=""),
+        {"tries": 1, "is_copy": True}, told=AGAIN)),
+    *(row("without an answer it fails", policy, silent("acquire"), first, raises(StoreError, "no answer", told=RAISED),
         lock_on_store_error="raise") for policy in ("skip", "wait", "join")),
     *(row("without an answer it runs without a lock", policy, silent("acquire"), first, runs(locked=False,
-        leaves=(f"done {ME}",)), lock_on_store_error="run") for policy in ALL),
-    *(row("without an answer it is skipped", policy, silent("acquire"), first, revoked("no answer", told=""),
+        told=UNLOCKED, leaves=(f"done {ME}",)), lock_on_store_error="run") for policy in ALL),
+    *(row("without an answer it is skipped", policy, silent("acquire"), first, revoked("no answer", told=SKIPPED),
         lock_on_store_error="skip") for policy in ("skip", "reschedule")),
-    row("without an answer it returns lock_skip_result", "skip", silent("acquire"), first, returns("no", told=""),
+    row("without an answer it returns lock_skip_result", "skip", silent("acquire"), first, returns("no", told=SKIPPED),
         lock_on_store_error="skip", lock_skip_result="no"),
     *(row(f"without an answer {what} fails, for it cannot come again", "skip", silent("acquire"), event,
-        raises(StoreError, "no answer", told="")) for what, event in [("an eager call", eager), ("an item", item),
+        raises(StoreError, "no answer", told=RAISED)) for what, event in [("an eager call", eager), ("an item", item),
         ("a broadcast call", broadcast)]),
     row("a grant whose answer is lost is given back", "skip", silent("acquire", deaf=False), first, comes_again(0.25,
-        {"tries": 1}, told="")),
+        {"tries": 1}, told=AGAIN)),
     row("a grant whose answer is lost is given back after a run without a lock", "skip", silent("acquire",
-        deaf=False), first, runs(locked=False), lock_on_store_error="run"),
+        deaf=False), first, runs(locked=False, told=UNLOCKED), lock_on_store_error="run"),
     row("a grant whose answer is lost is given back after a failure", "skip", silent("acquire", deaf=False), first,
-        raises(StoreError, "no answer", told=""), lock_on_store_error="raise"),
+        raises(StoreError, "no answer", told=RAISED), lock_on_store_error="raise"),
     row("a turn whose answer is lost is given back", "wait", (held, silent("queue", deaf=False)), first,
-        comes_again(0.25, {"tries": 1}, told="")),
+        comes_again(0.25, {"tries": 1}, told=AGAIN)),
     row("a turn whose answer is lost is given back after a failure", "wait", (held, silent("queue", deaf=False)),
-        first, raises(StoreError, "no answer", told=""), lock_on_store_error="raise"),
+        first, raises(StoreError, "no answer", told=RAISED), lock_on_store_error="raise"),
     row("a successor that runs without a lock is next no longer", "rerun",
         (held, next_is(ME), of_the_crowd, gone, silent("acquire")), again(1, asked=True),
-        runs(locked=False, leaves=(f"done {ME}",), takes=(f"next {ME}", f"crowd {ME}")), lock_on_store_error="run"),
+        runs(locked=False, told=UNLOCKED, leaves=(f"done {ME}",), takes=(f"next {ME}", f"crowd {ME}")),
+        lock_on_store_error="run"),
     row("a successor to which others were left is not skipped", "rerun",
             (held, next_is(ME), merged(2), of_the_crowd, gone, silent("acquire")), again(1, asked=True),
-            comes_again(0.5, later(2, asked=True), told=""), lock_on_store_error="skip"),
+            comes_again(0.5, later(2, asked=True), told=AGAIN), lock_on_store_error="skip"),
     row("a successor that is not sure to be one fails and leaves nothing", "rerun", (held,
-        silent("succeed", deaf=False)), first, raises(StoreError, "no answer", told=""),
+        silent("succeed", deaf=False)), first, raises(StoreError, "no answer", told=RAISED),
         lock_on_store_error="raise"),
     row("a successor that is not sure to be one is skipped and leaves nothing", "replace", (held,
-        silent("succeed", deaf=False)), first, revoked("no answer", told=""), lock_on_store_error="skip"),
+        silent("succeed", deaf=False)), first, revoked("no answer", told=SKIPPED), lock_on_store_error="skip"),
     row("who cannot ask for the holder comes again", "join", (ended("PENDING"), silent("holders")), again(1,
-        joins="the-holder"), comes_again(0.5, {**later(2), "joins": "the-holder"}, told="")),
+        joins="the-holder"), comes_again(0.5, {**later(2), "joins": "the-holder"}, told=AGAIN)),
 ]  # fmt: skip
 
 ROWS = [*FREE, *HELD, *RESCHEDULED, *WAITING, *JOINED, *RERUN, *REPLACE, *OWN, *QUEUED, *PLACES, *SILENT]
@@ -1214,3 +1224,26 @@ def test_what_the_holder_is_and_does_is_told_to_those_who_ask(world_of: Callable
     (holder,) = holders
     assert (holder.task_id, holder.task_name, holder.hostname) == (ME, "task", "worker@here")
     assert (holder.attempt, holder.pid) == (2, os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "event", "outcome"),
+    [
+        ("run", first, "unlocked"),
+        ("skip", first, "skipped"),
+        ("skip", again(1, asked=True), "rescheduled"),
+        ("raise", first, "raised"),
+        ("reschedule", first, "rescheduled"),
+        ("reschedule", item, "raised"),
+    ],
+)
+def test_what_becomes_of_a_call_without_an_answer_is_told_in_the_log(
+    world_of: Callable[..., World], caplog: pytest.LogCaptureFixture, wanted: str, event: Event, outcome: str
+) -> None:
+    world = world_of(lock_on_conflict="rerun", lock_on_store_error=wanted)
+    silent("acquire", "queue")(world)
+
+    deliver(world, event)
+
+    (line,) = [each for each in caplog.messages if each.startswith("lock.unanswered ")]
+    assert line.startswith(f"lock.unanswered key={world.key} task_id={ME} outcome={outcome}: ")

@@ -1,6 +1,7 @@
 """How long a call counts as queued, and what the caller of a duplicate gets."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,9 +9,9 @@ import pytest
 from celery import Celery, uuid
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockHeld, SingletonTask
+from celery_singleton_lock import LockHeld, SingletonTask, StoreError, signals
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim, Facts, Holder
 
 HOUR = 3600.0
 """The default of `lock_queue_ttl`."""
@@ -114,3 +115,45 @@ def test_a_result_that_can_be_read_is_the_others(holder: dict[str, Any]) -> None
     result.backend.store_result(result.id, 42, "SUCCESS")
 
     assert result.get(timeout=1) == 42
+
+
+# What is told of it.
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "rerun"])
+def test_a_duplicate_that_is_not_sent_is_told_in_the_log_and_by_a_signal(
+    caplog: pytest.LogCaptureFixture, policy: str
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    told: list[Any] = []
+
+    def hear(key: str, holder: Holder, outcome: str, **_: Any) -> None:
+        told.append((key, holder.task_id, outcome))
+
+    signals.lock_conflict.connect(hear)
+    with suppress(LockHeld):
+        duplicate("cache+memory://", {}, lock_on_conflict=policy)
+    signals.lock_conflict.disconnect(hear)
+
+    ((key, standing, outcome),) = told
+    (line,) = [each for each in caplog.messages if each.startswith("lock.conflict ")]
+    assert outcome == "unpublished"
+    assert line.startswith(f"lock.conflict key={key} task_id=None holder={standing} ")
+    assert line.endswith("outcome=unpublished")
+
+
+@pytest.mark.parametrize(("wanted", "outcome"), [("raise", "raised"), ("skip", "published"), ("run", "published")])
+def test_a_call_that_the_store_does_not_answer_is_told_in_the_log(
+    caplog: pytest.LogCaptureFixture, wanted: str, outcome: str
+) -> None:
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "redis://127.0.0.1:1/0"
+
+    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_store_error=wanted)
+    def task() -> None: ...
+
+    with suppress(StoreError):
+        task.delay()
+
+    (line,) = [each for each in caplog.messages if each.startswith("lock.unanswered ")]
+    assert f" outcome={outcome}: " in line
