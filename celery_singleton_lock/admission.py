@@ -2,6 +2,7 @@
 
 import logging
 
+from celery_singleton_lock import signals
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
@@ -98,16 +99,24 @@ def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended
 
 def _unanswered(run: Run, error: StoreError) -> Ended | None:
     """End a run whose question got no answer, the way `lock_on_store_error` says; None to run without a lock."""
+    outcome = _outcome_unanswered(run)
+    logger.warning("lock.unanswered key=%s task_id=%s outcome=%s: %s", run.key, run.task_id, outcome, error)
+    signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
+    if outcome == "unlocked":
+        run.is_unlocked = True
+        return None
+    if outcome == "skipped":
+        return Ended(run.skip(str(error)))
+    if outcome == "rescheduled":
+        run.retry(error, run.delay(_FIRST_DELAY, run.options.ttl))
+    raise error
+
+
+def _outcome_unanswered(run: Run) -> str:
     policy = run.options.on_store_error
     if policy == "skip" and run.notes.asked:
         # Other calls may have been merged into this one.
         policy = "reschedule"
-    logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", run.key, run.request.id, policy, error)
-    if policy == "run":
-        run.is_unlocked = True
-        return None
-    if policy == "skip":
-        return Ended(run.skip(str(error)))
-    if policy == "reschedule" and run.can_come_again:
-        run.retry(error, run.delay(_FIRST_DELAY, run.options.ttl))
-    raise error
+    if policy == "reschedule" and not run.can_come_again:
+        policy = "raise"
+    return {"run": "unlocked", "skip": "skipped", "raise": "raised", "reschedule": "rescheduled"}[policy]

@@ -9,12 +9,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from celery import Task, uuid
+from celery import Task, states, uuid
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import LockHeld, StoreError
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
+from celery_singleton_lock.runs.results import has_result
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder
 
@@ -49,7 +52,7 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
     """Publish a call, unless another one with the same key stands for it.
 
     Returns:
-        The result of this call, or of the one that was found.
+        The result of this call, or of the one that was found; if that cannot be read, one that has ended.
 
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
@@ -79,10 +82,22 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send) -> 
     found = _mark(task, key, options, limit=task.lock_options.limit if counts_running else 0)
     if found is None:
         return _send(task, key, options, send)
-    result = _refuse(task, key, found)
-    # Else `get` would wait for what the caller itself does not want to be kept.
+    _refuse(task, key, found)
+    result = task.AsyncResult(found.task_id)
+    # In either case `get` would wait for ever for what is not kept, or not for this caller.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
+    if not (result.ignored or has_result(task, found)):
+        _end_as_skipped(task, key, result)
     return result
+
+
+def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
+    """Let it end for its caller as a call does that is sent and skipped."""
+    state, value = states.SUCCESS, task.lock_options.skip_result
+    if not task.lock_options.skips_with_result:
+        why = f"lock key={key}: task_id={result.id} stands for this call, and its result cannot be read here"
+        state, value = states.REVOKED, TaskRevokedError(why)
+    result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
 def _publish_retry(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
@@ -110,8 +125,10 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
     try:
         return store_of(task.app).mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
     except StoreError as error:
-        logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_store_error, error)
-        if wanted.on_store_error == "raise":
+        is_raised = wanted.on_store_error == "raise"
+        outcome = "raised" if is_raised else "published"
+        logger.warning("lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
+        if is_raised:
             with suppress(StoreError):
                 # It may have been marked all the same.
                 store_of(task.app).unmark(key, task_id)
@@ -120,7 +137,7 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
         return None
 
 
-def _refuse(task: Task, key: str, found: Holder) -> Any:
+def _refuse(task: Task, key: str, found: Holder) -> None:
     logger.info(
         "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,
@@ -131,7 +148,6 @@ def _refuse(task: Task, key: str, found: Holder) -> Any:
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:
         raise LockHeld(key, found.task_id, found.expires_in)
-    return task.AsyncResult(found.task_id)
 
 
 def _lead(task: Task, options: Mapping[str, Any]) -> float:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.bootsteps import StartStopStep
 from celery.exceptions import Ignore, Reject, Retry
@@ -64,8 +65,11 @@ class SingletonRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Release for a child that is dead: nothing in it ran to its end."""
-        self._has_run = not _is_turned_away(exc_info.exception)
-        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            # Until it has gone through a pipe, which it does in a prefork pool alone.
+            error = error.exc
+        self._has_run = not _is_turned_away(error)
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead()
         # Celery may publish a retry for it here.

@@ -58,7 +58,7 @@ class Notes:
         since: When it was refused first, by the store's clock, in microseconds.
         is_copy: It may have been delivered before.
         joins: Task id of the run that it has joined.
-        free_since: Since when that run has had no lock, by the clock of the host that saw it, in microseconds.
+        free_since: When that run was first seen to have no lock, by the store's clock, in microseconds.
         asked: It has asked to be the run that comes next.
         crowds: It counts as one of those that come again and again.
         died: The process of the run before it has died, and Celery has published the call once more.

@@ -106,7 +106,8 @@ class Run:
         request, task = self.request, self.task
         return Facts(
             task_id=self.task_id,
-            task_name="" if task.lock_name is None else task.name,
+            # Of the task that has this id: an item's is its map.
+            task_name=request.get("lock_map") or ("" if task.lock_name is None else task.name),
             hostname=request.hostname or socket.gethostname(),
             pid=os.getpid(),
             attempt=request.retries or 0,

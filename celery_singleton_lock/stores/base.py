@@ -254,3 +254,11 @@ class Slots(ABC):
 
 class Store(LockStore, QueueMarks, DoneMarkers, Slots):
     """All that this library keeps in one place."""
+
+    @abstractmethod
+    def now(self) -> int:
+        """What the store's clock shows, in microseconds since the epoch.
+
+        Raises:
+            StoreError: No answer in time.
+        """

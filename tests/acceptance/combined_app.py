@@ -5,6 +5,7 @@ import signal
 import time
 from typing import Any
 
+from celery import chain
 from celery.exceptions import Reject
 from celery.signals import worker_init, worker_process_init
 
@@ -18,6 +19,7 @@ POLICIES = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 MODES = ("until_executing", "until_executed", "until_and_while_executing")
 
 app.conf.accept_content = ["json", "pickle"]
+app.conf.task_track_started = "TEST_TRACKING" in os.environ
 if "TEST_RESULTS" in os.environ:
     app.conf.result_backend = os.environ["TEST_RESULTS"]
 
@@ -100,6 +102,18 @@ def plain(number: int = 0) -> int:
 @app.task
 def plain_after(result: Any) -> Any:
     return result
+
+
+@app.task(ignore_result=False)
+def waits_at(gate: str) -> str:
+    wait_at(recorder, gate)
+    return gate
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="join")
+def joined_handing_on(self: Any, key: Any, own_gate: str, *later_gates: str) -> Any:
+    busy(self, key, gate=own_gate)
+    raise self.replace(chain(waits_at.si(gate) for gate in later_gates))
 
 
 # Retries.

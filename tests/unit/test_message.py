@@ -223,6 +223,9 @@ AS_IT_CAME = {
     "reply_to": "caller",
     "headers": {"mine": {"deep": [1]}},
     "ignore_result": True,
+    # Chosen by the caller, who hides a password for example.
+    "argsrepr": "(shown,)",
+    "kwargsrepr": "{hidden}",
     "stamped_headers": ["stamp"],
     "stamp": ["s"],
 }

@@ -60,6 +60,10 @@ class MemoryStore(Store):
         """This one: there are no connections."""
         return self
 
+    def now(self) -> int:
+        """What its clock shows."""
+        return round(self._now() * 1_000_000)
+
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Take a free place whose turn it is nobody else's."""
         answer = self._take(claim, waits=False)

@@ -120,6 +120,11 @@ class RedisStore(Store):
         """Another client of the same server."""
         return RedisStore(self._url, self._options)
 
+    def now(self) -> int:
+        """Ask the server for its time."""
+        time, _ = self._persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
+        return microseconds(time)
+
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Run acquire.lua."""
         answer = self._take(claim)
