@@ -21,8 +21,8 @@ from tests.combinations.program import HANDFUL, Program, draw, read
 from tests.combinations.shrink import plainer_stages, shrink
 from tests.combinations.stage import Servers, Stage
 
-# Two workers each.
-STAGES_ABREAST = 2
+# Two workers each, which mostly wait.
+STAGES_ABREAST = 5
 # Who is shrunk hangs often; what a healthy call may take is known by then.
 BOUND_OF_A_TRY = 20.0
 # Seconds for one program.

@@ -13,6 +13,11 @@ from tests.recorder import Event
 MOST_DELIVERIES = 80
 # A message to all goes to each worker, and comes again only where the policy says so.
 WORKERS = 2
+LOOPS = ("map", "starmap", "chunks")
+# Of each of them.
+ITEMS = 2
+# Who gives up takes nobody along that it would have run for: those have to be told.
+GIVES_UP_FOR_NOBODY = ("rerun",)
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
 
@@ -35,6 +40,7 @@ class Answer:
     """What the sender of a call has got.
 
     Attributes:
+        parts: The task ids of the messages of chunks, of which `task_id` is the group.
         merged: It was not sent, and its sender was given the id of another.
         state: As the sender sees it; HUNG if `.get()` did not return within the bound, or, where nothing can be
             read, if no worker has ended it; ENDED where one has.
@@ -53,6 +59,7 @@ class Answer:
     canvas: str = ""
     canvas_error: str = ""
     ran_again: bool | None = None
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,12 @@ class Finding:
 
 @dataclass
 class Body:
-    """One execution of a body."""
+    """One execution of a body.
+
+    Attributes:
+        task_id: Of the message that has brought it: an item of a map has the map's.
+        number: Of the call whose arguments it has: merged ones are another's.
+    """
 
     run: str
     key: str
@@ -94,12 +106,14 @@ class Body:
     pid: int
     host: str
     fence: int
+    is_item: bool
     entered: float
     left: float = inf
     outcome: str = ""
 
     def __str__(self) -> str:
-        return f"number {self.number} ({str(self.task_id)[:8]}, attempt {self.attempt})"
+        kind = "an item of " if self.is_item else ""
+        return f"{kind}number {self.number} ({self.task_id[:8]}, attempt {self.attempt})"
 
 
 @dataclass
@@ -130,6 +144,10 @@ class Known:
     def of(self, task_id: str) -> list[Body]:
         return [body for body in self.bodies if body.task_id == task_id]
 
+    def messages(self, answer: Answer) -> set[str]:
+        """The task ids under which the call was sent."""
+        return {answer.task_id, *answer.parts}
+
 
 def check(history: History, plain: bool = False) -> list[Finding]:
     """What is wrong with it; of one that was played without the lock, only what Celery answers for."""
@@ -150,7 +168,7 @@ def read(history: History) -> Known:
             known.skipped[facts["task_id"]].append(event.at)
         elif event.name == "enter":
             some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["host"], facts["fence"])
-            bodies[event.run] = Body(event.run, event.key, *some, entered=event.at)
+            bodies[event.run] = Body(event.run, event.key, *some, is_item=facts["item"], entered=event.at)
         elif event.name == "leave" and event.run in bodies:
             bodies[event.run].left, bodies[event.run].outcome = event.at, facts["outcome"]
         elif event.name == "died":
@@ -169,7 +187,7 @@ def one_body_of_a_message(known: Known) -> Iterator[str]:
     if known.broadcast or known.eager:
         return
     for first, second in _at_once(known.bodies):
-        if first.task_id and first.task_id == second.task_id:
+        if first.task_id == second.task_id:
             yield f"{second} entered {first.left - second.entered:.2f} s before {first} left"
 
 
@@ -201,7 +219,7 @@ def fences_grow(known: Known) -> Iterator[str]:
     for body in known.bodies:
         before = [other.fence for other in known.bodies if other.key == body.key and other.left <= body.entered]
         if not body.fence:
-            yield f"{body if body.task_id else 'an item'} ran without a lease"
+            yield f"{body} ran without a lease"
         elif max(before, default=0) >= body.fence:
             yield f"{body} has fence {body.fence}, {max(before)} was before it"
 
@@ -223,7 +241,7 @@ def every_call_ends(known: Known) -> Iterator[str]:
             continue
         if answer.state in ("HUNG", "PENDING", "STARTED", "RETRY"):
             yield f"number {answer.call} ({answer.task_id[:8]}) did not: {answer.state}"
-        if answer.canvas == "HUNG":
+        if answer.canvas == "HUNG" and not _is_left_by_celery(known, answer):
             yield f"the canvas ({known.calls[answer.call].place}) of number {answer.call} did not"
     yield from known.history.open
 
@@ -244,13 +262,16 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
     """A call that was skipped, refused, merged or replaced names another that has run; siblings have one id."""
     if known.broadcast:
         return
-    # Who gives up takes nobody along: those it would have run for have to be told.
-    texts = {answer.task_id: answer.text for answer in known.history.answers if answer.state == "REVOKED"}
+    texts = {
+        task_id: answer.text
+        for answer in known.history.answers
+        if answer.state == "REVOKED" or (_is_refused(answer) and _policy(known, answer) not in GIVES_UP_FOR_NOBODY)
+        for task_id in known.messages(answer)
+    }
     for answer in known.history.answers:
-        held = answer.error == "LockHeld" and answer.state in ("FAILURE", "UNSENT")
-        if answer.merged or not (held or answer.state == "REVOKED") or _is_stopped(known, answer):
+        if answer.merged or not (_is_refused(answer) or answer.state == "REVOKED") or _is_stopped(known, answer):
             continue
-        named = _named(known, answer.text, answer.task_id)
+        named = _named(known, answer)
         if not named:
             yield f"number {answer.call} ({answer.task_id[:8]}) names nobody else: {answer.text[:200]}"
         elif not _leads_to_a_body(known, named, texts):
@@ -260,10 +281,17 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
 def who_succeeds_has_run(known: Known) -> Iterator[str]:
     """A success has a body, unless it is that of another by declaration."""
     for answer in known.history.answers:
-        call = known.calls[answer.call]
-        exempt = call.place in ("chord header", "map", "starmap", "chunks") or _policy(known, answer) == "join"
-        ran = any(body.outcome in _COMPLETED for body in known.of(answer.task_id))
-        if answer.state == "SUCCESS" and not (ran or exempt or answer.merged):
+        place = known.calls[answer.call].place
+        if answer.state != "SUCCESS" or answer.merged or place == "chord header":
+            continue
+        ids = known.messages(answer)
+        ran = sum(body.outcome in _COMPLETED for body in known.bodies if body.task_id in ids)
+        if place in LOOPS:
+            # In the place of one that was skipped there is None, and who would join or come again waits.
+            ran += sum(len(known.skipped.get(task_id, ())) for task_id in ids)
+            if ran < ITEMS:
+                yield f"number {answer.call} ({place}) succeeded with {ran} items of {ITEMS}"
+        elif not ran and _policy(known, answer) != "join":
             yield f"number {answer.call} ({answer.task_id[:8]}) succeeded without a body"
 
 
@@ -300,11 +328,7 @@ def the_newest_runs(known: Known) -> Iterator[str]:
         return
     newest = max(known.history.answers, key=lambda answer: answer.call)
     call = known.calls[newest.call]
-    alone = (
-        call.timing == "now"
-        and not call.other
-        and call.place not in ("map", "starmap", "chunks", "chord body", "middle of a chain")
-    )
+    alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, "chord body", "middle of a chain")
     ran = newest.call in {body.number for body in known.bodies if body.outcome != "LockLost"}
     if alone and not ran and not newest.merged and newest.state != "UNSENT":
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
@@ -318,10 +342,12 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     if known.broadcast:
         return
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again}
-    completed = [body for body in known.bodies if body.task_id and body.outcome in _COMPLETED]
+    # A message brings all items of a map, or one chunk.
+    items = {answer.task_id: ITEMS for answer in known.history.answers if known.calls[answer.call].place in LOOPS}
+    completed = [body for body in known.bodies if body.outcome in _COMPLETED]
     for (task_id, attempt, key), times in Counter((body.task_id, body.attempt, body.key) for body in completed).items():
         # One whose id was used again is two calls.
-        if times > 1 + (task_id in used_again):
+        if times > items.get(task_id, 1) + (task_id in used_again):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
 
 
@@ -329,8 +355,11 @@ def who_was_replaced_is_over(known: Known) -> Iterator[str]:
     """A run that was interrupted to make way does not come again."""
     if known.broadcast or "replace" not in {task["policy"] for task in known.program.tasks}:
         return
-    for first, second in pairwise(sorted(known.bodies, key=lambda body: (str(body.task_id), body.entered))):
-        if first.task_id and first.task_id == second.task_id and first.outcome == "LockLost":
+    # Of a map, one item makes way and the next one comes; and one whose id was used again is another call.
+    used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
+    messages = [body for body in known.bodies if not body.is_item and body.task_id not in used_again]
+    for first, second in pairwise(sorted(messages, key=lambda body: (body.task_id, body.entered))):
+        if first.task_id == second.task_id and first.outcome == "LockLost":
             yield f"{second} came after {first} was told to make way"
 
 
@@ -403,10 +432,16 @@ def _waits_for_celery(known: Known, answer: Answer) -> bool:
     return known.calls[answer.call].ending in ("ignore", "reject")
 
 
+def _is_left_by_celery(known: Known, answer: Answer) -> bool:
+    """Celery leaves a group waiting after a step that fails, which one that is refused does."""
+    return known.calls[answer.call].place == "before a group" and answer.state == "FAILURE"
+
+
 def _may_fail_with(known: Known, answer: Answer) -> set[str]:
     task = known.program.tasks[known.calls[answer.call].task]
-    # Who joins fails as another does, and a canvas as its members do.
-    endings = {call.ending for call in known.calls} if task["policy"] == "join" else {known.calls[answer.call].ending}
+    # Who carries the arguments of another fails as that would, who joins as another does.
+    numbers = {answer.call, *(body.number for body in known.bodies if body.task_id == answer.task_id)}
+    endings = {call.ending for call in known.calls if call.number in numbers or task["policy"] == "join"}
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
     if task["policy"] == "raise" or task["wait_timeout"] is not None:
         allowed.add("LockHeld")
@@ -424,9 +459,19 @@ def _is_stopped(known: Known, answer: Answer) -> bool:
     return call.ending in ("revoke", "terminate") or call.timing == "expires"
 
 
-def _named(known: Known, text: str, own: str) -> list[str]:
-    ids = {*known.began, *(answer.task_id for answer in known.history.answers)} - {own, ""}
-    return sorted(task_id for task_id in ids if task_id in text)
+def _is_refused(answer: Answer) -> bool:
+    return answer.error == "LockHeld" and answer.state in ("FAILURE", "UNSENT")
+
+
+def _named(known: Known, answer: Answer) -> list[str]:
+    # An item may be kept out by one before it, whose key has a cool-down.
+    own = set() if known.calls[answer.call].place in LOOPS else {answer.task_id}
+    return sorted(_ids_in(known, answer.text) - own)
+
+
+def _ids_in(known: Known, text: str) -> set[str]:
+    ids = {*known.began, *(answer.task_id for answer in known.history.answers)} - {""}
+    return {task_id for task_id in ids if task_id in text}
 
 
 def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str]) -> bool:
@@ -438,12 +483,12 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
         if task_id in seen:
             continue
         seen.add(task_id)
-        answer = next((answer for answer in known.history.answers if answer.task_id == task_id), None)
+        answer = next((answer for answer in known.history.answers if task_id in known.messages(answer)), None)
         if known.of(task_id) or (answer and known.calls[answer.call].ending in _CUT_SHORT):
             return True
         if answer and known.calls[answer.call].timing == "expires":
             return True
-        open_ends += _named(known, texts.get(task_id, ""), task_id)
+        open_ends += _ids_in(known, texts.get(task_id, ""))
     return False
 
 

@@ -149,6 +149,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("route", "ending"),
         lambda row: row["route"] == "id again" and row["ending"] in ("revoke", "terminate"),
     ),
+    "a worker remembers the ids that have expired": (
+        ("route", "timing"),
+        lambda row: row["route"] == "id again" and row["timing"] == "expires",
+    ),
     "eager calls know no broker": (("pool", "broker"), lambda row: _eager(row) and row["broker"] != "redis"),
     "eager calls store no results": (("pool", "results"), lambda row: _eager(row) and row["results"] != "redis"),
     "eager calls are tracked by nobody": (("pool", "track"), lambda row: _eager(row) and row["track"]),
