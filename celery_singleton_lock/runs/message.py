@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores.base import clock
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -33,6 +34,8 @@ DUE_HEADER = "beat_due"
 """Where a beat tells which entry it has sent, and when it was due."""
 
 _DEFAULT_VISIBILITY_TIMEOUT = 3600.0
+# What is begun, or ends, after so much of the timeout may have a second delivery under way.
+_NEARLY = 0.9
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
 # About a minute. By then a broker that restarts is back; a job is worth the wait.
@@ -137,9 +140,19 @@ def may_be_copy(task: Task, notes: Notes) -> bool:
     request = task.request
     if request.is_eager or is_broadcast(task):
         return False
-    is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
     # Our own countdowns are far shorter than any visibility timeout.
-    return is_redelivered or notes.is_copy or bool(request.eta and not notes.tries)
+    return was_delivered_before(request, notes) or bool(request.eta and not notes.tries) or is_overdue(task)
+
+
+def was_delivered_before(request: Context, notes: Notes) -> bool:
+    """The broker says so, or another delivery of it said so when it sent it back."""
+    return bool((request.delivery_info or {}).get("redelivered")) or notes.is_copy
+
+
+def is_overdue(task: Task) -> bool:
+    """The worker has had the message for so long that the broker may have delivered it once more."""
+    received = task.request.get(RECEIVED)
+    return received is not None and clock() - received > visibility_timeout(task) * _NEARLY
 
 
 def send_again(task: Task, delay: float, **notes: Any) -> Any:

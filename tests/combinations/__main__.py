@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -83,6 +84,7 @@ class Run:
         if failed or troubles:
             for index, log in enumerate(stage.logs):
                 (LOGS / f"stage-{number}-{index}.log").write_text(log, encoding="utf-8")
+            shutil.copy(stage.path, LOGS / f"stage-{number}.jsonl")
         facts = ", ".join(f"{name} {value}" for name, value in stage.facts.items())
         told = [f"stage {number} ({facts}): {len(hand)} programs in {time.monotonic() - began:.0f} s"]
         told += [f"  a worker: {trouble}" for trouble in troubles]

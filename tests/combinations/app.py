@@ -257,12 +257,17 @@ def make_app(setting: Mapping[str, Any]) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_transport_options={
             "visibility_timeout": VISIBILITY if stage["redelivers"] else 3600,
+            # Else its workers deliver again what those of other stages have, whose timeout is longer.
+            **{
+                name: f"{name} {setting['queue']}" for name in ("unacked_key", "unacked_index_key", "unacked_mutex_key")
+            },
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
         }
         if setting["broker"].startswith("redis")
         else {"confirm_publish": True},
-        worker_prefetch_multiplier=1,
+        # The solo pool acknowledges nothing while a body runs; RabbitMQ waits for that, and Celery looks now and then.
+        worker_prefetch_multiplier=8 if stage["pool"] == "solo" else 1,
         task_track_started=stage["track"],
         task_default_queue=setting["queue"],
         result_expires=600,

@@ -9,8 +9,9 @@ from math import inf
 from tests.combinations.program import Call, Program
 from tests.recorder import Event
 
-# A message that comes again more often than that is a flood.
-MOST_DELIVERIES = 80
+# A call that comes more often than that is a flood: so often at once, and so often for each second of its life.
+MOST_DELIVERIES = 40
+MOST_A_SECOND = 5
 # A message to all goes to each worker, and comes again only where the policy says so.
 WORKERS = 2
 LOOPS = ("map", "starmap", "chunks")
@@ -124,6 +125,7 @@ class Known:
     bodies: list[Body] = field(default_factory=list)
     began: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     skipped: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    failed: set[str] = field(default_factory=set)
 
     @property
     def program(self) -> Program:
@@ -166,6 +168,8 @@ def read(history: History) -> Known:
             known.began[facts["task_id"]].append(event.at)
         elif event.name == "conflict" and facts["outcome"] == "skipped":
             known.skipped[facts["task_id"]].append(event.at)
+        elif event.name == "failed":
+            known.failed.add(facts["task_id"])
         elif event.name == "enter":
             some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["host"], facts["fence"])
             bodies[event.run] = Body(event.run, event.key, *some, is_item=facts["item"], entered=event.at)
@@ -186,7 +190,7 @@ def one_body_of_a_message(known: Known) -> Iterator[str]:
     """Two bodies of one task id never run at once; a message to all is several."""
     if known.broadcast or known.eager:
         return
-    for first, second in _at_once(known.bodies):
+    for first, second in _at_once(_of_messages_of_ours(known)):
         if first.task_id == second.task_id:
             yield f"{second} entered {first.left - second.entered:.2f} s before {first} left"
 
@@ -201,6 +205,11 @@ def one_at_a_time(known: Known) -> Iterator[str]:
         number = len({body.task_id for body in with_it}) if known.eager else len(with_it)
         if number > known.program.limit:
             yield f"{len(with_it)} bodies of {body.key} at once: {', '.join(map(str, with_it))}"
+
+
+def _of_messages_of_ours(known: Known) -> list[Body]:
+    """Without the items of maps that may have been delivered twice: Celery's own tasks are not locked."""
+    return [body for body in known.bodies if not (body.is_item and known.program.stage["redelivers"])]
 
 
 def _at_once(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
@@ -344,11 +353,17 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again}
     # A message brings all items of a map, or one chunk.
     items = {answer.task_id: ITEMS for answer in known.history.answers if known.calls[answer.call].place in LOOPS}
-    completed = [body for body in known.bodies if body.outcome in _COMPLETED]
+    completed = [body for body in _of_messages_of_ours(known) if _is_completed(known, body)]
     for (task_id, attempt, key), times in Counter((body.task_id, body.attempt, body.key) for body in completed).items():
         # One whose id was used again is two calls.
         if times > items.get(task_id, 1) + (task_id in used_again):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
+
+
+def _is_completed(known: Known, body: Body) -> bool:
+    """It has come to its own end; not by what has replaced it, which in eager mode runs inside of it."""
+    inside = [other for other in known.of(body.task_id) if body.entered < other.entered and other.left < body.left]
+    return body.outcome in _COMPLETED and not (known.eager and inside)
 
 
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:
@@ -380,9 +395,10 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
 def no_flood(known: Known) -> Iterator[str]:
     """One call does not become a thousand messages."""
     comes_again = {task["policy"] for task in known.program.tasks} - {"skip", "raise"}
-    most = WORKERS if known.broadcast and not comes_again else MOST_DELIVERIES
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
     for task_id, began in known.began.items():
+        in_its_life = MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0])
+        most = WORKERS if known.broadcast and not comes_again else in_its_life
         if len(began) > most * (1 + (task_id in used_again)):
             yield f"{task_id[:8]} began {len(began)} times"
 
@@ -433,8 +449,11 @@ def _waits_for_celery(known: Known, answer: Answer) -> bool:
 
 
 def _is_left_by_celery(known: Known, answer: Answer) -> bool:
-    """Celery leaves a group waiting after a step that fails, which one that is refused does."""
-    return known.calls[answer.call].place == "before a group" and answer.state == "FAILURE"
+    """What `factors.py` leaves out of the steps that fail by their ending: who is refused fails as well."""
+    place = known.calls[answer.call].place
+    is_ignored = known.program.tasks[known.calls[answer.call].task]["ignore"]
+    waits = place == "before a group" or (is_ignored and place in ("first of a chain", "middle of a chain"))
+    return waits and answer.task_id in known.failed
 
 
 def _may_fail_with(known: Known, answer: Answer) -> set[str]:

@@ -296,10 +296,10 @@ def test_a_group_waits_for_ever_after_a_step_that_is_refused(story: Story) -> No
     story.body(1, 2)
     story.answer(0)
     story.answer(1, "bbb", "FAILURE", error="LockHeld", text="held by aaa", canvas="HUNG")
-    assert story.rules() == set()
-
-    story.answers[-1] = dataclasses.replace(story.answers[-1], state="REVOKED")
     assert story.rules() == {"every call ends"}
+
+    story.at(3, "failed", task_id="bbb")
+    assert story.rules() == set()
 
 
 def test_who_joins_succeeds_without_a_body(story: Story) -> None:
@@ -384,10 +384,17 @@ def test_a_duplicate_of_a_queued_call_is_seen(story: Story) -> None:
 
 
 def test_a_flood_is_seen(story: Story) -> None:
-    for number in range(MOST_DELIVERIES + 1):
-        story.at(number, "began", str(number), task_id="aaa")
+    for number in range(2 * MOST_DELIVERIES):
+        story.at(number / 100, "began", str(number), task_id="aaa")
 
     assert story.rules() == {"no flood"}
+
+
+def test_who_comes_again_now_and_then_for_long_is_no_flood(story: Story) -> None:
+    for number in range(2 * MOST_DELIVERIES):
+        story.at(number, "began", str(number), task_id="aaa")
+
+    assert story.rules() == set()
 
 
 def test_a_key_that_is_left_is_seen(story: Story) -> None:
