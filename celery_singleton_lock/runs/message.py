@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -58,6 +59,7 @@ class Notes:
         free_since: Since when that run has had no lock, by the clock of the host that saw it, in microseconds.
         asked: It has asked to be the run that comes next.
         crowds: It counts as one of those that come again and again.
+        is_bare: It came without notes at first, so other deliveries of it know of no publication.
     """
 
     key: str = ""
@@ -69,6 +71,7 @@ class Notes:
     free_since: int = 0
     asked: bool = False
     crowds: bool = False
+    is_bare: bool = False
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None) -> "Notes":
@@ -94,6 +97,10 @@ class Notes:
         silent = Notes()
         return {name: value for name, value in asdict(self).items() if value != getattr(silent, name)}
 
+    def dated(self) -> "Notes":
+        """With a time of publication: now, if there is none."""
+        return self if self.published else replace(self, published=time.time_ns() // 1000, is_bare=True)
+
     def of_the_call(self) -> "Notes":
         """What stays once a body has begun: a retry of it begins a new wait."""
         return Notes(key=self.key, published=self.published)
@@ -101,7 +108,7 @@ class Notes:
 
 def marker_of(key: str, task_id: str, notes: Notes) -> str:
     """Where the done marker of a message is: by its publication, for an id may be used again."""
-    return f"{key}:done:{task_id}:{notes.published}"
+    return f"{key}:done:{task_id}:{0 if notes.is_bare else notes.published}"
 
 
 def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
@@ -173,7 +180,7 @@ def send_again(task: Task, delay: float, **notes: Any) -> Any:
         request,
         retries=request.retries,
         countdown=_possible(task, delay),
-        headers=with_notes(request.headers, replace(known, **{"tries": known.tries + 1, **notes})),
+        headers=with_notes(request.headers, replace(known.dated(), **{"tries": known.tries + 1, **notes})),
         retry=True,
         retry_policy=_PATIENT_PUBLISH,
         **_as_it_came(task),

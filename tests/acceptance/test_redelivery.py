@@ -65,6 +65,19 @@ def test_a_run_longer_than_the_visibility_timeout_runs_once(
     assert result.state == "SUCCESS"
 
 
+def test_a_copy_of_a_message_without_our_notes_is_dropped(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, {**env, **SOON}, 2) as pair:
+        impatient_broker.app.send_task(impatient_broker.late.name, ("k", 1, 5))
+
+        until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
+        until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped")
+        until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+
+    assert len(runs(recorder)) == 1
+
+
 def test_a_copy_of_a_run_that_was_handed_on_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:

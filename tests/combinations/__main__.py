@@ -47,6 +47,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--found", action="store_true", help="nothing new: the programs that have found something")
     parser.add_argument("--bound", type=float, default=BOUND, help="seconds a call may take (default: %(default)s)")
+    parser.add_argument("--logs", action="store_true", help="keep those of every stage, not only of those that fail")
     parser.add_argument("--plain", action="store_true", help="without the lock: what is Celery's own doing?")
     return parser.parse_args()
 
@@ -54,8 +55,9 @@ def arguments() -> argparse.Namespace:
 class Run:
     """Stages one after another, two abreast, and what came of their programs."""
 
-    def __init__(self, servers: Servers, console: Console, bound: float) -> None:
+    def __init__(self, servers: Servers, console: Console, bound: float, keeps_logs: bool = False) -> None:
         self._servers, self._console, self._bound = servers, console, bound
+        self._keeps_logs = keeps_logs
         self._numbers = count()
         self.played: list[Played] = []
         self.troubles: list[str] = []
@@ -81,7 +83,7 @@ class Run:
             played = play(stage, hand, self._bound)
             troubles = stage.troubles()
         failed = [some for some in played if some.findings]
-        if failed or troubles:
+        if failed or troubles or self._keeps_logs:
             for index, log in enumerate(stage.logs):
                 (LOGS / f"stage-{number}-{index}.log").write_text(log, encoding="utf-8")
             shutil.copy(stage.path, LOGS / f"stage-{number}.jsonl")
@@ -107,7 +109,7 @@ def main() -> int:
     programs = [read(line) for line in given] or drawn(options)
     console.print(f"{len(programs)} programs" + ("" if given else f" of seed {options.seed}"))
     with Servers() as servers:
-        run = Run(servers, console, options.bound)
+        run = Run(servers, console, options.bound, options.logs)
         run.play(programs, options.seconds - (time.monotonic() - began))
         failed = [some for some in run.played if some.findings]
         for some in different(failed)[: options.shrink]:

@@ -22,8 +22,9 @@ GIVES_UP_FOR_NOBODY = ("rerun",)
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
 
-# Of a body that has come to its own end.
+# Of a body that has come to its own end, and of one that went on from there as another attempt.
 _COMPLETED = ("returned", "ValueError")
+_HANDED_ON = ("AgainError", "Retry", "Ignore", "Reject")
 _CUT_SHORT = ("revoke", "terminate", "kill", "hard limit", "soft limit", "before_start")
 _ERRORS = {
     "raise": ("ValueError",),
@@ -335,12 +336,19 @@ def the_newest_runs(known: Known) -> Iterator[str]:
         return
     if any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls):
         return
-    newest = max(known.history.answers, key=lambda answer: answer.call)
+    newest = max(known.history.answers, key=lambda answer: (_published(known, answer), answer.call))
     call = known.calls[newest.call]
     alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, "chord body", "middle of a chain")
     ran = newest.call in {body.number for body in known.bodies if body.outcome != "LockLost"}
     if alone and not ran and not newest.merged and newest.state != "UNSENT":
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
+
+
+def _published(known: Known, answer: Answer) -> float:
+    """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
+    call, ids = known.calls[answer.call], known.messages(answer)
+    entered = [body.entered for body in known.bodies if body.task_id in ids]
+    return max(entered, default=answer.sent) if call.place in LOOPS or call.route == "send_task" else answer.sent
 
 
 # Nothing twice.
@@ -353,17 +361,18 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again}
     # A message brings all items of a map, or one chunk.
     items = {answer.task_id: ITEMS for answer in known.history.answers if known.calls[answer.call].place in LOOPS}
+    replaced = {body.task_id for body in known.bodies if known.calls[body.number].retries == "replace"}
     completed = [body for body in _of_messages_of_ours(known) if _is_completed(known, body)]
     for (task_id, attempt, key), times in Counter((body.task_id, body.attempt, body.key) for body in completed).items():
-        # One whose id was used again is two calls.
-        if times > items.get(task_id, 1) + (task_id in used_again):
+        # One whose id was used again is two calls, and a replacement begins to count its attempts anew.
+        if times > items.get(task_id, 1) + (task_id in used_again) + (task_id in replaced):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
 
 
 def _is_completed(known: Known, body: Body) -> bool:
     """It has come to its own end; not by what has replaced it, which in eager mode runs inside of it."""
     inside = [other for other in known.of(body.task_id) if body.entered < other.entered and other.left < body.left]
-    return body.outcome in _COMPLETED and not (known.eager and inside)
+    return body.outcome in (*_COMPLETED, *_HANDED_ON) and not (known.eager and inside)
 
 
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:

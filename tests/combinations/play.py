@@ -270,7 +270,7 @@ class Part:
         tags = [key[key.index("{") :] for key in self._lock_keys()]
         with self._stage.servers.valkey.client(2) as client:
             return [
-                f"{key} for {client.ttl(key)} s, {client.type(key)}"
+                f"{key} for {client.ttl(key)} s: {client.hgetall(key) if client.type(key) == 'hash' else ''}"
                 for key in client.scan_iter("singleton:*", count=1000)
                 if any(tag in key for tag in tags) and ":done:" not in key
             ]
