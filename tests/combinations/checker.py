@@ -29,7 +29,8 @@ _CUT_SHORT = ("revoke", "terminate", "kill", "hard limit", "soft limit", "before
 _ERRORS = {
     "raise": ("ValueError",),
     "reject": ("Reject",),
-    "soft limit": ("SoftTimeLimitExceeded",),
+    # Where the limit strikes while a retry is being published, Celery rejects the message.
+    "soft limit": ("SoftTimeLimitExceeded", "Reject"),
     "hard limit": ("TimeLimitExceeded",),
     "kill": ("WorkerLostError",),
     "terminate": ("Terminated", "WorkerLostError"),
@@ -126,7 +127,6 @@ class Known:
     bodies: list[Body] = field(default_factory=list)
     began: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     skipped: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    failed: set[str] = field(default_factory=set)
 
     @property
     def program(self) -> Program:
@@ -143,6 +143,15 @@ class Known:
     @property
     def eager(self) -> bool:
         return bool(self.program.stage["pool"] == "eager")
+
+    @property
+    def failed(self) -> set[str]:
+        return {event.facts["task_id"] for event in self.history.events if event.name == "failed"}
+
+    @property
+    def rejected(self) -> set[str]:
+        ended = [event.facts for event in self.history.events if event.name == "ended"]
+        return {facts["task_id"] for facts in ended if facts["outcome"] == "Reject"}
 
     def of(self, task_id: str) -> list[Body]:
         return [body for body in self.bodies if body.task_id == task_id]
@@ -169,8 +178,6 @@ def read(history: History) -> Known:
             known.began[facts["task_id"]].append(event.at)
         elif event.name == "conflict" and facts["outcome"] == "skipped":
             known.skipped[facts["task_id"]].append(event.at)
-        elif event.name == "failed":
-            known.failed.add(facts["task_id"])
         elif event.name == "enter":
             some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["host"], facts["fence"])
             bodies[event.run] = Body(event.run, event.key, *some, is_item=facts["item"], entered=event.at)
@@ -417,7 +424,9 @@ def no_flood(known: Known) -> Iterator[str]:
 
 def nothing_is_left(known: Known) -> Iterator[str]:
     """After the end no key of the program is in the store."""
-    yield from known.history.left
+    # What was merged into a call that its program has stopped waits for the next one.
+    waits = any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls)
+    yield from (key for key in known.history.left if not (waits and "merged:" in key))
 
 
 # What Celery itself does wrong is told by its cause: who is called with what is known and a finding says whether it is.
@@ -454,7 +463,7 @@ def _may_be_refused(known: Known, answer: Answer) -> bool:
 
 def _waits_for_celery(known: Known, answer: Answer) -> bool:
     """Celery itself ends nothing that raises Ignore or Reject; and who joins that has nothing to join."""
-    return known.calls[answer.call].ending in ("ignore", "reject")
+    return bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
 
 
 def _is_left_by_celery(known: Known, answer: Answer) -> bool:
@@ -467,9 +476,8 @@ def _is_left_by_celery(known: Known, answer: Answer) -> bool:
 
 def _may_fail_with(known: Known, answer: Answer) -> set[str]:
     task = known.program.tasks[known.calls[answer.call].task]
-    # Who carries the arguments of another fails as that would, who joins as another does.
-    numbers = {answer.call, *(body.number for body in known.bodies if body.task_id == answer.task_id)}
-    endings = {call.ending for call in known.calls if call.number in numbers or task["policy"] == "join"}
+    # Who joins fails as another does.
+    endings = {call.ending for call in known.calls} if task["policy"] == "join" else _endings(known, answer)
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
     if task["policy"] == "raise" or task["wait_timeout"] is not None:
         allowed.add("LockHeld")
@@ -479,6 +487,12 @@ def _may_fail_with(known: Known, answer: Answer) -> set[str]:
     if task["autoretry"] and "LockHeld" in allowed:
         allowed.add("MaxRetriesExceededError")
     return allowed
+
+
+def _endings(known: Known, answer: Answer) -> set[str]:
+    """The call's own, and that of each whose arguments it has carried."""
+    numbers = {answer.call, *(body.number for body in known.bodies if body.task_id == answer.task_id)}
+    return {known.calls[number].ending for number in numbers}
 
 
 def _is_stopped(known: Known, answer: Answer) -> bool:

@@ -30,7 +30,7 @@ _ABREAST = {"solo": 2, "eager": 4}
 # As long as there may be between two signs of life of a program.
 _QUIET = 2.0
 # A holder that has died leaves its key for two ttl.
-_LONGEST_LEFT = 2 * TTL + 4
+_LONGEST_LEFT = 2 * TTL + 8
 _LIMITS = {"soft limit": {"soft_time_limit": 1}, "hard limit": {"time_limit": 1}}
 _STEP = 0.1
 # Longer than a cool-down.
@@ -266,19 +266,22 @@ class Part:
         return (self.key, f"{self.key} other")
 
     def _keys(self) -> list[str]:
-        """Of this program in the store of locks, whatever they are, with the seconds until they expire."""
+        """Of this program in the store of locks, whatever they are, with what is in them."""
         tags = [key[key.index("{") :] for key in self._lock_keys()]
-        with self._stage.servers.valkey.client(2) as client:
-            return [
-                f"{key} for {client.ttl(key)} s: {client.hgetall(key) if client.type(key) == 'hash' else ''}"
-                for key in client.scan_iter("singleton:*", count=1000)
-                if any(tag in key for tag in tags) and ":done:" not in key
-            ]
+        keys = self._stage.locks.scan_iter("singleton:*", count=1000)
+        own = [key for key in keys if any(tag in key for tag in tags) and ":done:" not in key]
+        return [f"{key}: {fields}" for key in own if (fields := self._fields(key))]
+
+    def _fields(self, key: str) -> dict[str, str]:
+        """All of a lock but its fence and marks whose time has come: those mean nothing any more."""
+        if self._stage.locks.type(key) != "hash":
+            return {"type": str(self._stage.locks.type(key))}
+        fields = self._stage.locks.hgetall(key)
+        return {name: value for name, value in fields.items() if name != "fence" and not _is_past(value)}
 
     def _holds_keys(self) -> bool:
-        """One of the locks of this program is there; unlike `_keys`, at no cost."""
-        keys = self._lock_keys()
-        return bool(keys and self._stage.locks.exists(*keys))
+        """Something is in one of the locks of this program; unlike `_keys`, at no cost."""
+        return any(self._fields(key) for key in self._lock_keys() if self._stage.locks.exists(key))
 
     def _lock_keys(self) -> list[str]:
         if "COMBINATIONS_PLAIN" in os.environ:
@@ -301,6 +304,12 @@ class Part:
             if event.key in labels or event.facts.get("task_id") in ids or event.name == "died"
         ]
         return self._own
+
+
+def _is_past(mark: str) -> bool:
+    """It is `<until> <task id>`, in microseconds, and that moment is over."""
+    until, _, task_id = mark.partition(" ")
+    return bool(task_id) and until.isdigit() and int(until) < time.time() * 1_000_000
 
 
 def _canvas(place: str, own: Any, step: Any) -> Any:
