@@ -101,6 +101,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("place", "ending", "ignore"),
         lambda row: row["place"] in _CHAINS and row["ignore"] and row["ending"] != "return",
     ),
+    "what replaces a call sends its result by rpc to the worker that was replaced": (
+        ("results", "retries"),
+        lambda row: row["results"] == "rpc" and row["retries"] == "replace",
+    ),
     "what expires in a canvas leaves Celery's own steps waiting": (
         ("place", "timing"),
         lambda row: row["place"] != "single" and row["timing"] == "expires",
