@@ -337,7 +337,8 @@ def an_id_can_be_used_again(known: Known) -> Iterator[str]:
 def the_newest_runs(known: Known) -> Iterator[str]:
     """After `rerun` and `replace` some run has the newest arguments."""
     policies = {task["policy"] for task in known.program.tasks}
-    if not policies <= {"rerun", "replace"} or not known.history.answers or known.broadcast:
+    if not policies <= {"rerun", "replace"} or not known.history.answers or known.broadcast or known.eager:
+        # In eager mode nobody can come again, so both are as good as `raise`.
         return
     if any(task["wait_timeout"] for task in known.program.tasks):
         return

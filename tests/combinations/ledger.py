@@ -69,7 +69,7 @@ LEDGER = (
         "    return run.can_come_again and (conflict.is_own or is_another_message)\n",
         "    return False\n",
         "a copy becomes its own successor",
-        "who does not run names who does",
+        "the newest runs",
     ),
     Entry(
         "Q4 a copy takes the second place",

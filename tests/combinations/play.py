@@ -33,6 +33,10 @@ _QUIET = 2.0
 _LONGEST_LEFT = 2 * TTL + 8
 _LIMITS = {"soft limit": {"soft_time_limit": 1}, "hard limit": {"time_limit": 1}}
 _STEP = 0.1
+# What Redis says of a key without an expiry.
+_FOR_EVER = -1
+# Microseconds since the epoch; numbers below count something else.
+_A_MOMENT = 1e15
 # Longer than a cool-down.
 _AGAIN = 4
 
@@ -270,18 +274,18 @@ class Part:
         tags = [key[key.index("{") :] for key in self._lock_keys()]
         keys = self._stage.locks.scan_iter("singleton:*", count=1000)
         own = [key for key in keys if any(tag in key for tag in tags) and ":done:" not in key]
-        return [f"{key}: {fields}" for key in own if (fields := self._fields(key))]
+        return [f"{key}: {told}" for key in own if (told := self._held(key))]
 
-    def _fields(self, key: str) -> dict[str, str]:
-        """All of a lock but its fence and marks whose time has come: those mean nothing any more."""
-        if self._stage.locks.type(key) != "hash":
-            return {"type": str(self._stage.locks.type(key))}
+    def _held(self, key: str) -> dict[str, str] | str:
+        """What is in a lock and still means something; a key that never expires is told as a whole."""
+        if self._stage.locks.ttl(key) == _FOR_EVER:
+            return "it does not expire"
         fields = self._stage.locks.hgetall(key)
-        return {name: value for name, value in fields.items() if name != "fence" and not _is_past(value)}
+        return {name: value for name, value in fields.items() if not (_is_fact(name) or _is_past(value))}
 
     def _holds_keys(self) -> bool:
         """Something is in one of the locks of this program; unlike `_keys`, at no cost."""
-        return any(self._fields(key) for key in self._lock_keys() if self._stage.locks.exists(key))
+        return any(self._held(key) for key in self._lock_keys() if self._stage.locks.exists(key))
 
     def _lock_keys(self) -> list[str]:
         if "COMBINATIONS_PLAIN" in os.environ:
@@ -306,10 +310,15 @@ class Part:
         return self._own
 
 
-def _is_past(mark: str) -> bool:
-    """It is `<until> <task id>`, in microseconds, and that moment is over."""
-    until, _, task_id = mark.partition(" ")
-    return bool(task_id) and until.isdigit() and int(until) < time.time() * 1_000_000
+def _is_fact(name: str) -> bool:
+    """Of a field of a lock: it says something about a fence, a place or a mark, and holds nothing itself."""
+    return name in ("fence", "places", "next:by") or name.startswith("merged_at:") or name[0].isdigit()
+
+
+def _is_past(value: str) -> bool:
+    """It begins with the moment until which it counts, in microseconds, and that is over."""
+    until, *_ = value.split(" ")
+    return until.isdigit() and _A_MOMENT < int(until) < time.time() * 1_000_000
 
 
 def _canvas(place: str, own: Any, step: Any) -> Any:
