@@ -97,6 +97,6 @@ FOUND = {
         '{"stage": {"redelivers": true}, "tasks": [{"late": true}], "calls": [{"seconds": 4.5, "route": "send_task"}]}'
     ),
     "an id that is used again is taken for a copy": (
-        '{"stage": {}, "tasks": [{"late": true}], "calls": [{"route": "id again"}]}'
+        '{"stage": {"redelivers": true}, "tasks": [{"late": true}], "calls": [{"seconds": 4.5, "route": "id again"}]}'
     ),
 }

@@ -173,7 +173,7 @@ LEDGER = (
         "        if self.request.is_eager and self._continues(held_here(key)):\n",
         "        if False:\n",
         "an eager replacement meets the run that it continues",
-        "it fails for what it does",
+        "who does not run names who does",
     ),
     Entry(
         "Q23 delayed delivery of RabbitMQ refuses fractions of a second",
