@@ -137,14 +137,14 @@ def drawn(options: argparse.Namespace) -> list[Program]:
 
 
 def hands(programs: Sequence[Program]) -> list[list[Program]]:
-    """Those of one stage together, as many as can be played at a time."""
+    """Those of one stage together, as many as can be played at a time; those that take longest begin."""
     found = []
     together = {json.dumps(program.stage): [] for program in programs}
     for program in programs:
         together[json.dumps(program.stage)].append(program)
     for some in together.values():
         found += [some[begin : begin + HANDFUL] for begin in range(0, len(some), HANDFUL)]
-    return found
+    return sorted(found, key=lambda hand: hand[0].stage["pool"] != "solo")
 
 
 def tell(some: Played) -> Iterator[str]:

@@ -342,14 +342,20 @@ def the_newest_runs(known: Known) -> Iterator[str]:
         return
     if any(task["wait_timeout"] for task in known.program.tasks):
         return
-    if any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls):
+    if any(_ends_early(known, call) for call in known.calls):
         return
     newest = max(known.history.answers, key=lambda answer: (_published(known, answer), answer.call))
     call = known.calls[newest.call]
     alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, "chord body", "middle of a chain")
-    ran = newest.call in {body.number for body in known.bodies if body.outcome != "LockLost"}
+    ran = newest.call in {body.number for body in known.bodies if body.outcome not in ("LockLost", "died")}
     if alone and not ran and not newest.merged and newest.state != "UNSENT":
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
+
+
+def _ends_early(known: Known, call: Call) -> bool:
+    """Its program stops it for good; whose process dies comes again where it is acknowledged late."""
+    comes_again = call.ending == "kill" and known.program.tasks[call.task]["late"]
+    return call.timing == "expires" or (call.ending in _CUT_SHORT and not comes_again)
 
 
 def _published(known: Known, answer: Answer) -> float:
@@ -430,8 +436,15 @@ def nothing_is_left(known: Known) -> Iterator[str]:
     yield from (key for key in known.history.left if not (waits and "merged:" in key))
 
 
-# What Celery itself does wrong is told by its cause: who is called with what is known and a finding says whether it is.
-EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = ()
+def merged_arguments_are_lost_with_the_process(known: Known, finding: Finding) -> bool:
+    """The process of a run that carried the arguments of another call has died: it comes again with its own."""
+    numbers = {task_id: answer.call for answer in known.history.answers for task_id in known.messages(answer)}
+    died = [body for body in known.bodies if body.outcome == "died"]
+    return finding.rule == "the newest runs" and any(body.number != numbers.get(body.task_id) for body in died)
+
+
+# What is known, by name: who is called with what is known and a finding says whether it is that.
+EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = (merged_arguments_are_lost_with_the_process,)
 
 RULES = (
     one_body_of_a_message,

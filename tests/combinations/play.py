@@ -26,7 +26,7 @@ from tests.recorder import Event
 # Within so many seconds of the last call every call has to have ended.
 BOUND = 45.0
 # Programs at a time, where there are not slots enough for all.
-_ABREAST = {"solo": 2, "eager": 4}
+_ABREAST = {"solo": 4, "eager": 4}
 # As long as there may be between two signs of life of a program.
 _QUIET = 2.0
 # A holder that has died leaves its key for two ttl.

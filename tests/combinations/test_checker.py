@@ -321,6 +321,30 @@ def test_newest_arguments_that_never_ran_are_seen(story: Story, policy: str) -> 
     assert story.rules() == set()
 
 
+def test_newest_arguments_that_are_lost_with_a_process_are_seen(story: Story) -> None:
+    story.declare(policy="rerun", late=True)
+    story.call(1, ending="kill")
+    story.body(1, None, "bbb", number=1, pid=7)
+    story.at(2, "died", victim=7, alive_at=2.0)
+    story.answer(1, "bbb", sent=0.9)
+    assert story.rules() == {"the newest runs", "who succeeds has run"}
+
+    story.body(3, 4, "bbb", number=1)
+    assert story.rules() == set()
+
+
+def test_merged_arguments_that_are_lost_with_a_process_are_excused_by_name(story: Story) -> None:
+    story.declare(policy="rerun", late=True)
+    story.call(1, ending="kill")
+    story.body(1, None, number=1, pid=7)
+    story.at(2, "died", victim=7, alive_at=2.0)
+    story.body(3, 4)
+    story.answer(0, sent=0.1)
+    story.answer(1, "bbb", "REVOKED", sent=0.9, text="aaa runs in place of this one")
+
+    assert story.rules() == set()
+
+
 def test_an_attempt_that_is_completed_twice_is_seen(story: Story) -> None:
     story.body(1, 2)
     story.body(9, 10)
