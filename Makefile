@@ -7,8 +7,6 @@ PROOFS := tests/model tests/faults tests/endings
 # These need the machine for themselves.
 HEAVY  := tests/load tests/fire tests/combinations
 APART  := $(PROOFS) $(HEAVY) tests/docker
-# Played by make combinations; its checker does not know maps and merged arguments well enough for CI yet.
-PLAYED := tests/combinations/test_combinations.py
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
@@ -42,7 +40,7 @@ test: $(VENV)/.develop
 
 prove: $(VENV)/.develop
 	$(BIN)/python -m pytest $(ABREAST) $(PROOFS) $(ARGS)
-	$(BIN)/python -m pytest $(HEAVY) --ignore=$(PLAYED) $(ARGS)
+	$(BIN)/python -m pytest $(HEAVY) $(ARGS)
 
 matrix: $(VENV)/.matrix
 	$(BIN)/nox $(if $(CELERY),--session "celery($(CELERY))") -- $(ARGS)

@@ -36,6 +36,8 @@ DUE_HEADER = "beat_due"
 """Where a beat tells which entry it has sent, and when it was due."""
 
 _DEFAULT_VISIBILITY_TIMEOUT = 3600.0
+# What is begun, or ends, after so much of the timeout may have a second delivery under way.
+_NEARLY = 0.9
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
 # By then a broker that restarts is back; a job is worth the wait.
@@ -62,6 +64,7 @@ class Notes:
         asked: It has asked to be the run that comes next.
         crowds: It counts as one of those that come again and again.
         died: The process of the run before it has died, and Celery has published the call once more.
+        is_bare: It came without notes at first, so other deliveries of it know of no publication.
     """
 
     key: str = ""
@@ -74,6 +77,7 @@ class Notes:
     asked: bool = False
     crowds: bool = False
     died: bool = False
+    is_bare: bool = False
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None) -> "Notes":
@@ -99,6 +103,10 @@ class Notes:
         silent = Notes()
         return {name: value for name, value in asdict(self).items() if value != getattr(silent, name)}
 
+    def dated(self) -> "Notes":
+        """With a time of publication: now, if there is none."""
+        return self if self.published else replace(self, published=time.time_ns() // 1000, is_bare=True)
+
     def of_the_call(self) -> "Notes":
         """What stays once a body has begun: a retry of it begins a new wait."""
         return Notes(key=self.key, published=self.published)
@@ -106,7 +114,7 @@ class Notes:
 
 def marker_of(key: str, task_id: str, notes: Notes) -> str:
     """Where the done marker of a message is: by its publication, for an id may be used again."""
-    return f"{key}:done:{task_id}:{notes.published}"
+    return f"{key}:done:{task_id}:{0 if notes.is_bare else notes.published}"
 
 
 def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
@@ -145,9 +153,19 @@ def may_be_copy(task: Task, notes: Notes) -> bool:
     request = task.request
     if request.is_eager or is_broadcast(task):
         return False
-    is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
     # Our own countdowns are far shorter than any visibility timeout.
-    return is_redelivered or notes.is_copy or bool(request.eta and not notes.tries)
+    return was_delivered_before(request, notes) or bool(request.eta and not notes.tries) or is_overdue(task)
+
+
+def was_delivered_before(request: Context, notes: Notes) -> bool:
+    """The broker says so, or another delivery of it said so when it sent it back."""
+    return bool((request.delivery_info or {}).get("redelivered")) or notes.is_copy
+
+
+def is_overdue(task: Task) -> bool:
+    """The worker has had the message for so long that the broker may have delivered it once more."""
+    received = task.request.get(RECEIVED)
+    return received is not None and clock() - received > visibility_timeout(task) * _NEARLY
 
 
 def send_again(task: Task, delay: float, **notes: Any) -> Any:
@@ -168,7 +186,7 @@ def send_again(task: Task, delay: float, **notes: Any) -> Any:
         request,
         retries=request.retries,
         countdown=_possible(task, delay),
-        headers=with_notes(request.headers, replace(known, **{"tries": known.tries + 1, **notes})),
+        headers=with_notes(request.headers, replace(known.dated(), **{"tries": known.tries + 1, **notes})),
         retry=True,
         retry_policy=_PATIENT_PUBLISH,
         **_as_it_came(task),

@@ -15,13 +15,10 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# A run that takes so much of the visibility timeout may end while a second delivery is under way.
-_NEARLY = 0.9
 _FIRST_DELAY = 0.25
 _FIRST_HAND_OVER_DELAY = 0.05
 _LONGEST_DELAY = 2.0
@@ -93,9 +90,9 @@ def telling_later_deliveries(run: Run) -> Iterator[None]:
 def _ending(run: Run, outcome: Literal["ended", "retried"]) -> Ending | None:
     if not run.can_come_again:
         return None
-    timeout = message.visibility_timeout(run.task)
-    received = run.request.get(message.RECEIVED) or clock()
-    return Ending(outcome, message.kept(run.task), is_due=clock() - received > timeout * _NEARLY)
+    # An earlier delivery may still wait in a worker for a place in the pool.
+    is_due = message.is_overdue(run.task) or message.was_delivered_before(run.request, run.notes)
+    return Ending(outcome, message.kept(run.task), is_due=is_due)
 
 
 def mark_stored(run: Run) -> None:

@@ -31,7 +31,7 @@ def _end_as_replaced(run: Run) -> None:
         successor = run.store.successor(run.key)
         if run.retry_key is not None:
             # It must not come after the run that is newer.
-            marker = marker_of(run.retry_key, run.task_id, run.notes)
+            marker = marker_of(run.retry_key, run.task_id, run.notes.of_the_call())
             run.store.mark_done(marker, run.request.retries + 1, "stored", run.options.queue_ttl)
             run.store.unmark(run.retry_key, run.task_id)
     except StoreError:

@@ -268,6 +268,7 @@ class Run:
     def begins(self) -> None:
         """Its body is about to run: a retry of it begins a new wait."""
         self.has_begun = True
+        self.notes = self.notes.dated()
         if self.request.headers:
             self.request.headers = message.with_notes(self.request.headers, self.notes.of_the_call())
 

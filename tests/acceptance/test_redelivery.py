@@ -65,6 +65,19 @@ def test_a_run_longer_than_the_visibility_timeout_runs_once(
     assert result.state == "SUCCESS"
 
 
+def test_a_copy_of_a_message_without_our_notes_is_dropped(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, {**env, **SOON}, 2) as pair:
+        impatient_broker.app.send_task(impatient_broker.late.name, ("k", 1, 5))
+
+        until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
+        until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped")
+        until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+
+    assert len(runs(recorder)) == 1
+
+
 def test_a_copy_of_a_run_that_was_handed_on_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -75,6 +88,23 @@ def test_a_copy_of_a_run_that_was_handed_on_is_dropped(
         until(lambda: "outcome=dropped" in log_of(pair), "the copy is dropped", timeout=30)
 
     assert len(runs(recorder)) == 1
+
+
+def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, {**env, **SOON}, concurrency=1) as (busy,):
+        impatient_broker.by_policy["skip"].delay("its only slot", 0, 9)
+        until(lambda: runs(recorder), "it is busy")
+        result = impatient_broker.by_policy["skip"].delay("k", 1)
+        until(lambda: f"[{result.id}] received" in busy.log(), "the message waits in the worker")
+
+        with workers(APP, {**env, **SOON}, concurrency=1):
+            assert result.get(timeout=30) == 1
+            until(lambda: "outcome=dropped" in busy.log(), "the first delivery is dropped", timeout=30)
+
+    assert len([run for run in runs(recorder) if run.run == result.id]) == 1
+    assert result.state == "SUCCESS"
 
 
 def test_a_copy_runs_where_the_first_run_has_died(

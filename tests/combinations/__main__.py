@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from tests.combinations import ledger
 from tests.combinations.cover import covered
 from tests.combinations.found import FOUND
 from tests.combinations.play import BOUND, Played, play
@@ -21,8 +23,8 @@ from tests.combinations.program import HANDFUL, Program, draw, read
 from tests.combinations.shrink import plainer_stages, shrink
 from tests.combinations.stage import Servers, Stage
 
-# Two workers each.
-STAGES_ABREAST = 2
+# Two workers each, which mostly wait.
+STAGES_ABREAST = 5
 # Who is shrunk hangs often; what a healthy call may take is known by then.
 BOUND_OF_A_TRY = 20.0
 # Seconds for one program.
@@ -46,15 +48,23 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--found", action="store_true", help="nothing new: the programs that have found something")
     parser.add_argument("--bound", type=float, default=BOUND, help="seconds a call may take (default: %(default)s)")
+    parser.add_argument("--logs", action="store_true", help="keep those of every stage, not only of those that fail")
     parser.add_argument("--plain", action="store_true", help="without the lock: what is Celery's own doing?")
+    parser.add_argument(
+        "--ledger",
+        nargs="?",
+        const="",
+        help="take out the mend of each finding, or of those with this in their name: a program has to go red",
+    )
     return parser.parse_args()
 
 
 class Run:
     """Stages one after another, two abreast, and what came of their programs."""
 
-    def __init__(self, servers: Servers, console: Console, bound: float) -> None:
+    def __init__(self, servers: Servers, console: Console, bound: float, keeps_logs: bool = False) -> None:
         self._servers, self._console, self._bound = servers, console, bound
+        self._keeps_logs = keeps_logs
         self._numbers = count()
         self.played: list[Played] = []
         self.troubles: list[str] = []
@@ -80,9 +90,10 @@ class Run:
             played = play(stage, hand, self._bound)
             troubles = stage.troubles()
         failed = [some for some in played if some.findings]
-        if failed or troubles:
+        if failed or troubles or self._keeps_logs:
             for index, log in enumerate(stage.logs):
                 (LOGS / f"stage-{number}-{index}.log").write_text(log, encoding="utf-8")
+            shutil.copy(stage.path, LOGS / f"stage-{number}.jsonl")
         facts = ", ".join(f"{name} {value}" for name, value in stage.facts.items())
         told = [f"stage {number} ({facts}): {len(hand)} programs in {time.monotonic() - began:.0f} s"]
         told += [f"  a worker: {trouble}" for trouble in troubles]
@@ -94,6 +105,8 @@ class Run:
 
 def main() -> int:
     options = arguments()
+    if options.ledger is not None:
+        return ledger.tell(options.ledger)
     console = Console(highlight=False, soft_wrap=True)
     if options.plain:
         os.environ["COMBINATIONS_PLAIN"] = "1"
@@ -105,7 +118,7 @@ def main() -> int:
     programs = [read(line) for line in given] or drawn(options)
     console.print(f"{len(programs)} programs" + ("" if given else f" of seed {options.seed}"))
     with Servers() as servers:
-        run = Run(servers, console, options.bound)
+        run = Run(servers, console, options.bound, options.logs)
         run.play(programs, options.seconds - (time.monotonic() - began))
         failed = [some for some in run.played if some.findings]
         for some in different(failed)[: options.shrink]:
@@ -124,14 +137,14 @@ def drawn(options: argparse.Namespace) -> list[Program]:
 
 
 def hands(programs: Sequence[Program]) -> list[list[Program]]:
-    """Those of one stage together, as many as can be played at a time."""
+    """Those of one stage together, as many as can be played at a time; those that take longest begin."""
     found = []
     together = {json.dumps(program.stage): [] for program in programs}
     for program in programs:
         together[json.dumps(program.stage)].append(program)
     for some in together.values():
         found += [some[begin : begin + HANDFUL] for begin in range(0, len(some), HANDFUL)]
-    return found
+    return sorted(found, key=lambda hand: hand[0].stage["pool"] != "solo")
 
 
 def tell(some: Played) -> Iterator[str]:

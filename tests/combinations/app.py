@@ -5,14 +5,15 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery, Task, current_task
 from celery import signals as celery_signals
 from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
@@ -25,6 +26,8 @@ from tests.fire.record import Record
 # Of all keys; a program's own are told apart by their arguments.
 LOCK = "combined"
 QUEUE = "combinations"
+# The header of a message with the number of its call.
+SENT_AS = "combined"
 _SLICE = 0.05
 
 
@@ -36,9 +39,27 @@ class RefusedError(Exception):
     """What `before_start` raises."""
 
 
+@dataclass(frozen=True)
+class Execution:
+    """What is known of one before its body.
+
+    Attributes:
+        task_id: Of the message that has brought it: an item of a map has the map's.
+        sent_as: The number of the call that the message was sent for.
+    """
+
+    run: str
+    label: str
+    task_id: str
+    is_item: bool
+    sent_as: int
+
+
 _record: Record | None = None
 _runs = count()
-_run: ContextVar[str] = ContextVar("_run", default="")
+_NOBODY = Execution("", "", "", False, -1)
+# Not on the request: an item of a map has none of its own.
+_execution: ContextVar[Execution] = ContextVar("_execution", default=_NOBODY)
 
 
 def record() -> Record:
@@ -53,11 +74,15 @@ class Noted:
     """Notes each execution, with or without a body, around the lock."""
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run = f"{os.getpid()}-{next(_runs)}"
-        key = str(args[0]) if args else ""
-        # Not on the request: an item of a map has none of its own.
-        token = _run.set(run)
-        facts = {"task": self.name, "task_id": self.request.id, "host": self.request.hostname}
+        execution = _execution_of(self, args)
+        run, key = execution.run, execution.label
+        token = _execution.set(execution)
+        facts = {
+            "task": self.name,
+            "task_id": execution.task_id,
+            "host": self.request.hostname,
+            "item": execution.is_item,
+        }
         record().write("began", key, run, attempt=self.request.retries, **facts)
         outcome = "died"
         try:
@@ -68,13 +93,23 @@ class Noted:
             outcome = type(error).__name__
             raise
         finally:
-            _run.reset(token)
+            _execution.reset(token)
             record().write("ended", key, run, outcome=outcome, **facts)
 
     def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
         if len(args) > 2 and args[2]["ending"] == "before_start":
             record().write("refused", args[0], task_id=task_id)
             raise RefusedError(args[0])
+
+
+def _execution_of(task: Any, args: Sequence[Any]) -> Execution:
+    run, label = f"{os.getpid()}-{next(_runs)}", str(args[0]) if args else ""
+    is_item = bool(task.request.called_directly)
+    # Whose body calls an item is `celery.map` or `celery.starmap`.
+    request = current_task.request if is_item else task.request
+    # Not from the arguments: a retry of merged ones carries them as its own.
+    sent_as = (request.headers or {}).get(SENT_AS, args[1] if len(args) > 1 else 0)
+    return Execution(run, label, str(request.id), is_item, sent_as)
 
 
 class Locked(Noted, SingletonTask):
@@ -92,8 +127,15 @@ class Unlocked(Noted, Task):
 @contextmanager
 def noted(task: Any, key: str, number: int, seconds: float) -> Iterator[None]:
     """Note that the body runs; one that is killed never leaves."""
-    run, lease = _run.get(), current_lease()
-    facts = {"task_id": task.request.id, "number": number, "attempt": task.request.retries, "task": task.name}
+    execution, lease = _execution.get(), current_lease()
+    run = execution.run
+    facts = {
+        "task_id": execution.task_id,
+        "number": number,
+        "attempt": task.request.retries,
+        "task": task.name,
+        "item": execution.is_item,
+    }
     record().write(
         "enter", key, run, fence=lease.fence if lease else 0, seconds=seconds, host=task.request.hostname, **facts
     )
@@ -127,7 +169,7 @@ def come_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> A
     return task.replace(task.si(key, number, once))
 
 
-def end(task: Any, script: Mapping[str, Any]) -> None:
+def end(task: Any, number: int, script: Mapping[str, Any]) -> None:
     """End as the script says."""
     ending = script["ending"]
     if ending == "raise":
@@ -136,8 +178,8 @@ def end(task: Any, script: Mapping[str, Any]) -> None:
         raise Ignore(ending)
     if ending == "reject":
         raise Reject(ending, requeue=False)
-    if ending in ("soft limit", "hard limit", "terminate"):
-        # The message has the limit, or whoever sent it strikes meanwhile.
+    if ending in ("soft limit", "hard limit", "terminate") and _execution.get().sent_as == number:
+        # The message has the limit, or whoever sent it strikes meanwhile: neither comes along with merged arguments.
         work(20)
     if ending == "kill" and _is_first(task.request.id):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -184,14 +226,16 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
         **queued,
     )
     def runs(self: Any, key: str, number: int = 0, script: Any = None) -> int:
-        script = script or {"seconds": 0.1, "retries": "none", "ending": "return"}
+        if script is None:
+            # An item of a map is nothing but a key.
+            number, script = _execution.get().sent_as, {"seconds": 0.1, "retries": "none", "ending": "return"}
         with noted(self, key, number, script["seconds"]):
             work(script["seconds"])
             if (replaced := come_again(self, key, number, script)) is not None:
                 return replaced
             if task["autoretry"] and not self.request.retries:
                 raise AgainError(key)
-            end(self, script)
+            end(self, number, script)
         return number
 
 
@@ -213,12 +257,17 @@ def make_app(setting: Mapping[str, Any]) -> Celery:
         broker_connection_retry_on_startup=True,
         broker_transport_options={
             "visibility_timeout": VISIBILITY if stage["redelivers"] else 3600,
+            # Else its workers deliver again what those of other stages have, whose timeout is longer.
+            **{
+                name: f"{name} {setting['queue']}" for name in ("unacked_key", "unacked_index_key", "unacked_mutex_key")
+            },
             "unacked_restore_interval": 1,
             "unacked_restore_throttle": 1,
         }
         if setting["broker"].startswith("redis")
         else {"confirm_publish": True},
-        worker_prefetch_multiplier=1,
+        # The solo pool acknowledges nothing while a body runs; RabbitMQ waits for that, and Celery looks now and then.
+        worker_prefetch_multiplier=8 if stage["pool"] == "solo" else 1,
         task_track_started=stage["track"],
         task_default_queue=setting["queue"],
         result_expires=600,
@@ -259,7 +308,9 @@ def _of_ours(sender: Any) -> bool:
 
 @signals.lock_conflict.connect
 def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> None:
-    record().write("conflict", "", task_id=sender.request.id, outcome=outcome, holder=holder.task_id)
+    # Who publishes executes nothing, and is told apart by that.
+    own = _execution.get()
+    record().write("conflict", own.label, own.run, task_id=own.task_id, outcome=outcome, holder=holder.task_id)
 
 
 @celery_signals.task_revoked.connect

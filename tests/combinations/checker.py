@@ -9,20 +9,28 @@ from math import inf
 from tests.combinations.program import Call, Program
 from tests.recorder import Event
 
-# A message that comes again more often than that is a flood.
-MOST_DELIVERIES = 80
+# A call that comes more often than that is a flood: so often at once, and so often for each second of its life.
+MOST_DELIVERIES = 40
+MOST_A_SECOND = 5
 # A message to all goes to each worker, and comes again only where the policy says so.
 WORKERS = 2
+LOOPS = ("map", "starmap", "chunks")
+# Of each of them.
+ITEMS = 2
+# Who gives up takes nobody along that it would have run for: those have to be told.
+GIVES_UP_FOR_NOBODY = ("rerun",)
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
 
-# Of a body that has come to its own end.
+# Of a body that has come to its own end, and of one that went on from there as another attempt.
 _COMPLETED = ("returned", "ValueError")
+_HANDED_ON = ("AgainError", "Retry", "Ignore", "Reject")
 _CUT_SHORT = ("revoke", "terminate", "kill", "hard limit", "soft limit", "before_start")
 _ERRORS = {
     "raise": ("ValueError",),
     "reject": ("Reject",),
-    "soft limit": ("SoftTimeLimitExceeded",),
+    # Where the limit strikes while a retry is being published, Celery rejects the message.
+    "soft limit": ("SoftTimeLimitExceeded", "Reject"),
     "hard limit": ("TimeLimitExceeded",),
     "kill": ("WorkerLostError",),
     "terminate": ("Terminated", "WorkerLostError"),
@@ -35,6 +43,7 @@ class Answer:
     """What the sender of a call has got.
 
     Attributes:
+        parts: The task ids of the messages of chunks, of which `task_id` is the group.
         merged: It was not sent, and its sender was given the id of another.
         state: As the sender sees it; HUNG if `.get()` did not return within the bound, or, where nothing can be
             read, if no worker has ended it; ENDED where one has.
@@ -53,6 +62,7 @@ class Answer:
     canvas: str = ""
     canvas_error: str = ""
     ran_again: bool | None = None
+    parts: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,12 @@ class Finding:
 
 @dataclass
 class Body:
-    """One execution of a body."""
+    """One execution of a body.
+
+    Attributes:
+        task_id: Of the message that has brought it: an item of a map has the map's.
+        number: Of the call whose arguments it has: merged ones are another's.
+    """
 
     run: str
     key: str
@@ -94,12 +109,14 @@ class Body:
     pid: int
     host: str
     fence: int
+    is_item: bool
     entered: float
     left: float = inf
     outcome: str = ""
 
     def __str__(self) -> str:
-        return f"number {self.number} ({str(self.task_id)[:8]}, attempt {self.attempt})"
+        kind = "an item of " if self.is_item else ""
+        return f"{kind}number {self.number} ({self.task_id[:8]}, attempt {self.attempt})"
 
 
 @dataclass
@@ -127,8 +144,21 @@ class Known:
     def eager(self) -> bool:
         return bool(self.program.stage["pool"] == "eager")
 
+    @property
+    def failed(self) -> set[str]:
+        return {event.facts["task_id"] for event in self.history.events if event.name == "failed"}
+
+    @property
+    def rejected(self) -> set[str]:
+        ended = [event.facts for event in self.history.events if event.name == "ended"]
+        return {facts["task_id"] for facts in ended if facts["outcome"] == "Reject"}
+
     def of(self, task_id: str) -> list[Body]:
         return [body for body in self.bodies if body.task_id == task_id]
+
+    def messages(self, answer: Answer) -> set[str]:
+        """The task ids under which the call was sent."""
+        return {answer.task_id, *answer.parts}
 
 
 def check(history: History, plain: bool = False) -> list[Finding]:
@@ -150,7 +180,7 @@ def read(history: History) -> Known:
             known.skipped[facts["task_id"]].append(event.at)
         elif event.name == "enter":
             some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["host"], facts["fence"])
-            bodies[event.run] = Body(event.run, event.key, *some, entered=event.at)
+            bodies[event.run] = Body(event.run, event.key, *some, is_item=facts["item"], entered=event.at)
         elif event.name == "leave" and event.run in bodies:
             bodies[event.run].left, bodies[event.run].outcome = event.at, facts["outcome"]
         elif event.name == "died":
@@ -168,8 +198,8 @@ def one_body_of_a_message(known: Known) -> Iterator[str]:
     """Two bodies of one task id never run at once; a message to all is several."""
     if known.broadcast or known.eager:
         return
-    for first, second in _at_once(known.bodies):
-        if first.task_id and first.task_id == second.task_id:
+    for first, second in _at_once(_of_messages_of_ours(known)):
+        if first.task_id == second.task_id:
             yield f"{second} entered {first.left - second.entered:.2f} s before {first} left"
 
 
@@ -183,6 +213,11 @@ def one_at_a_time(known: Known) -> Iterator[str]:
         number = len({body.task_id for body in with_it}) if known.eager else len(with_it)
         if number > known.program.limit:
             yield f"{len(with_it)} bodies of {body.key} at once: {', '.join(map(str, with_it))}"
+
+
+def _of_messages_of_ours(known: Known) -> list[Body]:
+    """Without the items of maps that may have been delivered twice: Celery's own tasks are not locked."""
+    return [body for body in known.bodies if not (body.is_item and known.program.stage["redelivers"])]
 
 
 def _at_once(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
@@ -201,7 +236,7 @@ def fences_grow(known: Known) -> Iterator[str]:
     for body in known.bodies:
         before = [other.fence for other in known.bodies if other.key == body.key and other.left <= body.entered]
         if not body.fence:
-            yield f"{body if body.task_id else 'an item'} ran without a lease"
+            yield f"{body} ran without a lease"
         elif max(before, default=0) >= body.fence:
             yield f"{body} has fence {body.fence}, {max(before)} was before it"
 
@@ -223,7 +258,7 @@ def every_call_ends(known: Known) -> Iterator[str]:
             continue
         if answer.state in ("HUNG", "PENDING", "STARTED", "RETRY"):
             yield f"number {answer.call} ({answer.task_id[:8]}) did not: {answer.state}"
-        if answer.canvas == "HUNG":
+        if answer.canvas == "HUNG" and not _is_left_by_celery(known, answer):
             yield f"the canvas ({known.calls[answer.call].place}) of number {answer.call} did not"
     yield from known.history.open
 
@@ -244,13 +279,16 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
     """A call that was skipped, refused, merged or replaced names another that has run; siblings have one id."""
     if known.broadcast:
         return
-    # Who gives up takes nobody along: those it would have run for have to be told.
-    texts = {answer.task_id: answer.text for answer in known.history.answers if answer.state == "REVOKED"}
+    texts = {
+        task_id: answer.text
+        for answer in known.history.answers
+        if answer.state == "REVOKED" or (_is_refused(answer) and _policy(known, answer) not in GIVES_UP_FOR_NOBODY)
+        for task_id in known.messages(answer)
+    }
     for answer in known.history.answers:
-        held = answer.error == "LockHeld" and answer.state in ("FAILURE", "UNSENT")
-        if answer.merged or not (held or answer.state == "REVOKED") or _is_stopped(known, answer):
+        if answer.merged or not (_is_refused(answer) or answer.state == "REVOKED") or _is_stopped(known, answer):
             continue
-        named = _named(known, answer.text, answer.task_id)
+        named = _named(known, answer)
         if not named:
             yield f"number {answer.call} ({answer.task_id[:8]}) names nobody else: {answer.text[:200]}"
         elif not _leads_to_a_body(known, named, texts):
@@ -260,10 +298,17 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
 def who_succeeds_has_run(known: Known) -> Iterator[str]:
     """A success has a body, unless it is that of another by declaration."""
     for answer in known.history.answers:
-        call = known.calls[answer.call]
-        exempt = call.place in ("chord header", "map", "starmap", "chunks") or _policy(known, answer) == "join"
-        ran = any(body.outcome in _COMPLETED for body in known.of(answer.task_id))
-        if answer.state == "SUCCESS" and not (ran or exempt or answer.merged):
+        place = known.calls[answer.call].place
+        if answer.state != "SUCCESS" or answer.merged or place == "chord header":
+            continue
+        ids = known.messages(answer)
+        ran = sum(body.outcome in _COMPLETED for body in known.bodies if body.task_id in ids)
+        if place in LOOPS:
+            # In the place of one that was skipped there is None, and who would join or come again waits.
+            ran += sum(len(known.skipped.get(task_id, ())) for task_id in ids)
+            if ran < ITEMS:
+                yield f"number {answer.call} ({place}) succeeded with {ran} items of {ITEMS}"
+        elif not ran and _policy(known, answer) != "join":
             yield f"number {answer.call} ({answer.task_id[:8]}) succeeded without a body"
 
 
@@ -292,22 +337,32 @@ def an_id_can_be_used_again(known: Known) -> Iterator[str]:
 def the_newest_runs(known: Known) -> Iterator[str]:
     """After `rerun` and `replace` some run has the newest arguments."""
     policies = {task["policy"] for task in known.program.tasks}
-    if not policies <= {"rerun", "replace"} or not known.history.answers or known.broadcast:
+    if not policies <= {"rerun", "replace"} or not known.history.answers or known.broadcast or known.eager:
+        # In eager mode nobody can come again, so both are as good as `raise`.
         return
     if any(task["wait_timeout"] for task in known.program.tasks):
         return
-    if any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls):
+    if any(_ends_early(known, call) for call in known.calls):
         return
-    newest = max(known.history.answers, key=lambda answer: answer.call)
+    newest = max(known.history.answers, key=lambda answer: (_published(known, answer), answer.call))
     call = known.calls[newest.call]
-    alone = (
-        call.timing == "now"
-        and not call.other
-        and call.place not in ("map", "starmap", "chunks", "chord body", "middle of a chain")
-    )
-    ran = newest.call in {body.number for body in known.bodies if body.outcome != "LockLost"}
+    alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, "chord body", "middle of a chain")
+    ran = newest.call in {body.number for body in known.bodies if body.outcome not in ("LockLost", "died")}
     if alone and not ran and not newest.merged and newest.state != "UNSENT":
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
+
+
+def _ends_early(known: Known, call: Call) -> bool:
+    """Its program stops it for good; whose process dies comes again where it is acknowledged late."""
+    comes_again = call.ending == "kill" and known.program.tasks[call.task]["late"]
+    return call.timing == "expires" or (call.ending in _CUT_SHORT and not comes_again)
+
+
+def _published(known: Known, answer: Answer) -> float:
+    """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
+    call, ids = known.calls[answer.call], known.messages(answer)
+    entered = [body.entered for body in known.bodies if body.task_id in ids]
+    return max(entered, default=answer.sent) if call.place in LOOPS or call.route == "send_task" else answer.sent
 
 
 # Nothing twice.
@@ -318,19 +373,31 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     if known.broadcast:
         return
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again}
-    completed = [body for body in known.bodies if body.task_id and body.outcome in _COMPLETED]
+    # A message brings all items of a map, or one chunk.
+    items = {answer.task_id: ITEMS for answer in known.history.answers if known.calls[answer.call].place in LOOPS}
+    replaced = {body.task_id for body in known.bodies if known.calls[body.number].retries == "replace"}
+    completed = [body for body in _of_messages_of_ours(known) if _is_completed(known, body)]
     for (task_id, attempt, key), times in Counter((body.task_id, body.attempt, body.key) for body in completed).items():
-        # One whose id was used again is two calls.
-        if times > 1 + (task_id in used_again):
+        # One whose id was used again is two calls, and a replacement begins to count its attempts anew.
+        if times > items.get(task_id, 1) + (task_id in used_again) + (task_id in replaced):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
+
+
+def _is_completed(known: Known, body: Body) -> bool:
+    """It has come to its own end; not by what has replaced it, which in eager mode runs inside of it."""
+    inside = [other for other in known.of(body.task_id) if body.entered < other.entered and other.left < body.left]
+    return body.outcome in (*_COMPLETED, *_HANDED_ON) and not (known.eager and inside)
 
 
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:
     """A run that was interrupted to make way does not come again."""
     if known.broadcast or "replace" not in {task["policy"] for task in known.program.tasks}:
         return
-    for first, second in pairwise(sorted(known.bodies, key=lambda body: (str(body.task_id), body.entered))):
-        if first.task_id and first.task_id == second.task_id and first.outcome == "LockLost":
+    # Of a map, one item makes way and the next one comes; and one whose id was used again is another call.
+    used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
+    messages = [body for body in known.bodies if not body.is_item and body.task_id not in used_again]
+    for first, second in pairwise(sorted(messages, key=lambda body: (body.task_id, body.entered))):
+        if first.task_id == second.task_id and first.outcome == "LockLost":
             yield f"{second} came after {first} was told to make way"
 
 
@@ -351,9 +418,10 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
 def no_flood(known: Known) -> Iterator[str]:
     """One call does not become a thousand messages."""
     comes_again = {task["policy"] for task in known.program.tasks} - {"skip", "raise"}
-    most = WORKERS if known.broadcast and not comes_again else MOST_DELIVERIES
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
     for task_id, began in known.began.items():
+        in_its_life = MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0])
+        most = WORKERS if known.broadcast and not comes_again else in_its_life
         if len(began) > most * (1 + (task_id in used_again)):
             yield f"{task_id[:8]} began {len(began)} times"
 
@@ -363,11 +431,20 @@ def no_flood(known: Known) -> Iterator[str]:
 
 def nothing_is_left(known: Known) -> Iterator[str]:
     """After the end no key of the program is in the store."""
-    yield from known.history.left
+    # What was merged into a call that its program has stopped waits for the next one.
+    waits = any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls)
+    yield from (key for key in known.history.left if not (waits and "merged:" in key))
 
 
-# What Celery itself does wrong is told by its cause: who is called with what is known and a finding says whether it is.
-EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = ()
+def merged_arguments_are_lost_with_the_process(known: Known, finding: Finding) -> bool:
+    """The process of a run that carried the arguments of another call has died: it comes again with its own."""
+    numbers = {task_id: answer.call for answer in known.history.answers for task_id in known.messages(answer)}
+    died = [body for body in known.bodies if body.outcome == "died"]
+    return finding.rule == "the newest runs" and any(body.number != numbers.get(body.task_id) for body in died)
+
+
+# What is known, by name: who is called with what is known and a finding says whether it is that.
+EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = (merged_arguments_are_lost_with_the_process,)
 
 RULES = (
     one_body_of_a_message,
@@ -400,13 +477,21 @@ def _may_be_refused(known: Known, answer: Answer) -> bool:
 
 def _waits_for_celery(known: Known, answer: Answer) -> bool:
     """Celery itself ends nothing that raises Ignore or Reject; and who joins that has nothing to join."""
-    return known.calls[answer.call].ending in ("ignore", "reject")
+    return bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
+
+
+def _is_left_by_celery(known: Known, answer: Answer) -> bool:
+    """What `factors.py` leaves out of the steps that fail by their ending: who is refused fails as well."""
+    place = known.calls[answer.call].place
+    is_ignored = known.program.tasks[known.calls[answer.call].task]["ignore"]
+    waits = place == "before a group" or (is_ignored and place in ("first of a chain", "middle of a chain"))
+    return waits and answer.task_id in known.failed
 
 
 def _may_fail_with(known: Known, answer: Answer) -> set[str]:
     task = known.program.tasks[known.calls[answer.call].task]
-    # Who joins fails as another does, and a canvas as its members do.
-    endings = {call.ending for call in known.calls} if task["policy"] == "join" else {known.calls[answer.call].ending}
+    # Who joins fails as another does.
+    endings = {call.ending for call in known.calls} if task["policy"] == "join" else _endings(known, answer)
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
     if task["policy"] == "raise" or task["wait_timeout"] is not None:
         allowed.add("LockHeld")
@@ -418,15 +503,31 @@ def _may_fail_with(known: Known, answer: Answer) -> set[str]:
     return allowed
 
 
+def _endings(known: Known, answer: Answer) -> set[str]:
+    """The call's own, and that of each whose arguments it has carried."""
+    numbers = {answer.call, *(body.number for body in known.bodies if body.task_id == answer.task_id)}
+    return {known.calls[number].ending for number in numbers}
+
+
 def _is_stopped(known: Known, answer: Answer) -> bool:
     """Its own program has revoked it or let it expire."""
     call = known.calls[answer.call]
     return call.ending in ("revoke", "terminate") or call.timing == "expires"
 
 
-def _named(known: Known, text: str, own: str) -> list[str]:
-    ids = {*known.began, *(answer.task_id for answer in known.history.answers)} - {own, ""}
-    return sorted(task_id for task_id in ids if task_id in text)
+def _is_refused(answer: Answer) -> bool:
+    return answer.error == "LockHeld" and answer.state in ("FAILURE", "UNSENT")
+
+
+def _named(known: Known, answer: Answer) -> list[str]:
+    # An item may be kept out by one before it, whose key has a cool-down.
+    own = set() if known.calls[answer.call].place in LOOPS else {answer.task_id}
+    return sorted(_ids_in(known, answer.text) - own)
+
+
+def _ids_in(known: Known, text: str) -> set[str]:
+    ids = {*known.began, *(answer.task_id for answer in known.history.answers)} - {""}
+    return {task_id for task_id in ids if task_id in text}
 
 
 def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str]) -> bool:
@@ -438,12 +539,12 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
         if task_id in seen:
             continue
         seen.add(task_id)
-        answer = next((answer for answer in known.history.answers if answer.task_id == task_id), None)
+        answer = next((answer for answer in known.history.answers if task_id in known.messages(answer)), None)
         if known.of(task_id) or (answer and known.calls[answer.call].ending in _CUT_SHORT):
             return True
         if answer and known.calls[answer.call].timing == "expires":
             return True
-        open_ends += _named(known, texts.get(task_id, ""), task_id)
+        open_ends += _ids_in(known, texts.get(task_id, ""))
     return False
 
 

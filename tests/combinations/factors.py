@@ -101,6 +101,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("place", "ending", "ignore"),
         lambda row: row["place"] in _CHAINS and row["ignore"] and row["ending"] != "return",
     ),
+    "what replaces a call sends its result by rpc to the worker that was replaced": (
+        ("results", "retries"),
+        lambda row: row["results"] == "rpc" and row["retries"] == "replace",
+    ),
     "what expires in a canvas leaves Celery's own steps waiting": (
         ("place", "timing"),
         lambda row: row["place"] != "single" and row["timing"] == "expires",
@@ -148,6 +152,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
     "a worker remembers the ids that were revoked": (
         ("route", "ending"),
         lambda row: row["route"] == "id again" and row["ending"] in ("revoke", "terminate"),
+    ),
+    "a worker remembers the ids that have expired": (
+        ("route", "timing"),
+        lambda row: row["route"] == "id again" and row["timing"] == "expires",
     ),
     "eager calls know no broker": (("pool", "broker"), lambda row: _eager(row) and row["broker"] != "redis"),
     "eager calls store no results": (("pool", "results"), lambda row: _eager(row) and row["results"] != "redis"),

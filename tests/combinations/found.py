@@ -82,7 +82,21 @@ FOUND = {
         '"calls": [{"seconds": 4.5}]}'
     ),
     "chunks take no lock": ('{"stage": {}, "tasks": [{}], "calls": [{"seconds": 0.5, "place": "chunks"}]}'),
+    "an older call replaces a newer one": (
+        '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"timing": "countdown"}, {"number": 1, "at": 0.2, '
+        '"seconds": 4}]}'
+    ),
+    "a pickled call cannot be merged": (
+        '{"stage": {}, "tasks": [{"policy": "rerun"}], "calls": [{"seconds": 2.5, "serializer": "pickle"}, '
+        '{"number": 1, "at": 0.4, "serializer": "pickle"}, {"number": 2, "at": 0.9, "serializer": "pickle"}]}'
+    ),
+    "an eager replacement meets the run that it continues": (
+        '{"stage": {"pool": "eager"}, "tasks": [{"policy": "raise"}], "calls": [{"retries": "replace"}]}'
+    ),
+    "a copy of a message without notes runs again": (
+        '{"stage": {"redelivers": true}, "tasks": [{"late": true}], "calls": [{"seconds": 4.5, "route": "send_task"}]}'
+    ),
     "an id that is used again is taken for a copy": (
-        '{"stage": {}, "tasks": [{"late": true}], "calls": [{"route": "id again"}]}'
+        '{"stage": {"redelivers": true}, "tasks": [{"late": true}], "calls": [{"seconds": 4.5, "route": "id again"}]}'
     ),
 }

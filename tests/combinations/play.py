@@ -15,8 +15,8 @@ from celery.exceptions import TimeoutError as NotWithin
 from celery.result import AsyncResult
 from kombu.common import Broadcast
 
-from tests.combinations.app import name_of
-from tests.combinations.checker import Answer, Finding, History, check
+from tests.combinations.app import SENT_AS, name_of
+from tests.combinations.checker import ITEMS, LOOPS, Answer, Finding, History, check
 from tests.combinations.eager import eagerly
 from tests.combinations.program import TTL, VISIBILITY, Call, Program
 from tests.combinations.stage import Stage
@@ -26,13 +26,17 @@ from tests.recorder import Event
 # Within so many seconds of the last call every call has to have ended.
 BOUND = 45.0
 # Programs at a time, where there are not slots enough for all.
-_ABREAST = {"solo": 2, "eager": 4}
+_ABREAST = {"solo": 4, "eager": 4}
 # As long as there may be between two signs of life of a program.
 _QUIET = 2.0
 # A holder that has died leaves its key for two ttl.
-_LONGEST_LEFT = 2 * TTL + 4
+_LONGEST_LEFT = 2 * TTL + 8
 _LIMITS = {"soft limit": {"soft_time_limit": 1}, "hard limit": {"time_limit": 1}}
 _STEP = 0.1
+# What Redis says of a key without an expiry.
+_FOR_EVER = -1
+# Microseconds since the epoch; numbers below count something else.
+_A_MOMENT = 1e15
 # Longer than a cool-down.
 _AGAIN = 4
 
@@ -71,6 +75,7 @@ class Part:
         self._timers: list[threading.Timer] = []
         self._left: list[str] = []
         self._open: list[str] = []
+        self._read, self._own = 0, list[Event]()
 
     def play(self) -> None:
         if self._stage.facts["pool"] == "eager":
@@ -95,8 +100,7 @@ class Part:
             self._send(call)
 
     def _send(self, call: Call) -> None:
-        known = {answer.task_id for answer in self._answers.values()}
-        sent = now()
+        sent, known = now(), self._ids()
         try:
             result, canvas = self._publish(call)
         except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
@@ -105,7 +109,8 @@ class Part:
             )
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
-        self._answers[call.number] = Answer(call.number, result.id, sent, merged=result.id in known)
+        parts = tuple(child.id for child in getattr(result, "results", None) or ())
+        self._answers[call.number] = Answer(call.number, result.id, sent, merged=result.id in known, parts=parts)
         if result.id not in known:
             self._strike(call, result)
 
@@ -120,7 +125,7 @@ class Part:
         if call.place == "single":
             own = {} if call.route == "delay" else {"task_id": uuid()}
             return task.apply_async(args, **own, **options), None
-        if call.place in ("map", "starmap", "chunks"):
+        if call.place in LOOPS:
             return self._loop(task, call, args).apply_async(**options), None
         own = task.si(*args).set(**options, task_id=uuid())
         step = app.tasks["step"].si(self.key, call.number)
@@ -135,13 +140,14 @@ class Part:
 
     def _loop(self, task: Any, call: Call, args: tuple[Any, ...]) -> Any:
         if call.place == "map":
-            return task.map([args[0], args[0]])
+            return task.map([args[0]] * ITEMS)
         if call.place == "starmap":
-            return task.starmap([args, args])
-        return task.chunks([args, args], 1).group()
+            return task.starmap([args] * ITEMS)
+        return task.chunks([args] * ITEMS, 1).group()
 
     def _options(self, call: Call) -> dict[str, Any]:
-        options: dict[str, Any] = {"serializer": call.serializer, **_LIMITS.get(call.ending, {})}
+        headers = {SENT_AS: call.number}
+        options: dict[str, Any] = {"serializer": call.serializer, "headers": headers, **_LIMITS.get(call.ending, {})}
         if call.timing == "countdown":
             options["countdown"] = 1
         elif call.timing == "eta":
@@ -182,7 +188,7 @@ class Part:
             if canvas is not None and self._is_readable():
                 state, error, _ = _got(canvas, end)
                 answer = dataclasses.replace(answer, canvas=state, canvas_error=error)
-            if self._program.calls[number].place in ("map", "starmap", "chunks") and not self._is_readable(number):
+            if self._program.calls[number].place in LOOPS and not self._is_readable(number):
                 # Tasks of Celery's own, which note nothing.
                 pass
             elif self._is_readable(number):
@@ -205,7 +211,7 @@ class Part:
     def _is_readable(self, number: int | None = None) -> bool:
         if self._stage.facts["results"] == "none":
             return False
-        if number is None or self._program.calls[number].place in ("map", "starmap", "chunks"):
+        if number is None or self._program.calls[number].place in LOOPS:
             return True
         return not self._program.tasks[self._program.calls[number].task]["ignore"]
 
@@ -226,7 +232,7 @@ class Part:
             self._until(lambda: self._is_quiet(_QUIET), self._bound / 2)
             since = now()
             args = (self.key, call.number, Call().script)
-            options = {**self._options(Call()), "countdown": _AGAIN, "task_id": answer.task_id}
+            options = {**self._options(Call(number=call.number)), "countdown": _AGAIN, "task_id": answer.task_id}
             self._task(call).apply_async(args, **options)
 
             def has_run(task_id: str = answer.task_id, since: float = since) -> bool:
@@ -245,7 +251,7 @@ class Part:
         quiet = VISIBILITY + 2 * _QUIET if self._stage.facts["redelivers"] else _QUIET
         self._until(lambda: self._is_quiet(quiet), self._bound / 2)
         self._open += [f"number {body.label} still runs" for body in self._bodies()]
-        self._until(lambda: not self._keys(), _LONGEST_LEFT)
+        self._until(lambda: not self._holds_keys(), _LONGEST_LEFT)
         self._left = self._keys()
 
     def _until(self, condition: Callable[[], bool], timeout: float) -> None:
@@ -264,26 +270,55 @@ class Part:
         return (self.key, f"{self.key} other")
 
     def _keys(self) -> list[str]:
-        """Of this program in the store of locks, with the seconds until they expire."""
+        """Of this program in the store of locks, whatever they are, with what is in them."""
+        tags = [key[key.index("{") :] for key in self._lock_keys()]
+        keys = self._stage.locks.scan_iter("singleton:*", count=1000)
+        own = [key for key in keys if any(tag in key for tag in tags) and ":done:" not in key]
+        return [f"{key}: {told}" for key in own if (told := self._held(key))]
+
+    def _held(self, key: str) -> dict[str, str] | str:
+        """What is in a lock and still means something; a key that never expires is told as a whole."""
+        if self._stage.locks.ttl(key) == _FOR_EVER:
+            return "it does not expire"
+        fields = self._stage.locks.hgetall(key)
+        return {name: value for name, value in fields.items() if not (_is_fact(name) or _is_past(value))}
+
+    def _holds_keys(self) -> bool:
+        """Something is in one of the locks of this program; unlike `_keys`, at no cost."""
+        return any(self._held(key) for key in self._lock_keys() if self._stage.locks.exists(key))
+
+    def _lock_keys(self) -> list[str]:
         if "COMBINATIONS_PLAIN" in os.environ:
             return []
         task = self._task(self._program.calls[0])
-        tags = [(key := task.lock_key_for(label))[key.index("{") :] for label in self._labels()]
-        with self._stage.servers.valkey.client(2) as client:
-            return [
-                f"{key} for {client.ttl(key)} s, {client.type(key)}"
-                for key in client.scan_iter("singleton:*", count=1000)
-                if any(tag in key for tag in tags) and ":done:" not in key
-            ]
+        return [task.lock_key_for(label) for label in self._labels()]
+
+    def _ids(self) -> set[str]:
+        """Of all messages that were sent for it."""
+        return {task_id for answer in self._answers.values() for task_id in (answer.task_id, *answer.parts)}
 
     def _events(self) -> list[Event]:
-        ids = {answer.task_id for answer in self._answers.values()}
-        labels = self._labels()
-        return [
+        """Those of this program, once all of it is sent: only what is new is looked through."""
+        ids, labels = self._ids(), self._labels()
+        unread = self._stage.watch.events[self._read :]
+        self._read += len(unread)
+        self._own += [
             event
-            for event in list(self._stage.watch.events)
+            for event in unread
             if event.key in labels or event.facts.get("task_id") in ids or event.name == "died"
         ]
+        return self._own
+
+
+def _is_fact(name: str) -> bool:
+    """Of a field of a lock: it says something about a fence, a place or a mark, and holds nothing itself."""
+    return name in ("fence", "places", "next:by") or name.startswith("merged_at:") or name[0].isdigit()
+
+
+def _is_past(value: str) -> bool:
+    """It begins with the moment until which it counts, in microseconds, and that is over."""
+    until, *_ = value.split(" ")
+    return until.isdigit() and _A_MOMENT < int(until) < time.time() * 1_000_000
 
 
 def _canvas(place: str, own: Any, step: Any) -> Any:

@@ -90,6 +90,7 @@ class Stage:
             self._stack.callback(self.app.close)
             if self.facts["pool"] != "eager":
                 self._start()
+            self.locks = self._stack.enter_context(self.servers.valkey.client(2))
             self.watch = self._stack.enter_context(Watch(self.path, self.record))
         except BaseException:
             self._stack.close()

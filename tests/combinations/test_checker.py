@@ -34,17 +34,18 @@ class Story:
         self,
         since: float,
         until: float | None,
-        task_id: str | None = "aaa",
+        task_id: str = "aaa",
         outcome: str = "returned",
         number: int = 0,
         attempt: int = 0,
         fence: int | None = None,
         pid: int = 1,
+        item: bool = False,
     ) -> None:
         """One body; without an end if *until* is None."""
         self._runs += 1
         run = str(self._runs)
-        facts = {"task_id": task_id, "attempt": attempt, "host": "w", "pid": pid}
+        facts = {"task_id": task_id, "attempt": attempt, "host": "w", "pid": pid, "item": item}
         self.at(since - 0.01, "began", run, **facts)
         fence = round(since * 1000) if fence is None else fence
         self.at(since, "enter", run, number=number, fence=fence, **facts)
@@ -219,6 +220,88 @@ def test_a_success_without_a_body_is_seen(story: Story) -> None:
     assert story.rules() == {"who succeeds has run"}
 
 
+def test_all_items_of_a_map_run_or_are_skipped(story: Story) -> None:
+    story.call(0, place="starmap")
+    story.body(1, 2, item=True)
+    story.answer(0)
+    assert story.rules() == {"who succeeds has run"}
+
+    story.at(3, "conflict", task_id="aaa", outcome="skipped")
+    assert story.rules() == set()
+
+
+def test_chunks_have_run_under_the_ids_of_their_messages(story: Story) -> None:
+    story.call(0, place="chunks")
+    story.body(1, 2, "a1", item=True)
+    story.body(3, 4, "a2", item=True)
+    story.answer(0, parts=("a1", "a2"))
+
+    assert story.rules() == set()
+
+
+def test_items_of_one_map_are_no_copies_of_each_other(story: Story) -> None:
+    story.call(0, place="starmap")
+    story.body(1, 2, item=True)
+    story.body(3, 4, item=True)
+    story.answer(0)
+    assert story.rules() == set()
+
+    story.body(5, 6, item=True)
+    assert story.rules() == {"an attempt is completed once"}
+
+
+def test_items_of_one_map_do_not_run_at_once(story: Story) -> None:
+    story.declare(mode="until_executing")
+    story.call(0, place="starmap")
+    story.body(1, 3, item=True)
+    story.body(2, 4, item=True)
+    story.answer(0)
+
+    assert story.rules() == {"one body of a message"}
+
+
+def test_a_call_that_was_skipped_for_an_item_names_its_map(story: Story) -> None:
+    story.call(0, place="chunks")
+    story.body(1, 2, "a1", item=True)
+    story.answer(1, "bbb", "REVOKED", text="held by a1")
+
+    assert story.rules() == set()
+
+
+def test_who_carries_the_arguments_of_another_fails_as_that_would(story: Story) -> None:
+    story.declare(policy="rerun")
+    story.call(1, ending="raise")
+    story.body(1, 2, outcome="ValueError")
+    story.answer(0, state="FAILURE", error="ValueError")
+    assert story.rules() == {"it fails for what it does"}
+
+    story.body(3, 4, outcome="ValueError", number=1, attempt=1)
+    assert story.rules() == set()
+
+
+def test_who_is_refused_may_name_one_that_was_refused_itself(story: Story) -> None:
+    story.declare(mode="until_and_while_executing", policy="raise")
+    story.calls.append(Call(number=2))
+    story.body(1, 2)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", "FAILURE", error="LockHeld", text="held by aaa", sent=1.5)
+    story.answer(2, "", "UNSENT", error="LockHeld", text="held by bbb")
+
+    assert story.rules() == set()
+
+
+def test_a_group_waits_for_ever_after_a_step_that_is_refused(story: Story) -> None:
+    story.declare(policy="raise")
+    story.call(1, place="before a group")
+    story.body(1, 2)
+    story.answer(0)
+    story.answer(1, "bbb", "FAILURE", error="LockHeld", text="held by aaa", canvas="HUNG")
+    assert story.rules() == {"every call ends"}
+
+    story.at(3, "failed", task_id="bbb")
+    assert story.rules() == set()
+
+
 def test_who_joins_succeeds_without_a_body(story: Story) -> None:
     story.declare(policy="join")
     story.answer(0)
@@ -235,6 +318,30 @@ def test_newest_arguments_that_never_ran_are_seen(story: Story, policy: str) -> 
     assert story.rules() == {"the newest runs"}
 
     story.body(3, 4, number=1, attempt=1)
+    assert story.rules() == set()
+
+
+def test_newest_arguments_that_are_lost_with_a_process_are_seen(story: Story) -> None:
+    story.declare(policy="rerun", late=True)
+    story.call(1, ending="kill")
+    story.body(1, None, "bbb", number=1, pid=7)
+    story.at(2, "died", victim=7, alive_at=2.0)
+    story.answer(1, "bbb", sent=0.9)
+    assert story.rules() == {"the newest runs", "who succeeds has run"}
+
+    story.body(3, 4, "bbb", number=1)
+    assert story.rules() == set()
+
+
+def test_merged_arguments_that_are_lost_with_a_process_are_excused_by_name(story: Story) -> None:
+    story.declare(policy="rerun", late=True)
+    story.call(1, ending="kill")
+    story.body(1, None, number=1, pid=7)
+    story.at(2, "died", victim=7, alive_at=2.0)
+    story.body(3, 4)
+    story.answer(0, sent=0.1)
+    story.answer(1, "bbb", "REVOKED", sent=0.9, text="aaa runs in place of this one")
+
     assert story.rules() == set()
 
 
@@ -301,10 +408,17 @@ def test_a_duplicate_of_a_queued_call_is_seen(story: Story) -> None:
 
 
 def test_a_flood_is_seen(story: Story) -> None:
-    for number in range(MOST_DELIVERIES + 1):
-        story.at(number, "began", str(number), task_id="aaa")
+    for number in range(2 * MOST_DELIVERIES):
+        story.at(number / 100, "began", str(number), task_id="aaa")
 
     assert story.rules() == {"no flood"}
+
+
+def test_who_comes_again_now_and_then_for_long_is_no_flood(story: Story) -> None:
+    for number in range(2 * MOST_DELIVERIES):
+        story.at(number, "began", str(number), task_id="aaa")
+
+    assert story.rules() == set()
 
 
 def test_a_key_that_is_left_is_seen(story: Story) -> None:

@@ -13,6 +13,7 @@ SECONDS = 75
 OF_CELERY = (
     '{"stage": {}, "tasks": [{}], "calls": [{"ending": "raise", "place": "before a group"}]}',
     '{"stage": {}, "tasks": [{}], "calls": [{"ending": "soft limit", "place": "before a group"}]}',
+    '{"stage": {"results": "rpc"}, "tasks": [{}], "calls": [{"retries": "replace"}]}',
     '{"stage": {}, "tasks": [{"ignore": true}], "calls": [{"place": "group"}]}',
     '{"stage": {}, "tasks": [{"ignore": true}], "calls": [{"place": "chord body"}]}',
     '{"stage": {}, "tasks": [{"ignore": true}], "calls": [{"ending": "raise", "place": "first of a chain"}]}',

@@ -19,7 +19,7 @@ from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes
 from celery_singleton_lock.stores.memory.store import MemoryStore
 
-FULL = Notes("key", 1, 2, 3, True, "joined", 4, True, True, True)
+FULL = Notes("key", 1, 2, 3, True, "joined", 4, True, True, True, True)
 QUEUES = ("celery", "other", "native")
 
 

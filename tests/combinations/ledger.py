@@ -1,0 +1,297 @@
+"""The ledger of findings: the mend of each is taken out in a copy of the package, and a program has to go red.
+
+What the mutants of `tests/model` are for each guard, this is for what a review once found by combining options.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.combinations.found import FOUND
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = "celery_singleton_lock"
+# Each has servers and workers of its own.
+ABREAST = 3
+# Programs that are timed against each other on a busy machine may need another try.
+TRIES = 2
+_LONGEST = 240
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The mend of one finding taken out.
+
+    Attributes:
+        finding: Its number in the review, and what it was.
+        file: Where its mend is, in the package.
+        old: Its text, which stands there exactly once.
+        new: What stands there without it.
+        program: The name in `found.py` of the one that must go red.
+        rule: Of the checker, the one that must say so.
+    """
+
+    finding: str
+    file: str
+    old: str
+    new: str
+    program: str
+    rule: str
+
+
+LEDGER = (
+    Entry(
+        "Q1 the mark of a call that was skipped stays",
+        "runs/run.py",
+        "        if not (self.lease.granted or self._goes_on):\n",
+        "        if False:\n",
+        "a skipped call leaves its mark",
+        "nothing is left",
+    ),
+    Entry(
+        "Q2 a copy makes its own run make way",
+        "admission.py",
+        "    return run.can_come_again and (conflict.is_own or is_another_message)\n",
+        "    return False\n",
+        "a copy replaces its own run",
+        "who does not run names who does",
+    ),
+    Entry(
+        "Q3 a copy becomes its own successor",
+        "admission.py",
+        "    return run.can_come_again and (conflict.is_own or is_another_message)\n",
+        "    return False\n",
+        "a copy becomes its own successor",
+        "the newest runs",
+    ),
+    Entry(
+        "Q4 a copy takes the second place",
+        "stores/redis/lua/acquire.lua",
+        "local answer = is_done() or is_held_by_itself()",
+        "local answer = is_done()",
+        "a copy takes the second place",
+        "one body of a message",
+    ),
+    Entry(
+        "Q5 a copy runs beside its run until_executing",
+        "runs/run.py",
+        "may_be_copy=self.is_copy or (self.hands_over and not self.is_broadcast)",
+        "may_be_copy=False",
+        "a copy runs beside its run until_executing",
+        "one body of a message",
+    ),
+    Entry(
+        "Q7 a retry with other arguments runs under the old key",
+        "task.py",
+        '        key = key_to_keep(options.get("headers"))\n',
+        '        key = Notes.of(options.get("headers")).key or None\n',
+        "a retry with other arguments runs under the old key",
+        "one at a time",
+    ),
+    Entry(
+        "Q8 a retry makes way for a queued call",
+        "admission.py",
+        "run.options.unique_in_queue and not run.hands_over and policy",
+        "run.options.unique_in_queue and policy",
+        "a retry is taken for a new call",
+        "a retry makes way for nobody absent",
+    ),
+    Entry(
+        "Q9 a duplicate is sent while the first waits for its retry",
+        "publish.py",
+        '    if options.get("retries") and key and task.lock_options.mode == UNTIL_EXECUTED:\n',
+        "    if False:\n",
+        "a duplicate is sent during a retry",
+        "a duplicate is not sent",
+    ),
+    Entry(
+        "Q11 an older call throws out a newer one",
+        "stores/redis/lua/succeed.lua",
+        "  local newer = holder_published_after(published)\n",
+        "  local newer\n",
+        "an older call replaces a newer one",
+        "the newest runs",
+    ),
+    Entry(
+        "Q12 two calls throw each other out",
+        "runs/run.py",
+        '        return self.interrupt.delivered and self.lease.lost_reason == "replaced"\n',
+        "        return False\n",
+        "two calls replace each other",
+        "who was replaced is over",
+    ),
+    Entry(
+        "Q14 a successor gives up, and those merged into it are lost",
+        "policies/succeed.py",
+        "        return run.store.unmark(run.key, run.task_id, unless_merged=True)\n",
+        "        return True\n",
+        "a successor that gives up takes others along",
+        "who does not run names who does",
+    ),
+    Entry(
+        "Q15 a group after a skipped step hangs",
+        "runs/revoked.py",
+        'in ("group", "chain"):',
+        'in ("chain",):',
+        "a group after a skipped call hangs",
+        "every call ends",
+    ),
+    Entry(
+        "Q15 a chain after a skipped step that ignores its result hangs",
+        "runs/revoked.py",
+        "        _end_later_steps(task, error)\n    raise",
+        "            _end_later_steps(task, error)\n    raise",
+        "a chain after a skipped call that ignores its result hangs",
+        "every call ends",
+    ),
+    Entry(
+        "Q16 a pickled call cannot come again",
+        "runs/message.py",
+        '{"serializer": serializer, ',
+        '{"serializer": None, ',
+        "a pickled call cannot come again",
+        "it fails for what it does",
+    ),
+    Entry(
+        "Q16 a pickled call cannot be merged",
+        "runs/arguments.py",
+        "registry.type_to_name.get(run.request.get(CONTENT_TYPE)) or run.task.serializer",
+        "run.task.serializer",
+        "a pickled call cannot be merged",
+        "it fails for what it does",
+    ),
+    Entry(
+        "Q19 an eager replacement meets the run that it continues",
+        "task.py",
+        "        if self.request.is_eager and self._continues(held_here(key)):\n",
+        "        if False:\n",
+        "an eager replacement meets the run that it continues",
+        "who does not run names who does",
+    ),
+    Entry(
+        "Q23 delayed delivery of RabbitMQ refuses fractions of a second",
+        "runs/message.py",
+        "    return max(1, round(delay)) if detect",
+        "    return delay if detect",
+        "delayed delivery wants whole seconds",
+        "it fails for what it does",
+    ),
+    Entry(
+        "Q24 siblings of a message to all are sent again to all",
+        "runs/message.py",
+        '    return any(queue.exchange.type == "fanout" and',
+        "    return any(False and",
+        "siblings are parked to all",
+        "no flood",
+    ),
+    Entry(
+        "Q25 a copy of a failed run runs again",
+        "runs/redelivery.py",
+        '            run.ending = _ending(run, "ended")\n        raise\n',
+        "            pass\n        raise\n",
+        "a tracked copy of a failed run runs again",
+        "an attempt is completed once",
+    ),
+    Entry(
+        "Q26 a copy runs again where the result cannot be read",
+        "runs/redelivery.py",
+        '        raise\n    run.ending = _ending(run, "ended")\n',
+        "        raise\n",
+        "a copy runs again where the result was forgotten",
+        "an attempt is completed once",
+    ),
+    Entry(
+        "Q27 items take no lock",
+        "task.py",
+        "        if self._is_item():\n",
+        "        if False:\n",
+        "chunks take no lock",
+        "fences grow",
+    ),
+    Entry(
+        "Q28 an id that is used again is taken for a copy",
+        "runs/message.py",
+        "{0 if notes.is_bare else notes.published}",
+        "0",
+        "an id that is used again is taken for a copy",
+        "an id can be used again",
+    ),
+    Entry(
+        "a copy of a message without notes runs after its run",
+        "runs/message.py",
+        "{0 if notes.is_bare else notes.published}",
+        "{notes.published}",
+        "a copy of a message without notes runs again",
+        "an attempt is completed once",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What came of one entry."""
+
+    entry: Entry
+    is_red: bool
+    output: str
+
+    def __str__(self) -> str:
+        return f"{'red' if self.is_red else 'NOT RED'}: {self.entry.finding} ({self.entry.rule})"
+
+
+def tell(wanted: str = "") -> int:
+    """Play the program of each entry whose finding has *wanted* in it; 1 if one did not go red."""
+    entries = [entry for entry in LEDGER if wanted in entry.finding]
+    missed = 0
+    for seen in _all_seen(entries):
+        missed += not seen.is_red
+        lines = [str(seen)] if seen.is_red else [str(seen), seen.output]
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+    sys.stdout.write(f"{len(entries)} entries, {missed} not red, one program each\n")
+    return 1 if missed else 0
+
+
+def _all_seen(entries: Sequence[Entry]) -> Iterator[Seen]:
+    with ThreadPoolExecutor(ABREAST) as pool:
+        yield from pool.map(_seen, entries)
+
+
+def _seen(entry: Entry) -> Seen:
+    output = ""
+    for _ in range(TRIES):
+        with tempfile.TemporaryDirectory(prefix="singleton-lock-ledger-") as directory:
+            output = _played(_without(entry, Path(directory)), FOUND[entry.program])
+        if re.search(rf"^  {entry.rule}: ", output, re.MULTILINE):
+            return Seen(entry, True, output)
+    return Seen(entry, False, output)
+
+
+def _played(checkout: Path, program: str) -> str:
+    command = [sys.executable, "-m", "tests.combinations", "--shrink", "0", "--replay", program]
+    env = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, cwd=checkout, env=env, capture_output=True, text=True, timeout=_LONGEST)
+    return done.stdout + done.stderr
+
+
+def _without(entry: Entry, directory: Path) -> Path:
+    """A copy of the package and the tests in which the mend is taken out."""
+    left_out = shutil.ignore_patterns("__pycache__", "stage-*")
+    for name in (PACKAGE, "tests"):
+        shutil.copytree(ROOT / name, directory / name, ignore=left_out)
+    path = directory / PACKAGE / entry.file
+    path.write_text(taken_out(entry, path.read_text(encoding="utf-8")), encoding="utf-8")
+    return directory
+
+
+def taken_out(entry: Entry, text: str) -> str:
+    """The text of its file without the mend."""
+    assert text.count(entry.old) == 1, f"the ledger is out of date: {entry.finding}"
+    return text.replace(entry.old, entry.new)
