@@ -15,7 +15,7 @@ from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.leases.teller import teller
 from celery_singleton_lock.options import count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Facts
 
 
@@ -56,7 +56,7 @@ class Lock:
         reentrant: bool = False,
     ) -> None:
         app = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
-        self._store = store_of(app) if url is None else store_from_url(url)
+        self._store = store_of(app) if url is None else shared_store(url)
         self._key = key_of(prefix_of(app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)

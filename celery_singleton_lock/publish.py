@@ -13,7 +13,7 @@ from celery import Task, uuid
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import LockHeld, StoreError
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder
@@ -51,6 +51,7 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
+        ConfigurationError: The store refuses us, whatever that is.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
     headers = options.get("headers")
@@ -105,6 +106,9 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
     quiet = 0.0 if options.get("retries") else wanted.min_hold
     try:
         return store_of(task.app).mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
+    except ConfigurationError:
+        # It refuses us, and will the next time.
+        raise
     except StoreError as error:
         logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_store_error, error)
         if wanted.on_store_error == "raise":
