@@ -2,6 +2,7 @@
 
 import logging
 
+from celery_singleton_lock import signals
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
@@ -84,7 +85,9 @@ def _say_what_is_unusual(run: Run, policy: Policy) -> None:
     claim = run.claim
     # A later attempt is no new call, and a run that occupies its slot meanwhile must not wait for a message.
     claim.heeds_queued = run.options.unique_in_queue and not run.hands_over and policy is not POLICIES["wait"]
-    claim.merges = run.task.name if policy.merges and not run.hands_over else ""
+    # A retry has arguments of its own, unless the run before it has died with those that it had taken.
+    takes_merged = policy.merges and (run.notes.died or not run.hands_over)
+    claim.merges = run.task.name if takes_merged else ""
     claim.crowds = policy.comes_again and not run.notes.crowds
 
 
@@ -96,16 +99,24 @@ def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended
 
 def _unanswered(run: Run, error: StoreError) -> Ended | None:
     """End a run whose question got no answer, the way `lock_on_store_error` says; None to run without a lock."""
+    outcome = _outcome_unanswered(run)
+    logger.warning("lock.unanswered key=%s task_id=%s outcome=%s: %s", run.key, run.task_id, outcome, error)
+    signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
+    if outcome == "unlocked":
+        run.is_unlocked = True
+        return None
+    if outcome == "skipped":
+        return Ended(run.skip(str(error)))
+    if outcome == "rescheduled":
+        run.retry(error, run.delay(_FIRST_DELAY, run.options.ttl))
+    raise error
+
+
+def _outcome_unanswered(run: Run) -> str:
     policy = run.options.on_store_error
     if policy == "skip" and run.notes.asked:
         # Other calls may have been merged into this one.
         policy = "reschedule"
-    logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", run.key, run.request.id, policy, error)
-    if policy == "run":
-        run.is_unlocked = True
-        return None
-    if policy == "skip":
-        return Ended(run.skip(str(error)))
-    if policy == "reschedule" and run.can_come_again:
-        run.retry(error, run.delay(_FIRST_DELAY, run.options.ttl))
-    raise error
+    if policy == "reschedule" and not run.can_come_again:
+        policy = "raise"
+    return {"run": "unlocked", "skip": "skipped", "raise": "raised", "reschedule": "rescheduled"}[policy]

@@ -34,18 +34,18 @@ def check_call_order(cls: type[Any], ours: type[Any]) -> None:
 
 def check_policy(task: Any, options: LockOptions) -> None:
     """Refuse a policy that cannot work with the task's results."""
-    if options.on_conflict != "join":
-        return
-    backend = task.backend
-    if isinstance(backend, DisabledBackend):
-        why = "there is no result backend; set app.conf.result_backend"
-    elif isinstance(backend, RPCBackend):
-        why = "rpc:// gives a result to its caller only; use another result backend"
-    elif task.ignore_result:
-        why = "the task has ignore_result=True, so its holder keeps none"
-    else:
-        return
-    raise ConfigurationError(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
+    why = why_unreadable(task) if options.on_conflict == "join" else ""
+    if why:
+        raise ConfigurationError(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
+
+
+def why_unreadable(task: Any) -> str:
+    """Why nobody but its own caller can read a result of the task; empty if everybody can."""
+    if isinstance(task.backend, DisabledBackend):
+        return "there is no result backend; set app.conf.result_backend"
+    if isinstance(task.backend, RPCBackend):
+        return "rpc:// gives a result to its caller only; use another result backend"
+    return "the task has ignore_result=True, so its holder keeps none" if task.ignore_result else ""
 
 
 def _names_in(code: CodeType) -> set[str]:

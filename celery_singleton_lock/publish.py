@@ -9,12 +9,15 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from celery import Task, uuid
+from celery import Task, states, uuid
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import LockHeld, StoreError
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
+from celery_singleton_lock.runs.results import has_result
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder
 
@@ -24,29 +27,32 @@ UNTIL_EXECUTED = "until_executed"
 
 Send = Callable[..., Any]
 
-_keeps_key: ContextVar[bool] = ContextVar("keeps_key", default=False)
+_for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
 
 
 @contextmanager
-def with_the_key_it_has() -> Iterator[None]:
-    """Publish messages again under the key that is written on them: a main process runs no user code to make one."""
-    token = _keeps_key.set(True)
+def for_a_dead_run() -> Iterator[None]:
+    """Publish calls of dead processes again under the key that is written on them.
+
+    A main process runs no user code to make one.
+    """
+    token = _for_a_dead_run.set(True)
     try:
         yield
     finally:
-        _keeps_key.reset(token)
+        _for_a_dead_run.reset(token)
 
 
 def key_to_keep(headers: Mapping[str, Any] | None) -> str | None:
     """The key that is written on a message, if this process must not make one."""
-    return Notes.of(headers).key if _keeps_key.get() else None
+    return Notes.of(headers).key if _for_a_dead_run.get() else None
 
 
 def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any:
     """Publish a call, unless another one with the same key stands for it.
 
     Returns:
-        The result of this call, or of the one that was found.
+        The result of this call, or of the one that was found; if that cannot be read, one that has ended.
 
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
@@ -56,7 +62,8 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
     headers = options.get("headers")
     known = Notes.of(headers)
     # The key of the arguments it is sent with: a retry may have new ones.
-    notes = replace(known, key=key, published=known.published or time.time_ns() // 1000)
+    published = known.published or time.time_ns() // 1000
+    notes = replace(known, key=key, published=published, died=_for_a_dead_run.get())
     noted = {**options, "headers": with_notes(headers, notes)}
     if not task.lock_options.unique_in_queue or notes.tries:
         return send(**noted)
@@ -75,10 +82,22 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send) -> 
     found = _mark(task, key, options, limit=task.lock_options.limit if counts_running else 0)
     if found is None:
         return _send(task, key, options, send)
-    result = _refuse(task, key, found)
-    # Else `get` would wait for what the caller itself does not want to be kept.
+    _refuse(task, key, found)
+    result = task.AsyncResult(found.task_id)
+    # In either case `get` would wait for ever for what is not kept, or not for this caller.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
+    if not (result.ignored or has_result(task, found)):
+        _end_as_skipped(task, key, result)
     return result
+
+
+def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
+    """Let it end for its caller as a call does that is sent and skipped."""
+    state, value = states.SUCCESS, task.lock_options.skip_result
+    if not task.lock_options.skips_with_result:
+        why = f"lock key={key}: task_id={result.id} stands for this call, and its result cannot be read here"
+        state, value = states.REVOKED, TaskRevokedError(why)
+    result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
 def _publish_retry(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
@@ -106,8 +125,10 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
     try:
         return store_of(task.app).mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
     except StoreError as error:
-        logger.warning("lock.unanswered key=%s task_id=%s policy=%s: %s", key, task_id, wanted.on_store_error, error)
-        if wanted.on_store_error == "raise":
+        is_raised = wanted.on_store_error == "raise"
+        outcome = "raised" if is_raised else "published"
+        logger.warning("lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
+        if is_raised:
             with suppress(StoreError):
                 # It may have been marked all the same.
                 store_of(task.app).unmark(key, task_id)
@@ -116,7 +137,7 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
         return None
 
 
-def _refuse(task: Task, key: str, found: Holder) -> Any:
+def _refuse(task: Task, key: str, found: Holder) -> None:
     logger.info(
         "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,
@@ -127,7 +148,6 @@ def _refuse(task: Task, key: str, found: Holder) -> Any:
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:
         raise LockHeld(key, found.task_id, found.expires_in)
-    return task.AsyncResult(found.task_id)
 
 
 def _lead(task: Task, options: Mapping[str, Any]) -> float:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
 from celery.bootsteps import StartStopStep
 from celery.exceptions import Ignore, Reject, Retry
@@ -25,7 +26,7 @@ from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
 from celery_singleton_lock.leases.renewal import Renewal
-from celery_singleton_lock.publish import with_the_key_it_has
+from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.marks import LateMarker, unmark_later
 from celery_singleton_lock.settings import store_of
@@ -64,12 +65,15 @@ class SingletonRequest(Request):
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
         """Release for a child that is dead: nothing in it ran to its end."""
-        self._has_run = not _is_turned_away(exc_info.exception)
-        error = getattr(exc_info.exception, "exc", exc_info.exception)
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            # Until it has gone through a pipe, which it does in a prefork pool alone.
+            error = error.exc
+        self._has_run = not _is_turned_away(error)
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead()
         # Celery may publish a retry for it here.
-        with with_the_key_it_has():
+        with for_a_dead_run():
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:

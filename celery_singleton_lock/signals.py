@@ -16,6 +16,10 @@ lock_conflict = Signal(name="lock_conflict", providing_args={"key", "holder", "o
 `parked` (a copy of a run that goes on, which comes again), `dropped` (a copy of a run that
 has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none."""
 
+lock_unanswered = Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
+"""The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome`, as `lock_on_store_error` has it:
+`skipped`, `raised`, `rescheduled`, or `unlocked` (the body runs without a lock)."""
+
 lock_lost = Signal(name="lock_lost", providing_args={"lease", "reason"})
 """The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`)."""
 

@@ -22,12 +22,11 @@ from celery_singleton_lock.runs.body import body_of
 from celery_singleton_lock.runs.marks import unmark
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.redelivery import mark_stored
+from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, tell_handed_on
 from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder
-
-_TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 
 
 class SingletonTask(Task):
@@ -188,6 +187,7 @@ class SingletonTask(Task):
         run: Run | None = self.request.get("lock_run")
         if run is not None:
             run.check_not_replaced()
+            tell_handed_on(run)
         return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
@@ -254,12 +254,12 @@ class SingletonTask(Task):
         if not self.request.called_directly or not self.is_lockable():
             return False
         caller = get_current_task()
-        return caller is not None and caller.name in _TASKS_OF_ITEMS
+        return caller is not None and caller.name in TASKS_OF_ITEMS
 
     def _run_item(self, args: Any, kwargs: Any) -> Any:
-        caller = get_current_task().request
+        caller = get_current_task()
         # Called directly all the same, so that `retry` in the body does not publish the map's message.
-        self.push_request(lock_item=caller.id, hostname=caller.hostname)
+        self.push_request(lock_item=caller.request.id, lock_map=caller.name, hostname=caller.request.hostname)
         try:
             return self._run_locked(args, kwargs)
         finally:

@@ -1,8 +1,6 @@
 """Ending with the result of somebody else's run."""
 
 import random
-import time
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from billiard.exceptions import WorkerLostError
@@ -10,6 +8,7 @@ from celery import states
 
 from celery_singleton_lock.policies.base import Ended, Policy
 from celery_singleton_lock.policies.reschedule import pace
+from celery_singleton_lock.runs.results import has_result, was_handed_on
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Holder
 
@@ -32,10 +31,8 @@ class Join(Policy):
     def settle(self, run: Run, conflict: Conflict) -> Any:
         """Join the holder."""
         holder = conflict.first
-        if holder.task_id is None:
-            # A lock outside tasks has no result to wait for.
-            holder = replace(holder, task_id="")
-        _come_again(run, holder, max(_LONGEST_DELAY, pace(conflict)[1] / 2), free_since=0)
+        joins = holder.task_id if has_result(run.task, holder) else ""
+        _come_again(run, holder, max(_LONGEST_DELAY, pace(conflict)[1] / 2), joins=joins, free_since=0)
 
 
 def _result_of(run: Run, joins: str) -> Ended | None:
@@ -50,26 +47,26 @@ def _result_of(run: Run, joins: str) -> Ended | None:
         if isinstance(result.result, WorkerLostError):
             return None
         return Ended(error=result.result)
-    # A retry may come much later, but one whose message is lost never comes.
-    _wait_for_it(run, joins, run.options.queue_ttl if state == states.RETRY else _RESULT_GRACE)
+    _wait_for_it(run, joins, state)
     return None
 
 
-def _wait_for_it(run: Run, joins: str, patience: float) -> None:
-    """Come again, unless the run that was joined has died: it has had no lock for as long as *patience*."""
+def _wait_for_it(run: Run, joins: str, state: str) -> None:
+    """Come again, unless the run that was joined has died: it has had no lock for too long."""
     for holder in run.store.holders(run.key):
         if holder.task_id == joins:
-            _come_again(run, holder, _LONGEST_DELAY, free_since=0)
-    free_since = run.notes.free_since or _now()
-    if _now() - free_since < patience * 1_000_000:
-        _come_again(run, Holder.former(run.key, joins), _LONGEST_DELAY, free_since=free_since)
+            _come_again(run, holder, _LONGEST_DELAY, joins=joins, free_since=0)
+    # Its retry, or the tasks it was handed on to, may end much later; but a message that is lost never comes.
+    goes_on = state == states.RETRY or was_handed_on(run.task, joins)
+    patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
+    # By the clock of the store, because each host that it comes to has its own.
+    now = run.store.now()
+    free_since = run.notes.free_since or now
+    if now - free_since < patience * 1_000_000:
+        _come_again(run, Holder.former(run.key, joins), _LONGEST_DELAY, joins=joins, free_since=free_since)
 
 
 def _come_again(run: Run, holder: Holder, longest: float, **notes: Any) -> NoReturn:
     run.tell(holder, "joined")
     delay = run.delay(random.uniform(0.5, 1.0) * longest, longest)
-    run.retry(run.held_by(holder), delay, joins=holder.task_id, crowds=True, **notes)
-
-
-def _now() -> int:
-    return time.time_ns() // 1000
+    run.retry(run.held_by(holder), delay, crowds=True, **notes)

@@ -7,6 +7,7 @@ from celery_singleton_lock.policies.base import Policy
 from celery_singleton_lock.policies.reschedule import come_again, is_out_of_patience
 from celery_singleton_lock.policies.skip import refuse
 from celery_singleton_lock.runs.arguments import pack
+from celery_singleton_lock.runs.message import kept
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Succession, Turn
 
@@ -33,7 +34,8 @@ class Succeed(Policy):
         return run.skip(f"lock key={run.key}: task_id={other} runs in place of this one")
 
     def _succession(self, run: Run) -> tuple[Turn, str | None]:
-        memory, name = run.options.queue_ttl, run.task.name
+        # A run that carries merged arguments may die, and its message be delivered again.
+        memory, name = max(run.options.queue_ttl, kept(run.task)), run.task.name
         answer = run.store.succeed(run.claim, self.kind, name, "", memory)
         # Only now, because they may be large.
         return answer or run.store.succeed(run.claim, self.kind, name, pack(run), memory) or (Turn.OTHER_TASK, None)

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import Task
 from celery.app.task import Context
+from celery.canvas import Signature
 from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
@@ -39,7 +40,10 @@ _DEFAULT_VISIBILITY_TIMEOUT = 3600.0
 _NEARLY = 0.9
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
-# About a minute. By then a broker that restarts is back; a job is worth the wait.
+# By then a broker that restarts is back; a job is worth the wait.
+_PATIENCE = 60.0
+_PAUSE = 0.5
+# Almost as long, for a connection that breaks. Where there was none, kombu gives up after `broker_connection_timeout`.
 _PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
 # What RabbitMQ's delayed delivery puts before a routing key, as bits of the countdown.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
@@ -56,9 +60,10 @@ class Notes:
         since: When it was refused first, by the store's clock, in microseconds.
         is_copy: It may have been delivered before.
         joins: Task id of the run that it has joined.
-        free_since: Since when that run has had no lock, by the clock of the host that saw it, in microseconds.
+        free_since: When that run was first seen to have no lock, by the store's clock, in microseconds.
         asked: It has asked to be the run that comes next.
         crowds: It counts as one of those that come again and again.
+        died: The process of the run before it has died, and Celery has published the call once more.
         is_bare: It came without notes at first, so other deliveries of it know of no publication.
     """
 
@@ -71,6 +76,7 @@ class Notes:
     free_since: int = 0
     asked: bool = False
     crowds: bool = False
+    died: bool = False
     is_bare: bool = False
 
     @classmethod
@@ -186,13 +192,25 @@ def send_again(task: Task, delay: float, **notes: Any) -> Any:
         **_as_it_came(task),
     )
     try:
-        again.apply_async()
+        _publish_patiently(again)
     except Exception as error:
         logger.error("lock.unpublished task_id=%s: %s", request.id, error)
         if task.acks_late and isinstance(error, OperationalError):
             raise Reject(error, requeue=True) from error
         raise
     return again
+
+
+def _publish_patiently(again: Signature) -> None:
+    give_up_at = clock() + _PATIENCE
+    while True:
+        try:
+            again.apply_async()
+            return
+        except OperationalError:
+            if clock() > give_up_at:
+                raise
+            time.sleep(_PAUSE)
 
 
 def _as_it_came(task: Task) -> dict[str, Any]:

@@ -106,7 +106,8 @@ class Run:
         request, task = self.request, self.task
         return Facts(
             task_id=self.task_id,
-            task_name="" if task.lock_name is None else task.name,
+            # Of the task that has this id: an item's is its map.
+            task_name=request.get("lock_map") or ("" if task.lock_name is None else task.name),
             hostname=request.hostname or socket.gethostname(),
             pid=os.getpid(),
             attempt=request.retries or 0,
@@ -164,7 +165,22 @@ class Run:
         Raises:
             Retry: Always.
         """
-        raise Retry(str(why), exc=why, when=delay, sig=self.send_again(delay, **notes))
+        is_stored = self._store_retry(why)
+        again = self.send_again(delay, **notes)
+        if is_stored:
+            # Celery would store it once more, over the end of the next delivery if that is quick.
+            self.request.ignore_result = True
+        raise Retry(str(why), exc=why, when=delay, sig=again)
+
+    def _store_retry(self, why: Exception) -> bool:
+        if self.task.ignore_result or self.request.ignore_result:
+            return False
+        try:
+            self.task.backend.mark_as_retry(self.request.id, why, request=self.request)
+        except Exception as error:  # noqa: BLE001 (whatever a backend raises; Celery tries again, and tells)
+            logger.warning("lock.unstored task_id=%s: %s", self.request.id, error)
+            return False
+        return True
 
     # How it ends without its body.
 

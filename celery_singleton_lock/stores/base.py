@@ -120,7 +120,8 @@ class LockStore(ABC):
             claim: What was granted, or asked for.
             place: The place that was granted.
             bound: Seconds for all tries together, or for one try if that takes longer.
-            ending: What later deliveries of the message have to know.
+            ending: What later deliveries of the message have to know, if its run has ended for good. Without it,
+                arguments that were merged for the run are kept for the next one.
 
         Returns:
             `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN`
@@ -253,3 +254,11 @@ class Slots(ABC):
 
 class Store(LockStore, QueueMarks, DoneMarkers, Slots):
     """All that this library keeps in one place."""
+
+    @abstractmethod
+    def now(self) -> int:
+        """What the store's clock shows, in microseconds since the epoch.
+
+        Raises:
+            StoreError: No answer in time.
+        """

@@ -1,9 +1,11 @@
 """Tasks that combine options, for the workers of the acceptance tests: modes with policies, retries with both."""
 
 import os
+import signal
 import time
 from typing import Any
 
+from celery import chain
 from celery.exceptions import Reject
 from celery.signals import worker_init, worker_process_init
 
@@ -17,6 +19,7 @@ POLICIES = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 MODES = ("until_executing", "until_executed", "until_and_while_executing")
 
 app.conf.accept_content = ["json", "pickle"]
+app.conf.task_track_started = "TEST_TRACKING" in os.environ
 if "TEST_RESULTS" in os.environ:
     app.conf.result_backend = os.environ["TEST_RESULTS"]
 
@@ -42,9 +45,12 @@ def task_with(name: str, base: type = SingletonTask, **options: Any) -> Any:
         seconds: float = 0.0,
         gate: str | None = None,
         fails: bool = False,
+        dies: bool = False,
         **_: Any,
     ) -> int:
         busy(self, key, seconds, gate, number=number)
+        if dies and recorder.is_first(key):
+            os.kill(os.getpid(), signal.SIGKILL)
         if fails:
             raise ValueError(number)
         return number
@@ -96,6 +102,18 @@ def plain(number: int = 0) -> int:
 @app.task
 def plain_after(result: Any) -> Any:
     return result
+
+
+@app.task(ignore_result=False)
+def waits_at(gate: str) -> str:
+    wait_at(recorder, gate)
+    return gate
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="join")
+def joined_handing_on(self: Any, key: Any, own_gate: str, *later_gates: str) -> Any:
+    busy(self, key, gate=own_gate)
+    raise self.replace(chain(waits_at.si(gate) for gate in later_gates))
 
 
 # Retries.
@@ -170,10 +188,17 @@ class Forgetful(SingletonTask):
         self.AsyncResult(task_id).forget()
 
 
+dying_rerun = {
+    "redelivered": task_with("rerun-redelivered", lock_on_conflict="rerun", acks_late=True, reject_on_worker_lost=True),
+    "retried": task_with(
+        "rerun-retried", lock_on_conflict="rerun", retry_on_worker_lost=True, default_retry_delay=1, max_retries=2
+    ),
+}
 late = {
     "skip": task_with("late-skip", acks_late=True),
     "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),
     "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
+    "wait": task_with("late-wait", acks_late=True, lock_on_conflict="wait"),
     "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
     "until_executing": task_with("late-until-executing", acks_late=True, lock_mode="until_executing"),
     "forgotten": task_with("late-forgotten", base=Forgetful, acks_late=True),

@@ -8,6 +8,7 @@ import pytest
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import forget_connections
 from tests.acceptance.redelivery import VISIBILITY, impatient, messages_of
+from tests.gates import open_gate
 from tests.recorder import Event, Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -69,14 +70,14 @@ def has_come_again(worker: Worker, result: Any) -> bool:
     return worker.log().count(f"[{result.id}] received") > 1
 
 
-def is_over(valkey: Server, recorder: Recorder, key: str, result: Any, queue: str = "celery") -> None:
+def is_over(valkey: Server, recorder: Recorder, key: str, result: Any, queue: str = "celery", most: int = 1) -> None:
     """Return once nothing more can come, or too much has."""
     looks = [0]
 
     def ended() -> bool:
         # A message on its way from the queue to a worker is in neither for a moment.
         looks[0] = 0 if messages_of(valkey, result.id, queue) else looks[0] + 1
-        return looks[0] > 20 or len(entered(recorder, key)) > 1
+        return looks[0] > 20 or len(entered(recorder, key)) > most
 
     until(ended, "no message of it is left", timeout=IN_TIME)
 
@@ -94,6 +95,30 @@ def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(
     assert overlaps([event for event in recorder.events() if event.key == name]) == []
     assert [event.facts["number"] for event in entered(recorder, name)] == [1]
     assert result.state == "SUCCESS"
+
+
+def test_a_copy_of_a_run_that_waits_does_not_wait_as_well(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    task, key = combined.late["wait"], "waits"
+    base = valkey.url.removesuffix("/0")
+    combined.app.conf.update(broker_url=valkey.url, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
+    with impatient(combined.app), workers(APP, env, 2, "-Q", "line", concurrency=2) as both:
+        holder = task.apply_async((key, 1), {"gate": key}, queue="line")
+        until(lambda: entered(recorder, key), "it runs")
+        waiter = task.apply_async((key, 2), queue="line")
+
+        def times_parked() -> int:
+            return sum(worker.log().count(f"task_id={waiter.id} holder={waiter.id} ") for worker in both)
+
+        # One that took a turn in the other worker would not come again.
+        until(lambda: times_parked() > 4, "the copy has come again and again", timeout=IN_TIME)
+        open_gate(recorder, key)
+
+        assert [holder.get(timeout=IN_TIME), waiter.get(timeout=IN_TIME)] == [1, 2]
+        is_over(valkey, recorder, key, waiter, "line", most=2)
+    forget_connections(combined.app)
+    assert [event.facts["number"] for event in entered(recorder, key)] == [1, 2]
 
 
 def test_a_copy_of_a_living_run_leaves_no_place_for_a_successor_that_never_comes(

@@ -1,10 +1,17 @@
-"""`join` needs results that a worker can read, and says so where there are none."""
+"""`join` ends with the result of the holder's own run, and says so where it could read none."""
+
+from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
+from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
+from tests.recorder import Recorder
 from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker, workers
 
 
 @pytest.mark.parametrize("results", [None, "disabled://", "rpc://"])
@@ -20,3 +27,29 @@ def test_join_is_refused_where_no_worker_can_read_results(valkey: Server, result
             task.delay()
     finally:
         app.close()
+
+
+@pytest.mark.parametrize("later", [["the last"], ["the second", "the last"]], ids=len)
+def test_a_joiner_ends_with_the_result_of_the_tasks_that_its_holder_was_handed_on_to(
+    tasks: Any, env: dict[str, str], recorder: Recorder, later: list[str]
+) -> None:
+    task = combined.joined_handing_on
+    tracking = {**env, "C_FORCE_ROOT": "1", "TEST_TRACKING": "yes"}
+    with workers("tests.acceptance.combined_app", tracking, 1, concurrency=4) as (worker,):
+        holder = task.delay("k", "its own", *later)
+        until(lambda: recorder.events("enter"), "it runs")
+        joiner = task.delay("k", "its own", *later)
+        until(lambda: times_joined(worker, joiner) > 0, "it has joined")
+        open_gate(recorder, "its own")
+        until(lambda: not task.lock_holders("k", "its own"), "the holder has handed on")
+        for gate in later:
+            before = times_joined(worker, joiner)
+            until(lambda: times_joined(worker, joiner) > before + 4, "it follows for seconds")  # noqa: B023
+            open_gate(recorder, gate)
+
+        assert holder.get(timeout=10) == joiner.get(timeout=10) == "the last"
+    assert [event.run for event in recorder.events("enter")] == [holder.id]
+
+
+def times_joined(worker: Worker, joiner: Any) -> int:
+    return sum(f"task_id={joiner.id}" in line and "outcome=joined" in line for line in worker.log().splitlines())

@@ -109,3 +109,15 @@ def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(tasks: Any, 
 
     assert task.delay(key, 3).get(timeout=PROMPTLY) == "ran"
     assert items.get(timeout=PROMPTLY) == [None, "ran"]
+
+
+def test_who_joins_an_item_ends_with_a_result_of_its_own(tasks: Any, recorder: Recorder) -> None:
+    task, key = combined.mapped["join"], "joined-item"
+    items = task.starmap([(key, 1, 0, key), ("free", 2)]).apply_async()
+    until(lambda: of_key(recorder, key), "the item runs")
+    joiner = task.delay(key, 3)
+    until(lambda: joiner.state == "RETRY", "it has joined")
+    open_gate(recorder, key)
+
+    assert joiner.get(timeout=PROMPTLY) == "ran"
+    assert items.get(timeout=PROMPTLY) == ["ran", "ran"]

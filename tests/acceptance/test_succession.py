@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import Task
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld
@@ -103,6 +104,25 @@ def test_a_successor_that_comes_late_carries_the_newest_arguments(
             third.get(timeout=PROMPTLY)
 
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3]
+
+
+@pytest.mark.parametrize("how", ["redelivered", "retried"])
+def test_a_run_that_dies_with_merged_arguments_comes_again_with_them(
+    tasks: Any, worker: Worker, recorder: Recorder, how: str
+) -> None:
+    if how == "retried" and not hasattr(Task, "retry_on_worker_lost"):
+        pytest.skip("retry_on_worker_lost is new in Celery 5.7")
+    task, key = combined.dying_rerun[how], f"dies-{how}"
+    first = running(recorder, task, key, 1, gate=key)
+    second = met(worker, recorder, task.delay(key, 2))
+    third = met(worker, recorder, task.delay(key, 3, dies=True))
+    open_gate(recorder, key)
+
+    assert first.get(timeout=PROMPTLY) == 1
+    assert second.get(timeout=3 * PROMPTLY) == 3
+    with pytest.raises(TaskRevokedError, match=second.id):
+        third.get(timeout=PROMPTLY)
+    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 3]
 
 
 def met(worker: Worker, recorder: Recorder, result: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.base import Store, Waiter
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, Holder, Succession, Turn
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Holder, Succession, Turn
 
 KEY = "singleton:v2:{shop.tasks.sync:00}"
 OTHER = "singleton:v2:{shop.tasks.sync:11}"
@@ -27,6 +27,9 @@ PATIENCE = 30.0
 MEMORY = 3600.0
 """Seconds for which merged arguments are remembered."""
 
+ENDED = Ending("ended", 60.0, is_due=False)
+"""A run has ended for good, and no other delivery of its message is likely."""
+
 CLOCKS_DIFFER_BY = 0.02
 """Seconds that the store's clock may gain on the test's."""
 
@@ -39,7 +42,8 @@ def claim(
 
 def call(name: str, published: float = 0.0, **more: Any) -> Claim:
     """The claim of a task: its token is its task id; published so many thousand seconds after the epoch."""
-    return Claim(KEY, name, 30.0, facts=Facts(task_id=name, published=round(published * 1_000_000_000)), **more)
+    facts = Facts(task_id=name, published=round(published * 1_000_000_000))
+    return Claim(KEY, name, 30.0, facts=facts, marker=marker_of(name), **more)
 
 
 def again(wanted: Claim, **more: Any) -> Claim:

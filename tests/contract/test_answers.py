@@ -36,10 +36,18 @@ class Scripts:
         self._client = client
 
     def acquire(
-        self, token: str, *, limit: int = 1, words: str = "", attempt: int = 0, copy: bool = False, task: str = ""
+        self,
+        token: str,
+        *,
+        limit: int = 1,
+        words: str = "",
+        attempt: int = 0,
+        copy: bool = False,
+        task: str = "",
+        merges: str = "",
     ) -> Any:
         task_id = task or f"id-of-{token}"
-        rest = [words, f"7 {attempt} 1000", task_id, "", "1:i", task_id]
+        rest = [words, f"7 {attempt} 1000", task_id, merges, "1:i", task_id]
         return self._run("acquire", [KEY, MARKER] if copy else [KEY], [token, 30_000, limit, *rest])
 
     def renew(self, *leases: tuple[str, str]) -> Any:
@@ -244,13 +252,16 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "first, last": ("first|last", r"\d+"),
         "q<ticket>": (r"q\d+", r"\d+ [wz] [12] id-of-[wz]"),
         "w<token>": (r"w[wz]", r"\d+"),
+        "turn:<task id>": (r"turn:id-of-[wz]", r"\d+ 0"),
         "queued": ("queued", r"\d+ q"),
         "quiet": ("quiet", r"\d+ q"),
         "next": ("next", r"\d+ id-of-p"),
         "next:by": ("next:by", r"\d+ t"),
         "over:<id>": ("over:id-of-m", r"\d+ id-of-p"),
         "merged:<task name>": ("merged:t", "of n"),
-        "merged_at:<task name>": ("merged_at:t", r"\d+"),
+        "merged_at:<task name>": ("merged_at:t", r"\d+ 60000"),
+        "merged_by:<task name>": ("merged_by:t", "e"),
+        "<place>:a": (r"\d:a", "t"),
         "crowd": ("crowd", "1"),
         "crowd:<id>": ("crowd:id-of-c", "1"),
     }
@@ -261,7 +272,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
     scripts.succeed("id-of-p", "replace", asked=1)
     scripts.acquire("c", words="crowds")
     scripts.acquire("d", copy=True, task="id-of-a")
-    scripts.acquire("e", limit=3)
+    scripts.acquire("e", limit=3, merges="t")
     scripts.acquire("w", words="waits")
     scripts.acquire("z", limit=2, words="waits")
 

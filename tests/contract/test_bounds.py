@@ -91,6 +91,7 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
     "renew": (lambda store: store.renew([MINE], 1.0), 1.0),
     "renew many": (lambda store: store.renew([MINE] * 300, 1.0), 1.0),
     "holders": (lambda store: store.holders(KEY), 2.0),
+    "now": (lambda store: store.now(), 2.0),
     "mark_queued": (lambda store: store.mark_queued(KEY, "a", 60.0, limit=1, quiet=0.0), 1.0),
     "succeed": (lambda store: store.succeed(MINE, "rerun", "t", "", 60.0), 2.0),
     "unmark": (lambda store: store.unmark(KEY, "a"), 2.0),

@@ -112,6 +112,7 @@ class Run:
     ended: float = inf
     outcome: str = ""
     process_died: float = inf
+    was_cancelled: bool = False
     excuses: list[tuple[float, float, str]] = field(default_factory=list)
 
     @property
@@ -158,7 +159,7 @@ def check(history: History) -> Verdict:
         "told": sum(run.told < inf for run in runs),
         "died": sum(run.ran and run.died < run.left for run in runs),
         "workers that ended by themselves": sum(event.name == "gone" for event in history.events),
-        "hung in billiard": sum(event.name == "stuck" and event.facts["in_billiard"] for event in history.events),
+        "hung in Celery": sum(event.name == "stuck" and event.facts["in_celery"] for event in history.events),
         "unpublished": sum(
             event.name == "conflict" and event.facts["outcome"] == "unpublished" for event in history.events
         ),
@@ -196,6 +197,7 @@ def read(events: Sequence[Event]) -> list[Run]:
     found = list(runs.values())
     _tell(events, found)
     _excuse(events, found)
+    _cancel(events, found)
     return found
 
 
@@ -233,6 +235,24 @@ def _excuse(events: Sequence[Event], runs: list[Run]) -> None:
                 run.excuses.append((since, until + PROMPT, "stopped beyond its lease"))
         if run.told < inf:
             run.excuses.append((run.told - SLACK, inf, "told"))
+
+
+def _cancel(events: Sequence[Event], runs: list[Run]) -> None:
+    """Find those that had ended when a cold shutdown cancelled them, because their worker had not read of it.
+
+    While a soft one waits, before it gets cold, the worker reads nothing.
+    """
+    for since, until in _cold_shutdowns(events):
+        for run in runs:
+            if since - PROMPT < run.ended <= until and since <= run.process_died <= until:
+                run.was_cancelled = True
+
+
+def _cold_shutdowns(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
+    for begin in events:
+        if begin.name == "fault" and begin.facts["what"].startswith(("cold shutdown", "soft shutdown")):
+            ends = (event.at for event in events if event.name == "healed" and event.facts == begin.facts)
+            yield begin.at, next((at for at in ends if at > begin.at), inf)
 
 
 # One at a time.
@@ -384,13 +404,13 @@ def _is_overwritten(call: Call, traces: Traces) -> bool:
     """Celery has stored RETRY over the end of the call; it does not compare first.
 
     An attempt without a lease, which holds up no other, was slow to store that it retries; or a cold shutdown took
-    a call that had just ended for one that runs.
+    a call that had ended for one that runs.
     """
     settled = traces.conflicts & {"skipped", "merged"}
     ends = [run for run in traces.runs if run.outcome not in _NO_END or (settled and run.outcome == "Ignore")]
     if any(run.outcome == "Retry" and run.told < inf and run.ended > end.began for end in ends for run in traces.runs):
         return True
-    return not _is_late(call) and any(end.process_died - end.ended < PROMPT for end in ends)
+    return not _is_late(call) and any(end.was_cancelled for end in ends)
 
 
 def _is_late(call: Call) -> bool:

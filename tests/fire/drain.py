@@ -11,14 +11,13 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.fire.checker import Call, History, Remains, unaccounted
 from tests.fire.kinds import KINDS
 from tests.fire.load import states
-from tests.fire.stage import Host, Stage
+from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.watch import Watch
 from tests.servers import Server
 from tests.waiting import until
 
 # Longer than a message is ever away before it comes again.
 _QUIET = 3.0
-_LONGEST_GOODBYE = 40.0
 
 
 def drain(stage: Stage, watch: Watch, bound: float) -> History:
@@ -26,7 +25,7 @@ def drain(stage: Stage, watch: Watch, bound: float) -> History:
     end = time.monotonic() + bound
     stage.supervise()
     stuck = [event.facts for event in watch.events if event.name == "stuck"]
-    troubles = [f"the {facts['what']} did not end" for facts in stuck if not facts["in_billiard"]]
+    troubles = [f"the {facts['what']} did not end" for facts in stuck if not facts["in_celery"]]
     for host in stage.hosts:
         host.locks.forward()
         host.broker.forward()
@@ -75,7 +74,7 @@ def _is_drained(stage: Stage, watch: Watch) -> bool:
 
 def _has_ended(host: Host) -> bool:
     with suppress(subprocess.TimeoutExpired):
-        host.worker.wait(_LONGEST_GOODBYE)
+        host.worker.wait(LONGEST_WARM_SHUTDOWN)
     return not host.is_alive()
 
 

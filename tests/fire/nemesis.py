@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from tests.fire.kinds import KINDS
 from tests.fire.load import Load
 from tests.fire.record import now
-from tests.fire.stage import Host, Stage
+from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.watch import Open, Watch
 from tests.waiting import until
 
@@ -19,8 +19,10 @@ LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
 # Well within a lease, and well beyond one.
 SHORT_STOP, LONG_STOP = (0.1, 0.6), (LONGEST_TTL + 0.5, LONGEST_TTL + 2.0)
 PAUSE = (0.3, 1.5)
-# A warm one has to wait for all bodies, and for those who wait in a pool.
-_LONGEST_GOODBYE = {"warm": 40.0, "soft": 15.0, "cold": 15.0}
+_LONGEST_GOODBYE = {"warm": LONGEST_WARM_SHUTDOWN, "soft": 15.0, "cold": 15.0}
+# Where a cold shutdown hangs by itself: it waits for the rest of a message from a child that billiard has ended in the
+# midst of it; or its signal came while amqp waited for an answer, which the handler, that asks as well, has read.
+_HANGS_OF_CELERY = ("_flush_outqueue", "blocking_read")
 
 
 class Nemesis:
@@ -205,16 +207,24 @@ class Nemesis:
             try:
                 host.worker.wait(_LONGEST_GOODBYE[how])
             except subprocess.TimeoutExpired:
-                self._stage.record.write("stuck", what=f"{how} shutdown of {host}", in_billiard=self._hangs(host))
+                is_celerys = how != "warm" and self._hangs_in_celery(host)
+                self._tell_where_children_are(host)
+                self._stage.record.write("stuck", what=f"{how} shutdown of {host}", in_celery=is_celerys)
             host.clear()
             host.start()
 
-    def _hangs(self, host: Host) -> bool:
-        """It waits for the rest of a message from a child that billiard has ended in the midst of it."""
+    def _hangs_in_celery(self, host: Host) -> bool:
         _signal(host.worker.pid, signal.SIGUSR2)
         with suppress(AssertionError):
-            until(lambda: "Current thread" in host.worker.log(), "it tells where it is", timeout=5)
-        return "_flush_outqueue" in host.worker.log()
+            until(lambda: "in _run_module_as_main" in _last_dump(host), "it tells where it is", timeout=5)
+        return any(f" in {place}\n" in _last_dump(host) for place in _HANGS_OF_CELERY)
+
+    def _tell_where_children_are(self, host: Host) -> None:
+        for pid in self._watch.pids():
+            if _group(pid) == host.worker.pid:
+                _signal(pid, signal.SIGUSR2)
+        # For the log, which is read by people.
+        time.sleep(1.0)
 
     def _host(self, *, soft: bool | None = None) -> Host:
         """One that is up; the pool of the others goes on."""
@@ -264,6 +274,10 @@ FAULTS: tuple[Callable[[Nemesis], None], ...] = (
     Nemesis.restart_the_broker,
     Nemesis.cut_off_from_the_broker,
 )
+
+
+def _last_dump(host: Host) -> str:
+    return host.worker.log().rpartition("Current thread")[2]
 
 
 def _signal(pid: int, number: int) -> None:

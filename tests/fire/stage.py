@@ -18,6 +18,9 @@ from tests.workers import Worker
 CONCURRENCY = 4
 # All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
 SOFT_SHUTDOWN = 1.5
+# It has to wait for all bodies, and for those who wait in a pool. When a worker has lost its connection and ends before
+# it has another, it reads no more of the results of its children, and billiard lets these wait for half a minute.
+LONGEST_WARM_SHUTDOWN = 40.0 + 35.0
 
 
 class Store(Server):

@@ -291,14 +291,47 @@ def test_an_end_over_which_an_earlier_attempt_without_a_lease_has_stored_its_ret
     assert check(story.history()).fates == {"ended, and RETRY was stored over that": 1}
 
 
-def test_an_end_over_which_a_cold_shutdown_has_stored_a_retry_is_counted(story: Story) -> None:
-    story.run(1, 2, task="skip", outcome="ValueError")
+@pytest.mark.parametrize(
+    ("how", "began", "died"),
+    [
+        ("cold shutdown", 2.1, 4.1),
+        ("soft shutdown", 1.9, 4.1),
+        # It got cold, and hung.
+        ("soft shutdown", 1.8, 17.0),
+    ],
+)
+def test_an_end_over_which_a_cold_shutdown_has_stored_a_retry_is_counted(
+    story: Story, how: str, began: float, died: float
+) -> None:
+    story.run(1, 2, task="skip", outcome="Revoked")
     story.call("a", "RETRY", task="skip")
+    story.at(died, "died", victim=1, alive_at=died)
     assert "nothing lost" in story.promises()
 
-    story.at(2.3, "died", victim=1, alive_at=2.2)
+    story.at(began, "fault", what=f"{how} of worker 1")
+    story.at(died + 1, "healed", what=f"{how} of worker 1")
 
     assert check(story.history()).fates == {"ended, and RETRY was stored over that": 1}
+
+
+@pytest.mark.parametrize(
+    ("began", "healed", "died"),
+    [
+        pytest.param(5, 6, 5.5, id="its worker had read of the end long before"),
+        pytest.param(1.5, 2.5, 4, id="another worker was shut down"),
+        pytest.param(0.5, 0.9, 5, id="it ended after the shutdown"),
+    ],
+)
+def test_a_shutdown_that_cannot_have_stored_a_retry_excuses_none(
+    story: Story, began: float, healed: float, died: float
+) -> None:
+    story.run(1, 2, task="skip", outcome="Revoked")
+    story.call("a", "RETRY", task="skip")
+    story.at(died, "died", victim=1, alive_at=died)
+    story.at(began, "fault", what="soft shutdown of worker 1")
+    story.at(healed, "healed", what="soft shutdown of worker 1")
+
+    assert "nothing lost" in story.promises()
 
 
 def test_a_call_that_died_with_its_worker_after_an_early_ack_is_counted(story: Story) -> None:

@@ -39,11 +39,11 @@ local function lock_moved(key)
   for i = 1, #fields, 2 do
     local field, value = fields[i], fields[i + 1]
     local moment, rest = string.match(value, '^(%d+)( .*)$')
-    if tokens[field] or string.match(field, '^merged_at:') then
+    if tokens[field] then
       redis.call('HSET', key, field, moved(value))
     elseif string.match(field, '^%d+:$') then
       redis.call('HSET', key, field, grant_moved(value))
-    elseif moment and (marks[field] or string.match(field, '^q%d+$') or string.match(field, '^over:')) then
+    elseif moment and (marks[field] or string.match(field, '^q%d+$') or string.match(field, '^[om][a-z_]+:')) then
       redis.call('HSET', key, field, moved(moment) .. rest)
     end
   end

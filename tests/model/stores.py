@@ -48,7 +48,7 @@ class Model(MemoryStore):
                 if not is_dead and len(self.woken) >= max(turn.claim.limit - held, is_kept):
                     break
                 if is_dead or turn.claim.token not in self.listening:
-                    lock.queue.remove(turn)
+                    lock.leave_queue(turn)
                 else:
                     self.woken.append(turn.claim.token)
             self._delete_if_idle(claim.key)

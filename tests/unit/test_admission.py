@@ -15,6 +15,7 @@ from unittest.mock import ANY
 import pytest
 from billiard.exceptions import WorkerLostError
 from celery import Celery, chain, group, states
+from celery.app.task import Context
 from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from kombu import Exchange, Queue
@@ -25,8 +26,10 @@ from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, S
 from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.arguments import pack
 from celery_singleton_lock.runs.message import EVENTS, HEADER, TOKEN, Notes, marker_of
+from celery_singleton_lock.runs.results import tell_handed_on
 from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.memory.store import MemoryStore
@@ -156,6 +159,12 @@ def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda _, high: high)
 
 
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a message that cannot be published fail at once."""
+    monkeypatch.setattr(message, "_PATIENCE", 0)
+
+
 @pytest.fixture
 def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., World]]:
     """Make the world for a task with these options."""
@@ -175,6 +184,10 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         def hear(outcome: str = "", **_: Any) -> None:
             world.told.append(outcome)
 
+        def hear_of_silence(outcome: str, error: StoreError, **_: Any) -> None:
+            assert error.problem == "no answer"
+            world.told.append(f"unanswered, {outcome}")
+
         app.tasks.pop("task", None)
         task = app.task(base=SingletonTask, bind=True, name="task", **{"lock_key": (), **options})(body)
         world = World(task, Steered(), task.lock_key_for())
@@ -182,12 +195,14 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         monkeypatch.setattr(app, "send_task", send)
         app.backend.client.cache.clear()
         signals.lock_conflict.connect(hear, sender=task)
-        connected.append((hear, task))
+        signals.lock_unanswered.connect(hear_of_silence, sender=task)
+        connected.append((hear, hear_of_silence, task))
         return world
 
     yield make
-    for hear, task in connected:
+    for hear, hear_of_silence, task in connected:
         signals.lock_conflict.disconnect(hear, sender=task)
+        signals.lock_unanswered.disconnect(hear_of_silence, sender=task)
 
 
 # What the message finds.
@@ -213,6 +228,21 @@ def held_by(by: str = "the-holder", published: int = OLDER, attempt: int = 0, en
 held = held_by()
 held_by_a_lock = held_by("", published=0)
 held_by_itself = held_by(ME, published=MINE)
+
+
+def held_by_an_item(world: World) -> None:
+    """An item of a map has it, under the id of its map."""
+    world.store.acquire(Claim(world.key, "token of the item", 30, facts=Facts("the-map", task_name="celery.starmap")))
+
+
+def refuses(*_: Any) -> None:
+    raise ValueError("not today")
+
+
+def held_by_one_without_results(world: World) -> None:
+    """A run of another task of the same lock_name has it, which ignores its results."""
+    world.task.app.task(name="ignoring", ignore_result=True)(refuses)
+    world.store.acquire(Claim(world.key, "token", 30, facts=Facts("the-holder", task_name="ignoring")))
 
 
 def kept_by(by: str, attempt: int = 0) -> Scene:
@@ -254,6 +284,21 @@ def merged(number: int, published: int = NEWER) -> Scene:
         run.task, run.request, run.args, run.kwargs = world.task, world.task.request, [number], {}
         claim = Claim(world.key, "left", 30, facts=Facts("the-merged", published=published))
         assert world.store.succeed(claim, "rerun", "task", pack(run), 3600) == (0, ANY)
+
+    return scene
+
+
+def carried_by_a_dead(by: str) -> Scene:
+    """The run that has taken merged arguments is dead."""
+
+    def scene(world: World) -> None:
+        held(world)
+        next_is(by)(world)
+        merged(2)(world)
+        gone(world)
+        carrier = Claim(world.key, "carrier", 30, facts=Facts(by, published=MINE), merges="task", asked=True)
+        assert world.store.acquire(carrier).arguments
+        later_by(31)(world)
 
     return scene
 
@@ -348,13 +393,17 @@ def running(world: World) -> None:
     world.task.backend.store_result("the-holder", None, states.STARTED)
 
 
-def refuses(*_: Any) -> None:
-    raise ValueError("not today")
-
-
 def ended(state: str, result: Any = None, task_id: str = "the-holder") -> Scene:
     """The run of another call has stored its end."""
     return lambda world: world.task.backend.store_result(task_id, result, state)
+
+
+def handed_on(world: World) -> None:
+    """The holder has ended by `replace()`."""
+    run = Run.__new__(Run)
+    run.task, run.request, run.can_come_again = world.task, Context(id="the-holder"), True
+    run.options = world.task.lock_options
+    tell_handed_on(run)
 
 
 # How the message comes.
@@ -387,6 +436,7 @@ by_send_task = Event(is_noted=False)
 redelivery = Event(request=delivered(redelivered=True))
 with_eta = Event(request={"eta": "2026-01-01T00:00:00+00:00"})
 retried = Event(request={"retries": 1})
+died = Event(notes={"died": True}, request={"retries": 1})
 replaced = Event(request={"replaced_task_nesting": 1})
 eager = Event(is_eager=True)
 item = Event(is_item=True)
@@ -460,7 +510,7 @@ class Outcome:
         ran: The arguments the body ran with, and whether its lease was held.
         after: The delay of the message that was sent; None if there is none.
         notes: What was written on it.
-        told: What `lock_conflict` said.
+        told: What `lock_conflict` and `lock_unanswered` said.
         leaves: What is in the store afterwards and was not before.
         takes: What was there and is not any more.
     """
@@ -480,8 +530,8 @@ def _left(leaves: tuple[str, ...] = (), takes: tuple[str, ...] = ()) -> dict[str
     return {"leaves": frozenset(leaves), "takes": frozenset(takes)}
 
 
-def runs(number: int = 1, *, locked: bool = True, **left: Any) -> Outcome:
-    return Outcome(ends="SUCCESS", result="ran", ran=((number,), locked), **_left(**left))
+def runs(number: int = 1, *, locked: bool = True, told: str = "", **left: Any) -> Outcome:
+    return Outcome(ends="SUCCESS", result="ran", ran=((number,), locked), told=(told,) if told else (), **_left(**left))
 
 
 def returns(value: Any, told: str = "skipped", **left: Any) -> Outcome:
@@ -558,6 +608,9 @@ def parked_notes(event: Event) -> dict[str, Any]:
     return {"tries": event.notes.get("tries", 0) + 1, **({"is_copy": True} if is_copy else {})}
 
 
+SKIPPED, RAISED, AGAIN, UNLOCKED = (
+    f"unanswered, {outcome}" for outcome in ("skipped", "raised", "rescheduled", "unlocked")
+)
 IN_THE_CROWD: dict[str, Any] = {"leaves": (f"crowd {ME}",)}
 
 FREE = [
@@ -640,7 +693,7 @@ RESCHEDULED = [
     row("once its key is free it runs and leaves the crowd", "reschedule", (held, of_the_crowd, gone), again(9),
         runs(takes=(f"crowd {ME}",))),
     row("a message that cannot be published is delivered again", "reschedule", (held, broker_down), first,
-        Outcome(ends="REJECTED", result=Reject, told=("rescheduled",), **_left(leaves=(f"crowd {ME}",))),
+        Outcome(ends="RETRY", result=Reject, told=("rescheduled",), **_left(leaves=(f"crowd {ME}",))),
         acks_late=True),
     row("a message that is lost for good leaves nothing", "reschedule", (held,
         broker_down), first, raises(OperationalError, "the broker is down", told="rescheduled")),
@@ -705,14 +758,29 @@ JOINED = [
     row("in the header of a chord a revoked holder gives it None", "join", ended("REVOKED", TaskRevokedError("away")),
         again_as(in_a_chord, 1, joins="the-holder"), returns(None, told="")),
     row("it waits for the holder's retry", "join", ended("RETRY", ValueError()), again(1, joins="the-holder"),
-        comes_again(1, {**later(2), "joins": "the-holder", "free_since": ANY}, told="joined")),
+        comes_again(1, {**later(2), "joins": "the-holder", "free_since": micro(0)}, told="joined")),
     row("a minute later as well", "join", ended("RETRY", ValueError()),
         again(1, joins="the-holder", free_since=micro(60)),
         comes_again(1, {**later(2), "joins": "the-holder", "free_since": micro(60)}, told="joined")),
     row("but not for ever", "join", ended("RETRY", ValueError()), again(1, joins="the-holder",
         free_since=micro(7200)), runs()),
+    *(row(f"it waits for the tasks that the holder was handed on to, {what}", "join", (handed_on, *finds), again(1,
+        joins="the-holder", free_since=micro(60)), comes_again(1, {**later(2), "joins": "the-holder",
+        "free_since": micro(60)}, told="joined")) for what, finds in [("whatever they are", ()),
+        ("also once the last of them has started", (running,))]),
+    row("but not for ever for them either", "join", handed_on, again(1, joins="the-holder", free_since=micro(7200)),
+        runs()),
+    row("it ends with the result of the tasks that the holder was handed on to", "join", (handed_on,
+        ended("SUCCESS", 42)), again(1, joins="the-holder"), returns(42, told="")),
+    *(row(f"{what} has no result to wait for", "join", finds, first, comes_again(1, {"tries": 1, "crowds": True},
+        told="joined", **IN_THE_CROWD)) for what, finds in [("an item of a map", held_by_an_item),
+        ("an item whose turn it is", (held, waits("the-map"), gone)),
+        ("a task that ignores its results", held_by_one_without_results)]),
     row("a result that is not stored yet is waited for", "join", free, again(1, joins="the-holder"), comes_again(1,
-        {**later(2), "joins": "the-holder", "free_since": ANY}, told="joined")),
+        {**later(2), "joins": "the-holder", "free_since": micro(0)}, told="joined")),
+    row("for seconds by the store's clock, whatever that of its host shows", "join", later_by(-3600), again(1,
+        joins="the-holder", free_since=micro(3601)), comes_again(1, {**later(2), "joins": "the-holder",
+        "free_since": micro(3601)}, told="joined")),
     row("a holder without a result has died, so the call runs", "join", free, again(1, joins="the-holder",
         free_since=micro(60)), runs()),
     row("a holder whose worker was lost has died, so the call runs", "join", ended("FAILURE", WorkerLostError()),
@@ -774,6 +842,11 @@ RERUN = [
         later_by(31)), again(1, asked=True), runs(2, takes=("merged", f"next {ME}"))),
     row("a retry takes no merged arguments", "rerun", (held, next_is("the-next"), merged(2), gone, later_by(31)),
         retried, runs()),
+    row("a second delivery of a run that died with merged arguments has them again", "rerun", carried_by_a_dead(ME),
+        redelivery, runs(2, takes=("merged",))),
+    row("so has a retry of a run that died", "rerun", carried_by_a_dead(ME), died, runs(2, takes=("merged",))),
+    row("and another call, if that comes first", "rerun", carried_by_a_dead("the-dead"), first,
+        runs(2, takes=("merged",))),
     row("one that was given up finds that a newer run has carried them", "rerun", held_by(published=NEWER), again(1,
         asked=True), revoked(told="merged")),
     row("beyond lock_wait_timeout the next one fails and leaves nothing", "rerun", (held, next_is(ME), of_the_crowd),
@@ -925,8 +998,8 @@ QUEUED = [
     row("a queued call keeps a second place free for no one", "skip", queued("the-queued"), first, runs(),
         lock_mode="until_and_while_executing", lock_limit=2),
     row("an unlocked run ends its mark", "skip", (queued(ME), silent("acquire")), first,
-        runs(locked=False, leaves=(f"done {ME}",), takes=(f"queued {ME}",)), lock_mode="until_executed",
-        lock_on_store_error="run"),
+        runs(locked=False, told=UNLOCKED, leaves=(f"done {ME}",), takes=(f"queued {ME}",)),
+        lock_mode="until_executed", lock_on_store_error="run"),
     row("a retry that was dropped because its run was replaced is queued no longer", "replace",
         (queued(ME), done("stored", attempt=1)), retried, dropped(takes=(f"queued {ME}",)),
         lock_mode="until_executed"),
@@ -984,47 +1057,48 @@ PLACES = [
 # The store gives no answer.
 SILENT = [
     *(row("without an answer it comes again", policy, silent("acquire"), first, comes_again(0.25, {"tries": 1},
-        told="")) for policy in ALL),
+        told=AGAIN)) for policy in ALL),
     row("without an answer it comes again and remembers", "skip", silent("acquire"), again(3), comes_again(2,
-        later(4), told="")),
+        later(4), told=AGAIN)),
     row("without an answer it waits up to a third of the ttl", "skip", silent("acquire"), again(9), comes_again(10,
-        later(10), told="")),
+        later(10), told=AGAIN)),
     row("without an answer a copy remembers that it is one", "skip", silent("acquire"), redelivery, comes_again(0.25,
-        {"tries": 1, "is_copy": True}, told="")),
-    *(row("without an answer it fails", policy, silent("acquire"), first, raises(StoreError, "no answer", told=""),
+        {"tries": 1, "is_copy": True}, told=AGAIN)),
+    *(row("without an answer it fails", policy, silent("acquire"), first, raises(StoreError, "no answer", told=RAISED),
         lock_on_store_error="raise") for policy in ("skip", "wait", "join")),
     *(row("without an answer it runs without a lock", policy, silent("acquire"), first, runs(locked=False,
-        leaves=(f"done {ME}",)), lock_on_store_error="run") for policy in ALL),
-    *(row("without an answer it is skipped", policy, silent("acquire"), first, revoked("no answer", told=""),
+        told=UNLOCKED, leaves=(f"done {ME}",)), lock_on_store_error="run") for policy in ALL),
+    *(row("without an answer it is skipped", policy, silent("acquire"), first, revoked("no answer", told=SKIPPED),
         lock_on_store_error="skip") for policy in ("skip", "reschedule")),
-    row("without an answer it returns lock_skip_result", "skip", silent("acquire"), first, returns("no", told=""),
+    row("without an answer it returns lock_skip_result", "skip", silent("acquire"), first, returns("no", told=SKIPPED),
         lock_on_store_error="skip", lock_skip_result="no"),
     *(row(f"without an answer {what} fails, for it cannot come again", "skip", silent("acquire"), event,
-        raises(StoreError, "no answer", told="")) for what, event in [("an eager call", eager), ("an item", item),
+        raises(StoreError, "no answer", told=RAISED)) for what, event in [("an eager call", eager), ("an item", item),
         ("a broadcast call", broadcast)]),
     row("a grant whose answer is lost is given back", "skip", silent("acquire", deaf=False), first, comes_again(0.25,
-        {"tries": 1}, told="")),
+        {"tries": 1}, told=AGAIN)),
     row("a grant whose answer is lost is given back after a run without a lock", "skip", silent("acquire",
-        deaf=False), first, runs(locked=False), lock_on_store_error="run"),
+        deaf=False), first, runs(locked=False, told=UNLOCKED), lock_on_store_error="run"),
     row("a grant whose answer is lost is given back after a failure", "skip", silent("acquire", deaf=False), first,
-        raises(StoreError, "no answer", told=""), lock_on_store_error="raise"),
+        raises(StoreError, "no answer", told=RAISED), lock_on_store_error="raise"),
     row("a turn whose answer is lost is given back", "wait", (held, silent("queue", deaf=False)), first,
-        comes_again(0.25, {"tries": 1}, told="")),
+        comes_again(0.25, {"tries": 1}, told=AGAIN)),
     row("a turn whose answer is lost is given back after a failure", "wait", (held, silent("queue", deaf=False)),
-        first, raises(StoreError, "no answer", told=""), lock_on_store_error="raise"),
+        first, raises(StoreError, "no answer", told=RAISED), lock_on_store_error="raise"),
     row("a successor that runs without a lock is next no longer", "rerun",
         (held, next_is(ME), of_the_crowd, gone, silent("acquire")), again(1, asked=True),
-        runs(locked=False, leaves=(f"done {ME}",), takes=(f"next {ME}", f"crowd {ME}")), lock_on_store_error="run"),
+        runs(locked=False, told=UNLOCKED, leaves=(f"done {ME}",), takes=(f"next {ME}", f"crowd {ME}")),
+        lock_on_store_error="run"),
     row("a successor to which others were left is not skipped", "rerun",
             (held, next_is(ME), merged(2), of_the_crowd, gone, silent("acquire")), again(1, asked=True),
-            comes_again(0.5, later(2, asked=True), told=""), lock_on_store_error="skip"),
+            comes_again(0.5, later(2, asked=True), told=AGAIN), lock_on_store_error="skip"),
     row("a successor that is not sure to be one fails and leaves nothing", "rerun", (held,
-        silent("succeed", deaf=False)), first, raises(StoreError, "no answer", told=""),
+        silent("succeed", deaf=False)), first, raises(StoreError, "no answer", told=RAISED),
         lock_on_store_error="raise"),
     row("a successor that is not sure to be one is skipped and leaves nothing", "replace", (held,
-        silent("succeed", deaf=False)), first, revoked("no answer", told=""), lock_on_store_error="skip"),
+        silent("succeed", deaf=False)), first, revoked("no answer", told=SKIPPED), lock_on_store_error="skip"),
     row("who cannot ask for the holder comes again", "join", (ended("PENDING"), silent("holders")), again(1,
-        joins="the-holder"), comes_again(0.5, {**later(2), "joins": "the-holder"}, told="")),
+        joins="the-holder"), comes_again(0.5, {**later(2), "joins": "the-holder"}, told=AGAIN)),
 ]  # fmt: skip
 
 ROWS = [*FREE, *HELD, *RESCHEDULED, *WAITING, *JOINED, *RERUN, *REPLACE, *OWN, *QUEUED, *PLACES, *SILENT]
@@ -1127,6 +1201,48 @@ def test_the_delay_is_drawn_from_its_upper_half(
     assert [sent.options["countdown"] for sent in world.sent] == [0.5]
 
 
+@pytest.mark.parametrize("policy", ["reschedule", "join", "rerun", "replace"])
+def test_that_it_comes_again_is_not_stored_over_the_end_of_the_delivery_to_come(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    world = world_of(lock_on_conflict=policy)
+    held(world)
+
+    def end_elsewhere(*_: Any, **__: Any) -> Any:
+        assert world.task.AsyncResult(ME).state == states.RETRY
+        world.task.backend.mark_as_revoked(ME, "ended elsewhere")
+
+    monkeypatch.setattr(world.task.app, "send_task", end_elsewhere)
+
+    assert deliver(world, first)[0] == states.REVOKED
+
+
+def test_it_comes_again_though_its_state_cannot_be_stored(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = world_of(lock_on_conflict="reschedule")
+    held(world)
+    store, answers = world.task.backend.store_result, iter([OSError("the backend is down")])
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        for error in answers:
+            raise error
+        return store(*args, **kwargs)
+
+    monkeypatch.setattr(world.task.backend, "store_result", fail_once)
+
+    assert deliver(world, first)[0] == states.RETRY
+    assert len(world.sent) == 1
+
+
+def test_a_call_whose_results_are_ignored_comes_again_without_a_result(world_of: Callable[..., World]) -> None:
+    world = world_of(lock_on_conflict="reschedule", ignore_result=True)
+    held(world)
+
+    assert deliver(world, first)[0] == states.PENDING
+    assert len(world.sent) == 1
+
+
 def test_a_conflict_is_told_in_the_log_and_as_an_event_where_the_worker_sends_them(
     world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1178,3 +1294,26 @@ def test_what_the_holder_is_and_does_is_told_to_those_who_ask(world_of: Callable
     (holder,) = holders
     assert (holder.task_id, holder.task_name, holder.hostname) == (ME, "task", "worker@here")
     assert (holder.attempt, holder.pid) == (2, os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "event", "outcome"),
+    [
+        ("run", first, "unlocked"),
+        ("skip", first, "skipped"),
+        ("skip", again(1, asked=True), "rescheduled"),
+        ("raise", first, "raised"),
+        ("reschedule", first, "rescheduled"),
+        ("reschedule", item, "raised"),
+    ],
+)
+def test_what_becomes_of_a_call_without_an_answer_is_told_in_the_log(
+    world_of: Callable[..., World], caplog: pytest.LogCaptureFixture, wanted: str, event: Event, outcome: str
+) -> None:
+    world = world_of(lock_on_conflict="rerun", lock_on_store_error=wanted)
+    silent("acquire", "queue")(world)
+
+    deliver(world, event)
+
+    (line,) = [each for each in caplog.messages if each.startswith("lock.unanswered ")]
+    assert line.startswith(f"lock.unanswered key={world.key} task_id={ME} outcome={outcome}: ")

@@ -13,13 +13,13 @@ from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, settings
-from celery_singleton_lock.publish import with_the_key_it_has
+from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes
 from celery_singleton_lock.stores.memory.store import MemoryStore
 
-FULL = Notes("key", 1, 2, 3, True, "joined", 4, True, True)
+FULL = Notes("key", 1, 2, 3, True, "joined", 4, True, True, True, True)
 QUEUES = ("celery", "other", "native")
 
 
@@ -223,6 +223,9 @@ AS_IT_CAME = {
     "reply_to": "caller",
     "headers": {"mine": {"deep": [1]}},
     "ignore_result": True,
+    # Chosen by the caller, who hides a password for example.
+    "argsrepr": "(shown,)",
+    "kwargsrepr": "{hidden}",
     "stamped_headers": ["stamp"],
     "stamp": ["s"],
 }
@@ -359,6 +362,7 @@ def test_a_message_that_cannot_be_published_is_delivered_again_if_the_broker_sti
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
+    monkeypatch.setattr(message, "_PATIENCE", 0)
     monkeypatch.setattr(app, "send_task", fail)
     monkeypatch.setattr(task, "acks_late", acks_late)
     pushed(task, args=(), kwargs={})
@@ -366,6 +370,28 @@ def test_a_message_that_cannot_be_published_is_delivered_again_if_the_broker_sti
     with pytest.raises(raised) as seen:
         message.send_again(task, 1)
     assert getattr(seen.value, "requeue", True)
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+def test_a_message_waits_for_a_broker_that_restarts(
+    app: Celery, task: Any, monkeypatch: pytest.MonkeyPatch, acks_late: bool
+) -> None:
+    send, answers = app.send_task, iter([OperationalError("down"), OperationalError("still down")])
+
+    def fail_twice(*args: Any, **kwargs: Any) -> Any:
+        for error in answers:
+            raise error
+        return send(*args, **kwargs)
+
+    monkeypatch.setattr(message, "_PAUSE", 0.01)
+    monkeypatch.setattr(app, "send_task", fail_twice)
+    monkeypatch.setattr(task, "acks_late", acks_late)
+    pushed(task, args=(), kwargs={}, headers={HEADER: Notes(tries=4).header()})
+
+    message.send_again(task, 1)
+
+    assert Notes.of(take(app).headers).tries == 5
+    assert take(app) is None
 
 
 # Publishing.
@@ -528,7 +554,7 @@ def test_without_an_answer_of_the_store_a_message_too_many_is_better_than_one_to
 
 
 def test_a_main_process_marks_nothing_under_no_key(app: Celery, outbox: Outbox) -> None:
-    with with_the_key_it_has():
+    with for_a_dead_run():
         unique(app).apply_async((), task_id="me", retries=1)
 
     assert settings.store_of(app)._locks == {}
@@ -540,11 +566,20 @@ def test_a_main_process_makes_no_key_of_arguments(app: Celery, outbox: Outbox) -
 
     task = unique(app, "while_executing", lock_key=explode)
 
-    with with_the_key_it_has():
+    with for_a_dead_run():
         task.apply_async((1,), task_id="me", headers={HEADER: Notes("key", 77).header()})
         task.apply_async((1,), task_id="me")
 
     assert [notes.key for notes in outbox.notes] == ["key", ""]
+
+
+def test_a_call_of_a_dead_run_says_so_and_a_later_retry_of_it_does_not(app: Celery, outbox: Outbox) -> None:
+    with for_a_dead_run():
+        unique(app).apply_async((), task_id="me", retries=1)
+
+    (notes,) = outbox.notes
+    assert notes.died
+    assert not notes.of_the_call().died
 
 
 def test_a_task_of_celery_bears_no_notes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,14 @@ class Admission:
                     self._own = place
         return None
 
+    def waits_by_itself(self) -> Conflict | None:
+        """Another delivery of the same message has a turn."""
+        turn = self._lock.turns.get(self._mine)
+        if turn is None or turn.claim.token == self._claim.token or turn.deadline <= self._now:
+            return None
+        turn.copy_has_come = True
+        return self._conflict([described_turn(self._claim.key, turn, self._now)], is_own=True)
+
     def answer(self) -> Grant | Conflict | float:
         """A place, if as many as are free are not wanted by those that go before."""
         number = self._lock.place_of(self._claim.token)
@@ -85,15 +93,17 @@ class Admission:
         lock, claim, now = self._lock, self._claim, self._now
         number = self._free_place()
         corpse = lock.places.get(number)
-        place = Place(claim, self._next_fence(), now, now + claim.ttl, arguments=lock.take_merged(claim))
-        lock.places[number] = place
+        place = lock.places[number] = Place(claim, self._next_fence(), now, now + claim.ttl)
+        arguments = lock.take_merged(place, now)
         lock.unmark_started(self._mine)
-        lock.leave_queue(claim.token)
+        turn = lock.turn_of(claim.token)
+        if turn is not None:
+            place.copy_has_come = lock.leave_queue(turn)
         if claim.returns:
             lock.crowd.discard(self._mine)
         lock.stay_for_the_holder(claim.ttl, now)
         took_over = corpse is not None and not corpse.on_hold
-        return Grant(number, place.fence, took_over, now, self._sent_at, place.arguments)
+        return Grant(number, place.fence, took_over, now, self._sent_at, arguments)
 
     def _free_place(self) -> int:
         places = self._lock.places
@@ -105,14 +115,15 @@ class Admission:
         place = self._lock.places[number]
         place.deadline = self._now + self._claim.ttl
         self._lock.stay_until(self._now + 2 * self._claim.ttl)
-        return Grant(number, place.fence, False, place.since, self._sent_at, place.arguments)
+        merged = self._lock.merged_into(place)
+        return Grant(number, place.fence, False, place.since, self._sent_at, merged.arguments if merged else "")
 
     def _take_turn(self, deadlines: list[float]) -> float:
         queue, deadlines = self._lock.queue, [*deadlines, *(place.deadline for place in self._alive)]
         wait = min([self._claim.ttl, *(deadline - self._now for deadline in deadlines)])
         tokens = [turn.claim.token for turn in queue]
         if self._claim.token not in tokens:
-            queue.append(Turn(self._claim, 0.0))
+            self._lock.join_queue(Turn(self._claim, 0.0))
             tokens.append(self._claim.token)
         number = tokens.index(self._claim.token)
         if number >= _NEAR:

@@ -20,7 +20,7 @@ class Place:
     on_hold: bool = False
     makes_way: bool = False
     copy_has_come: bool = False
-    arguments: str = ""
+    merged: str = ""
 
 
 @dataclass
@@ -29,6 +29,7 @@ class Turn:
 
     claim: Claim
     deadline: float
+    copy_has_come: bool = False
 
 
 @dataclass
@@ -47,6 +48,16 @@ class Successor(Mark):
     task_name: str
 
 
+@dataclass
+class Merged:
+    """Arguments for the next run of a task; they stay until a run with them has ended for good."""
+
+    arguments: str
+    published: float
+    memory: float
+    token: str = ""
+
+
 AnyMark = TypeVar("AnyMark", bound=Mark)
 
 
@@ -62,11 +73,12 @@ class Lock:
     expiry: float = 0.0
     places: dict[int, Place] = field(default_factory=dict)
     queue: list[Turn] = field(default_factory=list)
+    turns: dict[str, Turn] = field(default_factory=dict)
     successor: Successor | None = None
     queued: Mark | None = None
     quiet: Mark | None = None
     overtaken: dict[str, Mark] = field(default_factory=dict)
-    merged: dict[str, tuple[str, float]] = field(default_factory=dict)
+    merged: dict[str, Merged] = field(default_factory=dict)
     crowd: set[str] = field(default_factory=set)
 
     def is_idle(self, now: float) -> bool:
@@ -105,14 +117,26 @@ class Lock:
             if turn.deadline > now:
                 yield turn
             else:
-                self.queue.remove(turn)
+                self.leave_queue(turn)
 
-    def leave_queue(self, token: str) -> bool:
-        """Give a turn back; False if there was none."""
-        turns = [turn for turn in self.queue if turn.claim.token != token]
-        left = len(turns) < len(self.queue)
-        self.queue = turns
-        return left
+    def turn_of(self, token: str) -> Turn | None:
+        """The turn that a waiter has."""
+        return next((turn for turn in self.queue if turn.claim.token == token), None)
+
+    def join_queue(self, turn: Turn) -> None:
+        """Be the last in the queue, known by its task id as well."""
+        self.queue.append(turn)
+        if turn.claim.facts.task_id:
+            self.turns[turn.claim.facts.task_id] = turn
+
+    def leave_queue(self, turn: Turn) -> bool:
+        """Give the turn back; True if another delivery of its message has come meanwhile."""
+        self.queue.remove(turn)
+        task_id = turn.claim.facts.task_id
+        if self.turns.get(task_id) is not turn:
+            return False
+        del self.turns[task_id]
+        return turn.copy_has_come
 
     def leave_place(self, number: int, min_hold: float, now: float) -> None:
         """Empty a place, or keep it for nobody until its cool-down is over."""
@@ -123,10 +147,33 @@ class Lock:
             self.places[number] = Place(nobody, place.fence, place.since, free_at, on_hold=True)
             self.stay_until(free_at)
 
-    def take_merged(self, claim: Claim) -> str:
+    def is_taken(self, merged: Merged, now: float) -> bool:
+        """By a run that still lives, as far as anybody knows."""
+        number = self.place_of(merged.token)
+        return number is not None and self.places[number].deadline > now
+
+    def take_merged(self, place: Place, now: float) -> str:
         """Arguments for the first run that takes them; one that was published later has newer ones itself."""
-        text, at = self.merged.pop(claim.merges, ("", 0.0)) if claim.merges else ("", 0.0)
-        return text if at > claim.facts.published / 1_000_000 else ""
+        claim = place.claim
+        merged = self.merged.get(claim.merges) if claim.merges else None
+        if merged is None or self.is_taken(merged, now):
+            return ""
+        if merged.published <= claim.facts.published / 1_000_000:
+            del self.merged[claim.merges]
+            return ""
+        place.merged, merged.token = claim.merges, claim.token
+        self.stay_until(now + merged.memory)
+        return merged.arguments
+
+    def merged_into(self, place: Place) -> Merged | None:
+        """What the run has taken, if no newer arguments were left meanwhile."""
+        merged = self.merged.get(place.merged)
+        return merged if merged is not None and merged.token == place.claim.token else None
+
+    def forget_merged(self, place: Place) -> None:
+        """A run with them has ended for good."""
+        if self.merged_into(place) is not None:
+            del self.merged[place.merged]
 
     def unmark(self, task_id: str, *, quiet: bool) -> None:
         """End what a call has left."""

@@ -60,6 +60,10 @@ class MemoryStore(Store):
         """This one: there are no connections."""
         return self
 
+    def now(self) -> int:
+        """What its clock shows."""
+        return round(self._now() * 1_000_000)
+
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Take a free place whose turn it is nobody else's."""
         answer = self._take(claim, waits=False)
@@ -109,11 +113,16 @@ class MemoryStore(Store):
             lock, now = self._lock(claim.key), self._now()
             answer, left = Answer.GONE, None
             if lock is not None:
-                answer = Answer.DONE if lock.leave_queue(claim.token) else Answer.TAKEN
+                turn = lock.turn_of(claim.token)
+                answer = Answer.TAKEN if turn is None else Answer.DONE
+                if turn is not None:
+                    lock.leave_queue(turn)
                 number = lock.place_of(claim.token)
                 if number is not None:
                     answer, left = Answer.DONE, lock.places[number]
                     lock.leave_place(number, claim.min_hold, now)
+                    if ending is not None:
+                        lock.forget_merged(left)
                 self._delete_if_idle(claim.key)
             # In any case: a signal may have broken off the release before.
             self._wake()
@@ -159,9 +168,10 @@ class MemoryStore(Store):
     ) -> bool:
         """Forget what the call has left."""
 
-        def forget(lock: Lock, _: float) -> bool:
+        def forget(lock: Lock, now: float) -> bool:
             successor = lock.successor
-            if unless_merged and successor and successor.task_id == task_id and successor.task_name in lock.merged:
+            merged = lock.merged.get(successor.task_name) if successor and successor.task_id == task_id else None
+            if unless_merged and merged and not lock.is_taken(merged, now):
                 return False
             lock.unmark(task_id, quiet=quiet)
             if returns:
@@ -243,8 +253,11 @@ class MemoryStore(Store):
     def _take(self, claim: Claim, *, waits: bool) -> Grant | Conflict | Done | float:
         def ask(lock: Lock, now: float) -> Grant | Conflict | Done | float:
             admission = Admission(lock, claim, now, lambda: self._next_fence(now), waits=waits)
-            copy = (self._markers.done(claim, now) or admission.held_by_itself()) if claim.may_be_copy else None
-            return copy or admission.answer()
+            if claim.may_be_copy:
+                answer = self._markers.done(claim, now) or admission.held_by_itself() or admission.waits_by_itself()
+                if answer is not None:
+                    return answer
+            return admission.answer()
 
         return self._with_lock(claim.key, ask)
 

@@ -1,6 +1,6 @@
 """Which call runs next, in memory; succeed.lua tells the same for Redis."""
 
-from celery_singleton_lock.stores.memory.lock import PATIENCE, Lock, Mark, Successor, in_force
+from celery_singleton_lock.stores.memory.lock import PATIENCE, Lock, Mark, Merged, Successor, in_force
 from celery_singleton_lock.stores.records import Claim, Turn
 
 Outcome = tuple[Turn, str | None] | None
@@ -9,17 +9,18 @@ Outcome = tuple[Turn, str | None] | None
 def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: float, now: float) -> Outcome:
     """Become the successor, or leave it the arguments, if they are newer."""
     published, successor = _published(claim, now), in_force(lock.successor, now)
-    merged_at = lock.merged.get(task_name, ("", 0.0))[1]
+    merged = lock.merged.get(task_name)
     if successor is None or successor.task_id == claim.facts.task_id:
         is_given_up = claim.asked and successor is None
-        newer = lock.holder_published_after(max(published, merged_at), now) if is_given_up else None
+        waiting_at = merged.published if merged and not lock.is_taken(merged, now) else 0.0
+        newer = lock.holder_published_after(max(published, waiting_at), now) if is_given_up else None
         return (Turn.MERGED, newer) if newer is not None else _become(lock, claim, task_name, published, now)
     if successor.task_name != task_name:
         return Turn.OTHER_TASK, None
-    if published > max(merged_at, successor.published):
+    if published > max(merged.published if merged else 0.0, successor.published):
         if not arguments:
             return None
-        lock.merged[task_name] = arguments, published
+        lock.merged[task_name] = Merged(arguments, published, memory)
         lock.stay_until(now + memory)
     return Turn.MERGED, successor.task_id
 

@@ -38,13 +38,13 @@ from celery_singleton_lock.stores.redis.hash import (
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT, Script, Wire
 
-ACQUIRE = Script("acquire", "usual_grant", "clock", "places", "marks", "queue", "described", "done")
-RELEASE = Script("release", "usual_release", "clock", "places", "marks", "queue", "idle", "done")
+ACQUIRE = Script("acquire", "usual_grant", "clock", "places", "marks", "merged", "queue", "described", "done")
+RELEASE = Script("release", "usual_release", "clock", "places", "marks", "merged", "queue", "idle", "done")
 RENEW = Script("renew")
 LOOK = Script("look", "clock", "places", "marks", "described")
 MARK_QUEUED = Script("mark_queued", "clock", "places", "marks", "described")
-SUCCEED = Script("succeed", "clock", "places", "marks")
-UNMARK = Script("unmark", "clock", "marks", "idle")
+SUCCEED = Script("succeed", "clock", "places", "marks", "merged")
+UNMARK = Script("unmark", "clock", "marks", "merged", "idle")
 MARK_DONE = Script("mark_done", "clock", "done")
 CLAIM_SLOT = Script("claim_slot")
 
@@ -119,6 +119,11 @@ class RedisStore(Store):
     def twin(self) -> "RedisStore":
         """Another client of the same server."""
         return RedisStore(self._url, self._options)
+
+    def now(self) -> int:
+        """Ask the server for its time."""
+        time, _ = self._persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
+        return microseconds(time)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Run acquire.lua."""

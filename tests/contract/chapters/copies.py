@@ -1,9 +1,11 @@
 """One message, one body: what the later deliveries of a message find."""
 
+import dataclasses
+
 import pytest
 
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Answer, Done, Ending
+from celery_singleton_lock.stores.records import Answer, Claim, Done, Ending
 from tests.contract.asking import (
     KEY,
     SHORT,
@@ -24,6 +26,11 @@ KEPT = 3600.0
 RESULT_GRACE = 5.0
 ENDED, RETRIED = Ending("ended", KEPT, is_due=False), Ending("retried", KEPT, is_due=False)
 DUE = Ending("ended", KEPT, is_due=True)
+
+
+def first_delivery(token: str = "original") -> Claim:
+    """The same message, when nothing says that it was delivered before."""
+    return dataclasses.replace(delivery(token), may_be_copy=False)
 
 
 class Copies(Contract):
@@ -72,19 +79,62 @@ class Copies(Contract):
         assert store.release(delivery("original"), 1) is Answer.DONE
         self.nothing_is_left(store)
 
-    def test_a_copy_that_has_waited_is_told_once_its_own_run_has_begun(self, store: Store) -> None:
+    def test_a_copy_of_a_run_that_waits_takes_no_turn(self, store: Store) -> None:
         granted(store.acquire(call("holder")))
-        with store.waiter(delivery("copy")) as waiter:
-            queued(waiter.ask())
+        with store.waiter(first_delivery()) as original:
+            queued(original.ask())
+            with store.waiter(delivery("copy", limit=2)) as copy:
+                conflict = refused(copy.ask())
+            assert conflict.is_own
+            assert (conflict.first.token, conflict.first.task_id) == ("original", "a")
+            assert refused(store.acquire(delivery("copy", limit=2))).is_own
+            assert store.release(delivery("copy"), None) is Answer.TAKEN
+
             store.release(call("holder"), 1)
-            with store.waiter(delivery("original", limit=2)) as original:
-                granted(original.ask())
+            granted(original.ask())
+        assert store.release(first_delivery(), 1, ending=ENDED) is Answer.MARKED, "though none has come since it began"
+        assert store.acquire(delivery("copy")) == Done(0, "ended")
 
-            assert refused(waiter.ask()).is_own
-            store.release(delivery("copy"), None)
-            store.release(delivery("original"), None)
+    def test_a_run_that_has_waited_and_met_no_copy_leaves_no_marker(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        with store.waiter(first_delivery()) as original:
+            queued(original.ask())
+            store.release(call("holder"), 1)
+            granted(original.ask())
 
+        assert store.release(first_delivery(), 1, ending=ENDED) is Answer.DONE
         self.nothing_is_left(store)
+
+    def test_a_waiter_is_no_copy_of_itself(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        with store.waiter(delivery("original")) as original:
+            queued(original.ask())
+            queued(original.ask())
+            store.release(call("holder"), 1)
+            granted(original.ask())
+
+    @pytest.mark.parametrize("ends", ["late", "leaves"])
+    def test_a_copy_takes_the_turn_of_a_waiter_that_is_gone(self, store: Store, ends: str) -> None:
+        granted(store.acquire(call("holder")))
+        with store.waiter(first_delivery()) as original:
+            queued(original.ask())
+            if ends == "leaves":
+                store.release(first_delivery(), None)
+            else:
+                store.renew([call("holder")], 1.0)
+                self.pass_time(25)
+                store.renew([call("holder")], 1.0)
+                self.pass_time(25)
+        store.renew([call("holder")], 1.0)
+
+        with store.waiter(delivery("copy")) as copy:
+            queued(copy.ask())
+
+    def test_equal_ids_alone_make_no_copy_of_a_waiter(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        with store.waiter(first_delivery()) as original, store.waiter(first_delivery("sibling")) as sibling:
+            queued(original.ask())
+            queued(sibling.ask())
 
     def test_a_copy_takes_over_from_a_run_that_is_dead(self, store: Store) -> None:
         granted(store.acquire(claim("original", ttl=SHORT, task_id="a")))

@@ -102,6 +102,13 @@ class Hold(Contract):
     def test_nobody_holds_a_lock_that_nobody_took(self, store: Store) -> None:
         assert store.holders(KEY) == []
 
+    def test_its_clock_is_the_one_by_which_it_grants(self, store: Store) -> None:
+        before = store.now()
+        grant = granted(store.acquire(claim("a")))
+
+        assert before <= grant.since * 1_000_000 + 1
+        assert grant.since * 1_000_000 <= store.now() + 1
+
     def test_a_holder_is_described_as_it_described_itself(self, store: Store) -> None:
         grant = granted(
             store.acquire(

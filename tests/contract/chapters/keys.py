@@ -13,6 +13,7 @@ from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Ending
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
+    ENDED,
     KEY,
     LATE,
     SHORT,
@@ -183,7 +184,7 @@ class Keys(Contract):
                 steps[name]()
             store.release(delivery("tok-c", "a"), None)
             # What was merged is for the next run of that task, whichever it is.
-            store.release(call("z"), granted(store.acquire(call("z", 1, merges=TASK))).place)
+            store.release(call("z"), granted(store.acquire(call("z", 1, merges=TASK))).place, ending=ENDED)
             assert client.keys("*}") + client.keys("*}:done") == [], (order, client.hgetall(KEY))
 
     def test_a_released_key_with_a_successor_has_an_expiry(self, store: Store, client: Any) -> None:

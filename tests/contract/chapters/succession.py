@@ -1,10 +1,14 @@
 """Which call runs next: `rerun` merges, `replace` lets the newest win."""
 
+import dataclasses
+from typing import Any
+
 import pytest
 
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Answer, Turn
+from celery_singleton_lock.stores.records import Answer, Claim, Turn
 from tests.contract.asking import (
+    ENDED,
     KEY,
     MEMORY,
     PATIENCE,
@@ -43,7 +47,7 @@ class Succession(Contract):
         mine = again(call("b", 2000), merges=TASK)
         assert granted(store.acquire(mine)).arguments == "of d"
         assert granted(store.acquire(mine)).arguments == "of d", "a lost reply costs no arguments"
-        store.release(mine, 1)
+        store.release(mine, 1, ending=ENDED)
         self.nothing_is_left(store)
 
     def test_the_queued_call_and_a_successor_do_not_wait_for_each_other(self, store: Store) -> None:
@@ -56,6 +60,92 @@ class Succession(Contract):
         granted(store.acquire(retry))
         store.release(retry, 1)
         granted(store.acquire(again(first)))
+
+    def carrying(self, store: Store, **more: Any) -> Claim:
+        """A run of `b`, delivered for the first time, with the arguments of `c`."""
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "rerun")
+        succeed(store, call("c", 3000), "rerun", "of c")
+        store.release(call("a"), 1)
+        run = dataclasses.replace(again(call("b", 2000), merges=TASK, **more), token="run-1")
+        assert granted(store.acquire(run)).arguments == "of c"
+        return run
+
+    def test_merged_arguments_outlive_a_run_that_dies_with_them(self, store: Store) -> None:
+        self.carrying(store)
+        self.pass_time(31)
+
+        delivered_again = dataclasses.replace(call("b", 2000, merges=TASK), token="run-2")
+        grant = granted(store.acquire(delivered_again))
+        assert grant.took_over
+        assert grant.arguments == "of c"
+        store.release(delivered_again, 1, ending=ENDED)
+        self.nothing_is_left(store)
+
+    def test_merged_arguments_are_remembered_from_the_moment_at_which_they_were_taken(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "rerun")
+        succeed(store, call("c", 3000), "rerun", "of c")
+        store.release(call("a"), 1)
+        self.pass_time(MEMORY - 100)
+        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
+
+        self.pass_time(MEMORY - 100)
+
+        delivered_again = dataclasses.replace(call("b", 2000, merges=TASK), token="run-2")
+        assert granted(store.acquire(delivered_again)).arguments == "of c"
+
+    @pytest.mark.parametrize("min_hold", [0.0, 40.0])
+    def test_a_run_that_has_not_ended_for_good_leaves_merged_arguments_to_the_next(
+        self, store: Store, min_hold: float
+    ) -> None:
+        run = self.carrying(store, min_hold=min_hold)
+        store.release(run, None)
+        self.pass_time(min_hold + 1)
+
+        delivered_again = dataclasses.replace(call("b", 2000, merges=TASK), token="run-2")
+        assert granted(store.acquire(delivered_again)).arguments == "of c"
+
+    @pytest.mark.parametrize("min_hold", [0.0, 40.0])
+    def test_a_run_that_has_ended_for_good_takes_its_merged_arguments_with_it(
+        self, store: Store, min_hold: float
+    ) -> None:
+        store.release(self.carrying(store, min_hold=min_hold), 1, ending=ENDED)
+        self.pass_time(min_hold + 1)
+
+        assert granted(store.acquire(call("late", 500, merges=TASK))).arguments == ""
+
+    @pytest.mark.parametrize("makes_way", [False, True])
+    def test_arguments_are_not_taken_from_a_run_that_lives(self, store: Store, makes_way: bool) -> None:
+        run = self.carrying(store)
+        if makes_way:
+            succeed(store, again(call("newest", 9000)), "replace")
+            store.unmark(KEY, "newest")
+
+        beside = dataclasses.replace(call("beside", 500, merges=TASK), limit=2)
+        assert granted(store.acquire(beside)).arguments == ""
+        assert granted(store.acquire(run)).arguments == "of c"
+
+    def test_newer_arguments_go_to_the_next_run_and_not_to_the_one_that_lives(self, store: Store) -> None:
+        run = self.carrying(store)
+        assert succeed(store, call("d", 4000), "rerun") == MINE
+        assert succeed(store, call("e", 5000), "rerun", "of e") == merged_into("d")
+
+        assert granted(store.acquire(run)).arguments == ""
+        store.release(run, 1, ending=ENDED)
+        assert granted(store.acquire(again(call("d", 4000), merges=TASK))).arguments == "of e"
+
+    def test_a_successor_may_end_if_others_were_merged_into_the_run_before_it(self, store: Store) -> None:
+        self.carrying(store)
+        assert succeed(store, call("d", 4000), "rerun") == MINE
+
+        assert store.unmark(KEY, "d", unless_merged=True)
+
+    def test_a_late_successor_runs_after_an_older_call_with_newer_arguments(self, store: Store) -> None:
+        self.carrying(store)
+
+        assert succeed(store, again(call("late", 1500)), "rerun") == merged_into("b")
+        assert succeed(store, again(call("between", 2500)), "rerun") == MINE
 
     def test_arguments_are_asked_for_only_where_they_are_needed(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))

@@ -1,7 +1,7 @@
 -- Take a place at the lock, or a turn in its queue, or say who holds it.
 --
--- The lock is one hash; parts/places.lua, parts/marks.lua and parts/queue.lua say what is in it. Times are microseconds by
--- this server's clock. A free place belongs to the successor, then to the waiter whose turn it is. To ask again with the
+-- The lock is one hash; parts/{places,marks,merged,queue}.lua say what is in it. Times are microseconds by this
+-- server's clock. A free place belongs to the successor, then to the waiter whose turn it is. To ask again with the
 -- same token renews a grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
 --
 -- KEYS[1]  lock key
@@ -21,7 +21,7 @@
 --          {2, now, wait}                       queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}           done: a run of this message has ended
 --          {0, now, crowd, successor, holders}  held: a few holders, or else those that go before; seven values each
---          {-1, now, crowd, successor, holders} held by another delivery of this message
+--          {-1, now, crowd, successor, holders} another delivery of this message holds it, or waits
 
 local RESULT_GRACE = 5000000 -- a result is stored right after its run; so much later, its process has died in between
 
@@ -67,26 +67,43 @@ local function is_held_by_itself()
   end
 end
 
+local function waits_by_itself()
+  local turn = turn_of(key, task_id)
+  local waiter = turn and waiter_of(redis.call('HGET', key, 'q' .. turn))
+  if waiter and waiter.token ~= token and waiter.deadline > now then
+    redis.pcall('HSET', key, 'turn:' .. task_id, turn .. ' 1')
+    return refuse(-1, described_turns({waiter}))
+  end
+end
+
 local function grant_again(place, makes_way)
   local grant = grant_of(key, place)
   -- First, because a server out of memory refuses HSET where nothing was written before.
   expire_after(key, 2000 * ttl)
   redis.call('HSET', key, (makes_way and '!' or '') .. token, integer(now + ttl * 1000))
-  return {1, now, place, grant.fence, 0, grant.since, redis.call('HGET', key, place .. ':a') or ''}
+  local merged = merged_into(key, place, token)
+  return {1, now, place, grant.fence, 0, grant.since, merged and redis.call('HGET', key, 'merged:' .. merged) or ''}
 end
 
--- Arguments that were merged are for the first run that takes them; one that was published later has newer ones itself.
+-- For the first run that takes them; one that was published later has newer ones itself, and ends what was merged.
 local function take_merged()
-  local text, at = unpack(redis.call('HMGET', key, 'merged:' .. merges, 'merged_at:' .. merges))
-  if not text then
+  local text, latest, by =
+    unpack(redis.call('HMGET', key, 'merged:' .. merges, 'merged_at:' .. merges, 'merged_by:' .. merges))
+  local at, memory = merged_at_of(latest)
+  if not text or is_taken(key, by) then
+    return ''
+  elseif at <= tonumber(published) then
+    forget_merged(key, merges)
     return ''
   end
-  redis.call('HDEL', key, 'merged:' .. merges, 'merged_at:' .. merges)
-  return tonumber(at) > tonumber(published) and text or ''
+  redis.call('HSET', key, 'merged_by:' .. merges, token)
+  -- Counted anew, for its message may be delivered again.
+  expire_after(key, memory * 1000)
+  return text
 end
 
 -- What the caller has left while it held nothing ends with its grant.
-local function leave_all_else()
+local function leave_all_else(place)
   if task_id_of(known[5]) == task_id then
     redis.call('HDEL', key, 'next', 'next:by')
   end
@@ -97,7 +114,9 @@ local function leave_all_else()
     leave_crowd(key, task_id)
   end
   if ticket then
-    leave_queue(key, ticket, token)
+    if leave_queue(key, ticket, token, task_id) then
+      redis.call('HSET', key, place .. ':c', 1)
+    end
     begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
   end
 end
@@ -116,13 +135,13 @@ local function grant(place, took_over, fence)
   end
   local arguments = merges ~= '' and take_merged() or ''
   if arguments ~= '' then
-    add(place .. ':a', arguments)
+    add(place .. ':a', merges)
   end
   if place > highest then
     add('places', number_of_places(place))
   end
   redis.call('HSET', key, unpack(fields))
-  leave_all_else()
+  leave_all_else(place)
   if redis.call('HLEN', key) == #fields / 2 + (known[2] and place <= highest and 1 or 0) then
     -- Nothing else is known, so it expires with this holder, even if one before it had a longer ttl.
     redis.call('PEXPIRE', key, 2 * ttl)
@@ -133,7 +152,7 @@ local function grant(place, took_over, fence)
 end
 
 if KEYS[2] then
-  local answer = is_done() or is_held_by_itself()
+  local answer = is_done() or is_held_by_itself() or waits_by_itself()
   if answer then
     return answer
   end

@@ -1,7 +1,7 @@
 -- Give a place, or a turn in the queue, back; then wake the waiters whose turn it is.
 --
 -- KEYS[1]  lock key
--- KEYS[2]  done marker of the message, if its run has ended and it may be delivered again
+-- KEYS[2]  done marker of the message, if its run has ended for good
 -- ARGV[1]  token given to acquire.lua
 -- ARGV[2]  place, or 0 for a caller whose acquire was never answered
 -- ARGV[3]  how many fields the hash has if nothing is known but this holder, or 0
@@ -29,6 +29,10 @@ local function keep_place_until(place, moment)
 end
 
 local function leave_place(place)
+  local merged = KEYS[2] and merged_into(key, place, token)
+  if merged then
+    forget_merged(key, merged)
+  end
   local free_at = grant_of(key, place).since + ARGV[4] * 1000
   local is_kept = free_at > now
   if is_kept then
@@ -58,7 +62,7 @@ end
 
 -- First, because a server out of memory refuses HSET and SET where nothing was written before.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
-  leave_queue(key, ticket, token)
+  leave_queue(key, ticket, token, waiter_of(redis.call('HGET', key, 'q' .. ticket)).task_id)
   answer = 1
 end
 

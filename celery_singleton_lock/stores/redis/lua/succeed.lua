@@ -22,9 +22,10 @@ local PATIENCE = 30000 -- milliseconds
 
 local key, mine, task_name, has_asked, memory = KEYS[1], ARGV[1], ARGV[2], ARGV[5] == '1', tonumber(ARGV[7])
 local published = ARGV[4] == '0' and now or tonumber(ARGV[4])
-local known = redis.call('HMGET', key, 'places', 'next', 'next:by', 'over:' .. mine, 'merged_at:' .. task_name)
+local known = redis.call('HMGET', key, 'places', 'next', 'next:by', 'over:' .. mine)
 local successor, latest, overtaken_by = mark_of(known[2]), task_id_of(known[2]), mark_of(known[4])
-local merged_at = tonumber(known[5] or 0)
+local merged_known = redis.call('HMGET', key, 'merged_at:' .. task_name, 'merged_by:' .. task_name)
+local merged_at = merged_at_of(merged_known[1])
 local its_publication, its_task = string.match(known[3] or '', '^(%d+) (.*)$')
 local places = read_places(key, tonumber(known[1] or 1), math.huge)
 
@@ -76,8 +77,7 @@ local function merge()
     if ARGV[6] == '' then
       return {3, now}
     end
-    redis.call('HSET', key, 'merged:' .. task_name, ARGV[6], 'merged_at:' .. task_name, integer(published))
-    expire_after(key, memory * 1000)
+    leave_merged(key, task_name, ARGV[6], published, memory)
   end
   return {0, now, successor.task_id}
 end
@@ -86,7 +86,8 @@ local function rerun()
   if successor and successor.task_id ~= mine then
     return its_task == task_name and merge() or {2, now}
   end
-  local newer = has_asked and not successor and holder_published_after(math.max(published, merged_at))
+  local waiting_at = is_taken(key, merged_known[2]) and 0 or merged_at
+  local newer = has_asked and not successor and holder_published_after(math.max(published, waiting_at))
   return newer and {0, now, newer} or become_successor()
 end
 

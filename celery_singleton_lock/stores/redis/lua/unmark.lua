@@ -16,7 +16,8 @@ end
 
 if task_id_of(known[1]) == mine then
   local task_name = string.match(known[2], '^%d+ (.*)$')
-  if says('unless_merged') and redis.call('HEXISTS', key, 'merged:' .. task_name) == 1 then
+  local waiting, by = unpack(redis.call('HMGET', key, 'merged_at:' .. task_name, 'merged_by:' .. task_name))
+  if says('unless_merged') and waiting and not is_taken(key, by) then
     return 0
   end
   redis.call('HDEL', key, 'next', 'next:by')

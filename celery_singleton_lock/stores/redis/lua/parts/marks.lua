@@ -3,7 +3,6 @@
 --   quiet       the call whose publishing keeps the key quiet
 --   next        the successor, whose message is in the broker; next:by has its time of publication and its task name
 --   over:<id>   for a successor that was replaced by a newer one: the newer one
---   merged:<task name>  the newest arguments, for the next run of that task; merged_at:<task name> has their publication
 --   crowd       how many calls come again and again; crowd:<id> stands for each of them
 local function task_id_of(value)
   return string.match(value or '', '^%d+ (.*)$')

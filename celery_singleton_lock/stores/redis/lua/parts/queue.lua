@@ -1,7 +1,7 @@
 -- The queue of a lock: waiters that listen, first come, first served.
 --   first, last   range of the tickets, as long as there are any
 --   q<ticket>     deadline, token, limit and task id of a waiter
---   w<token>      its ticket
+--   w<token>      its ticket; turn:<task id> as well, and 1 once another delivery of its message has come
 local GRACE = 2000000 -- a waiter may be this late for its turn
 local NEAR = 8 -- so many wake by themselves at the next deadline; the rest rely on being woken
 local FAR = 20000000 -- and look after their turn no more often than this
@@ -19,12 +19,26 @@ local function join_queue(key, ticket, waiter)
   if redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket) > 0 then
     redis.call('HSETNX', key, 'first', ticket)
     redis.call('HSET', key, 'last', ticket)
+    if waiter.task_id ~= '' then
+      redis.call('HSET', key, 'turn:' .. waiter.task_id, ticket .. ' 0')
+    end
   end
   expire_after(key, waiter.deadline - now)
 end
 
-local function leave_queue(key, ticket, token)
+local function turn_of(key, task_id)
+  local ticket, copy_has_come = string.match(redis.call('HGET', key, 'turn:' .. task_id) or '', '^(%d+) (%d)$')
+  return tonumber(ticket), copy_has_come == '1'
+end
+
+-- Answers whether another delivery of its message has come meanwhile.
+local function leave_queue(key, ticket, token, task_id)
   redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
+  local turn, copy_has_come = turn_of(key, task_id)
+  if turn == ticket then
+    redis.call('HDEL', key, 'turn:' .. task_id)
+    return copy_has_come
+  end
 end
 
 -- The queue begins at a later ticket now. Waiters that have come near have to learn when the next deadline is.
@@ -56,7 +70,7 @@ local function walk_queue(key, first, last, visit)
       if waiter then
         local verdict = waiter.deadline <= now and 'gone' or visit(waiter)
         if verdict == 'gone' then
-          leave_queue(key, start + i - 1, waiter.token)
+          leave_queue(key, start + i - 1, waiter.token, waiter.task_id)
         else
           front = front or start + i - 1
         end

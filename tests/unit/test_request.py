@@ -1,0 +1,159 @@
+"""What the main process of a worker leaves for later deliveries of a message, where its acknowledgement may be lost.
+
+Real messages of kombu's broker in memory, and a store in memory; only the failure of an acknowledgement is made.
+"""
+
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from billiard.einfo import ExceptionInfo
+from celery import Celery
+from celery.exceptions import Ignore, Reject, Retry
+from celery.worker import state
+
+from celery_singleton_lock import LockHeld, SingletonTask, StoreError, request, settings
+from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.request import LostAcknowledgements, SingletonRequest
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Done, Facts
+from tests.waiting import until
+
+RUN = {
+    "it has returned": None,
+    "it has failed": ValueError("broken"),
+    "it has retried": Retry("again", exc=ValueError("broken")),
+}
+TURNED_AWAY = {
+    "it comes again, because another run had the key": Retry("again", exc=LockHeld("key")),
+    "it comes again, because the store gave no answer": Retry("again", exc=StoreError("redis://", "down")),
+    "it was parked or dropped": Ignore("another run of this very task holds the lock"),
+    "it was refused": Reject("no", requeue=False),
+}
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    app = Celery("requests", broker="memory://", backend="cache+memory://", set_as_current=False)
+    monkeypatch.setitem(settings._stores, app, MemoryStore())
+    # What a worker of this process would have told.
+    monkeypatch.setattr(state, "should_stop", None)
+    monkeypatch.setattr(state, "should_terminate", None)
+    request._acknowledged.clear()
+
+    @app.task(base=SingletonTask, acks_late=True)
+    def task() -> None: ...
+
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_purge("celery")
+    yield task
+    request._acknowledged.clear()
+    app.close()
+
+
+@pytest.fixture
+def delivered(task: Any) -> Iterator[SingletonRequest]:
+    """A delivery that runs in this process."""
+    task.delay()
+    with task.app.connection_for_read() as connection:
+        message = task.app.amqp.queues["celery"](connection.default_channel).get()
+        assert message is not None
+        errors = (ConnectionError,)
+        yield SingletonRequest(
+            message, on_ack=message.ack_log_error, app=task.app, task=task, hostname="here", connection_errors=errors
+        )
+
+
+def breaks_the_acknowledgement(delivered: SingletonRequest) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the connection is lost")
+
+    delivered.message.ack = fail
+
+
+def ends(delivered: SingletonRequest, error: Exception | None, *, elsewhere: bool = False) -> None:
+    """As the pool tells the main process of it, perhaps from another process."""
+    if error is None:
+        delivered.on_success((False, "ran", 0.1))
+        return
+    try:
+        raise error
+    except type(error):
+        info = ExceptionInfo()
+        delivered.on_failure(pickle.loads(pickle.dumps(info)) if elsewhere else info)
+
+
+def is_dropped_when_it_comes_again(delivered: SingletonRequest) -> bool:
+    until(lambda: not leftovers._thread.runs, "what is left in the background is there")
+    claim = delivered.claim
+    assert claim is not None
+    copy = replace(claim, token="of the copy", may_be_copy=True, facts=Facts(delivered.id))
+    return isinstance(settings.store_of(delivered.app).acquire(copy), Done)
+
+
+@pytest.mark.parametrize("end", RUN)
+def test_a_run_whose_acknowledgement_fails_does_not_run_again(delivered: SingletonRequest, end: str) -> None:
+    breaks_the_acknowledgement(delivered)
+    ends(delivered, RUN[end])
+
+    assert is_dropped_when_it_comes_again(delivered)
+
+
+@pytest.mark.parametrize("end", RUN)
+def test_a_run_whose_acknowledgement_is_lost_with_the_connection_does_not_run_again(
+    delivered: SingletonRequest, end: str
+) -> None:
+    ends(delivered, RUN[end])
+    assert not is_dropped_when_it_comes_again(delivered)
+    settings.store_of(delivered.app).clear()
+    LostAcknowledgements(None).stop(None)
+
+    assert is_dropped_when_it_comes_again(delivered)
+
+
+def test_a_run_that_ends_after_its_connection_was_lost_does_not_run_again(
+    delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "active_requests", {delivered})
+    LostAcknowledgements(None).stop(None)
+    ends(delivered, None)
+
+    assert is_dropped_when_it_comes_again(delivered)
+
+
+@pytest.mark.parametrize("end", TURNED_AWAY)
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["in a thread", "in a pool process"])
+@pytest.mark.parametrize("loss", ["fails", "is lost with the connection"])
+def test_a_call_that_was_turned_away_runs_later_whatever_becomes_of_its_acknowledgement(
+    delivered: SingletonRequest, end: str, loss: str, elsewhere: bool
+) -> None:
+    if loss == "fails":
+        breaks_the_acknowledgement(delivered)
+    ends(delivered, TURNED_AWAY[end], elsewhere=elsewhere)
+    LostAcknowledgements(None).stop(None)
+
+    assert not is_dropped_when_it_comes_again(delivered)
+
+
+def test_an_acknowledgement_that_the_broker_has_heard_leaves_nothing(
+    delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(delivered, None)
+    monkeypatch.setattr(request, "clock", lambda: clock() + request._LOST_WITH_THE_CONNECTION + 1)
+    LostAcknowledgements(None).stop(None)
+
+    assert not is_dropped_when_it_comes_again(delivered)
+
+
+@pytest.mark.parametrize("order", ["should_stop", "should_terminate"])
+def test_a_worker_that_ends_in_peace_has_lost_no_acknowledgement(
+    delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    ends(delivered, None)
+    monkeypatch.setattr(state, order, 0)
+    LostAcknowledgements(None).stop(None)
+
+    assert not is_dropped_when_it_comes_again(delivered)
