@@ -124,6 +124,7 @@ class Known:
     """What the rules look at."""
 
     history: History
+    plain: bool = False
     bodies: list[Body] = field(default_factory=list)
     began: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     skipped: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -163,14 +164,14 @@ class Known:
 
 def check(history: History, plain: bool = False) -> list[Finding]:
     """What is wrong with it; of one that was played without the lock, only what Celery answers for."""
-    known = read(history)
+    known = read(history, plain)
     rules = OF_CELERY if plain else RULES
     found = [Finding(rule.__name__.replace("_", " "), what) for rule in rules for what in rule(known)]
     return [finding for finding in found if not any(excuses(known, finding) for excuses in EXCUSED)]
 
 
-def read(history: History) -> Known:
-    known = Known(history)
+def read(history: History, plain: bool = False) -> Known:
+    known = Known(history, plain)
     bodies: dict[str, Body] = {}
     for event in sorted(history.events, key=lambda event: event.at):
         facts = event.facts
@@ -234,11 +235,13 @@ def fences_grow(known: Known) -> Iterator[str]:
     if known.program.mode == "until_executing":
         return
     for body in known.bodies:
-        before = [other.fence for other in known.bodies if other.key == body.key and other.left <= body.entered]
+        before = [other for other in known.bodies if other.key == body.key and other.left <= body.entered]
+        # In eager mode what replaces a run goes on inside of it, and under its lease.
+        fences = [other.fence for other in before if not (known.eager and other.task_id == body.task_id)]
         if not body.fence:
             yield f"{body} ran without a lease"
-        elif max(before, default=0) >= body.fence:
-            yield f"{body} has fence {body.fence}, {max(before)} was before it"
+        elif max(fences, default=0) >= body.fence:
+            yield f"{body} has fence {body.fence}, {max(fences)} was before it"
 
 
 # Nothing lost, nothing hangs.
@@ -443,8 +446,29 @@ def merged_arguments_are_lost_with_the_process(known: Known, finding: Finding) -
     return finding.rule == "the newest runs" and any(body.number != numbers.get(body.task_id) for body in died)
 
 
+def an_older_call_is_merged_into_one_that_gives_up(known: Known, finding: Finding) -> bool:
+    """It leaves no arguments, for those of the successor are newer, and so the successor does not know of it."""
+    given_up = [answer for answer in known.history.answers if _is_refused(answer) and _policy(known, answer) == "rerun"]
+    return finding.rule == "who does not run names who does" and any(
+        answer.state == "REVOKED" and answer.sent < other.sent and other.task_id in answer.text
+        for answer in known.history.answers
+        for other in given_up
+    )
+
+
+def a_rerun_is_overtaken_by_a_replace(known: Known, finding: Finding) -> bool:
+    """The successor by `rerun` comes again for as long as it is remembered that a newer call has replaced it."""
+    is_left = finding.rule == "nothing is left" and "over:" in finding.what
+    both = {"rerun", "replace"} <= {task["policy"] for task in known.program.tasks}
+    return both and (is_left or finding.rule == "every call ends")
+
+
 # What is known, by name: who is called with what is known and a finding says whether it is that.
-EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = (merged_arguments_are_lost_with_the_process,)
+EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = (
+    merged_arguments_are_lost_with_the_process,
+    an_older_call_is_merged_into_one_that_gives_up,
+    a_rerun_is_overtaken_by_a_replace,
+)
 
 RULES = (
     one_body_of_a_message,
@@ -485,7 +509,7 @@ def _is_left_by_celery(known: Known, answer: Answer) -> bool:
     place = known.calls[answer.call].place
     is_ignored = known.program.tasks[known.calls[answer.call].task]["ignore"]
     waits = place == "before a group" or (is_ignored and place in ("first of a chain", "middle of a chain"))
-    return waits and answer.task_id in known.failed
+    return waits and answer.task_id in known.failed and not known.plain
 
 
 def _may_fail_with(known: Known, answer: Answer) -> set[str]:

@@ -48,7 +48,7 @@ FOUND = {
     ),
     "a successor that gives up takes others along": (
         '{"stage": {}, "tasks": [{"policy": "rerun", "wait_timeout": 3}], "calls": [{"seconds": 6}, '
-        '{"number": 1, "at": 0.4}, {"number": 2, "at": 1.0}]}'
+        '{"number": 1, "at": 0.4}, {"number": 2, "at": 1.6}]}'
     ),
     "a group after a skipped call hangs": (
         '{"stage": {}, "tasks": [{}], "calls": [{"seconds": 1.2}, {"number": 1, "at": 0.4, "place": "before a group"}]}'
