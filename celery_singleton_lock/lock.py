@@ -164,14 +164,12 @@ class Lock:
 
     def _mine(self) -> "_Mine":
         """What the calling thread, or asyncio task, has taken through this object in this process."""
-        pid, whose = getattr(self._thread, "held", (None, WeakKeyDictionary[object, _Mine]()))
-        if pid != os.getpid():
-            whose = WeakKeyDictionary()
-            self._thread.held = os.getpid(), whose
-        me = _current_task() or self._thread
-        if me not in whose:
-            whose[me] = _Mine()
-        return whose[me]
+        held = getattr(self._thread, "held", None)
+        if held is None or held[0] != os.getpid():
+            held = self._thread.held = os.getpid(), _Mine(), WeakKeyDictionary[Any, _Mine]()
+        _, own, of_tasks = held
+        task = _current_task()
+        return own if task is None else of_tasks.setdefault(task, _Mine())
 
     def _new_lease(self) -> Lease:
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid())

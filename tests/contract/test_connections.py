@@ -1,5 +1,7 @@
 """Connections to Redis: how they open, from however far away, how many there are, and what becomes of broken ones."""
 
+import _thread
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -11,11 +13,13 @@ import pytest
 from redis import Connection
 
 from celery_singleton_lock import Lease, Lock, StoreError
+from celery_singleton_lock.leases.lease import own_heartbeat
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant, Slot
 from celery_singleton_lock.stores.redis import wire
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.test_bounds import KEY, MINE, SLACK, asked
+from tests.integration.test_lock import in_a_fork
 from tests.proxy import Proxy
 from tests.servers import Server, certificate, free_port, running
 from tests.waiting import until
@@ -189,6 +193,26 @@ def test_what_is_lost_and_found_again_is_renewed_at_once(proxy: Proxy) -> None:
     store.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_forked_child_that_reconnects_does_not_wait_for_the_heartbeat_of_its_parent(valkey: Server) -> None:
+    store = RedisStore(valkey.url, {})
+    lease = Lease(store, MINE)
+    assert lease.acquire() is None
+
+    def reconnect() -> bool:
+        signal.alarm(10)
+        store.acquire(OTHER)
+        with valkey.client() as client:
+            client.client_kill_filter(_type="normal", skipme=True)
+        return isinstance(store.acquire(OTHER), Grant)
+
+    # As a thread of the parent might, at that moment.
+    with own_heartbeat._lock:
+        assert in_a_fork(reconnect) == "True"
+    lease.release()
+    store.close()
+
+
 # How many.
 
 
@@ -279,7 +303,7 @@ def test_a_resolver_that_hangs_costs_no_more_than_a_moment_where_addresses_are_k
 def test_a_resolver_that_hangs_does_not_outlast_the_bound(valkey: Server, resolver: threading.Event) -> None:
     store = RedisStore(f"redis://localhost:{valkey.port}/1", {})
     resolver.clear()
-    threads = threading.active_count()
+    threads = _thread._count()
 
     for ask, bound in ((lambda: store.renew([MINE], 1.0), 1.0), (lambda: store.acquire(MINE), ACQUIRE_BOUND)):
         began = clock()
@@ -287,7 +311,7 @@ def test_a_resolver_that_hangs_does_not_outlast_the_bound(valkey: Server, resolv
             ask()
         assert clock() - began < bound + SLACK
     # Those that hang do not pile up.
-    assert threading.active_count() <= threads + 2
+    assert _thread._count() <= threads + 2
     store.close()
 
 

@@ -244,6 +244,8 @@ def test_a_certificate_that_is_wrong_or_missing_is_told_at_the_first_try(with_tl
     assert isinstance(RedisStore(url, right).acquire(MINE), Grant)
 
 
+# Early versions of redis-py do not close it.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_socket_that_is_not_there_yet_is_waited_for(tmp_path: Path) -> None:
     answered, seconds = outcome_of(lambda store: store.acquire(MINE), RedisStore(f"unix://{tmp_path}/socket", {}))
 

@@ -844,8 +844,8 @@ MUTANTS = [
     Mutant(
         "asyncio tasks are strangers",
         "lock.py",
-        "me = _current_task() or self._thread",
-        "me = self._thread",
+        "return own if task is None else of_tasks.setdefault(task, _Mine())",
+        "return own",
         ("tests/integration/test_lock_owners.py", "-k", "share_one_object or another_task"),
     ),
     Mutant(
@@ -868,6 +868,13 @@ MUTANTS = [
         "    return _SURROGATE.sub(_as_bytes, name",
         "    return _SURROGATE.sub(lambda half: half[0], name",
         ("tests/integration/test_lock_owners.py", "-k", "any_text"),
+    ),
+    Mutant(
+        "a forked child leaves the heartbeat of its parent alone",
+        "leases/pulse.py",
+        "        if self._pid != os.getpid():\n",
+        "        if False:\n",
+        ("tests/contract/test_connections.py", "-k", "heartbeat_of_its_parent"),
     ),
 ]
 

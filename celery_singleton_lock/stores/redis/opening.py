@@ -20,6 +20,7 @@ class Tcp(Connection):
     """A connection over TCP that opens until `give_up_at`, and by old addresses if there are no new ones in time."""
 
     give_up_at = float("inf")
+    bare: Any = None
 
     def _connect(self) -> Any:
         name = self.host
@@ -31,6 +32,7 @@ class Tcp(Connection):
             self.host = name
         # For the handshake of TLS.
         sock.settimeout(_left(self))
+        self.bare = sock
         return sock
 
     def _connect_to_one(self, addresses: list[str]) -> Any:
@@ -52,6 +54,8 @@ class Tls(SSLConnection, Tcp):
         try:
             return super()._connect()
         except FileNotFoundError as error:
+            # Early versions of redis-py leave it open.
+            self.bare.close()
             raise ssl.SSLError(f"CERTIFICATE file not found: {error}") from error
 
 
