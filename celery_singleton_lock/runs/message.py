@@ -36,6 +36,8 @@ DUE_HEADER = "beat_due"
 """Where a beat tells which entry it has sent, and when it was due."""
 
 _DEFAULT_VISIBILITY_TIMEOUT = 3600.0
+# For so much of it nobody else is given a message that was delivered here.
+_NEARLY = 0.9
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
 # By then a broker that restarts is back; a job is worth the wait.
@@ -139,13 +141,23 @@ def is_broadcast(task: Task) -> bool:
 
 
 def may_be_copy(task: Task, notes: Notes) -> bool:
-    """The message may have been delivered before; equal ids alone do not make a copy."""
+    """The message may be delivered more than once; equal ids alone do not make a copy."""
     request = task.request
     if request.is_eager or is_broadcast(task):
         return False
-    is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
     # Our own countdowns are far shorter than any visibility timeout.
-    return is_redelivered or notes.is_copy or bool(request.eta and not notes.tries)
+    return has_copies(task, notes) or bool(request.eta and not notes.tries)
+
+
+def has_copies(task: Task, notes: Notes) -> bool:
+    """The message was delivered before, or has been here for so long that it may have been delivered elsewhere."""
+    is_redelivered = bool((task.request.delivery_info or {}).get("redelivered"))
+    return is_redelivered or notes.is_copy or _since_delivery(task) > visibility_timeout(task) * _NEARLY
+
+
+def _since_delivery(task: Task) -> float:
+    received = task.request.get(RECEIVED)
+    return 0.0 if received is None else clock() - received
 
 
 def send_again(task: Task, delay: float, **notes: Any) -> Any:

@@ -1,7 +1,8 @@
 """Messages that are delivered more than once: one body each.
 
 A later delivery is refused by the store while the run lives, and waits without a trace; it is dropped once that has
-ended. The run says so in a done marker as it releases, but only if another delivery is known or likely.
+ended. The run says so in a done marker as it releases, but only if another delivery is known or likely: one that
+was delivered again may be so once more, or its first delivery still wait in a busy worker.
 """
 
 import logging
@@ -15,13 +16,10 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# A run that takes so much of the visibility timeout may end while a second delivery is under way.
-_NEARLY = 0.9
 _FIRST_DELAY = 0.25
 _FIRST_HAND_OVER_DELAY = 0.05
 _LONGEST_DELAY = 2.0
@@ -93,9 +91,7 @@ def telling_later_deliveries(run: Run) -> Iterator[None]:
 def _ending(run: Run, outcome: Literal["ended", "retried"]) -> Ending | None:
     if not run.can_come_again:
         return None
-    timeout = message.visibility_timeout(run.task)
-    received = run.request.get(message.RECEIVED) or clock()
-    return Ending(outcome, message.kept(run.task), is_due=clock() - received > timeout * _NEARLY)
+    return Ending(outcome, message.kept(run.task), is_due=message.has_copies(run.task, run.notes))
 
 
 def mark_stored(run: Run) -> None:

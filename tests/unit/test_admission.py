@@ -567,11 +567,13 @@ def parked_notes(event: Event) -> dict[str, Any]:
 
 IN_THE_CROWD: dict[str, Any] = {"leaves": (f"crowd {ME}",)}
 
+WORD_FOR_COPIES: dict[str, Any] = {"leaves": (f"done {ME}",)}
 FREE = [
-    row(f"a free key lets in a call that comes {how}", policy, free, event, runs())
+    row(f"a free key lets in a call that comes {how}", policy, free, event,
+        runs(**(WORD_FOR_COPIES if event in (redelivery, parked_before) else {})))
     for policy in ALL
     for how, event in DELIVERIES.items()
-]
+]  # fmt: skip
 
 # Another run has the key.
 
@@ -667,7 +669,7 @@ WAITING = [
     row("a retry waits for another run", "wait", (held, released_meanwhile), retried,
         runs(takes=("held the-holder",))),
     row("a redelivery waits for another run", "wait", (held, released_meanwhile), redelivery,
-        runs(takes=("held the-holder",))),
+        runs(takes=("held the-holder",), **WORD_FOR_COPIES)),
     row("in the header of a chord it gives up with an error", "wait", held, in_a_chord, raises(),
         lock_wait_timeout=0),
     row("a queued call keeps nobody out who occupies a slot", "wait", queued("the-queued"), first, runs(),
@@ -892,7 +894,8 @@ OWN = [
     row("a later delivery of a marker's time is over", "skip", (done("stored"), later_by(61)), redelivery, runs()),
     row("a copy waits for the end of its own cool-down", "skip", kept_by(ME), redelivery,
         parked(0.25, parked_notes(redelivery)), lock_min_hold=60),
-    row("a copy of a run that has died runs", "skip", (held_by_itself, later_by(31)), redelivery, runs()),
+    row("a copy of a run that has died runs", "skip", (held_by_itself, later_by(31)), redelivery,
+        runs(**WORD_FOR_COPIES)),
     row("a copy that was parked long ago waits no more than two seconds", "skip", held_by_itself,
         Event(notes={"tries": 20, "is_copy": True}), parked(2, {"tries": 21, "is_copy": True})),
 ]  # fmt: skip
