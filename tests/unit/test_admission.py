@@ -621,7 +621,7 @@ FREE = [
     row(f"a free key lets in a call that comes {how}", policy, free, event, runs(**MARKED_AS.get(how, {})))
     for policy in ALL
     for how, event in DELIVERIES.items()
-]
+]  # fmt: skip
 
 # Another run has the key.
 
