@@ -237,7 +237,10 @@ def fences_grow(known: Known) -> Iterator[str]:
     for body in known.bodies:
         before = [other for other in known.bodies if other.key == body.key and other.left <= body.entered]
         # In eager mode what replaces a run goes on inside of it, and under its lease.
-        fences = [other.fence for other in before if not (known.eager and other.task_id == body.task_id)]
+        # And one that was killed as it began may have left when it entered.
+        fences = [
+            other.fence for other in before if other is not body and not (known.eager and other.task_id == body.task_id)
+        ]
         if not body.fence:
             yield f"{body} ran without a lease"
         elif max(fences, default=0) >= body.fence:
