@@ -367,6 +367,9 @@ def _ends_early(known: Known, call: Call) -> bool:
 def _published(known: Known, answer: Answer) -> float:
     """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
     call, ids = known.calls[answer.call], known.messages(answer)
+    if call.place in ("middle of a chain", "chord body"):
+        # A worker does, once the steps before it have ended.
+        return min(known.began.get(answer.task_id, [answer.sent]))
     entered = [body.entered for body in known.bodies if body.task_id in ids]
     return max(entered, default=answer.sent) if call.place in LOOPS or call.route == "send_task" else answer.sent
 
