@@ -237,7 +237,10 @@ def fences_grow(known: Known) -> Iterator[str]:
     for body in known.bodies:
         before = [other for other in known.bodies if other.key == body.key and other.left <= body.entered]
         # In eager mode what replaces a run goes on inside of it, and under its lease.
-        fences = [other.fence for other in before if not (known.eager and other.task_id == body.task_id)]
+        # And one that was killed as it began may have left when it entered.
+        fences = [
+            other.fence for other in before if other is not body and not (known.eager and other.task_id == body.task_id)
+        ]
         if not body.fence:
             yield f"{body} ran without a lease"
         elif max(fences, default=0) >= body.fence:
@@ -364,6 +367,9 @@ def _ends_early(known: Known, call: Call) -> bool:
 def _published(known: Known, answer: Answer) -> float:
     """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
     call, ids = known.calls[answer.call], known.messages(answer)
+    if call.place in ("middle of a chain", "chord body"):
+        # A worker does, once the steps before it have ended.
+        return min(known.began.get(answer.task_id, [answer.sent]))
     entered = [body.entered for body in known.bodies if body.task_id in ids]
     return max(entered, default=answer.sent) if call.place in LOOPS or call.route == "send_task" else answer.sent
 

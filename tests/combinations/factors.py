@@ -52,6 +52,7 @@ TRIPLES = (
 _LOOPS = ("map", "starmap", "chunks")
 _CHORDS = ("chord header", "chord body")
 _CHAINS = ("first of a chain", "middle of a chain")
+_AFTER_OTHERS = ("middle of a chain", "chord body")
 _ONLY_PREFORK = ("soft limit", "hard limit", "kill", "terminate")
 
 
@@ -80,6 +81,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
     "RabbitMQ itself drops what has expired, and nobody is told": (
         ("broker", "timing"),
         lambda row: row["broker"] != "redis" and row["timing"] == "expires",
+    ),
+    "what a worker sends of a canvas may come to its eta, of which Celery leaves RabbitMQ no whole second": (
+        ("broker", "place", "timing"),
+        lambda row: row["broker"] == "quorum" and row["place"] in _AFTER_OTHERS and row["timing"] == "eta",
     ),
     "only prefork has children that can be killed or timed out": (
         ("pool", "ending"),

@@ -73,7 +73,8 @@ class Watch:
         if event.name == "began":
             self._began[event.run] = event
             self._look_after(event.pid)
-        elif event.name == "enter":
+        elif event.name == "enter" and event.pid in self._descriptors.values():
+            # Else it has died before this could be read.
             facts = self._began[event.run].facts
             self._open[event.run] = Open(
                 event.pid, facts["task"], facts["task_id"], event.key, event.at, event.facts["seconds"]
