@@ -690,15 +690,15 @@ MUTANTS = [
     Mutant(
         "an acknowledgement that fails leaves word",
         "request.py",
-        "        except Exception:\n            self.leave_marker()\n",
+        "        except Exception:\n            self.cut_off()\n",
         "        except Exception:\n",
         ("tests/unit/test_request.py", "-k", "acknowledgement_fails"),
     ),
     Mutant(
         "acknowledgements lost with the connection leave word",
         "request.py",
-        "                request.leave_marker()\n",
-        "                pass\n",
+        "                    request.cut_off()\n",
+        "                    pass\n",
         ("tests/unit/test_request.py", "-k", "lost_with_the_connection"),
     ),
     Mutant(
