@@ -813,6 +813,20 @@ MUTANTS = [
         "        if False:\n",
         ("tests/contract/test_connections.py", "-k", "heartbeat_of_its_parent"),
     ),
+    Mutant(
+        "a conflict is a master's word",
+        "stores/redis/store.py",
+        "            self._wire.make_sure(keys[0], give_up_at - clock())\n",
+        "            pass\n",
+        ("tests/contract/test_refusals.py", "-k", "is_not_believed"),
+    ),
+    Mutant(
+        "and asked about once",
+        "stores/redis/wire.py",
+        "            if clock() < connection.sure_until:\n",
+        "            if False:\n",
+        ("tests/contract/test_refusals.py", "-k", "asked_about_once"),
+    ),
 ]
 
 

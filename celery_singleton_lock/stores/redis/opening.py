@@ -78,9 +78,12 @@ def pool_of(url: str, options: Mapping[str, Any], ours: Mapping[str, Any]) -> Co
 
 
 def opened(pool: ConnectionPool, timeout: float) -> Any:
-    """A connection that is ready for a command, within *timeout* seconds, of which each reply may take one."""
+    """A connection that is ready for a command, within *timeout* seconds, of which each reply may take one.
+
+    Until `sure_until` its server counts as a master.
+    """
     connection = pool.connection_class(**pool.connection_kwargs)
-    connection.give_up_at = clock() + timeout
+    connection.give_up_at, connection.sure_until = clock() + timeout, 0.0
     try:
         connection.connect()
         connection._sock.settimeout(REPLY_TIMEOUT)  # noqa: SLF001 (there is no other way)
