@@ -827,6 +827,20 @@ MUTANTS = [
         "            if False:\n",
         ("tests/contract/test_refusals.py", "-k", "asked_about_once"),
     ),
+    Mutant(
+        "kept alive from far away",
+        "leases/keepalive.py",
+        "_BOUND = 2.0",
+        "_BOUND = 1.0",
+        ("tests/contract/test_connections.py", "-k", "in_the_background"),
+    ),
+    Mutant(
+        "given back from far away",
+        "leases/leftovers.py",
+        "_BOUND = 2.0",
+        "_BOUND = 1.0",
+        ("tests/contract/test_connections.py", "-k", "in_the_background"),
+    ),
 ]
 
 

@@ -112,8 +112,7 @@ def _introduce(connection: Any) -> None:
     """Say who we are and which database we want, in one round trip; redis-py takes one for each."""
     connection._parser.on_connect(connection)  # noqa: SLF001 (what redis-py's own introduction begins with)
     commands = _introduction(connection)
-    for command in commands:
-        connection.send_command(*command, check_health=False)
+    connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     for _ in commands:
         hear(connection, _left(connection))
         connection.read_response()

@@ -89,8 +89,7 @@ class Wire:
         give_up_at = clock() + timeout
         connection, idle_since, _ = self._checkout(timeout)
         try:
-            for command in commands:
-                connection.send_command(*command, check_health=False)
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             replies = [_reply(connection, give_up_at) for _ in commands]
         except BaseException as error:
             connection.disconnect()
@@ -225,8 +224,8 @@ class Wire:
 
     def _hear_only(self, connection: Any, channel: str, give_up_at: float) -> Any:
         try:
-            connection.send_command("UNSUBSCRIBE", check_health=False)
-            connection.send_command("SUBSCRIBE", channel, check_health=False)
+            commands = connection.pack_commands([("UNSUBSCRIBE",), ("SUBSCRIBE", channel)])
+            connection.send_packed_command(commands, check_health=False)
             self._listening.add(connection)
             reply = None
             while reply != ["subscribe", channel]:
