@@ -19,7 +19,8 @@ from celery_singleton_lock.stores.records import Answer
 
 _ROUNDS_PER_TTL = 8
 _LONGEST_SLEEP = 0.2
-_BOUND = 1.0
+# Enough to connect to a store that is far away.
+_BOUND = 2.0
 
 
 class Keepalive:

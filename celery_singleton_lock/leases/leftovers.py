@@ -16,7 +16,8 @@ from celery_singleton_lock.stores.records import Claim, Ending
 logger = logging.getLogger("celery_singleton_lock")
 
 _PAUSE = 0.5
-_BOUND = 1.0
+# Enough to connect to a store that is far away.
+_BOUND = 2.0
 
 
 class Leftover(Protocol):

@@ -13,7 +13,9 @@ import pytest
 from redis import Connection
 
 from celery_singleton_lock import Lease, Lock, StoreError
+from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.lease import own_heartbeat
+from celery_singleton_lock.leases.leftovers import Unreleased
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant, Slot
 from celery_singleton_lock.stores.redis import wire
@@ -122,6 +124,22 @@ def test_a_store_far_away_grants_renews_and_releases_within_the_bounds(far: str)
     assert lock._store.holders(lock.key) == []
 
 
+def test_what_is_far_away_is_given_back_and_kept_alive_in_the_background(far: str) -> None:
+    store = RedisStore(far, {})
+    lease = Lease(store, Claim(KEY, "a", 6.0))
+    assert lease.acquire() is None
+    # As where its heartbeat gets no time to run.
+    own_heartbeat.forget(lease._renewal)
+    late, first = [lease._renewal], lease._renewal.deadline
+
+    Keepalive(lambda: late).start(store, 6.0)
+
+    until(lambda: lease._renewal.deadline > first, "it is kept alive", timeout=6)
+    late.clear()
+    until(Unreleased(RedisStore(far, {}), lease.claim, 1).release_again, "it is given back")
+    assert store.holders(KEY) == []
+
+
 def test_scripts_that_are_not_known_cost_no_connection(valkey: Server) -> None:
     store = RedisStore(valkey.url, {"client_name": "unknown"})
     store.acquire(MINE)
@@ -206,9 +224,22 @@ def test_a_forked_child_that_reconnects_does_not_wait_for_the_heartbeat_of_its_p
             client.client_kill_filter(_type="normal", skipme=True)
         return isinstance(store.acquire(OTHER), Grant)
 
-    # As a thread of the parent might, at that moment.
-    with own_heartbeat._lock:
+    is_held, is_over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with own_heartbeat._lock:
+            is_held.set()
+            is_over.wait(20)
+
+    # As the heartbeat might, at that moment.
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait(20)
+    try:
         assert in_a_fork(reconnect) == "True"
+    finally:
+        is_over.set()
+        holder.join(20)
     lease.release()
     store.close()
 

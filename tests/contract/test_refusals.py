@@ -113,6 +113,30 @@ def test_an_address_that_has_moved_is_followed_although_the_old_server_still_ans
             assert not client.exists(KEY)
 
 
+def test_a_conflict_is_not_believed_of_a_server_that_is_no_master_any_more() -> None:
+    with failed_over("valkey") as (proxy, old, new, fail_over):
+        store, elsewhere = RedisStore(proxy.url, {}), RedisStore(new.url, {})
+        store.acquire(OTHER)
+        other = Claim(OTHER.key, "c", 30.0)
+        fail_over()
+        with old.client() as master:
+            # So it does not hear of the release.
+            master.replicaof("127.0.0.1", 1)
+        elsewhere.release(OTHER, 1)
+
+        assert isinstance(store.acquire(other), Grant)
+
+
+def test_conflicts_one_after_the_other_are_asked_about_once(own: Server) -> None:
+    store = RedisStore(own.url, {})
+    store.acquire(OTHER)
+    with own.client() as client:
+        for _ in range(50):
+            assert isinstance(store.acquire(Claim(OTHER.key, "c", 30.0)), Conflict)
+
+        assert client.info("commandstats")["cmdstat_hdel"]["calls"] <= 5
+
+
 def test_who_waits_behind_an_address_that_has_moved_is_woken_by_the_new_server() -> None:
     with failed_over("valkey") as (proxy, old, new, fail_over):
         store, elsewhere = RedisStore(proxy.url, {}), RedisStore(new.url, {})
@@ -267,10 +291,3 @@ def test_a_holder_whose_password_is_changed_ends_like_one_whose_store_is_away(ow
         assert lease.release() is None
         client.config_set("requirepass", "")
         until(lambda: not store.holders(KEY), "it is released in the background")
-
-
-def test_a_conflict_stays_one(own: Server) -> None:
-    store = RedisStore(own.url, {})
-    store.acquire(OTHER)
-
-    assert isinstance(store.acquire(Claim(OTHER.key, "c", 30.0)), Conflict)

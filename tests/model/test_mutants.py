@@ -960,6 +960,34 @@ MUTANTS = [
         "        if False:\n",
         ("tests/contract/test_connections.py", "-k", "heartbeat_of_its_parent"),
     ),
+    Mutant(
+        "a conflict is a master's word",
+        "stores/redis/store.py",
+        "            self._wire.make_sure(keys[0], give_up_at - clock())\n",
+        "            pass\n",
+        ("tests/contract/test_refusals.py", "-k", "is_not_believed"),
+    ),
+    Mutant(
+        "and asked about once",
+        "stores/redis/wire.py",
+        "            if clock() < connection.sure_until:\n",
+        "            if False:\n",
+        ("tests/contract/test_refusals.py", "-k", "asked_about_once"),
+    ),
+    Mutant(
+        "kept alive from far away",
+        "leases/keepalive.py",
+        "_BOUND = 2.0",
+        "_BOUND = 1.0",
+        ("tests/contract/test_connections.py", "-k", "in_the_background"),
+    ),
+    Mutant(
+        "given back from far away",
+        "leases/leftovers.py",
+        "_BOUND = 2.0",
+        "_BOUND = 1.0",
+        ("tests/contract/test_connections.py", "-k", "in_the_background"),
+    ),
 ]
 
 

@@ -78,9 +78,12 @@ def pool_of(url: str, options: Mapping[str, Any], ours: Mapping[str, Any]) -> Co
 
 
 def opened(pool: ConnectionPool, timeout: float) -> Any:
-    """A connection that is ready for a command, within *timeout* seconds, of which each reply may take one."""
+    """A connection that is ready for a command, within *timeout* seconds, of which each reply may take one.
+
+    Until `sure_until` its server counts as a master.
+    """
     connection = pool.connection_class(**pool.connection_kwargs)
-    connection.give_up_at = clock() + timeout
+    connection.give_up_at, connection.sure_until = clock() + timeout, 0.0
     try:
         connection.connect()
         connection._sock.settimeout(REPLY_TIMEOUT)  # noqa: SLF001 (there is no other way)
@@ -109,8 +112,7 @@ def _introduce(connection: Any) -> None:
     """Say who we are and which database we want, in one round trip; redis-py takes one for each."""
     connection._parser.on_connect(connection)  # noqa: SLF001 (what redis-py's own introduction begins with)
     commands = _introduction(connection)
-    for command in commands:
-        connection.send_command(*command, check_health=False)
+    connection.send_packed_command(connection.pack_commands(commands), check_health=False)
     for _ in commands:
         hear(connection, _left(connection))
         connection.read_response()

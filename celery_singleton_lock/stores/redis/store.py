@@ -234,12 +234,20 @@ class RedisStore(Store):
     ) -> Grant | Conflict | Done | float:
         keys = [claim.key, claim.marker] if claim.may_be_copy else [claim.key]
         arguments = arguments_of(claim, waits=waits)
-        reply, sent_at = self._persist(lambda timeout: self._wire.run(ACQUIRE, keys, arguments, timeout), bound)
+        reply, sent_at = self._persist(lambda timeout: self._ask_for_place(keys, arguments, timeout), bound)
         if isinstance(reply, int) or reply[0] == _GRANTED:
             return grant_in(reply, sent_at)
         if reply[0] == _QUEUED:
             return float(reply[2]) / 1_000_000
         return Done(*reply[2:]) if reply[0] == _DONE else conflict_in(claim.key, reply)
+
+    def _ask_for_place(self, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
+        give_up_at = clock() + timeout
+        reply = self._wire.run(ACQUIRE, keys, arguments, timeout)
+        if not isinstance(reply, int) and reply[0] not in (_GRANTED, _QUEUED, _DONE):
+            # A conflict writes nothing, so a master of yesterday could tell of it from what it still knows.
+            self._wire.make_sure(keys[0], give_up_at - clock())
+        return reply
 
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
         return self._persist(lambda timeout: self._wire.run(script, [key], arguments, timeout), bound)[0]

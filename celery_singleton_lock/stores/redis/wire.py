@@ -19,6 +19,8 @@ from celery_singleton_lock.stores.redis.refusals import is_elsewhere
 # What nobody has needed for so long is one connection too many.
 LONGEST_IDLE = 60.0
 LOOK_AGAIN = 6.0
+# A server that was a master then.
+_SURE_FOR = 1.0
 
 
 class Script:
@@ -87,8 +89,7 @@ class Wire:
         give_up_at = clock() + timeout
         connection, idle_since, _ = self._checkout(timeout)
         try:
-            for command in commands:
-                connection.send_command(*command, check_health=False)
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
             replies = [_reply(connection, give_up_at) for _ in commands]
         except BaseException as error:
             connection.disconnect()
@@ -123,6 +124,24 @@ class Wire:
         except exceptions.NoScriptError:
             # The first loads it for the others.
             return self.call_many([("EVAL", script.text, *plain[0]), *known[1:]], give_up_at - clock())
+
+    def make_sure(self, key: str, timeout: float) -> None:
+        """Ask the connection that was used last whether its server is a master, unless it was asked just now.
+
+        Raises:
+            RedisError: It is not, or does not answer.
+        """
+        with suppress(IndexError):
+            connection, _ = self._idle[-1]
+            if clock() < connection.sure_until:
+                return
+            connection.sure_until = clock() + _SURE_FOR
+        try:
+            # No lock has such a field: a master does nothing, and any other server says what it is.
+            self.call("HDEL", key, "", timeout=timeout)
+        except exceptions.ResponseError as error:
+            if is_elsewhere(error):
+                raise
 
     def subscribe(self, channel: str, timeout: float) -> Any:
         """A connection that hears *channel*; the caller disconnects it or hands it to `unsubscribe`."""
@@ -205,8 +224,8 @@ class Wire:
 
     def _hear_only(self, connection: Any, channel: str, give_up_at: float) -> Any:
         try:
-            connection.send_command("UNSUBSCRIBE", check_health=False)
-            connection.send_command("SUBSCRIBE", channel, check_health=False)
+            commands = connection.pack_commands([("UNSUBSCRIBE",), ("SUBSCRIBE", channel)])
+            connection.send_packed_command(commands, check_health=False)
             self._listening.add(connection)
             reply = None
             while reply != ["subscribe", channel]:
