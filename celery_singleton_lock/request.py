@@ -6,6 +6,7 @@ one whose body lets no other thread run.
 """
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -20,9 +21,10 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.bootsteps import StartStopStep
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
-from celery.worker.request import Request
+from celery.worker.request import Request, logger
 
 from celery_singleton_lock.errors import LockHeld, SingletonLockError, StoreError
+from celery_singleton_lock.leases.greenlets import patched_by
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
@@ -99,10 +101,18 @@ class SingletonRequest(Request):
         """Have the next delivery dropped, if this acknowledgement fails, or is lost with the connection."""
         if self.task.acks_late:
             self.end()
-        # Celery has it done later, by the event loop, and tells nobody of a failure. In a solo pool, whose bodies
-        # run in that loop, even an early one is done after the body.
+        # Celery has it done later, by the event loop, and tells nobody of a failure.
         self.message.ack = partial(self._acknowledge, self.message.ack)
+        if not self.acknowledged and self._runs_in_the_event_loop():
+            self._acknowledge_at_once()
         super().acknowledge()
+
+    def _acknowledge_at_once(self) -> None:
+        """In a solo pool the bodies of all that is due would come first, and the broker may not wait for so long."""
+        # If it fails in another way than by the connection, Celery does it later after all.
+        with suppress(Exception):
+            self.message.ack_log_error(logger, self._connection_errors)
+            self.message.ack = _do_nothing
 
     def _acknowledge(self, acknowledge: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.acknowledged_at = clock()
@@ -167,6 +177,10 @@ class SingletonRequest(Request):
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())
 
+    def _runs_in_the_event_loop(self) -> bool:
+        is_main = threading.current_thread() is threading.main_thread()
+        return self.worker_pid == os.getpid() and is_main and patched_by() is None
+
     def needs_help(self) -> bool:
         """The child runs, for longer than its own heartbeat takes to renew its lease."""
         options = self.task.lock_options
@@ -199,6 +213,10 @@ class SingletonRequest(Request):
         if self.claim is not None:
             with suppress(SingletonLockError):
                 unmark_later(store_of(self.app), self.claim.key, self.id, returns=True)
+
+
+def _do_nothing(*_: Any, **__: Any) -> None:
+    """It is done."""
 
 
 def _ending(on_success: Callable[..., Any]) -> Callable[..., Any]:

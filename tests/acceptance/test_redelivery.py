@@ -178,6 +178,31 @@ def test_a_copy_that_rabbitmq_delivers_after_the_end_is_dropped(
     assert result.state == "SUCCESS"
 
 
+def test_a_copy_that_rabbitmq_delivers_for_want_of_an_early_acknowledgement_is_dropped(
+    tasks: Any, rabbit: str, env: dict[str, str], recorder: Recorder
+) -> None:
+    tasks.app.conf.broker_url = rabbit
+    tasks.app.control.purge()
+    task = tasks.by_policy["skip"]
+    with Proxy(port_of(rabbit)) as proxy:
+        behind = rabbit.replace(str(port_of(rabbit)), str(proxy.port))
+        with workers(APP, {**env, "TEST_BROKER": behind}, 1, concurrency=1) as (worker,):
+            task.delay("another", 1, 3)
+            until(lambda: runs(recorder), "another one runs")
+            result = task.delay("k", 1)
+            until(lambda: f"{result.id}] received" in worker.log(), "its message is there")
+            # It is acknowledged when it begins.
+            proxy.black_hole()
+            assert result.get(timeout=10) == 1
+            proxy.cut()
+            proxy.forward()
+
+            until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
+
+    assert [run.run for run in runs(recorder)].count(result.id) == 1
+    assert result.state == "SUCCESS"
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, fails: bool
@@ -239,6 +264,22 @@ def test_a_message_that_a_busy_worker_has_kept_does_not_run_after_its_copy(
 
     assert len([run for run in runs(recorder) if run.run == result.id]) == 1
     assert result.state == "SUCCESS"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_in_a_solo_pool_an_acknowledgement_does_not_wait_for_the_bodies_of_others(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder, late: bool
+) -> None:
+    task = impatient_broker.late if late else impatient_broker.by_policy["skip"]
+    with workers(APP, {**env, **SOON}, 1, pool="solo") as (busy,):
+        # Both are due in one round of the event loop, which acknowledges in the next one.
+        results = [task.apply_async((key, 1, seconds), countdown=1.5) for key, seconds in (("k", 0), ("other", 12))]
+        until(lambda: busy.log().count("] received") == 2, "both messages are there")
+        with workers(APP, {**env, **SOON}, 1, pool="solo"):
+            assert [result.get(timeout=30) for result in results] == [1, 1]
+            until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+
+    assert [run.key for run in runs(recorder)].count("k") == 1
 
 
 def test_a_message_rejected_for_a_lost_child_is_not_lost(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:

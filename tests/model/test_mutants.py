@@ -594,7 +594,14 @@ MUTANTS = [
         "request.py",
         "            if not request.task.acks_late:\n",
         "            if False:\n",
-        ("tests/acceptance/test_redelivery.py", "-k", "lost_connection and rabbitmq and solo"),
+        ("tests/acceptance/test_redelivery.py", "-k", "early_acknowledgement"),
+    ),
+    Mutant(
+        "in a solo pool a message is acknowledged at once",
+        "request.py",
+        "            self._acknowledge_at_once()\n",
+        "            pass\n",
+        ("tests/acceptance/test_redelivery.py", "-k", "bodies_of_others"),
     ),
     Mutant(
         "RETRY is not stored after the message has left",
