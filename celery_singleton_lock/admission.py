@@ -3,7 +3,7 @@
 import logging
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
 from celery_singleton_lock.runs.arguments import unpack
@@ -26,7 +26,7 @@ def admit(run: Run) -> Ended | None:
         None if the body may run, else how the run has ended.
 
     Raises:
-        LockHeld, StoreError, Ignore, Reject, Retry: The other ways to end.
+        LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: The other ways to end.
     """
     policy = _policy_of(run)
     try:
@@ -49,6 +49,9 @@ def admit(run: Run) -> Ended | None:
             answer = policy.insist(run, answer)
         if answer is not None:
             return _end_at_the_door(run, policy, answer)
+    except ConfigurationError:
+        # It refuses us, and will the next time.
+        raise
     except StoreError as error:
         return _unanswered(run, error)
     if run.lease.arguments:

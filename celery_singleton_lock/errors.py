@@ -70,3 +70,21 @@ class StoreError(SingletonLockError):
 
 class ConfigurationError(SingletonLockError, ValueError):
     """An option or setting has a value that cannot work; the message says which, and what can."""
+
+
+class StoreRefused(StoreError, ConfigurationError):
+    """The store wants another password, right or certificate; to ask again is of no use.
+
+    Arguments:
+        store: Address of the store, without credentials.
+        problem: What it said, in the words of the client library.
+        advice: What to set.
+    """
+
+    def __init__(self, store: str, problem: str, advice: str) -> None:
+        super().__init__(store, problem)
+        self.args = (store, problem, advice)
+        self.advice = advice
+
+    def __str__(self) -> str:
+        return f"lock store {self.store} refuses us ({self.problem}): {self.advice}"

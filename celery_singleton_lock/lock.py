@@ -2,9 +2,12 @@
 
 import os
 import socket
+import sys
 import threading
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 from celery import Celery, current_app
 
@@ -15,7 +18,7 @@ from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.leases.teller import teller
 from celery_singleton_lock.options import count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Facts
 
 
@@ -28,8 +31,9 @@ class Lock:
     into running code. Waiters are served in the order of their arrival and woken
     by the release.
 
-    One object may be used by many threads; they compete like strangers. After a
-    fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
+    One object may be used by many threads and asyncio tasks; they compete like
+    strangers, and so do two objects of one name. A call blocks its thread, an event
+    loop too. After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
     takes the same lock.
 
     Arguments:
@@ -38,8 +42,8 @@ class Lock:
         app: The Celery app whose settings apply, by default the current one.
         ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
         limit: How many may hold it at once, as far as this object is concerned.
-        reentrant: A thread (or greenlet) that holds it through this object may
-            acquire it again; it is free once it has been released as often.
+        reentrant: A thread (or greenlet, or asyncio task) that holds it through this object may
+            acquire it again; it is free once it has been released as often, here or by the lease.
 
     Raises:
         ConfigurationError: A value that cannot work, or no store to use.
@@ -56,7 +60,7 @@ class Lock:
         reentrant: bool = False,
     ) -> None:
         app = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
-        self._store = store_of(app) if url is None else store_from_url(url)
+        self._store = store_of(app) if url is None else shared_store(url)
         self._key = key_of(prefix_of(app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)
@@ -65,29 +69,35 @@ class Lock:
 
     def __enter__(self) -> Lease:
         """Wait for the lock as long as it takes."""
-        before = len(self._leases())
+        mine = self._mine()
+        depth, before = len(mine.blocks), mine.taken()
         try:
             lease = self.acquire()
             assert lease is not None
+            mine.blocks.append((lease, lease.takes))
             return lease
         except BaseException:
             # A signal may raise after it was acquired and before the block begins.
-            self._give_back(before)
+            del mine.blocks[depth:]
+            mine.give_back(before)
             raise
 
     def __exit__(self, *_: object) -> Literal[False]:
-        """Release the lock, unless its lease was released already."""
-        before = None
+        """Release what this block has taken, unless that was released already.
+
+        Raises:
+            SingletonLockError: This thread, or asyncio task, has not entered the block, or was forked inside.
+        """
+        depth = None
         try:
-            leases = self._leases()
-            before = len(leases) - 1
-            if leases[-1].unreleased:
-                self.release()
-            else:
-                leases.pop()
+            depth = len(self._mine().blocks)
+            if depth == 0:
+                raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
+            self._leave(depth, self._release)
             return False
         except BaseException:
-            self._give_back(len(self._leases()) - 1 if before is None else before)
+            # A signal may have raised at any moment of it.
+            self._leave(len(self._mine().blocks) if depth is None else depth, Lease.release)
             raise
 
     @property
@@ -110,65 +120,103 @@ class Lock:
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
         """
         patience = _patience(blocking, timeout)
-        leases = self._leases()
-        if self._reentrant and leases and leases[-1].held:
-            leases.append(leases[-1])
-            return leases[-1]
-        before, lease = len(leases), self._new_lease()
+        mine = self._mine()
+        before, latest = mine.taken(), mine.latest
         try:
-            leases.append(lease)
+            if self._reentrant and latest is not None and latest.held:
+                latest.take_again()
+                return latest
+            lease = self._new_lease()
+            mine.leases.append(lease)
             conflict = lease.acquire()
             if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
-                self._give_back(before)
+                mine.give_back(before)
                 return None
             signals.lock_acquired.send(sender=Lock, lease=lease)
             return lease
         except BaseException:
-            self._give_back(before)
+            mine.give_back(before)
             raise
 
     def release(self) -> None:
-        """Give back what this thread acquired last.
+        """Give back what this thread, or asyncio task, acquired last; from anywhere else, call the lease's `release`.
 
         Raises:
-            SingletonLockError: This thread holds nothing through this object, or
-                has released the lease already.
+            SingletonLockError: It holds nothing through this object, or has released it already.
         """
-        leases = self._leases()
-        if not leases:
-            raise SingletonLockError(
-                f"lock key={self._key} is not held by this thread; only the one that acquired it can release it"
-            )
-        lease = leases[-1]
-        try:
-            is_done = lease not in leases[:-1] and lease.release() is Answer.DONE
-        finally:
-            # Not if a signal has raised before anything was released: then it is still to be given back.
-            if lease in leases[:-1] or not lease.unreleased:
-                leases.pop()
-        if is_done:
+        latest = self._mine().latest
+        if latest is None:
+            raise SingletonLockError(f"lock key={self._key} {_NOT_MINE}")
+        self._release(latest)
+
+    def _release(self, lease: Lease) -> None:
+        if lease.release() is Answer.DONE:
             signals.lock_released.send(sender=Lock, lease=lease)
 
-    def _give_back(self, before: int) -> None:
-        """Give back what this thread has asked for since it had *before* leases, and tell nobody."""
-        leases = self._leases()
-        for lease in leases[before:]:
-            if lease.unreleased and lease not in leases[:before]:
-                lease.release()
-        del leases[before:]
+    def _leave(self, depth: int, release: Callable[[Lease], object]) -> None:
+        """End the block that is *depth* blocks deep, unless that was done."""
+        blocks = self._mine().blocks
+        if 0 < depth <= len(blocks):
+            lease, takes = blocks[depth - 1]
+            if lease.takes >= takes:
+                release(lease)
+            del blocks[depth - 1 :]
 
-    def _leases(self) -> list[Lease]:
-        """What this thread has acquired through this object, in this process, the latest last."""
-        pid, leases = getattr(self._thread, "held", (None, []))
-        if pid != os.getpid():
-            leases = []
-            self._thread.held = os.getpid(), leases
-        return leases
+    def _mine(self) -> "_Mine":
+        """What the calling thread, or asyncio task, has taken through this object in this process."""
+        held = getattr(self._thread, "held", None)
+        if held is None or held[0] != os.getpid():
+            held = self._thread.held = os.getpid(), _Mine(), WeakKeyDictionary[Any, _Mine]()
+        _, own, of_tasks = held
+        task = _current_task()
+        return own if task is None else of_tasks.setdefault(task, _Mine())
 
     def _new_lease(self) -> Lease:
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid())
         claim = Claim(self._key, new_token(), self._ttl, self._limit, facts)
         return Lease(self._store, claim, on_lost=_tell_lost)
+
+
+_NOT_MINE = (
+    "is not held by this thread, asyncio task or process; only the one that acquired it can give it back here, "
+    "and any thread of its process by lease.release()"
+)
+
+
+class _Mine:
+    """What one thread, or one asyncio task in it, has taken through a lock.
+
+    Attributes:
+        leases: What was taken and may have been given back, the latest last.
+        blocks: For each `with` that runs, the outermost first: its lease, and how often that was taken by then.
+    """
+
+    def __init__(self) -> None:
+        self.leases: list[Lease] = []
+        self.blocks: list[tuple[Lease, int]] = []
+
+    @property
+    def latest(self) -> Lease | None:
+        """What was taken last and was not given back, by whichever door."""
+        self.leases[:] = [lease for lease in self.leases if lease.takes]
+        return self.leases[-1] if self.leases else None
+
+    def taken(self) -> dict[Lease, int]:
+        """How often each was taken."""
+        return {lease: lease.takes for lease in self.leases}
+
+    def give_back(self, before: Mapping[Lease, int]) -> None:
+        """Give back what was taken since, and tell nobody."""
+        for lease in self.leases:
+            while lease.takes > before.get(lease, 0):
+                lease.release()
+
+
+def _current_task() -> Any:
+    """The asyncio task that runs in this thread, if one does."""
+    asyncio = sys.modules.get("asyncio")
+    loop = asyncio and asyncio._get_running_loop()  # noqa: SLF001 (the public one raises where there is none)
+    return asyncio.current_task(loop) if asyncio and loop else None
 
 
 def _patience(blocking: bool, timeout: float | None) -> float | None:

@@ -21,6 +21,8 @@ class _Unset(Enum):
 UNSET = _Unset.UNSET
 # Taking a place looks at all of them, in one script.
 MAX_LIMIT = 1000
+# The scripts count microseconds since 1970, and Lua's numbers end before those of year 2255.
+_CENTURY = 100 * 365 * 24 * 3600.0
 
 _ON_CONFLICT = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 _ON_LOST = ("abort", "warn", "kill")
@@ -29,11 +31,12 @@ _MODES = ("while_executing", "until_executing", "until_executed", "until_and_whi
 
 
 def seconds(name: str, value: Any, *, least: float) -> float:
-    """*value*, a number of seconds or a timedelta, as a float of at least *least*."""
+    """*value*, a number of seconds or a timedelta, as a float of at least *least*, and less than a century."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number < float("inf"):
+    if isinstance(number, bool) or not isinstance(number, int | float) or not least <= number < _CENTURY:
         raise ConfigurationError(
-            f"{name}={value!r} is not allowed: give a number of seconds, at least {least:g}, or a timedelta"
+            f"{name}={value!r} is not allowed: give a number of seconds, at least {least:g} and less than a "
+            "century, or a timedelta"
         )
     return float(number)
 

@@ -15,7 +15,7 @@ from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import LockHeld, StoreError
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
 from celery_singleton_lock.runs.results import has_result
 from celery_singleton_lock.settings import store_of
@@ -57,6 +57,7 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
+        ConfigurationError: The store refuses us, whatever that is.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
     headers = options.get("headers")
@@ -124,6 +125,9 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
     quiet = 0.0 if options.get("retries") else wanted.min_hold
     try:
         return store_of(task.app).mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
+    except ConfigurationError:
+        # It refuses us, and will the next time.
+        raise
     except StoreError as error:
         is_raised = wanted.on_store_error == "raise"
         outcome = "raised" if is_raised else "published"

@@ -10,9 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
@@ -43,7 +44,16 @@ _MOST_REMEMBERED = 200
 
 
 class SingletonRequest(Request):
-    """A request for a `SingletonTask`, in the main process."""
+    """A request for a `SingletonTask`, in the main process.
+
+    Attributes:
+        acknowledged_at: When its acknowledgement was written to the broker; infinite before.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Celery makes one for each task, with an `on_success` of its own, which it calls for whatever has ended."""
+        super().__init_subclass__(**kwargs)
+        cls.on_success = _ending(cls.on_success)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,8 +63,11 @@ class SingletonRequest(Request):
         self.request_dict[message.CONTENT_TYPE] = self.content_type
         self._claim: Claim | None = None
         self._has_run = True
-        self.is_cut_off = False
+        self._has_ended = False
+        self._is_cut_off = False
+        self.acknowledged_at = float("inf")
         self.request_dict[message.TWIN] = bool((self.delivery_info or {}).get("redelivered") and self._has_a_twin())
+        _known.add(self)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Keep the child's lease alive from now on, if it runs in a process of its own."""
@@ -85,25 +98,40 @@ class SingletonRequest(Request):
     def acknowledge(self) -> None:
         """Have the next delivery dropped, if this acknowledgement fails, or is lost with the connection."""
         if self.task.acks_late:
-            _acknowledged.append((clock(), self))
-            if self.is_cut_off:
-                self.leave_marker()
-            # Celery has it done later, by the event loop, and tells nobody of a failure.
-            self.message.ack = partial(self._acknowledge, self.message.ack)
+            self.end()
+        # Celery has it done later, by the event loop, and tells nobody of a failure. In a solo pool, whose bodies
+        # run in that loop, even an early one is done after the body.
+        self.message.ack = partial(self._acknowledge, self.message.ack)
         super().acknowledge()
 
     def _acknowledge(self, acknowledge: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.acknowledged_at = clock()
+        _acknowledged.append(self)
         try:
             return acknowledge(*args, **kwargs)
         except Exception:
-            self.leave_marker()
+            self.cut_off()
             raise
+
+    def cut_off(self) -> None:
+        """The broker does not hear of the end of this delivery, so another one is to come."""
+        self._is_cut_off = True
+        # If it has yet to begin, the other one may go before it.
+        self.request_dict[message.RECEIVED] = float("-inf")
+        if self._has_ended:
+            self._leave_marker()
+
+    def end(self) -> None:
+        """Nothing of this delivery comes any more, but for its acknowledgement."""
+        self._has_ended = True
+        if self._is_cut_off:
+            self._leave_marker()
 
     def _has_a_twin(self) -> bool:
         """An earlier delivery of the message runs in this worker."""
         return any(request.id == self.id for request in _active_requests())
 
-    def leave_marker(self) -> None:
+    def _leave_marker(self) -> None:
         """Have the next delivery of the message dropped, because its run has ended."""
         claim, attempt = self.claim, self.request_dict.get("retries") or 0
         if self._has_run and claim is not None:
@@ -173,6 +201,19 @@ class SingletonRequest(Request):
                 unmark_later(store_of(self.app), self.claim.key, self.id, returns=True)
 
 
+def _ending(on_success: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(on_success)
+    def on_end(request: SingletonRequest, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return on_success(request, *args, **kwargs)
+        finally:
+            # A late one may be rejected, to come again.
+            if not request.task.acks_late:
+                request.end()
+
+    return on_end
+
+
 def _is_turned_away(error: BaseException) -> bool:
     """The delivery has ended without a body: it goes on by another message, or was dropped."""
     if isinstance(error, Retry):
@@ -189,11 +230,9 @@ class LostAcknowledgements(StartStopStep):
         """The connection is lost, or the worker ends."""
         if state.should_stop is None and state.should_terminate is None:
             since = clock() - _LOST_WITH_THE_CONNECTION
-            for request in [request for moment, request in _acknowledged if moment > since]:
-                request.leave_marker()
-            for request in _active_requests():
-                if isinstance(request, SingletonRequest):
-                    request.is_cut_off = True
+            for request in list(_known):
+                if request.acknowledged_at > since:
+                    request.cut_off()
         _acknowledged.clear()
 
 
@@ -230,5 +269,7 @@ def _state_without_proc(pid: int) -> str:
     return "R"
 
 
-_acknowledged: deque[tuple[float, SingletonRequest]] = deque(maxlen=_MOST_REMEMBERED)
+_known: WeakSet[SingletonRequest] = WeakSet()
+# For as long as it matters, somebody has to have them.
+_acknowledged: deque[SingletonRequest] = deque(maxlen=_MOST_REMEMBERED)
 keepalive = Keepalive(_late_renewals)

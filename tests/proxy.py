@@ -23,6 +23,9 @@ class Proxy:
     * `lose_reply(to)`: the server works, but its next reply to a request that
       contains *to* vanishes; all else goes on as before.
     * `cut()`: the open connections are reset once; new ones are as before.
+    * `forget()`: what the open connections carry vanishes; new ones are as before.
+      So it is behind a router that has forgotten them.
+    * `move(port)`: new connections lead to another server; open ones stay where they are.
     """
 
     def __init__(self, port: int) -> None:
@@ -31,6 +34,7 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._pumps: list[threading.Thread] = []
         self._guard = threading.Lock()
+        self._forgotten: set[socket.socket] = set()
         self._lose: bytes | None = None
         self._lost = threading.Event()
         self.forward()
@@ -69,6 +73,13 @@ class Proxy:
         for pump in pumps:
             # As long as it reads, the reset is not sent.
             pump.join(5)
+
+    def forget(self) -> None:
+        with self._guard:
+            self._forgotten |= self._open
+
+    def move(self, port: int) -> None:
+        self._upstream = ("127.0.0.1", port)
 
     def lose_reply(self, to: bytes) -> threading.Event:
         """Returns an event that is set once the reply has been lost."""
@@ -116,7 +127,7 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, passes: Callable[[bytes], bool]) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if passes(data):
+                if passes(data) and source not in self._forgotten:
                     target.sendall(data)
         with self._guard:
             ended = {source, target} & self._open

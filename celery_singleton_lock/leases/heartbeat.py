@@ -64,6 +64,7 @@ class Heartbeat:
     def _pulse_of(self, store: Store) -> Pulse:
         if store not in self._pulses:
             self._pulses[store] = Pulse(self._lock, ended=partial(self._drop, store))
+            store.on_reconnect = self._pulses[store].renew_all
         return self._pulses[store]
 
     def _drop(self, store: Store, pulse: Pulse) -> None:

@@ -13,6 +13,7 @@ change needs a new version in the key.
 
 import hashlib
 import inspect
+import re
 import string
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
@@ -24,6 +25,7 @@ from kombu.utils import json
 from celery_singleton_lock.errors import ConfigurationError
 
 MAX_NAME = 200
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 _PLAIN = frozenset({str, int, float, bool, NoneType})
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
@@ -147,7 +149,12 @@ def checked_name(name: Any) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise ConfigurationError(f"lock_name={name!r:.80} is not allowed: give a text of 1 to {MAX_NAME} characters")
     # A brace would end the hash tag early, and two names must never become one.
-    return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    return _SURROGATE.sub(_as_bytes, name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D"))
+
+
+def _as_bytes(half: re.Match[str]) -> str:
+    """Half of a character, which cannot be sent as it is."""
+    return "".join(f"%{byte:02X}" for byte in half[0].encode("utf-8", "surrogatepass"))
 
 
 def _checked_choice(choice: KeyChoice, signature: inspect.Signature) -> KeyChoice:

@@ -70,6 +70,7 @@ class Lease:
         self._heartbeat = heartbeat or own_heartbeat
         self._pid = os.getpid()
         self._asked = False
+        self._takes = 1
         self._unanswered = False
         self._place: int | None = None
         self._since = 0.0
@@ -138,7 +139,7 @@ class Lease:
             ending: What later deliveries of the run's message have to know, if it has ended for good.
 
         Returns:
-            What the store said, or None if it did not answer.
+            What the store said, or None if it did not answer, or was not asked because the lease was taken again.
 
         Raises:
             SingletonLockError: It was released before, or belongs to the process
@@ -147,6 +148,9 @@ class Lease:
         if not self.unreleased:
             why = "was released already" if self._pid == os.getpid() else f"belongs to the process {self._pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
+        if self._takes > 1:
+            self._takes -= 1
+            return None
         answer = None
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
@@ -175,6 +179,15 @@ class Lease:
     def unreleased(self) -> bool:
         """There is, or may be, something in the store for this process to release."""
         return self._asked and self._pid == os.getpid()
+
+    @property
+    def takes(self) -> int:
+        """How often it has to be released."""
+        return self._takes if self.unreleased else 0
+
+    def take_again(self) -> None:
+        """Have it released once more often."""
+        self._takes += 1
 
     def acquire(self) -> Conflict | Done | None:
         """Ask the store once for the lease.

@@ -1,6 +1,7 @@
 """The renewals of one store, in a thread of their own."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from celery_singleton_lock.stores.records import Answer
 
 logger = logging.getLogger("celery_singleton_lock")
 
-_LONGEST_RENEWAL = 1.0
+# Enough to connect anew to a store that is far away; each of its replies may take a second.
+_LONGEST_RENEWAL = 5.0
+_LONGEST_FORGET = 2.0
 _SHORTEST_WAIT = 0.05
 _LONGEST_SLEEP = 3600.0
 _LOOK_AGAIN = 0.005
@@ -44,6 +47,7 @@ class Pulse:
         # Not a condition, whose methods are not safe where a signal may raise.
         self._alarm = threading.Lock()
         self._thread = OneThread("heartbeat", self._run)
+        self._pid = os.getpid()
 
     def watch(self, renewal: Renewal) -> None:
         """Renew it from now on."""
@@ -53,12 +57,22 @@ class Pulse:
             if renewal.next_renewal < self._wakes_at:
                 self._ring()
 
+    def renew_all(self) -> None:
+        """Renew everything at once: the store was out of reach, and may have lost what it knew."""
+        if self._pid != os.getpid():
+            # A parent's, whose lock may be taken for good.
+            return
+        with self._lock:
+            for renewal in self.watched():
+                renewal.next_renewal = min(renewal.next_renewal, clock())
+            self._ring()
+
     def forget(self, renewal: Renewal) -> None:
         """Stop renewing it; no renewal of it is under way when this returns."""
         with self._lock:
             self._watched.pop(ref(renewal), None)
         if renewal in self._in_flight:
-            give_up_at = clock() + 2 * _LONGEST_RENEWAL
+            give_up_at = clock() + _LONGEST_FORGET
             while renewal in self._in_flight and clock() < give_up_at:
                 time.sleep(_LOOK_AGAIN)
 

@@ -36,7 +36,7 @@ DUE_HEADER = "beat_due"
 """Where a beat tells which entry it has sent, and when it was due."""
 
 _DEFAULT_VISIBILITY_TIMEOUT = 3600.0
-# What is begun, or ends, after so much of the timeout may have a second delivery under way.
+# For so much of it nobody else is given a message that was delivered here.
 _NEARLY = 0.9
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
@@ -149,23 +149,23 @@ def is_broadcast(task: Task) -> bool:
 
 
 def may_be_copy(task: Task, notes: Notes) -> bool:
-    """The message may have been delivered before; equal ids alone do not make a copy."""
+    """The message may be delivered more than once; equal ids alone do not make a copy."""
     request = task.request
     if request.is_eager or is_broadcast(task):
         return False
     # Our own countdowns are far shorter than any visibility timeout.
-    return was_delivered_before(request, notes) or bool(request.eta and not notes.tries) or is_overdue(task)
+    return has_copies(task, notes) or bool(request.eta and not notes.tries)
 
 
-def was_delivered_before(request: Context, notes: Notes) -> bool:
-    """The broker says so, or another delivery of it said so when it sent it back."""
-    return bool((request.delivery_info or {}).get("redelivered")) or notes.is_copy
+def has_copies(task: Task, notes: Notes) -> bool:
+    """The message was delivered before, or has been here for so long that it may have been delivered elsewhere."""
+    is_redelivered = bool((task.request.delivery_info or {}).get("redelivered"))
+    return is_redelivered or notes.is_copy or _since_delivery(task) > visibility_timeout(task) * _NEARLY
 
 
-def is_overdue(task: Task) -> bool:
-    """The worker has had the message for so long that the broker may have delivered it once more."""
+def _since_delivery(task: Task) -> float:
     received = task.request.get(RECEIVED)
-    return received is not None and clock() - received > visibility_timeout(task) * _NEARLY
+    return 0.0 if received is None else clock() - received
 
 
 def send_again(task: Task, delay: float, **notes: Any) -> Any:

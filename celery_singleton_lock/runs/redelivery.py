@@ -1,7 +1,8 @@
 """Messages that are delivered more than once: one body each.
 
 A later delivery is refused by the store while the run lives, and waits without a trace; it is dropped once that has
-ended. The run says so in a done marker as it releases, but only if another delivery is known or likely.
+ended. The run says so in a done marker as it releases, but only if another delivery is known or likely: one that
+was delivered again may be so once more, or its first delivery still wait in a busy worker.
 """
 
 import logging
@@ -90,9 +91,7 @@ def telling_later_deliveries(run: Run) -> Iterator[None]:
 def _ending(run: Run, outcome: Literal["ended", "retried"]) -> Ending | None:
     if not run.can_come_again:
         return None
-    # An earlier delivery may still wait in a worker for a place in the pool.
-    is_due = message.is_overdue(run.task) or message.was_delivered_before(run.request, run.notes)
-    return Ending(outcome, message.kept(run.task), is_due=is_due)
+    return Ending(outcome, message.kept(run.task), is_due=message.has_copies(run.task, run.notes))
 
 
 def mark_stored(run: Run) -> None:

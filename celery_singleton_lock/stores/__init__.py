@@ -19,6 +19,16 @@ _REDIS_SCHEMES = {
 }
 _LATER_SCHEMES = ("sentinel", "redis+cluster", "rediss+cluster")
 _memory: dict[str, MemoryStore] = {}
+_shared: dict[str, Store] = {}
+
+
+def shared_store(url: str) -> Store:
+    """The store at *url*, one and the same for all in this process who ask here.
+
+    Raises:
+        ConfigurationError: The scheme is unknown, or the URL cannot be read.
+    """
+    return _shared.get(url) or _shared.setdefault(url, store_from_url(url))
 
 
 def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 from urllib.parse import unquote
 
@@ -75,7 +75,13 @@ class LockStore(ABC):
     came. Such a call may have worked all the same, so each is safe to repeat:
     acquire recognises the token it has already granted, and renew and release
     touch nothing that another token holds.
+
+    Attributes:
+        on_reconnect: Called when a store that was out of reach is there again, in whichever
+            thread finds out. One that is always in reach never calls it.
     """
+
+    on_reconnect: Callable[[], None] | None = None
 
     @abstractmethod
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:

@@ -134,15 +134,16 @@ def test_a_message_with_a_far_eta_runs_once_on_three_workers(
     assert result.state == "SUCCESS"
 
 
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_lost_connection_to_the_broker_costs_no_second_run(
-    tasks_by_broker: Any, broker: str, env: dict[str, str], recorder: Recorder, late: bool
+    tasks_by_broker: Any, broker: str, env: dict[str, str], recorder: Recorder, late: bool, pool: str
 ) -> None:
     tasks = tasks_by_broker
     task = tasks.late if late else tasks.by_policy["skip"]
     with Proxy(port_of(broker)) as proxy:
         behind = broker.replace(str(port_of(broker)), str(proxy.port))
-        with workers(APP, {**env, "TEST_BROKER": behind}, 1):
+        with workers(APP, {**env, "TEST_BROKER": behind}, 1, pool=pool):
             result = task.delay("k", 1, 4)
             until(lambda: runs(recorder), "it runs")
             proxy.cut()
@@ -196,6 +197,48 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
 
     assert len(runs(recorder)) == 1
     assert result.state == ("FAILURE" if fails else "SUCCESS")
+
+
+@pytest.mark.parametrize("pool", ["prefork", "solo"])
+def test_of_copies_that_never_meet_one_runs(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
+) -> None:
+    result = tasks.by_policy["skip"].delay("k", 1)
+    with valkey.client() as broker:
+        message = json.loads(broker.lpop("celery"))
+        # As kombu restores a message whose visibility timeout has passed twice.
+        message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+        for number in range(2):
+            message["properties"]["delivery_tag"] = f"tag {number}"
+            broker.lpush("celery", json.dumps(message))
+    with workers(APP, env, 1, pool=pool, concurrency=1) as (worker,):
+        assert result.get(timeout=20) == 1
+        until(lambda: "outcome=dropped" in worker.log(), "the other one is dropped", timeout=5)
+
+    assert len(runs(recorder)) == 1
+    assert result.state == "SUCCESS"
+
+
+@pytest.mark.parametrize(("pool", "countdown"), [("prefork", None), ("solo", 3)])
+def test_a_message_that_a_busy_worker_has_kept_does_not_run_after_its_copy(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder, pool: str, countdown: float | None
+) -> None:
+    task = impatient_broker.by_policy["skip"]
+    one_slot: Any = {"pool": pool, "concurrency": 1}
+    with workers(APP, {**env, **SOON}, 1, **one_slot) as (busy,):
+        if countdown is None:
+            task.delay("another", 1, 12)
+            until(lambda: runs(recorder), "another one runs")
+        result = task.apply_async(("k", 1), countdown=countdown)
+        until(lambda: f"{result.id}] received" in busy.log(), "its message is kept")
+        if countdown is not None:
+            task.delay("another", 1, 12)
+        with workers(APP, {**env, **SOON}, 1, **one_slot):
+            assert result.get(timeout=30) == 1
+            until(lambda: "outcome=dropped" in busy.log(), "the one that was kept is dropped", timeout=30)
+
+    assert len([run for run in runs(recorder) if run.run == result.id]) == 1
+    assert result.state == "SUCCESS"
 
 
 def test_a_message_rejected_for_a_lost_child_is_not_lost(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:

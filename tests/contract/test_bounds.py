@@ -153,10 +153,10 @@ def test_a_renewal_in_a_hurry_does_not_wait_longer_than_it_may(opened: Callable[
     assert seconds < 0.1 + SLACK
 
 
-def test_an_acquire_does_not_give_up_at_the_first_failure(ends_of: Ends) -> None:
+def test_an_acquire_goes_on_nearly_to_its_bound(ends_of: Ends) -> None:
     _, seconds = ends_of["refused_port"]["acquire"]
 
-    assert seconds > 1.0
+    assert seconds > 4.5
 
 
 def test_every_call_to_a_slow_store_ends_within_its_bound(ends_of: Ends) -> None:

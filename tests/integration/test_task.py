@@ -366,6 +366,26 @@ def test_a_call_that_the_function_cannot_take_fails_as_celery_says(app: Celery) 
         body.apply(()).get()
 
 
+@pytest.mark.parametrize("policy", ["reschedule", "raise", "run", "skip"])
+def test_a_store_that_refuses_us_is_told_whatever_the_policy(app: Celery, server: Server, policy: str) -> None:
+    ran = []
+    app.conf.singleton_lock_url = server.url.replace("//", "//nobody:wr0ng@")
+
+    @app.task(base=SingletonTask, lock_on_store_error=policy)
+    def runs() -> None:
+        ran.append(1)
+
+    @app.task(base=SingletonTask, lock_on_store_error=policy, lock_mode="until_executed")
+    def queues() -> None:
+        ran.append(1)
+
+    with pytest.raises(ConfigurationError, match="singleton_lock_url"):
+        runs.apply().get()
+    with pytest.raises(ConfigurationError, match="singleton_lock_url"):
+        queues.apply_async()
+    assert ran == []
+
+
 def test_a_store_that_does_not_answer_is_an_error_that_names_it(app: Celery) -> None:
     port = free_port()
     app.conf.singleton_lock_url = f"redis://:secret@127.0.0.1:{port}/0"

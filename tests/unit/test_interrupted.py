@@ -268,9 +268,11 @@ def test_a_lock_that_is_kept_holds_nothing_once_its_block_is_broken_off(heart: H
     for moment in range(total):
         where, _ = struck(takes_the_same, store, moment, OURS)
         if where != not_in_time():
-            assert heart.watched() == lock._leases() == [], f"it is held; struck in {where}"
+            assert heart.watched() == lock._mine().blocks == [], f"it is held; struck in {where}"
+            assert lock._mine().latest is None
             assert is_free_soon(store), f"the lock is still taken; struck in {where}"
-        lock._leases().clear()
+        lock._mine().leases.clear()
+        lock._mine().blocks.clear()
         store.clear()
 
 

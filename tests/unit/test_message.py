@@ -16,10 +16,11 @@ from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, S
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes
+from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, RECEIVED, Notes
 from celery_singleton_lock.stores.memory.store import MemoryStore
 
 FULL = Notes("key", 1, 2, 3, True, "joined", 4, True, True, True, True)
+NOW = 1000.0
 QUEUES = ("celery", "other", "native")
 
 
@@ -167,10 +168,19 @@ def test_two_publications_of_one_id_have_done_markers_of_their_own() -> None:
         ({"eta": "2026-01-01", "is_eager": True}, Notes(), False),
         ({"delivery_info": {"redelivered": True, "exchange": "everybody"}}, Notes(is_copy=True), False),
         ({"delivery_info": {"redelivered": True, "exchange": "other"}}, Notes(), True),
+        ({RECEIVED: NOW - 8}, Notes(), False),
+        ({RECEIVED: NOW - 9.5}, Notes(), True),
+        ({RECEIVED: NOW - 9.5}, Notes(tries=1), True),
+        ({RECEIVED: float("-inf")}, Notes(), True),
+        ({RECEIVED: NOW - 9.5, "is_eager": True}, Notes(), False),
     ],
     ids=str,
 )
-def test_what_may_have_been_delivered_before(task: Any, request_: Any, notes: Notes, expected: bool) -> None:
+def test_what_may_be_delivered_more_than_once(
+    task: Any, monkeypatch: pytest.MonkeyPatch, request_: Any, notes: Notes, expected: bool
+) -> None:
+    monkeypatch.setattr(message, "clock", lambda: NOW)
+    task.app.conf.broker_transport_options = {"visibility_timeout": 10}
     pushed(task, **request_)
 
     assert message.may_be_copy(task, notes) is expected

@@ -13,8 +13,8 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
 from celery_singleton_lock.stores.redis.store import RedisStore
-from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
 from tests.servers import free_port
 
 SECRET = "hunter2"
@@ -133,7 +133,8 @@ def test_a_setting_that_was_wrong_can_be_put_right() -> None:
 def test_the_scheme_says_how_to_connect(url: str, kind: type) -> None:
     connection = connection_of(store_of(app_with(singleton_lock_url=url)))
 
-    assert type(connection) is kind
+    assert isinstance(connection, kind)
+    assert isinstance(connection, SSLConnection) is (kind is SSLConnection)
     assert connection.db == 2
     if kind is UnixDomainSocketConnection:
         assert connection.path == "/run/redis.sock"
@@ -264,7 +265,7 @@ def test_the_result_backends_tls_is_used_with_it() -> None:
 
     connection = connection_of(store_of(app))
 
-    assert type(connection) is SSLConnection
+    assert isinstance(connection, SSLConnection)
     assert connection.cert_reqs == ssl.CERT_NONE
     assert connection.ca_certs == "ca.pem"
 
@@ -274,7 +275,7 @@ def test_the_brokers_tls_is_used_with_it() -> None:
 
     connection = connection_of(store_of(app))
 
-    assert type(connection) is SSLConnection
+    assert isinstance(connection, SSLConnection)
     assert (connection.ca_certs, connection.keyfile) == ("ca.pem", "key.pem")
 
 
@@ -285,14 +286,14 @@ def test_the_tls_of_one_store_is_not_used_for_another() -> None:
         broker_use_ssl={"ssl_ca_certs": "ca.pem"},
     )
 
-    assert type(connection_of(store_of(app))) is Connection
+    assert not isinstance(connection_of(store_of(app)), SSLConnection)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "rediss"])
 def test_tls_settings_and_scheme_may_both_say_so(scheme: str) -> None:
     app = app_with(broker_url=f"{scheme}://broker/0", broker_use_ssl={"ssl_ca_certs": "ca.pem"})
 
-    assert type(connection_of(store_of(app))) is SSLConnection
+    assert isinstance(connection_of(store_of(app)), SSLConnection)
 
 
 REQUIREMENTS = [

@@ -7,12 +7,12 @@ from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
-from redis import ConnectionPool, exceptions
+from redis import exceptions
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
 from celery_singleton_lock.stores.records import (
     Answer,
@@ -35,8 +35,10 @@ from celery_singleton_lock.stores.redis.hash import (
     microseconds,
     milliseconds,
 )
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, pool_of
+from celery_singleton_lock.stores.redis.refusals import is_passing, what_to_set
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
-from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT, Script, Wire
+from celery_singleton_lock.stores.redis.wire import Script, Wire
 
 ACQUIRE = Script("acquire", "usual_grant", "clock", "places", "marks", "merged", "queue", "described", "done")
 RELEASE = Script("release", "usual_release", "clock", "places", "marks", "merged", "queue", "idle", "done")
@@ -63,13 +65,6 @@ _NO_INTRODUCTION: dict[str, None] = (
     else {"lib_name": None, "lib_version": None}
 )
 
-_PASSING = (
-    exceptions.ConnectionError,
-    exceptions.TimeoutError,
-    exceptions.BusyLoadingError,
-    exceptions.ReadOnlyError,
-)
-
 
 class RedisStore(Store):
     """Locks in one Redis or Valkey server.
@@ -94,10 +89,7 @@ class RedisStore(Store):
             **_NO_INTRODUCTION,
         }
         try:
-            pool = ConnectionPool.from_url(url, **{**options, **ours})
-            # Again, because from_url lets what the URL says win.
-            pool.connection_kwargs.update(ours)
-            pool.connection_class(**pool.connection_kwargs)
+            pool = pool_of(url, options, ours)
         except (TypeError, exceptions.RedisError) as error:
             raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
         except ValueError:
@@ -108,8 +100,9 @@ class RedisStore(Store):
             ) from None
         self._url, self._options = url, options
         self._address = _address(url)
-        self._wire = Wire(pool)
-        self._reserved = Wire(pool)
+        self._user = pool.connection_kwargs.get("username") or "default"
+        self._wire = Wire(pool, self._reconnected)
+        self._reserved = Wire(pool, self._reconnected)
 
     @property
     def address(self) -> str:
@@ -133,7 +126,7 @@ class RedisStore(Store):
 
     def waiter(self, claim: Claim) -> RedisWaiter:
         """Queue with acquire.lua and listen on a channel of its own."""
-        return RedisWaiter(self._wire, claim, lambda: self._take(claim, waits=True))
+        return RedisWaiter(self._wire, claim, lambda bound: self._take(claim, bound, waits=True))
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Run renew.lua on a connection that nothing else uses, all parts in one go."""
@@ -236,10 +229,12 @@ class RedisStore(Store):
         self._wire.close()
         self._reserved.close()
 
-    def _take(self, claim: Claim, *, waits: bool = False) -> Grant | Conflict | Done | float:
+    def _take(
+        self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
+    ) -> Grant | Conflict | Done | float:
         keys = [claim.key, claim.marker] if claim.may_be_copy else [claim.key]
         arguments = arguments_of(claim, waits=waits)
-        reply, sent_at = self._persist(lambda timeout: self._wire.run(ACQUIRE, keys, arguments, timeout), ACQUIRE_BOUND)
+        reply, sent_at = self._persist(lambda timeout: self._wire.run(ACQUIRE, keys, arguments, timeout), bound)
         if isinstance(reply, int) or reply[0] == _GRANTED:
             return grant_in(reply, sent_at)
         if reply[0] == _QUEUED:
@@ -262,14 +257,18 @@ class RedisStore(Store):
             try:
                 return ask(give_up_at - sent_at), sent_at
             except exceptions.RedisError as error:
-                passing = isinstance(error, _PASSING) and not isinstance(error, exceptions.AuthenticationError)
-                if not passing or clock() + pause >= give_up_at:
+                if not is_passing(error) or clock() + pause >= give_up_at:
                     raise self._unanswered(error) from error
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _unanswered(self, error: exceptions.RedisError) -> StoreError:
-        return StoreError(self._address, f"{type(error).__name__}: {error}")
+        problem, advice = f"{type(error).__name__}: {error}", what_to_set(error, self._user)
+        return StoreError(self._address, problem) if advice is None else StoreRefused(self._address, problem, advice)
+
+    def _reconnected(self) -> None:
+        if self.on_reconnect is not None:
+            self.on_reconnect()
 
 
 _GRANTED, _QUEUED, _DONE = 1, 2, 3

@@ -7,15 +7,21 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_singleton_lock.stores.base import Waiter
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, Waiter, clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant
-from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT, Wire
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
+from celery_singleton_lock.stores.redis.wire import Wire
+
+# A poll takes no more than 24 days at once.
+_LONGEST_SLEEP = 3600.0
+# Of the bound, so that enough is left to ask in.
+_LISTEN_BOUND = 2.0
 
 
 class RedisWaiter(Waiter):
     """A turn in a queue, with a connection that hears the release."""
 
-    def __init__(self, wire: Wire, claim: Claim, ask: Callable[[], Grant | Conflict | Done | float]) -> None:
+    def __init__(self, wire: Wire, claim: Claim, ask: Callable[[float], Grant | Conflict | Done | float]) -> None:
         self._wire = wire
         self._channel = f"{claim.key}:{claim.token}"
         self._ask = ask
@@ -31,17 +37,19 @@ class RedisWaiter(Waiter):
 
     def ask(self) -> Grant | Conflict | Done | float:
         """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
+        give_up_at = clock() + ACQUIRE_BOUND
         self._listen()
-        answer = self._ask()
+        answer = self._ask(give_up_at - clock())
         self._granted = isinstance(answer, Grant)
         return answer
 
     def sleep(self, seconds: float) -> None:
         """Wait for a message on the channel."""
         try:
-            if self._ears is not None and self._ears.can_read(timeout=seconds):
+            if self._ears is not None and self._ears.can_read(timeout=min(seconds, _LONGEST_SLEEP)):
                 self._ears.read_response()
         except exceptions.RedisError:
+            self._ears.disconnect()
             self._ears = None
         if self._ears is None:
             # Deaf, so look a little more often; a broken store is for ask() to report.
@@ -50,4 +58,4 @@ class RedisWaiter(Waiter):
     def _listen(self) -> None:
         if self._ears is None:
             with suppress(exceptions.RedisError):
-                self._ears = self._wire.subscribe(self._channel)
+                self._ears = self._wire.subscribe(self._channel, _LISTEN_BOUND)

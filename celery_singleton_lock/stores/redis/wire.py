@@ -2,17 +2,23 @@
 
 import hashlib
 import os
+import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import resources
 from typing import Any
+from weakref import WeakSet
 
 from redis import ConnectionPool, exceptions
 
 from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, hear, opened
+from celery_singleton_lock.stores.redis.refusals import is_elsewhere
 
-REPLY_TIMEOUT = 1.0
-_SHORTEST_TIMEOUT = 0.01
+# What nobody has needed for so long is one connection too many.
+LONGEST_IDLE = 60.0
+LOOK_AGAIN = 6.0
 
 
 class Script:
@@ -36,129 +42,186 @@ class Wire:
     redis-py's client retries for up to a minute by default and shares a bounded
     pool. A heartbeat can afford neither, so this uses redis-py's connections
     and its parser directly and leaves retrying to the caller.
+
+    Arguments:
+        pool: Tells how to connect.
+        reconnected: Called when there is a connection again after one was lost.
     """
 
-    def __init__(self, pool: ConnectionPool) -> None:
+    def __init__(self, pool: ConnectionPool, reconnected: Callable[[], None]) -> None:
         self._pool = pool
-        self._idle: deque[Any] = deque()
-        self._ears: deque[Any] = deque()
+        self._reconnected = reconnected
+        self._begin()
+
+    def _begin(self) -> None:
+        # With the time since when each is idle; what was used last is used first.
+        self._idle: deque[tuple[Any, float]] = deque()
+        self._ears: deque[tuple[Any, float]] = deque()
+        self._listening: WeakSet[Any] = WeakSet()
+        self._look_at = clock() + LOOK_AGAIN
+        self._has_lost_one = False
         self._pid = os.getpid()
 
-    def call(self, *command: Any, timeout: float = REPLY_TIMEOUT) -> Any:
+    def call(self, *command: str, timeout: float = REPLY_TIMEOUT) -> Any:
         """Send one command and return its reply within *timeout* seconds, raising redis-py's errors."""
-        connection = self._checkout(timeout)
+        connection, idle_since, timeout = self._checkout(timeout)
         try:
             connection.send_command(*command, check_health=False)
-            if min(timeout, connection.socket_timeout) < REPLY_TIMEOUT:
-                # The call is in a hurry, or the one was that has opened the connection.
-                _hear(connection, min(timeout, REPLY_TIMEOUT))
+            if timeout < REPLY_TIMEOUT:
+                hear(connection, timeout)
             reply = connection.read_response()
-        except exceptions.ResponseError:
-            self._idle.append(connection)
+        except exceptions.ResponseError as error:
+            self._put_back_after(error, connection)
             raise
-        except exceptions.ConnectionError:
-            # What ended this one, a restart say, has ended the idle ones as well.
-            connection.disconnect()
-            self.close()
-            raise
-        except BaseException:
+        except BaseException as error:
             # A reply may still be under way: the next caller on this connection
             # would read it as the answer to another question.
             connection.disconnect()
+            self._drop_others(error, idle_since)
             raise
-        self._idle.append(connection)
+        self._put_back(connection)
         return reply
 
-    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[Any], timeout: float) -> Any:
+    def call_many(self, commands: Sequence[Sequence[str]], timeout: float) -> list[Any]:
+        """Send all commands in one round trip and return their replies, within *timeout* seconds."""
+        give_up_at = clock() + timeout
+        connection, idle_since, _ = self._checkout(timeout)
+        try:
+            for command in commands:
+                connection.send_command(*command, check_health=False)
+            replies = [_reply(connection, give_up_at) for _ in commands]
+        except BaseException as error:
+            connection.disconnect()
+            self._drop_others(error, idle_since)
+            raise
+        refusals = [reply for reply in replies if isinstance(reply, exceptions.ResponseError)]
+        if refusals:
+            self._put_back_after(refusals[0], connection)
+            raise refusals[0]
+        self._put_back(connection)
+        return replies
+
+    def run(self, script: Script, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
         """Run a script, sending its text only if the server does not know it."""
+        give_up_at = clock() + timeout
         try:
             return self.call("EVALSHA", script.digest, str(len(keys)), *keys, *arguments, timeout=timeout)
         except exceptions.NoScriptError:
             # After a restart, a failover or SCRIPT FLUSH; EVAL loads it again.
-            return self.call("EVAL", script.text, str(len(keys)), *keys, *arguments, timeout=timeout)
+            call = "EVAL", script.text, str(len(keys)), *keys, *arguments
+            return self.call(*call, timeout=give_up_at - clock())
 
     def run_many(
-        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[Any]]], timeout: float
+        self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str]]], timeout: float
     ) -> list[Any]:
         """Run a script several times in one round trip, within *timeout* seconds."""
         give_up_at = clock() + timeout
-        calls = [(str(len(keys)), *keys, *arguments) for keys, arguments in calls]
+        plain = [(str(len(keys)), *keys, *arguments) for keys, arguments in calls]
+        known = [("EVALSHA", script.digest, *call) for call in plain]
         try:
-            return self.call_many([("EVALSHA", script.digest, *call) for call in calls], give_up_at - clock())
+            return self.call_many(known, timeout)
         except exceptions.NoScriptError:
-            return self.call_many([("EVAL", script.text, *call) for call in calls], give_up_at - clock())
+            # The first loads it for the others.
+            return self.call_many([("EVAL", script.text, *plain[0]), *known[1:]], give_up_at - clock())
 
-    def subscribe(self, channel: str) -> Any:
+    def subscribe(self, channel: str, timeout: float) -> Any:
         """A connection that hears *channel*; the caller disconnects it or hands it to `unsubscribe`."""
         self._drop_the_parents()
-        if self._ears:
+        give_up_at = clock() + timeout
+        with suppress(IndexError):
+            connection, idle_since = self._ears.pop()
             try:
-                return _hear_only(self._ears.pop(), channel)
-            except exceptions.RedisError:
-                # What ended this one, a restart say, has ended the others as well.
-                self.close()
-        return _hear_only(self._open(REPLY_TIMEOUT), channel)
+                return self._hear_only(connection, channel, give_up_at)
+            except exceptions.RedisError as error:
+                self._drop_others(error, idle_since)
+        return self._hear_only(self._open(give_up_at - clock()), channel, give_up_at)
 
     def unsubscribe(self, connection: Any) -> None:
         """Keep *connection* for the next `subscribe`; until then it hears a channel that nobody uses any more."""
-        self._ears.append(connection)
+        self._listening.discard(connection)
+        self._ears.append((connection, clock()))
 
     def close(self) -> None:
         """Close the idle connections."""
-        for idle in (self._idle, self._ears):
-            while idle:
-                idle.pop().disconnect()
+        self._close_idle(until=float("inf"))
 
-    def call_many(self, commands: Sequence[Sequence[Any]], timeout: float) -> list[Any]:
-        """Send all commands in one round trip and return their replies, within *timeout* seconds."""
-        give_up_at = clock() + timeout
-        connection = self._checkout(timeout)
-        try:
-            for command in commands:
-                connection.send_command(*command, check_health=False)
-            replies = []
-            for _ in commands:
-                _hear(connection, give_up_at - clock())
-                replies.append(connection.read_response())
-        except BaseException:
-            # After an error too, because the replies behind it are still unread.
-            connection.disconnect()
-            raise
-        self._idle.append(connection)
-        return replies
-
-    def _checkout(self, timeout: float) -> Any:
+    def _checkout(self, timeout: float) -> tuple[Any, float, float]:
+        """A connection, since when it was idle, and what is left of *timeout*."""
         self._drop_the_parents()
         try:
-            return self._idle.pop()
+            return *self._idle.pop(), timeout
         except IndexError:
-            return self._open(timeout)
+            give_up_at = clock() + timeout
+            connection = self._open(timeout)
+            return connection, float("-inf"), max(0.0, give_up_at - clock())
+
+    def _open(self, timeout: float) -> Any:
+        connection = opened(self._pool, timeout)
+        if self._has_lost_one:
+            self._has_lost_one = False
+            self._reconnected()
+        return connection
 
     def _drop_the_parents(self) -> None:
         """After a fork: the sockets belong to the parent, so they are dropped unread."""
         if self._pid != os.getpid():
-            self._idle, self._ears, self._pid = deque(), deque(), os.getpid()
+            self._begin()
 
-    def _open(self, timeout: float) -> Any:
-        """Make a connection that takes *timeout* seconds at most to open and to hear a first reply."""
-        # Connect, AUTH, SELECT and the command itself each wait on their own.
-        each = min(REPLY_TIMEOUT, max(_SHORTEST_TIMEOUT, timeout / 4))
-        timeouts = {"socket_timeout": each, "socket_connect_timeout": each}
-        return self._pool.connection_class(**{**self._pool.connection_kwargs, **timeouts})
+    def _put_back(self, connection: Any) -> None:
+        now = clock()
+        self._idle.append((connection, now))
+        if now > self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            self._close_idle(until=now - LONGEST_IDLE)
+
+    def _put_back_after(self, error: exceptions.ResponseError, connection: Any) -> None:
+        """Keep a connection whose server has said no, unless it is the wrong server."""
+        if is_elsewhere(error):
+            connection.disconnect()
+            self._drop_others(error, float("inf"))
+        else:
+            self._put_back(connection)
+
+    def _drop_others(self, error: BaseException, idle_since: float) -> None:
+        """Close what *error*, on a connection that was idle before, has ended as well."""
+        if not isinstance(error, exceptions.RedisError):
+            return
+        self._has_lost_one = True
+        # What ended it, a restart say, has ended the others. But for one that fell silent only those
+        # that were not used since: a router has forgotten them all, or the server is just slow.
+        self._close_idle(until=idle_since if isinstance(error, exceptions.TimeoutError) else float("inf"))
+        if is_elsewhere(error):
+            for ear in list(self._listening):
+                # Its waiter closes it, and listens to the right server.
+                with suppress(OSError, AttributeError):
+                    ear._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 (to close it here would free its number)
+
+    def _close_idle(self, until: float) -> None:
+        """Close what has not been used since."""
+        for idle in (self._idle, self._ears):
+            with suppress(IndexError):
+                while idle[0][1] <= until:
+                    idle.popleft()[0].disconnect()
+
+    def _hear_only(self, connection: Any, channel: str, give_up_at: float) -> Any:
+        try:
+            connection.send_command("UNSUBSCRIBE", check_health=False)
+            connection.send_command("SUBSCRIBE", channel, check_health=False)
+            self._listening.add(connection)
+            reply = None
+            while reply != ["subscribe", channel]:
+                hear(connection, min(REPLY_TIMEOUT, give_up_at - clock()))
+                reply = connection.read_response()[:2]
+        except BaseException:
+            connection.disconnect()
+            raise
+        return connection
 
 
-def _hear(connection: Any, timeout: float) -> None:
-    if not connection.can_read(timeout=max(0.0, timeout)):
-        raise exceptions.TimeoutError("no reply in time")
-
-
-def _hear_only(connection: Any, channel: str) -> Any:
+def _reply(connection: Any, give_up_at: float) -> Any:
+    """The next reply; a refusal is one, because the replies behind it have to be read as well."""
+    hear(connection, min(REPLY_TIMEOUT, give_up_at - clock()))
     try:
-        connection.send_command("UNSUBSCRIBE", check_health=False)
-        connection.send_command("SUBSCRIBE", channel, check_health=False)
-        while connection.read_response()[:2] != ["subscribe", channel]:
-            pass
-    except BaseException:
-        connection.disconnect()
-        raise
-    return connection
+        return connection.read_response()
+    except exceptions.ResponseError as error:
+        return error

@@ -1,0 +1,135 @@
+"""Opening a connection, from its name to its database, within one bound."""
+
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+from redis import Connection, ConnectionPool, SSLConnection, UsernamePasswordCredentialProvider, exceptions
+
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.redis.names import addresses_of
+
+REPLY_TIMEOUT = 1.0
+_SHORTEST_TIMEOUT = 0.01
+# Seconds idle, seconds between probes, probes: sooner than most routers forget a connection.
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+
+class Tcp(Connection):
+    """A connection over TCP that opens until `give_up_at`, and by old addresses if there are no new ones in time."""
+
+    give_up_at = float("inf")
+    bare: Any = None
+
+    def _connect(self) -> Any:
+        name = self.host
+        addresses = addresses_of(name, self.port, _left(self))
+        try:
+            sock = self._connect_to_one(addresses)
+        finally:
+            # TLS asks for the name.
+            self.host = name
+        # For the handshake of TLS.
+        sock.settimeout(_left(self))
+        self.bare = sock
+        return sock
+
+    def _connect_to_one(self, addresses: list[str]) -> Any:
+        for number, address in enumerate(addresses, start=1):
+            self.host = address
+            self.socket_connect_timeout = _left(self) / (len(addresses) - number + 1)
+            try:
+                return super()._connect()
+            except OSError:
+                if number == len(addresses):
+                    raise
+        raise OSError("the name has no address")
+
+
+class Tls(SSLConnection, Tcp):
+    """The same with TLS."""
+
+    def _connect(self) -> Any:
+        try:
+            return super()._connect()
+        except FileNotFoundError as error:
+            # Early versions of redis-py leave it open.
+            self.bare.close()
+            raise ssl.SSLError(f"CERTIFICATE file not found: {error}") from error
+
+
+_OPENING_IN_TIME = {Connection: Tcp, SSLConnection: Tls}
+
+
+def pool_of(url: str, options: Mapping[str, Any], ours: Mapping[str, Any]) -> ConnectionPool:
+    """A pool for *url*, of which only class and arguments of its connections are of use; *ours* win.
+
+    Raises:
+        TypeError, ValueError, RedisError: The URL or an option is not one that redis-py knows.
+    """
+    keepalive = {} if url.startswith("unix:") else _keepalive()
+    pool = ConnectionPool.from_url(url, **{**keepalive, "redis_connect_func": _introduce, **options, **ours})
+    # Again, because from_url lets what the URL says win.
+    pool.connection_kwargs.update(ours)
+    pool.connection_class = _OPENING_IN_TIME.get(pool.connection_class, pool.connection_class)
+    pool.connection_class(**pool.connection_kwargs)
+    return pool
+
+
+def opened(pool: ConnectionPool, timeout: float) -> Any:
+    """A connection that is ready for a command, within *timeout* seconds, of which each reply may take one."""
+    connection = pool.connection_class(**pool.connection_kwargs)
+    connection.give_up_at = clock() + timeout
+    try:
+        connection.connect()
+        connection._sock.settimeout(REPLY_TIMEOUT)  # noqa: SLF001 (there is no other way)
+    except BaseException:
+        connection.disconnect()
+        raise
+    return connection
+
+
+def hear(connection: Any, timeout: float) -> None:
+    """Wait until there is something to read.
+
+    Raises:
+        TimeoutError: There was nothing for *timeout* seconds.
+    """
+    if not connection.can_read(timeout=max(0.0, timeout)):
+        raise exceptions.TimeoutError("no reply in time")
+
+
+def _keepalive() -> dict[str, Any]:
+    known = {getattr(socket, name): value for name, value in _KEEPALIVE.items() if hasattr(socket, name)}
+    return {"socket_keepalive": True, "socket_keepalive_options": known}
+
+
+def _introduce(connection: Any) -> None:
+    """Say who we are and which database we want, in one round trip; redis-py takes one for each."""
+    connection._parser.on_connect(connection)  # noqa: SLF001 (what redis-py's own introduction begins with)
+    commands = _introduction(connection)
+    for command in commands:
+        connection.send_command(*command, check_health=False)
+    for _ in commands:
+        hear(connection, _left(connection))
+        connection.read_response()
+
+
+def _introduction(connection: Any) -> list[tuple[str, ...]]:
+    commands: list[tuple[str, ...]] = []
+    if connection.credential_provider or connection.username or connection.password:
+        own = UsernamePasswordCredentialProvider(connection.username, connection.password)
+        commands.append(("AUTH", *(connection.credential_provider or own).get_credentials()))
+    if connection.client_name:
+        commands.append(("CLIENT", "SETNAME", connection.client_name))
+    if connection.db:
+        # As text, because a parser in C may not be interrupted over a number.
+        commands.append(("SELECT", str(connection.db)))
+    return commands
+
+
+def _left(connection: Any) -> float:
+    """Seconds for the next step."""
+    left: float = connection.give_up_at - clock()
+    return min(REPLY_TIMEOUT, max(_SHORTEST_TIMEOUT, left))

@@ -1,0 +1,60 @@
+"""What an error means: that it passes, that another server is the right one now, or that a setting is wrong."""
+
+import re
+import ssl
+
+from redis import exceptions
+
+_PASSING = (exceptions.ConnectionError, exceptions.TimeoutError)
+
+_ELSEWHERE = (
+    exceptions.ReadOnlyError,
+    exceptions.BusyLoadingError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
+# Those that redis-py gives no class of their own, or that an older server wraps into an error of the script.
+_SAYS_ELSEWHERE = re.compile(r"(?:^|-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b")
+
+_UNKNOWN = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
+# A server that wants a password first takes no command as long as ours, and does not say why.
+_SAYS_UNKNOWN = re.compile(r"^(?:NOAUTH|WRONGPASS)\b|unauthenticated")
+_SAYS_FORBIDDEN = re.compile(r"(?:^|-)NOPERM\b|^ACL failure in script|user executing the script can't")
+_CERTIFICATE = re.compile(r"CERTIFICATE|UNKNOWN_CA")
+
+
+def is_elsewhere(error: exceptions.RedisError) -> bool:
+    """It is no master, or not yet, or not any more: the same address may lead to another one by now."""
+    return isinstance(error, _ELSEWHERE) or _SAYS_ELSEWHERE.search(str(error)) is not None
+
+
+def is_passing(error: exceptions.RedisError) -> bool:
+    """The next try may work."""
+    return is_elsewhere(error) or (isinstance(error, _PASSING) and what_to_set(error) is None)
+
+
+def what_to_set(error: exceptions.RedisError, user: str = "default") -> str | None:
+    """What has to be set so that *error* does not come again; None if it may be gone without that."""
+    text = str(error)
+    if isinstance(error, _UNKNOWN) or _SAYS_UNKNOWN.search(text):
+        return (
+            f"give the password of the user {user} in singleton_lock_url (redis://user:password@host:port/database) "
+            "or in singleton_lock_client_options (username, password)"
+        )
+    if isinstance(error, exceptions.NoPermissionError) or _SAYS_FORBIDDEN.search(text):
+        return (
+            f"give the user {user} of singleton_lock_url that right with ACL SETUSER, "
+            "or let singleton_lock_url name a user who has it"
+        )
+    if _is_about_certificates(error):
+        return (
+            "set ssl_ca_certs, and ssl_certfile and ssl_keyfile if the server asks for a certificate, "
+            "in singleton_lock_client_options, and in singleton_lock_url the host that the server's certificate names"
+        )
+    return None
+
+
+def _is_about_certificates(error: BaseException) -> bool:
+    # redis-py makes an error of the connection of it.
+    cause = error.__cause__ or error.__context__
+    return isinstance(cause, ssl.SSLError) and _CERTIFICATE.search(str(cause)) is not None
