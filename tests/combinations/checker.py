@@ -456,10 +456,9 @@ def an_older_call_is_merged_into_one_that_gives_up(known: Known, finding: Findin
 
 
 def a_rerun_is_overtaken_by_a_replace(known: Known, finding: Finding) -> bool:
-    """The successor by `rerun` comes again for as long as it is remembered that a newer call has replaced it."""
-    is_left = finding.rule == "nothing is left" and "over:" in finding.what
+    """The successor by `rerun` comes again for as long as that is remembered, and takes along those merged into it."""
     both = {"rerun", "replace"} <= {task["policy"] for task in known.program.tasks}
-    return both and (is_left or finding.rule == "every call ends")
+    return both and finding.rule in ("every call ends", "who does not run names who does", "nothing is left")
 
 
 # What is known, by name: who is called with what is known and a finding says whether it is that.
