@@ -445,13 +445,6 @@ def nothing_is_left(known: Known) -> Iterator[str]:
     yield from (key for key in known.history.left if not (waits and "merged:" in key))
 
 
-def merged_arguments_are_lost_with_the_process(known: Known, finding: Finding) -> bool:
-    """The process of a run that carried the arguments of another call has died: it comes again with its own."""
-    numbers = {task_id: answer.call for answer in known.history.answers for task_id in known.messages(answer)}
-    died = [body for body in known.bodies if body.outcome == "died"]
-    return finding.rule == "the newest runs" and any(body.number != numbers.get(body.task_id) for body in died)
-
-
 def an_older_call_is_merged_into_one_that_gives_up(known: Known, finding: Finding) -> bool:
     """It leaves no arguments, for those of the successor are newer, and so the successor does not know of it."""
     given_up = [answer for answer in known.history.answers if _is_refused(answer) and _policy(known, answer) == "rerun"]
@@ -463,15 +456,13 @@ def an_older_call_is_merged_into_one_that_gives_up(known: Known, finding: Findin
 
 
 def a_rerun_is_overtaken_by_a_replace(known: Known, finding: Finding) -> bool:
-    """The successor by `rerun` comes again for as long as it is remembered that a newer call has replaced it."""
-    is_left = finding.rule == "nothing is left" and "over:" in finding.what
+    """The successor by `rerun` comes again for as long as that is remembered, and takes along those merged into it."""
     both = {"rerun", "replace"} <= {task["policy"] for task in known.program.tasks}
-    return both and (is_left or finding.rule == "every call ends")
+    return both and finding.rule in ("every call ends", "who does not run names who does", "nothing is left")
 
 
 # What is known, by name: who is called with what is known and a finding says whether it is that.
 EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = (
-    merged_arguments_are_lost_with_the_process,
     an_older_call_is_merged_into_one_that_gives_up,
     a_rerun_is_overtaken_by_a_replace,
 )

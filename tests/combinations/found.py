@@ -82,6 +82,10 @@ FOUND = {
         '"calls": [{"seconds": 4.5}]}'
     ),
     "chunks take no lock": ('{"stage": {}, "tasks": [{}], "calls": [{"seconds": 0.5, "place": "chunks"}]}'),
+    "merged arguments are lost with the process that carries them": (
+        '{"stage": {}, "tasks": [{"policy": "rerun", "late": true}], "calls": [{"seconds": 1.2}, {"number": 1, '
+        '"at": 0.4, "seconds": 0.5}, {"number": 2, "at": 0.9, "seconds": 0.5, "ending": "kill"}]}'
+    ),
     "an older call replaces a newer one": (
         '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"timing": "countdown"}, {"number": 1, "at": 0.2, '
         '"seconds": 4}]}'

@@ -224,6 +224,14 @@ LEDGER = (
         "an id can be used again",
     ),
     Entry(
+        "merged arguments are lost with the process that carries them",
+        "stores/redis/lua/acquire.lua",
+        "  redis.call('HSET', key, 'merged_by:' .. merges, token)\n",
+        "  forget_merged(key, merges)\n",
+        "merged arguments are lost with the process that carries them",
+        "the newest runs",
+    ),
+    Entry(
         "a copy of a message without notes runs after its run",
         "runs/message.py",
         "{0 if notes.is_bare else notes.published}",
