@@ -256,8 +256,9 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "queued": ("queued", r"\d+ q"),
         "quiet": ("quiet", r"\d+ q"),
         "next": ("next", r"\d+ id-of-p"),
-        "next:by": ("next:by", r"\d+ t"),
-        "over:<id>": ("over:id-of-m", r"\d+ id-of-p"),
+        "next:by": ("next:by", r"\d+ replace t"),
+        "with:<id>": ("with:id-of-m", "1"),
+        "over:<id>": ("over:id-of-o", r"\d+ id-of-p"),
         "merged:<task name>": ("merged:t", "of n"),
         "merged_at:<task name>": ("merged_at:t", r"\d+ 60000"),
         "merged_by:<task name>": ("merged_by:t", "e"),
@@ -269,6 +270,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
     scripts.mark_queued("q")
     scripts.succeed("id-of-m", "rerun")
     scripts.succeed("id-of-n", "rerun", arguments="of n")
+    scripts.succeed("id-of-o", "replace")
     scripts.succeed("id-of-p", "replace", asked=1)
     scripts.acquire("c", words="crowds")
     scripts.acquire("d", copy=True, task="id-of-a")

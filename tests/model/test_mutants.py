@@ -389,8 +389,8 @@ MUTANTS = [
     Mutant(
         "a successor may end although others were merged into the run before it",
         "stores/redis/lua/unmark.lua",
-        "waiting and not is_taken(key, by)",
-        "waiting",
+        "redis.call('HEXISTS', key, 'with:' .. mine) == 1",
+        "redis.call('HEXISTS', key, 'merged:shop.tasks.sync') == 1",
         ("tests/contract/test_stores.py", "-k", "the_run_before_it"),
     ),
     Mutant(
@@ -434,6 +434,20 @@ MUTANTS = [
         "(run.notes.died or not run.hands_over)",
         "not run.hands_over",
         ("tests/unit/test_admission.py", "-k", "died"),
+    ),
+    Mutant(
+        "a rerun is not replaced",
+        "stores/redis/lua/succeed.lua",
+        " and its_policy == 'replace'",
+        "",
+        ("tests/contract/test_stores.py", "-k", "comes_after_a_newer"),
+    ),
+    Mutant(
+        "one that an older call was merged with does not give up",
+        "stores/redis/lua/succeed.lua",
+        "  redis.call('HSET', key, 'with:' .. successor.task_id, 1)\n",
+        "",
+        ("tests/contract/test_stores.py", "-k", "older_call_was_merged_with"),
     ),
     Mutant(
         "a copy of a waiter takes no turn",

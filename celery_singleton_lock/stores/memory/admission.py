@@ -96,6 +96,8 @@ class Admission:
         place = lock.places[number] = Place(claim, self._next_fence(), now, now + claim.ttl)
         arguments = lock.take_merged(place, now)
         lock.unmark_started(self._mine)
+        if claim.asked:
+            lock.merged_with.discard(self._mine)
         turn = lock.turn_of(claim.token)
         if turn is not None:
             place.copy_has_come = lock.leave_queue(turn)

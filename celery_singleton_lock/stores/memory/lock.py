@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.records import Claim, Succession
 
 PATIENCE = 30.0
 
@@ -45,6 +45,7 @@ class Successor(Mark):
     """The call that runs next."""
 
     published: float
+    policy: Succession
     task_name: str
 
 
@@ -79,12 +80,16 @@ class Lock:
     quiet: Mark | None = None
     overtaken: dict[str, Mark] = field(default_factory=dict)
     merged: dict[str, Merged] = field(default_factory=dict)
+    merged_with: set[str] = field(default_factory=set)
     crowd: set[str] = field(default_factory=set)
 
     def is_idle(self, now: float) -> bool:
         """It says nothing any more."""
         marks = [in_force(mark, now) for mark in (self.successor, self.queued, self.quiet)]
-        return not (self.places or self.queue or any(marks) or self.overtaken or self.merged or self.crowd)
+        return not (self.places or self.queue or any(marks) or self._leavings())
+
+    def _leavings(self) -> bool:
+        return bool(self.overtaken or self.merged or self.merged_with or self.crowd)
 
     def stay_until(self, moment: float) -> None:
         """Let the lock be known for so long, at least."""
@@ -92,8 +97,8 @@ class Lock:
 
     def stay_for_the_holder(self, ttl: float, now: float) -> None:
         """Let the lock be known for two ttl; if it knows nothing but one holder, for no longer."""
-        marks = (self.successor, self.queued, self.quiet, self.overtaken, self.merged, self.crowd)
-        if len(self.places) == 1 and not self.queue and not any(marks):
+        marks = (self.successor, self.queued, self.quiet)
+        if len(self.places) == 1 and not (self.queue or any(marks) or self._leavings()):
             self.expiry = 0.0
         self.stay_until(now + 2 * ttl)
 
@@ -181,6 +186,7 @@ class Lock:
         if quiet and self.quiet is not None and self.quiet.task_id == task_id:
             self.quiet = None
         self.overtaken.pop(task_id, None)
+        self.merged_with.discard(task_id)
 
     def unmark_started(self, task_id: str) -> None:
         """It is neither next nor queued any more."""

@@ -168,10 +168,8 @@ class MemoryStore(Store):
     ) -> bool:
         """Forget what the call has left."""
 
-        def forget(lock: Lock, now: float) -> bool:
-            successor = lock.successor
-            merged = lock.merged.get(successor.task_name) if successor and successor.task_id == task_id else None
-            if unless_merged and merged and not lock.is_taken(merged, now):
+        def forget(lock: Lock, _: float) -> bool:
+            if unless_merged and task_id in lock.merged_with:
                 return False
             lock.unmark(task_id, quiet=quiet)
             if returns:

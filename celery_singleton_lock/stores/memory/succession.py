@@ -1,7 +1,7 @@
 """Which call runs next, in memory; succeed.lua tells the same for Redis."""
 
 from celery_singleton_lock.stores.memory.lock import PATIENCE, Lock, Mark, Merged, Successor, in_force
-from celery_singleton_lock.stores.records import Claim, Turn
+from celery_singleton_lock.stores.records import Claim, Succession, Turn
 
 Outcome = tuple[Turn, str | None] | None
 
@@ -14,14 +14,17 @@ def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: floa
         is_given_up = claim.asked and successor is None
         waiting_at = merged.published if merged and not lock.is_taken(merged, now) else 0.0
         newer = lock.holder_published_after(max(published, waiting_at), now) if is_given_up else None
-        return (Turn.MERGED, newer) if newer is not None else _become(lock, claim, task_name, published, now)
+        if newer is not None:
+            return Turn.MERGED, newer
+        return _become(lock, claim, "rerun", task_name, published, now)
     if successor.task_name != task_name:
         return Turn.OTHER_TASK, None
     if published > max(merged.published if merged else 0.0, successor.published):
         if not arguments:
             return None
         lock.merged[task_name] = Merged(arguments, published, memory)
-        lock.stay_until(now + memory)
+    lock.merged_with.add(successor.task_id)
+    lock.stay_until(now + memory)
     return Turn.MERGED, successor.task_id
 
 
@@ -37,17 +40,17 @@ def supersede(lock: Lock, claim: Claim, task_name: str, memory: float, now: floa
     newer = lock.holder_published_after(published, now)
     if newer is not None:
         return Turn.MERGED, newer
-    if other is not None and other.published < published:
-        # Given up or not, it is older, and has to learn of it when it comes.
+    if other is not None and other.policy == "replace" and other.published < published:
+        # Given up or not, it is older, and has to learn of it when it comes. A rerun is not replaced.
         lock.overtaken[other.task_id] = Mark(mine, now + memory)
         lock.stay_until(now + memory)
     if claim.asked:
         lock.ask_oldest_to_make_way(now)
-    return _become(lock, claim, task_name, published, now)
+    return _become(lock, claim, "replace", task_name, published, now)
 
 
-def _become(lock: Lock, claim: Claim, task_name: str, published: float, now: float) -> Outcome:
-    lock.successor = Successor(claim.facts.task_id, now + PATIENCE, published, task_name)
+def _become(lock: Lock, claim: Claim, policy: Succession, task_name: str, published: float, now: float) -> Outcome:
+    lock.successor = Successor(claim.facts.task_id, now + PATIENCE, published, policy, task_name)
     lock.stay_until(now + PATIENCE)
     return Turn.MINE, None
 

@@ -46,7 +46,7 @@ RENEW = Script("renew")
 LOOK = Script("look", "clock", "places", "marks", "described")
 MARK_QUEUED = Script("mark_queued", "clock", "places", "marks", "described")
 SUCCEED = Script("succeed", "clock", "places", "marks", "merged")
-UNMARK = Script("unmark", "clock", "marks", "merged", "idle")
+UNMARK = Script("unmark", "clock", "marks", "idle")
 MARK_DONE = Script("mark_done", "clock", "done")
 CLAIM_SLOT = Script("claim_slot")
 

@@ -249,6 +249,33 @@ class Succession(Contract):
         assert store.unmark(KEY, "b")
         assert store.successor(KEY) is None
 
+    def test_nor_one_that_an_older_call_was_merged_with(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "rerun")
+        assert succeed(store, call("old", 1500), "rerun") == merged_into("b")
+
+        assert not store.unmark(KEY, "b", unless_merged=True)
+
+        store.release(call("a"), 1)
+        mine = again(call("b", 2000), merges=TASK)
+        granted(store.acquire(mine))
+        store.release(mine, 1, ending=ENDED)
+        self.nothing_is_left(store)
+
+    def test_a_rerun_comes_after_a_newer_call_of_another_task_that_replaces(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "rerun")
+        succeed(store, call("c", 3000), "rerun", "of c")
+        assert succeed(store, call("p", 4000), "replace", task_name="shop.tasks.other") == MINE
+        assert refused(store.acquire(again(call("b", 2000), merges=TASK))).successor == "p"
+        assert succeed(store, again(call("b", 2000)), "rerun") == (Turn.OTHER_TASK, None)
+        assert not store.unmark(KEY, "b", unless_merged=True), "those that were merged still wait for it"
+        store.release(call("a"), 1)
+        granted(store.acquire(again(call("p", 4000))))
+        store.release(call("p"), 1)
+
+        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
+
     def test_a_successor_with_which_nobody_was_merged_may_end(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "rerun")

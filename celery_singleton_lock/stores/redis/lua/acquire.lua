@@ -110,6 +110,9 @@ local function leave_all_else(place)
   if task_id_of(known[6]) == task_id then
     redis.call('HDEL', key, 'queued')
   end
+  if says('asked') then
+    redis.call('HDEL', key, 'with:' .. task_id)
+  end
   if says('returns') then
     leave_crowd(key, task_id)
   end

@@ -20,18 +20,19 @@
 
 local PATIENCE = 30000 -- milliseconds
 
-local key, mine, task_name, has_asked, memory = KEYS[1], ARGV[1], ARGV[2], ARGV[5] == '1', tonumber(ARGV[7])
+local key, mine, task_name, policy = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local has_asked, memory = ARGV[5] == '1', tonumber(ARGV[7])
 local published = ARGV[4] == '0' and now or tonumber(ARGV[4])
 local known = redis.call('HMGET', key, 'places', 'next', 'next:by', 'over:' .. mine)
 local successor, latest, overtaken_by = mark_of(known[2]), task_id_of(known[2]), mark_of(known[4])
 local merged_known = redis.call('HMGET', key, 'merged_at:' .. task_name, 'merged_by:' .. task_name)
 local merged_at = merged_at_of(merged_known[1])
-local its_publication, its_task = string.match(known[3] or '', '^(%d+) (.*)$')
+local its_publication, its_policy, its_task = string.match(known[3] or '', '^(%d+) (%S+) (.*)$')
 local places = read_places(key, tonumber(known[1] or 1), math.huge)
 
 local function become_successor()
   set_mark(key, 'next', PATIENCE, mine)
-  redis.call('HSET', key, 'next:by', integer(published) .. ' ' .. task_name)
+  redis.call('HSET', key, 'next:by', table.concat({integer(published), policy, task_name}, ' '))
   return {1, now}
 end
 
@@ -79,6 +80,8 @@ local function merge()
     end
     leave_merged(key, task_name, ARGV[6], published, memory)
   end
+  redis.call('HSET', key, 'with:' .. successor.task_id, 1)
+  expire_after(key, memory * 1000)
   return {0, now, successor.task_id}
 end
 
@@ -101,8 +104,8 @@ local function replace()
   if newer then
     return {0, now, newer}
   end
-  -- Given up or not, it is older, and has to learn of it when it comes.
-  if latest and latest ~= mine and tonumber(its_publication) < published then
+  -- Given up or not, it is older, and has to learn of it when it comes. A rerun is not replaced; it comes after this one.
+  if latest and latest ~= mine and its_policy == 'replace' and tonumber(its_publication) < published then
     set_mark(key, 'over:' .. latest, memory, mine)
   end
   if has_asked then
@@ -111,4 +114,4 @@ local function replace()
   return become_successor()
 end
 
-return ARGV[3] == 'rerun' and rerun() or replace()
+return policy == 'rerun' and rerun() or replace()

@@ -8,27 +8,25 @@
 -- Returns  1 ended, if there was anything | 0 others have been merged into it, so it stays
 
 local key, mine = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'next', 'next:by', 'queued', 'quiet')
+local known = redis.call('HMGET', key, 'next', 'queued', 'quiet')
 
 local function says(word)
   return string.find(ARGV[2], word, 1, true)
 end
 
+if says('unless_merged') and redis.call('HEXISTS', key, 'with:' .. mine) == 1 then
+  return 0
+end
 if task_id_of(known[1]) == mine then
-  local task_name = string.match(known[2], '^%d+ (.*)$')
-  local waiting, by = unpack(redis.call('HMGET', key, 'merged_at:' .. task_name, 'merged_by:' .. task_name))
-  if says('unless_merged') and waiting and not is_taken(key, by) then
-    return 0
-  end
   redis.call('HDEL', key, 'next', 'next:by')
 end
-if task_id_of(known[3]) == mine then
+if task_id_of(known[2]) == mine then
   redis.call('HDEL', key, 'queued')
 end
-if says('quiet') and task_id_of(known[4]) == mine then
+if says('quiet') and task_id_of(known[3]) == mine then
   redis.call('HDEL', key, 'quiet')
 end
-redis.call('HDEL', key, 'over:' .. mine)
+redis.call('HDEL', key, 'over:' .. mine, 'with:' .. mine)
 if says('returns') then
   leave_crowd(key, mine)
 end

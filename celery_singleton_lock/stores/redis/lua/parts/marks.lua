@@ -1,7 +1,9 @@
 -- What calls have left that hold nothing. A mark is `<until> <task id>`; one whose time has come means nothing any more.
 --   queued      the call that is unique in the queue
 --   quiet       the call whose publishing keeps the key quiet
---   next        the successor, whose message is in the broker; next:by has its time of publication and its task name
+--   next        the successor, whose message is in the broker; next:by has its time of publication, its policy and its
+--               task name
+--   with:<id>   for a successor that other calls were merged into
 --   over:<id>   for a successor that was replaced by a newer one: the newer one
 --   crowd       how many calls come again and again; crowd:<id> stands for each of them
 local function task_id_of(value)
