@@ -90,14 +90,16 @@ class Lock:
         """
         depth = None
         try:
-            depth = len(self._mine().blocks)
+            mine = self._mine()
+            depth = len(mine.blocks)
             if depth == 0:
                 raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
-            self._leave(depth, self._release)
+            mine.leave(depth, self._release)
             return False
         except BaseException:
             # A signal may have raised at any moment of it.
-            self._leave(len(self._mine().blocks) if depth is None else depth, Lease.release)
+            mine = self._mine()
+            mine.leave(len(mine.blocks) if depth is None else depth, Lease.release)
             raise
 
     @property
@@ -153,15 +155,6 @@ class Lock:
         if lease.release() is Answer.DONE:
             signals.lock_released.send(sender=Lock, lease=lease)
 
-    def _leave(self, depth: int, release: Callable[[Lease], object]) -> None:
-        """End the block that is *depth* blocks deep, unless that was done."""
-        blocks = self._mine().blocks
-        if 0 < depth <= len(blocks):
-            lease, takes = blocks[depth - 1]
-            if lease.takes >= takes:
-                release(lease)
-            del blocks[depth - 1 :]
-
     def _mine(self) -> "_Mine":
         """What the calling thread, or asyncio task, has taken through this object in this process."""
         held = getattr(self._thread, "held", None)
@@ -200,6 +193,14 @@ class _Mine:
         """What was taken last and was not given back, by whichever door."""
         self.leases[:] = [lease for lease in self.leases if lease.takes]
         return self.leases[-1] if self.leases else None
+
+    def leave(self, depth: int, release: Callable[[Lease], object]) -> None:
+        """End the block that is *depth* blocks deep, unless that was done."""
+        if 0 < depth <= len(self.blocks):
+            lease, takes = self.blocks[depth - 1]
+            if lease.takes >= takes:
+                release(lease)
+            del self.blocks[depth - 1 :]
 
     def taken(self) -> dict[Lease, int]:
         """How often each was taken."""

@@ -788,7 +788,7 @@ MUTANTS = [
     Mutant(
         "a release that was broken off before it began is still to be done",
         "lock.py",
-        "            self._leave(len(self._mine().blocks) if depth is None else depth, Lease.release)\n",
+        "            mine.leave(len(mine.blocks) if depth is None else depth, Lease.release)\n",
         "",
         ("tests/unit/test_interrupted.py", "-k", "lock_that_is_kept"),
     ),
