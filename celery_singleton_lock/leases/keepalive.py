@@ -8,7 +8,7 @@ that a lease is lost is for the heartbeat to find out and to tell.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -46,18 +46,30 @@ class Keepalive:
         if self._pid != os.getpid():
             self._stores, self._pid = set(), os.getpid()
         if store not in self._stores:
-            start_native_thread(partial(self._run, store))
+            self._start_thread(store)
             # Only now: a signal may raise before. A second thread would do no harm.
             self._stores.add(store)
 
-    def _run(self, store: Store) -> None:
-        twin = store.twin()
-        while True:
-            self._sleep()
-            # Whatever it is, the heartbeat tells of it; a thread that had died would not come back,
-            # and this one cannot share the locks of a log with greenlets.
-            with suppress(Exception):
-                self._renew(twin, [renewal for renewal in self._late() if renewal.store is store])
+    def _start_thread(self, store: Store) -> None:
+        life = self._live(store)
+        next(life)
+        start_native_thread(partial(next, life, None))
+
+    def _live(self, store: Store) -> Iterator[None]:
+        """A generator, so that the thread begins inside the `try`: a function may be broken off before that."""
+        try:
+            yield
+            twin = store.twin()
+            while True:
+                self._sleep()
+                # Whatever it is, the heartbeat tells of it; a thread that had died would not come back,
+                # and this one cannot share the locks of a log with greenlets.
+                with suppress(Exception):
+                    self._renew(twin, [renewal for renewal in self._late() if renewal.store is store])
+        except Exception:
+            # Raised from outside: another one goes on.
+            self._start_thread(store)
+            raise
 
     def _sleep(self) -> None:
         """In slices, because a lease may come that is shorter than those before."""

@@ -88,7 +88,7 @@ class Leftovers:
     def _start_over(self) -> None:
         self._left: deque[tuple[Leftover, float, Callable[[], bool]]] = deque()
         self._lock = threading.RLock()
-        self._thread = OneThread("leftovers", self._run)
+        self._thread = OneThread("leftovers", self._run, self._lock)
 
     def add(self, leftover: Leftover, may_release: Callable[[], bool] = _at_once) -> None:
         """Release *leftover* until that is answered, for one ttl: by then the store has freed it by itself.

@@ -46,7 +46,7 @@ class Pulse:
         self._wakes_at = _NEVER
         # Not a condition, whose methods are not safe where a signal may raise.
         self._alarm = threading.Lock()
-        self._thread = OneThread("heartbeat", self._run)
+        self._thread = OneThread("heartbeat", self._run, lock)
         self._pid = os.getpid()
 
     def watch(self, renewal: Renewal) -> None:

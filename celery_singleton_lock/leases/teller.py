@@ -26,7 +26,7 @@ class Teller:
     def _start_over(self) -> None:
         self._lock = threading.RLock()
         self._calls: deque[Callable[[], object]] = deque()
-        self._thread = OneThread("teller", self._run)
+        self._thread = OneThread("teller", self._run, self._lock)
 
     def tell(self, call: Callable[[], object]) -> None:
         """Call it soon, after those that came before."""

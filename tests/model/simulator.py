@@ -734,7 +734,7 @@ class Simulation:
         )
         # A thread is a greenlet of the client that starts it.
         greenlets = SimpleNamespace(
-            start_new_thread=lambda run, _: id(world.start(world.here()[0].client, run)),
+            start_new_thread=lambda run, args: id(world.start(world.here()[0].client, partial(run, *args))),
             get_ident=lambda: id(getcurrent()),
         )
         timed = (lease_module, renewal_module, pulse_module, heartbeat_module, leftovers_module, admission_module)

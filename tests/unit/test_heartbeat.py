@@ -712,8 +712,13 @@ def test_one_thread_is_enough_for_any_number_of_leases(
     heart: Heartbeat, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[Any] = []
-    start = one_thread_module.OneThread._run
-    monkeypatch.setattr(one_thread_module.OneThread, "_run", lambda thread: (started.append(thread), start(thread)))
+    live = one_thread_module.OneThread._live
+
+    def starts(thread: one_thread_module.OneThread) -> Iterator[None]:
+        started.append(thread)
+        return live(thread)
+
+    monkeypatch.setattr(one_thread_module.OneThread, "_live", starts)
 
     leases = [acquired(store, ttl=0.9) for _ in range(100)]
     until(lambda: all(store.renewals_of(lease) for lease in leases), "all are renewed")
