@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PROOFS := tests/model tests/faults tests/endings
+# With an exception at each moment of what we do, where make test tries some.
+STRUCK := tests/integration/test_interrupted.py
 # These need the machine for themselves.
 HEAVY  := tests/load tests/fire tests/combinations
 APART  := $(PROOFS) $(HEAVY) tests/docker
@@ -40,6 +42,7 @@ test: $(VENV)/.develop
 
 prove: $(VENV)/.develop
 	$(BIN)/python -m pytest $(ABREAST) $(PROOFS) $(ARGS)
+	STRIKE_EVERYWHERE=1 $(BIN)/python -m pytest $(ABREAST) --capture=fd -rP --show-capture=stdout $(STRUCK) $(ARGS)
 	$(BIN)/python -m pytest $(HEAVY) $(ARGS)
 
 matrix: $(VENV)/.matrix

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from celery import Celery, current_app
 
@@ -20,6 +20,91 @@ from celery_singleton_lock.options import count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Facts
+
+_NOT_MINE = (
+    "is not held by this thread, asyncio task or process; only the one that acquired it can give it back here, "
+    "and any thread of its process by lease.release()"
+)
+
+
+class _Mine:
+    """What one thread, or one asyncio task in it, has taken through a lock.
+
+    Attributes:
+        leases: What was taken and may have been given back, the latest last.
+        blocks: For each `with` that runs, the outermost first: its lease, and how often that was taken by then.
+        kept: What was taken without a `with`, and whoever took it need not have.
+    """
+
+    def __init__(self) -> None:
+        self.leases: list[ref[Lease]] = []
+        self.blocks: list[tuple[ref[Lease], int]] = []
+        self.kept: list[Lease] = []
+        self._with: ref[_With] | None = None
+
+    @property
+    def latest(self) -> Lease | None:
+        """What was taken last and was not given back, by whichever door."""
+        self.leases[:] = [one for one in self.leases if (lease := one()) is not None and lease.takes]
+        self.kept[:] = [lease for lease in self.kept if lease.takes]
+        return self.leases[-1]() if self.leases else None
+
+    def begins(self, block: "_With") -> None:
+        """A `with` is about to enter."""
+        self._with = ref(block)
+
+    def begun(self) -> list[Lease]:
+        """What keeps the lease of the block that is entered."""
+        block = self._with() if self._with is not None else None
+        self._with = None
+        return self.kept if block is None else block.kept
+
+    def leave(self, depth: int, release: Callable[[Lease], object]) -> None:
+        """End the block that is *depth* blocks deep, unless that was done."""
+        if 0 < depth <= len(self.blocks):
+            one, takes = self.blocks[depth - 1]
+            lease = one()
+            if lease is not None and lease.takes >= takes:
+                release(lease)
+            del self.blocks[depth - 1 :]
+
+    def taken(self) -> dict[Lease, int]:
+        """How often each was taken."""
+        return {lease: lease.takes for one in self.leases if (lease := one()) is not None}
+
+    def give_back(self, before: Mapping[Lease, int]) -> None:
+        """Give back what was taken since, and tell nobody."""
+        for lease in self.taken():
+            while lease.takes > before.get(lease, 0):
+                lease.release()
+
+
+class _With:
+    """What one `with` calls at its end, and all that keeps its lease."""
+
+    def __init__(self, leave: Callable[..., Literal[False]]) -> None:
+        self.kept: list[Lease] = []
+        self._leave = leave
+
+    def __call__(self, *error: object) -> Literal[False]:
+        return self._leave(*error)
+
+
+class _Exit:
+    """`Lock.__exit__`, which each `with` looks up before it enters.
+
+    A signal may raise before the first instruction of any function, so of this one, too: then the block is over, and
+    its lease was not released. But nobody has it any more, because only what was looked up here kept it: so it ends
+    by its ttl.
+    """
+
+    def __get__(self, lock: "Lock | None", owner: "type[Lock]") -> Callable[..., Literal[False]]:
+        if lock is None:
+            # For an ExitStack, which looks it up once for all.
+            return owner._leave  # noqa: SLF001 (its own)
+        block = _With(lock._leave)  # noqa: SLF001
+        lock._mine().begins(block)  # noqa: SLF001 (its own)
+        return block
 
 
 class Lock:
@@ -70,11 +155,12 @@ class Lock:
     def __enter__(self) -> Lease:
         """Wait for the lock as long as it takes."""
         mine = self._mine()
+        keeper = mine.begun()
         depth, before = len(mine.blocks), mine.taken()
         try:
-            lease = self.acquire()
+            lease = self._take(None, keeper)
             assert lease is not None
-            mine.blocks.append((lease, lease.takes))
+            mine.blocks.append((ref(lease), lease.takes))
             return lease
         except BaseException:
             # A signal may raise after it was acquired and before the block begins.
@@ -82,8 +168,10 @@ class Lock:
             mine.give_back(before)
             raise
 
-    def __exit__(self, *_: object) -> Literal[False]:
-        """Release what this block has taken, unless that was released already.
+    __exit__ = _Exit()
+
+    def _leave(self, *_: object) -> Literal[False]:
+        """Release what this block has taken, unless that was released already; `with` calls it.
 
         Raises:
             SingletonLockError: This thread, or asyncio task, has not entered the block, or was forked inside.
@@ -121,24 +209,7 @@ class Lock:
             StoreError: The store did not answer within 5 s; nothing is held.
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
         """
-        patience = _patience(blocking, timeout)
-        mine = self._mine()
-        before, latest = mine.taken(), mine.latest
-        try:
-            if self._reentrant and latest is not None and latest.held:
-                latest.take_again()
-                return latest
-            lease = self._new_lease()
-            mine.leases.append(lease)
-            conflict = lease.acquire()
-            if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
-                mine.give_back(before)
-                return None
-            signals.lock_acquired.send(sender=Lock, lease=lease)
-            return lease
-        except BaseException:
-            mine.give_back(before)
-            raise
+        return self._take(_patience(blocking, timeout), self._mine().kept)
 
     def release(self) -> None:
         """Give back what this thread, or asyncio task, acquired last; from anywhere else, call the lease's `release`.
@@ -151,11 +222,33 @@ class Lock:
             raise SingletonLockError(f"lock key={self._key} {_NOT_MINE}")
         self._release(latest)
 
+    def _take(self, patience: float | None, keeper: list[Lease]) -> Lease | None:
+        """The lease, kept by *keeper*, or None if it was not granted in so many seconds."""
+        mine = self._mine()
+        before, latest = mine.taken(), mine.latest
+        try:
+            if self._reentrant and latest is not None and latest.held:
+                keeper.append(latest)
+                latest.take_again()
+                return latest
+            lease = self._new_lease()
+            keeper.append(lease)
+            mine.leases.append(ref(lease))
+            conflict = lease.acquire()
+            if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
+                mine.give_back(before)
+                return None
+            signals.lock_acquired.send(sender=Lock, lease=lease)
+            return lease
+        except BaseException:
+            mine.give_back(before)
+            raise
+
     def _release(self, lease: Lease) -> None:
         if lease.release() is Answer.DONE:
             signals.lock_released.send(sender=Lock, lease=lease)
 
-    def _mine(self) -> "_Mine":
+    def _mine(self) -> _Mine:
         """What the calling thread, or asyncio task, has taken through this object in this process."""
         held = getattr(self._thread, "held", None)
         if held is None or held[0] != os.getpid():
@@ -168,49 +261,6 @@ class Lock:
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid())
         claim = Claim(self._key, new_token(), self._ttl, self._limit, facts)
         return Lease(self._store, claim, on_lost=_tell_lost)
-
-
-_NOT_MINE = (
-    "is not held by this thread, asyncio task or process; only the one that acquired it can give it back here, "
-    "and any thread of its process by lease.release()"
-)
-
-
-class _Mine:
-    """What one thread, or one asyncio task in it, has taken through a lock.
-
-    Attributes:
-        leases: What was taken and may have been given back, the latest last.
-        blocks: For each `with` that runs, the outermost first: its lease, and how often that was taken by then.
-    """
-
-    def __init__(self) -> None:
-        self.leases: list[Lease] = []
-        self.blocks: list[tuple[Lease, int]] = []
-
-    @property
-    def latest(self) -> Lease | None:
-        """What was taken last and was not given back, by whichever door."""
-        self.leases[:] = [lease for lease in self.leases if lease.takes]
-        return self.leases[-1] if self.leases else None
-
-    def leave(self, depth: int, release: Callable[[Lease], object]) -> None:
-        """End the block that is *depth* blocks deep, unless that was done."""
-        if 0 < depth <= len(self.blocks):
-            lease, takes = self.blocks[depth - 1]
-            if lease.takes >= takes:
-                release(lease)
-            del self.blocks[depth - 1 :]
-
-    def taken(self) -> dict[Lease, int]:
-        """How often each was taken."""
-        return {lease: lease.takes for lease in self.leases}
-
-    def give_back(self, before: Mapping[Lease, int]) -> None:
-        """Give back what was taken since, and tell nobody."""
-        for lease in self.leases:
-            while lease.takes > before.get(lease, 0):
-                lease.release()
 
 
 def _current_task() -> Any:

@@ -793,6 +793,27 @@ MUTANTS = [
         ("tests/unit/test_interrupted.py", "-k", "lock_that_is_kept"),
     ),
     Mutant(
+        "only its block keeps a lease, which ends with that where it could not be released",
+        "lock.py",
+        "return self.kept if block is None else block.kept",
+        "return self.kept",
+        ("tests/unit/test_interrupted.py", "-k", "lock_that_is_kept"),
+    ),
+    Mutant(
+        "another thread goes on where the heartbeat's was broken off",
+        "leases/one_thread.py",
+        "                    self._ident = None\n                    self.ensure()\n",
+        "                    self._ident = None\n",
+        ("tests/integration/test_interrupted.py", "-k", "turn_of_the_heartbeat and memory"),
+    ),
+    Mutant(
+        "another thread keeps leases alive where one was broken off",
+        "leases/keepalive.py",
+        "            # Raised from outside: another one goes on.\n            self._start_thread(store)\n",
+        "",
+        ("tests/integration/test_interrupted.py", "-k", "turn_of_the_keepalive and memory"),
+    ),
+    Mutant(
         "what a signal has broken off is given back",
         "lock.py",
         "            del mine.blocks[depth:]\n            mine.give_back(before)\n",

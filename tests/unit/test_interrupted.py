@@ -1,19 +1,13 @@
 """A signal that raises, such as a time limit's, may strike between any two instructions of ours: nothing gets stuck."""
 
 import contextlib
-import ctypes
-import dis
-import itertools
 import random
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
@@ -25,21 +19,18 @@ from celery_singleton_lock.leases.leftovers import Leftovers
 from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Answer, Claim, Ending
+from tests.strikes import Strike, StruckError, is_begun_too_late, nothing_pending
 from tests.waiting import until
+
+# One that strikes in a finalizer vanishes there, and Python complains.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 PACKAGE = Path(celery_singleton_lock.__file__).parent
 OURS = frozenset(map(str, [*PACKAGE.glob("leases/*.py"), *PACKAGE.glob("stores/memory/*.py"), PACKAGE / "lock.py"]))
 OURS_AND_PYTHONS = OURS | {threading.__file__, contextlib.__file__}
 
-# The interpreter looks for signals after these, and nowhere else.
-LISTENING = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
-
 STRIDE = 5
 """Of all moments, every so many-eth is tried; which, a new chance decides each time."""
-
-
-class StruckError(Exception):
-    """What a time limit raises."""
 
 
 class Watched(MemoryStore):
@@ -85,60 +76,8 @@ def fresh_heart(monkeypatch: pytest.MonkeyPatch) -> Heartbeat:
 
 
 @pytest.fixture(autouse=True)
-def nothing_pending() -> None:
-    """Where one was sent to a thread and taken back, Python 3.11 keeps a flag and then traces in circles."""
-    with contextlib.suppress(StruckError):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(threading.get_ident()), ctypes.py_object(StruckError))
-        for _ in range(1000):
-            pass
-
-
-@cache
-def moments(code: CodeType) -> frozenset[int]:
-    """Offsets of the instructions before which a signal may raise.
-
-    It raises as the instruction before would, so where that has another handler, this cannot be imitated.
-    """
-    handlers = dis.Bytecode(code).exception_entries
-
-    def handler(offset: int) -> int | None:
-        return next((each.target for each in handlers if each.start <= offset < each.end), None)
-
-    found = set()
-    for before, after in itertools.pairwise(dis.get_instructions(code)):
-        offset = before.argval if before.opname == "JUMP_BACKWARD" else after.offset
-        if before.opname in LISTENING and handler(before.offset) == handler(offset):
-            found.add(offset)
-    return frozenset(found)
-
-
-class Strike:
-    """Raises, inside, at one moment in some files; they are counted from 0."""
-
-    def __init__(self, moment: float, files: frozenset[str]) -> None:
-        self._moment = moment
-        self._files = files
-        self.seen = 0
-
-    def __enter__(self) -> Self:
-        sys.settrace(self._called)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        sys.settrace(None)
-
-    def _called(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename not in self._files:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._stepped
-
-    def _stepped(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if event == "opcode" and frame.f_lasti in moments(frame.f_code):
-            self.seen += 1
-            if self.seen > self._moment:
-                raise StruckError(f"{frame.f_code.co_qualname}, line {frame.f_lineno}")
-        return self._stepped
+def ready() -> None:
+    nothing_pending()
 
 
 def lock_in(store: Watched) -> Lock:
@@ -148,12 +87,6 @@ def lock_in(store: Watched) -> Lock:
 
 
 KEY = Lock("stock", url="memory://interrupted").key
-
-
-def not_in_time() -> str:
-    """Where no code of ours can be in time: before the first instruction of what has to release."""
-    code = Lock.__exit__.__code__
-    return f"Lock.__exit__, line {next(line for *_, line in code.co_lines() if line != code.co_firstlineno)}"
 
 
 def takes_it(store: Watched) -> None:
@@ -187,13 +120,9 @@ def prepared(store: Watched, body: Callable[[Watched], None]) -> Iterator[None]:
 
 def struck(body: Callable[[Watched], None], store: Watched, moment: float, files: frozenset[str]) -> tuple[str, int]:
     """Where it struck, and how many moments came before."""
-    strike = Strike(moment, files)
-    try:
-        with strike:
-            body(store)
-    except StruckError as error:
-        return str(error), strike.seen
-    return "nowhere", strike.seen
+    strike = Strike(moment, files, "by a signal")
+    strike.during(lambda: body(store))
+    return strike.where, strike.seen
 
 
 def is_well(heart: Heartbeat, store: Watched) -> bool:
@@ -251,7 +180,7 @@ def test_no_moment_is_a_bad_one(
 
         assert heart.watched() == [], f"a lease that nobody is in is renewed; struck in {where}"
         assert is_well(heart, store), f"something is stuck; struck in {where}"
-        if where != not_in_time() and body is not gets_no_answer:
+        if not is_begun_too_late(where) and body is not gets_no_answer:
             assert is_free_soon(store), f"the lock is still taken; struck in {where}"
 
 
@@ -267,8 +196,9 @@ def test_a_lock_that_is_kept_holds_nothing_once_its_block_is_broken_off(heart: H
 
     for moment in range(total):
         where, _ = struck(takes_the_same, store, moment, OURS)
-        if where != not_in_time():
-            assert heart.watched() == lock._mine().blocks == [], f"it is held; struck in {where}"
+        assert heart.watched() == [], f"a lease that nobody is in is renewed; struck in {where}"
+        if not is_begun_too_late(where):
+            assert lock._mine().blocks == [], f"it is held; struck in {where}"
             assert lock._mine().latest is None
             assert is_free_soon(store), f"the lock is still taken; struck in {where}"
         lock._mine().leases.clear()
@@ -299,8 +229,6 @@ def alarm() -> Iterator[Callable[[float], None]]:
     signal.signal(signal.SIGALRM, before)
 
 
-# One that strikes in a finalizer vanishes there, and Python complains.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_signals_at_random_moments_leave_the_heartbeat_well(
     heart: Heartbeat, store: Watched, alarm: Callable[[float], None]
 ) -> None:
