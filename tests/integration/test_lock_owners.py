@@ -1,9 +1,11 @@
 """Who holds a `Lock`: a thread or an asyncio task of one process; every way to leave gives back or says why not."""
 
 import asyncio
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +46,32 @@ def in_a_thread(body: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(20)
     return got[0]
+
+
+# Without a `with` statement of its own.
+
+
+def test_an_exit_stack_keeps_a_block_until_it_leaves_it(url: str) -> None:
+    lock = Lock("stock", url=url)
+
+    with ExitStack() as stack:
+        stack.enter_context(lock)
+        gc.collect()
+        assert holders(lock) != []
+        with Lock("another", url=url):
+            assert holders(lock) != []
+
+    assert holders(lock) == []
+
+
+def test_what_was_acquired_by_hand_is_kept_by_the_lock(url: str) -> None:
+    lock = Lock("stock", url=url)
+    lock.acquire()
+    gc.collect()
+
+    assert lock._mine().latest is not None
+    lock.release()
+    assert holders(lock) == []
 
 
 # Another thread.

@@ -956,8 +956,8 @@ MUTANTS = [
     Mutant(
         "a block gives back what it has taken",
         "lock.py",
-        "            if lease.takes >= takes:\n",
-        "            if lease.takes:\n",
+        "            if lease is not None and lease.takes >= takes:\n",
+        "            if lease is not None and lease.takes:\n",
         ("tests/integration/test_lock_owners.py", "-k", "inner_block"),
     ),
     Mutant(
