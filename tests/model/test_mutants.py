@@ -443,6 +443,13 @@ MUTANTS = [
         ("tests/contract/test_stores.py", "-k", "comes_after_a_newer"),
     ),
     Mutant(
+        "only a newer run of its task stands for a rerun",
+        "stores/redis/lua/succeed.lua",
+        "waiting_at), runs_my_task)",
+        "waiting_at))",
+        ("tests/contract/test_stores.py", "-k", "comes_after_a_newer"),
+    ),
+    Mutant(
         "one that an older call was merged with does not give up",
         "stores/redis/lua/succeed.lua",
         "  redis.call('HSET', key, 'with:' .. successor.task_id, 1)\n",
