@@ -76,12 +76,13 @@ class Lock:
             raise
 
     def __exit__(self, *_: object) -> Literal[False]:
-        """Release the lock, unless its lease was released already."""
+        """Release the lock, unless its lease was released already, or is the parent's in a forked child."""
         before = None
         try:
             leases = self._leases()
             before = len(leases) - 1
-            if leases[-1].unreleased:
+            # Without any, this is the wrong thread, and `release` says so.
+            if not leases or leases[-1].unreleased:
                 self.release()
             else:
                 leases.pop()
@@ -158,11 +159,8 @@ class Lock:
         del leases[before:]
 
     def _leases(self) -> list[Lease]:
-        """What this thread has acquired through this object, in this process, the latest last."""
-        pid, leases = getattr(self._thread, "held", (None, []))
-        if pid != os.getpid():
-            leases = []
-            self._thread.held = os.getpid(), leases
+        """What this thread has acquired through this object, the latest last; before a fork as well."""
+        leases: list[Lease] = self._thread.__dict__.setdefault("held", [])
         return leases
 
     def _new_lease(self) -> Lease:

@@ -378,6 +378,25 @@ def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str
     assert holders(lock) == 1
 
 
+def test_a_block_that_ends_where_nothing_is_held_says_so(url: str, in_threads: Any) -> None:
+    lock = Lock("stock", url=url)
+    told = []
+
+    def leave() -> None:
+        with pytest.raises(SingletonLockError) as caught:
+            lock.__exit__(None, None, None)
+        told.append(str(caught.value))
+
+    with lock:
+        in_threads(leave).join()
+        assert holders(lock) == 1
+    with pytest.raises(SingletonLockError, match="not held by this thread"), lock:
+        lock.release()
+
+    assert "not held by this thread" in told[0]
+    assert holders(lock) == 0
+
+
 def in_a_fork(body: Callable[[], Any]) -> str:
     """What *body* returns, or the error it raises, in a forked child."""
     reader, writer = os.pipe()
@@ -405,7 +424,8 @@ def test_a_forked_child_holds_nothing_and_can_free_nothing(server: Server) -> No
     assert in_a_fork(lambda: (lease.held, lease.remaining())) == "(False, 0.0)"
     assert "LockLost" in in_a_fork(lease.check)
     assert f"belongs to the process {os.getpid()}" in in_a_fork(lease.release)
-    assert "not held by this thread" in in_a_fork(lock.release)
+    assert f"belongs to the process {os.getpid()}" in in_a_fork(lock.release)
+    assert in_a_fork(lambda: lock.__exit__(None, None, None)) == "False"
     assert in_a_fork(lambda: lock.acquire(blocking=False)) == "None"
 
     assert holders(lock) == 1
