@@ -100,8 +100,15 @@ class Loop:
         return call.begin()
 
     def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         self._thread.join(PATIENCE)
+
+    async def _end(self) -> None:
+        """Its tasks have to hear first that their calls have ended."""
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=1)
+        self._loop.stop()
 
     def _run(self) -> None:
         self._loop.run_forever()
