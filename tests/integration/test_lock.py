@@ -335,6 +335,17 @@ def test_a_reentrant_lock_is_free_after_as_many_releases_as_acquires(url: str) -
     assert other.acquire(blocking=False) is not None
 
 
+def test_a_lease_that_was_released_is_not_re_entered(url: str) -> None:
+    lock = Lock("stock", url=url, reentrant=True)
+    first = lock.acquire()
+    assert first is not None
+    first.release()
+
+    with lock as second:
+        assert second is not first
+        assert second.held
+
+
 def test_another_thread_does_not_re_enter(url: str, in_threads: Any) -> None:
     lock, seen = Lock("stock", url=url, reentrant=True), []
 

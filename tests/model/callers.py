@@ -50,8 +50,6 @@ class Call:
 class Here:
     """The thread of the test itself."""
 
-    may_wait = False
-
     def begin(self, body: Callable[[], Any]) -> Call:
         call = Call(body)
         call()
@@ -63,8 +61,6 @@ class Here:
 
 class Thread:
     """A thread that does one thing after the other."""
-
-    may_wait = True
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
@@ -86,8 +82,6 @@ class Thread:
 
 class Loop:
     """An event loop whose tasks call by `asyncio.to_thread`, so in any of several threads."""
-
-    may_wait = True
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
