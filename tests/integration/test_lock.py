@@ -346,6 +346,20 @@ def test_a_lease_that_was_released_is_not_re_entered(url: str) -> None:
         assert second.held
 
 
+def test_a_lease_that_was_lost_is_not_re_entered(server: Server) -> None:
+    lock = Lock("stock", url=server.url, ttl=1, reentrant=True)
+
+    with lock as lost:
+        with server.client() as client:
+            client.flushall()
+        until(lambda: lost.lost, "the loss is noticed")
+        with lock as again:
+            assert again is not lost
+            assert again.held
+        assert not again.held
+    assert holders(lock) == 0
+
+
 def test_another_thread_does_not_re_enter(url: str, in_threads: Any) -> None:
     lock, seen = Lock("stock", url=url, reentrant=True), []
 

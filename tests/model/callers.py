@@ -1,4 +1,4 @@
-"""Those who call a lock: threads, and tasks of asyncio. Each does what it is told, and says in which thread."""
+"""Those who call a lock: threads, and tasks of asyncio. Each does what it is told, and says in which of them."""
 
 import asyncio
 import queue
@@ -12,17 +12,21 @@ PATIENCE = 10.0
 
 @dataclass
 class Call:
-    """Something that a caller does: known first by its thread, and in the end by what came of it."""
+    """Something that a caller does: known first by who calls, and in the end by what came of it.
+
+    Attributes:
+        owner: To a lock, whose it is: the asyncio task that calls, or else the thread.
+    """
 
     body: Callable[[], Any]
-    thread: int = 0
+    owner: Any = None
     _result: Any = None
     _error: BaseException | None = None
     _began: threading.Event = field(default_factory=threading.Event)
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def __call__(self) -> None:
-        self.thread = threading.get_ident()
+        self.owner = running_task() or threading.get_ident()
         self._began.set()
         try:
             self._result = self.body()
@@ -31,7 +35,7 @@ class Call:
         self._ended.set()
 
     def begin(self) -> "Call":
-        """Itself, once its thread is known."""
+        """Itself, once its owner is known."""
         assert self._began.wait(PATIENCE), "the call has not begun"
         return self
 
@@ -107,3 +111,50 @@ class Loop:
     def _run(self) -> None:
         self._loop.run_forever()
         self._loop.close()
+
+
+class Tasks:
+    """An event loop whose tasks call in its own thread, so nobody else of it runs meanwhile."""
+
+    def __init__(self, size: int) -> None:
+        self.tasks = [Task(self) for _ in range(size)]
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        self.loop.run_until_complete(self._run_all())
+        self.loop.close()
+
+    async def _run_all(self) -> None:
+        await asyncio.gather(*(task.run() for task in self.tasks))
+
+
+class Task:
+    """A task that does one thing after the other."""
+
+    def __init__(self, among: Tasks) -> None:
+        self._among = among
+        self._calls: asyncio.Queue[Call | None] = asyncio.Queue()
+
+    def begin(self, body: Callable[[], Any]) -> Call:
+        call = Call(body)
+        self._put(call)
+        return call.begin()
+
+    def close(self) -> None:
+        self._put(None)
+
+    async def run(self) -> None:
+        while (call := await self._calls.get()) is not None:
+            call()
+
+    def _put(self, call: Call | None) -> None:
+        self._among.loop.call_soon_threadsafe(self._calls.put_nowait, call)
+
+
+def running_task() -> Any:
+    """The asyncio task that runs in this thread, if one does."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

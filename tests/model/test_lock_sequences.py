@@ -1,8 +1,8 @@
 """`Lock` alone: whatever is done with it, in whatever order and by whom, it does what the model says.
 
-The model is the store in memory at a moment at which time stands still (`stores.py`); what each thread has
-acquired is kept here, as a pile for each object. Threads, tasks of asyncio and a forked process take part, and
-signals that raise.
+The model is the store in memory at a moment at which time stands still (`stores.py`); what each thread and each
+task of asyncio has acquired, and which blocks it is in, is kept here for each object. A forked process takes part
+too, and signals that raise.
 """
 
 import gc
@@ -11,9 +11,8 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
-from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -27,14 +26,14 @@ from hypothesis.stateful import run_state_machine_as_test as play
 from celery_singleton_lock import Lease, Lock, SingletonLockError, signals
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Grant
-from tests.model.callers import PATIENCE, Call, Here, Loop, Thread
+from tests.model.callers import PATIENCE, Call, Here, Loop, Tasks, Thread
 from tests.model.stores import Model
 from tests.waiting import until
 
-EXAMPLES = 40
+EXAMPLES = 100
 STEPS = 30
-CALLERS = st.integers(0, 3)
-# The thread of the test has to play on.
+CALLERS = st.integers(0, 5)
+# The thread of the test has to play on, and so has a loop that has more than one task.
 THOSE_WHO_MAY_WAIT = st.integers(1, 3)
 LOCKS = st.integers(0, 2)
 # Those with one limit: who waits behind somebody with a smaller one may come first, which the model need not foresee.
@@ -52,11 +51,38 @@ class StruckError(Exception):
 
 @dataclass(eq=False)
 class Held:
-    """A lease as the model knows it; more than once on a pile if it was re-entered."""
+    """A lease as the model knows it.
+
+    Attributes:
+        takes: How often it has to be released.
+    """
 
     lease: Lease
     claim: Claim
-    released: bool = False
+    takes: int = 1
+
+
+@dataclass
+class Mine:
+    """What a thread, or a task, has taken through an object.
+
+    Attributes:
+        taken: The latest last.
+        blocks: Those that it is in, the innermost last: what each holds, and how often that was taken by then.
+    """
+
+    taken: list[Held] = field(default_factory=list)
+    blocks: list[tuple[Held, int]] = field(default_factory=list)
+
+    @property
+    def latest(self) -> Held | None:
+        return next((held for held in reversed(self.taken) if held.takes), None)
+
+    def enter(self) -> None:
+        """Begin a block with what was taken just now."""
+        held = self.latest
+        assert held is not None
+        self.blocks.append((held, held.takes))
 
 
 @dataclass(eq=False)
@@ -67,10 +93,11 @@ class Waiting:
     which: int
     call: Call
     claim: Claim
+    enters: bool
 
 
 class Sequences(RuleBasedStateMachine):
-    """Four callers, and three objects of one lock: two of one limit, and one of another."""
+    """Six callers, and three objects of one lock: two of one limit, and one of another."""
 
     url: str
     client: Any
@@ -89,11 +116,13 @@ class Sequences(RuleBasedStateMachine):
             for each, again in zip(self.limits, reentrant, strict=True)
         ]
         self.store, self.key = self.locks[0]._store, self.locks[0].key
-        self.callers = [Here(), Thread(), Thread(), Loop()]
+        self.callers = [Here(), Thread(), Thread(), Loop(), *Tasks(2).tasks]
         self.model = Model()
         self.tokens = count()
-        self.piles: dict[tuple[int, int], list[Held]] = defaultdict(list)
+        self.belongings: dict[tuple[Any, int], Mine] = defaultdict(Mine)
         self.everything: list[Held] = []
+        self.have_asked: list[tuple[int, int]] = []
+        self.asked_before_a_fork = 0
         self.waiting: list[Waiting] = []
         self.is_over = False
         self.told: dict[str, list[str]] = {"acquired": [], "released": []}
@@ -104,7 +133,7 @@ class Sequences(RuleBasedStateMachine):
     @rule(who=CALLERS, which=LOCKS)
     def ask_once(self, who: int, which: int) -> None:
         if not self.is_busy(who):
-            call = self.callers[who].begin(lambda: self.locks[which].acquire(blocking=False))
+            call = self.ask(who, which, lambda: self.locks[which].acquire(blocking=False))
             call.end()
             if not self.re_entered(call, which):
                 claim = self.claim(which)
@@ -114,7 +143,7 @@ class Sequences(RuleBasedStateMachine):
     def wait_a_moment(self, who: int, which: int) -> None:
         """With a timeout; in vain if the lock is not free now."""
         if not self.is_busy(who):
-            call = self.callers[who].begin(lambda: self.locks[which].acquire(timeout=A_MOMENT))
+            call = self.ask(who, which, lambda: self.locks[which].acquire(timeout=A_MOMENT))
             call.end()
             if not self.re_entered(call, which):
                 claim = self.claim(which)
@@ -127,68 +156,87 @@ class Sequences(RuleBasedStateMachine):
     def wait(self, who: int, which: int, enters: bool) -> None:
         """As long as it takes, by `acquire` or at the beginning of a `with`."""
         if not self.is_busy(who):
-            lock = self.locks[which]
-            call = self.callers[who].begin(lambda: self.unless_it_is_over(lock.__enter__ if enters else lock.acquire))
+            take = self.locks[which].__enter__ if enters else self.locks[which].acquire
+            call = self.ask(who, which, lambda: self.unless_it_is_over(take))
             if not self.re_entered(call, which):
                 claim = self.claim(which)
                 answer = self.ask_to_wait(claim)
-                if isinstance(answer, Grant):
-                    self.was_answered(call, which, claim, answer)
-                else:
-                    self.waiting.append(Waiting(who, which, call, claim))
-                    until(lambda: self.turns() == len(self.waiting), "the turn is known", timeout=PATIENCE)
-                    self.played["waits"] += 1
+                if not isinstance(answer, Grant):
+                    self.has_to_wait(Waiting(who, which, call, claim, enters))
+                    return
+                self.was_answered(call, which, claim, answer)
+            if enters:
+                self.mine(call, which).enter()
+
+    @rule(who=CALLERS, which=LOCKS)
+    def enter_if_it_is_free(self, who: int, which: int) -> None:
+        """The beginning of a `with`, also in a task that must not keep its loop."""
+        if not self.is_busy(who) and self.is_free(which):
+            call = self.ask(who, which, self.locks[which].__enter__)
+            if not self.re_entered(call, which):
+                claim = self.claim(which)
+                self.was_answered(call, which, claim, self.model.acquire(claim))
+            self.mine(call, which).enter()
 
     @rule(who=CALLERS, which=LOCKS)
     def release(self, who: int, which: int) -> None:
-        """Give back what this thread acquired last; a wrong door says so."""
+        """Give back what this thread or task acquired last; a wrong door says so."""
         if not self.is_busy(who):
             call = self.callers[who].begin(self.locks[which].release)
-            pile = self.piles[call.thread, which]
-            held = pile.pop() if pile else None
+            held = self.mine(call, which).latest
             if held is None:
                 self.was_refused(call, "is not held by this thread")
-            elif held.released and held not in pile:
-                self.was_refused(call, "was released already")
             else:
                 call.end()
-                if held not in pile:
+                self.gave_back(held, tells=True)
+
+    @rule(who=CALLERS, which=LOCKS, fails=st.booleans())
+    def leave(self, who: int, which: int, fails: bool) -> None:
+        """The end of a `with`, also where none has begun; an error that ends it is never hidden."""
+        if not self.is_busy(who):
+            error = (StruckError, StruckError(), None) if fails else (None, None, None)
+            call = self.callers[who].begin(lambda: self.locks[which].__exit__(*error))
+            blocks = self.mine(call, which).blocks
+            if not blocks and not fails:
+                self.was_refused(call, "cannot be left here: it is not held by this thread")
+                return
+            assert call.end() is False
+            if blocks:
+                self.played["blocks"] += 1
+                held, takes = blocks.pop()
+                if held.takes >= takes:
                     self.gave_back(held, tells=True)
 
-    @rule(who=CALLERS, which=LOCKS)
-    def leave(self, who: int, which: int) -> None:
-        """The end of a `with`, also where none has begun."""
-        if not self.is_busy(who):
-            call = self.callers[who].begin(lambda: self.locks[which].__exit__(None, None, None))
-            pile = self.piles[call.thread, which]
-            held = pile.pop() if pile else None
-            if held is None:
-                self.was_refused(call, "is not held by this thread")
-            else:
-                call.end()
-                if held not in pile and not held.released:
-                    self.gave_back(held, tells=True)
+    @precondition(lambda self: self.have_asked)
+    @rule(one=st.integers(0, 99), leaves=st.booleans(), fails=st.booleans())
+    def come_back(self, one: int, leaves: bool, fails: bool) -> None:
+        """Who has asked once gives back; drawn from all, it would seldom be one that has something."""
+        who, which = self.have_asked[-1 - one % len(self.have_asked)]
+        if leaves:
+            self.leave(who, which, fails)
+        else:
+            self.release(who, which)
 
     @precondition(lambda self: self.everything)
     @rule(who=CALLERS, one=st.integers(0, 99))
     def release_a_lease(self, who: int, one: int) -> None:
-        """In any thread, but once."""
+        """In any thread, but as often as it was taken."""
         if not self.is_busy(who):
             held = self.everything[one % len(self.everything)]
             call = self.callers[who].begin(held.lease.release)
-            if held.released:
+            if not held.takes:
                 self.was_refused(call, "was released already")
             else:
                 call.end()
                 self.gave_back(held, tells=False)
 
+    # Twice in a row, it would say the same.
+    @precondition(lambda self: self.asked_before_a_fork < len(self.have_asked))
     @rule(which=LOCKS)
     def fork(self, which: int) -> None:
         """The child has nothing, can free nothing, and competes like a stranger."""
-        claim = self.claim(which)
-        granted = in_a_fork(lambda: self.as_a_child(which))
-        assert granted == str(isinstance(self.model.acquire(claim), Grant))
-        self.model.release(claim, None)
+        assert in_a_fork(lambda: self.as_a_child(which)) == str(self.is_free(which))
+        self.asked_before_a_fork = len(self.have_asked)
         self.played["forks"] += 1
 
     @rule(which=LOCKS, lingers=st.booleans(), after=st.integers(1, 30))
@@ -209,9 +257,10 @@ class Sequences(RuleBasedStateMachine):
 
     @invariant()
     def the_store_says_the_same(self) -> None:
-        held = [each for each in self.everything if not each.released]
+        held = [each for each in self.everything if each.takes]
         assert len(held) == len(self.model.holders(self.key)) <= max(self.limits)
         assert all(each.lease.held for each in held)
+        assert all(each.lease.takes == each.takes for each in self.everything)
         fences = sorted(each.lease.fence for each in held)
         # Not at once after a signal: what it has broken off may be given back in the background.
         until(lambda: self.fences() == fences, "those and no others hold it", timeout=PATIENCE)
@@ -232,7 +281,7 @@ class Sequences(RuleBasedStateMachine):
                 self.end()
 
     def give_everything_back(self) -> None:
-        while left := [held for held in self.everything if not held.released]:
+        while left := [held for held in self.everything if held.takes]:
             left[0].lease.release()
             self.gave_back(left[0], tells=False)
         assert not self.waiting
@@ -241,12 +290,16 @@ class Sequences(RuleBasedStateMachine):
     def end(self) -> None:
         self.is_over = True
         for held in self.everything:
-            with suppress(SingletonLockError):
+            while held.lease.takes:
                 held.lease.release()
         for caller in self.callers:
             caller.close()
         signals.lock_acquired.disconnect(self.was_acquired, sender=Lock)
         signals.lock_released.disconnect(self.was_released, sender=Lock)
+
+    def ask(self, who: int, which: int, body: Callable[[], Any]) -> Call:
+        self.have_asked.append((who, which))
+        return self.callers[who].begin(body)
 
     def unless_it_is_over(self, take: Callable[[], Any]) -> Any:
         """Who has waited in an example that has failed keeps nobody else waiting."""
@@ -271,13 +324,18 @@ class Sequences(RuleBasedStateMachine):
 
     def re_entered(self, call: Call, which: int) -> bool:
         """The caller had it already, so the store was not asked."""
-        pile = self.piles[call.thread, which]
-        if not self.reentrant[which] or not pile or pile[-1].released:
+        held = self.mine(call, which).latest
+        if not self.reentrant[which] or held is None:
             return False
-        assert call.end() is pile[-1].lease
-        pile.append(pile[-1])
+        assert call.end() is held.lease
+        held.takes += 1
         self.played["re-entries"] += 1
         return True
+
+    def has_to_wait(self, waiting: Waiting) -> None:
+        self.waiting.append(waiting)
+        until(lambda: self.turns() == len(self.waiting), "the turn is known", timeout=PATIENCE)
+        self.played["waits"] += 1
 
     def ask_to_wait(self, claim: Claim) -> Any:
         answer = self.model.acquire(claim)
@@ -290,7 +348,7 @@ class Sequences(RuleBasedStateMachine):
         if lease is not None:
             assert lease.fence > max((held.lease.fence for held in self.everything), default=0)
             held = Held(lease, claim)
-            self.piles[call.thread, which].append(held)
+            self.mine(call, which).taken.append(held)
             self.everything.append(held)
             self.expected["acquired"].append(lease.token)
 
@@ -300,7 +358,10 @@ class Sequences(RuleBasedStateMachine):
         self.played["wrong doors"] += 1
 
     def gave_back(self, held: Held, *, tells: bool) -> None:
-        held.released = True
+        """Once; the last time, the store hears of it."""
+        held.takes -= 1
+        if held.takes:
+            return
         if tells:
             self.expected["released"].append(held.lease.token)
         self.model.release(held.claim, None)
@@ -313,12 +374,24 @@ class Sequences(RuleBasedStateMachine):
             if isinstance(answer, Grant):
                 self.waiting.remove(waiting)
                 self.was_answered(waiting.call, waiting.which, waiting.claim, answer)
+                if waiting.enters:
+                    self.mine(waiting.call, waiting.which).enter()
                 self.played["served"] += 1
+
+    def is_free(self, which: int) -> bool:
+        """Whoever asks now gets it."""
+        claim = self.claim(which)
+        answer = self.model.acquire(claim)
+        self.model.release(claim, None)
+        return isinstance(answer, Grant)
 
     def is_busy(self, who: int) -> bool:
         """A thread that waits does nothing else; a loop has some more."""
         own = [waiting for waiting in self.waiting if waiting.who == who]
         return len(own) >= (MOST_WAITING if isinstance(self.callers[who], Loop) else 1)
+
+    def mine(self, call: Call, which: int) -> Mine:
+        return self.belongings[call.owner, which]
 
     def claim(self, which: int) -> Claim:
         return Claim(self.key, f"{next(self.tokens)}", 30.0, self.limits[which])
@@ -402,5 +475,5 @@ def test_whatever_is_done_with_a_lock_it_does_what_the_model_says(url: str, stru
 
     play(Sequences, settings=enough)
 
-    assert set(Sequences.played) == {"waits", "served", "re-entries", "forks", "strikes", "wrong doors"}
+    assert set(Sequences.played) == {"waits", "served", "re-entries", "blocks", "forks", "strikes", "wrong doors"}
     assert Sequences.client is None or not Sequences.client.keys()
