@@ -92,7 +92,8 @@ class Lock:
         depth = None
         try:
             depth = len(self._mine().blocks)
-            if depth == 0 and error_type is None:
+            # What closes a generator is no error.
+            if depth == 0 and error_type in (None, GeneratorExit):
                 raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
             self._leave(depth, self._release)
             return False
