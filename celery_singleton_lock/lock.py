@@ -93,6 +93,7 @@ class Lock:
         try:
             mine = self._mine()
             depth = len(mine.blocks)
+            # What closes a generator is no error.
             if depth == 0 and error_type in (None, GeneratorExit):
                 raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
             mine.leave(depth, self._release)

@@ -835,6 +835,13 @@ MUTANTS = [
         ("tests/integration/test_lock.py", "-k", "block_that_ends_where"),
     ),
     Mutant(
+        "it says so to a generator as well",
+        "lock.py",
+        "error_type in (None, GeneratorExit)",
+        "error_type is None",
+        ("tests/integration/test_lock_owners.py", "-k", "generator"),
+    ),
+    Mutant(
         "it says nothing in place of an error",
         "lock.py",
         "if depth == 0 and error_type in (None, GeneratorExit):",
