@@ -960,6 +960,27 @@ MUTANTS = [
         "        if False:\n",
         ("tests/contract/test_connections.py", "-k", "heartbeat_of_its_parent"),
     ),
+    Mutant(
+        "a steady clock in memory",
+        "stores/memory/clock.py",
+        "return self._ahead + clock()",
+        "return time.time()",
+        ("tests/unit/test_memory.py", "-k", "moves_no_lock or by_hand"),
+    ),
+    Mutant(
+        "time passed by hand wakes who waits",
+        "stores/memory/store.py",
+        "            self._clock.advance(seconds)\n            self._wake()\n",
+        "            self._clock.advance(seconds)\n",
+        ("tests/unit/test_memory.py", "-k", "looks_again"),
+    ),
+    Mutant(
+        "a store that is reset knows no slots",
+        "stores/memory/store.py",
+        "            self._slots.clear()\n",
+        "",
+        ("tests/unit/test_memory.py", "-k", "as_new"),
+    ),
 ]
 
 
