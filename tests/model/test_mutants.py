@@ -981,6 +981,20 @@ MUTANTS = [
         "",
         ("tests/unit/test_memory.py", "-k", "as_new"),
     ),
+    Mutant(
+        "no locks in the memory of several processes",
+        "handlers.py",
+        "        check_pool(worker.app, worker.pool_cls)\n",
+        "",
+        ("tests/acceptance/test_memory_store.py", "-k", "refused"),
+    ),
+    Mutant(
+        "deployments told apart by their keyprefix",
+        "options.py",
+        "return _keyprefix_of(app) + DEFAULT_PREFIX",
+        "return DEFAULT_PREFIX",
+        ("tests/unit/test_options.py", "-k", "keyprefix"),
+    ),
 ]
 
 

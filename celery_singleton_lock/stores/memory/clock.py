@@ -1,4 +1,4 @@
-"""The clock of a store in memory: it is nobody's wall clock, so who sets that, or freezes it in a test, moves no lock."""
+"""The clock of a store in memory: nobody's wall clock, so who sets that, or freezes it in a test, moves no lock."""
 
 import time
 
