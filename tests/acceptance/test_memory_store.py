@@ -1,4 +1,4 @@
-"""The store in memory in a worker: refused if the pool has several processes, and as good as any other if it has one."""
+"""The store in memory in a worker: refused if the pool has several processes, as good as any if it has one."""
 
 from typing import Any
 

@@ -995,6 +995,62 @@ MUTANTS = [
         "return DEFAULT_PREFIX",
         ("tests/unit/test_options.py", "-k", "keyprefix"),
     ),
+    Mutant(
+        "a leading beat's fence is above all that it finds",
+        "beat.py",
+        "self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])",
+        "self._fence = lease.fence",
+        ("tests/integration/test_beats.py", "-k", "set_back"),
+    ),
+    Mutant(
+        "an interval that was sent in the future",
+        "beat.py",
+        "if slot.sent <= now or not _is_interval(entry):",
+        "if True:",
+        ("tests/integration/test_beats.py", "-k", "in_the_future"),
+    ),
+    Mutant(
+        "slots until a moment in the future do not count as sent",
+        "beat.py",
+        "        store_of(self.app).claim_slot(self._slots, Slot(slot.entry, now, self._fence, sent=now))\n",
+        "",
+        ("tests/integration/test_beats.py", "-k", "in_the_future"),
+    ),
+    Mutant(
+        "only what was published is noted as sent",
+        "beat.py",
+        "        if not self._is_sent:\n",
+        "        if False:\n",
+        ("tests/integration/test_beats.py", "-k", "could_not_be_published"),
+    ),
+    Mutant(
+        "a refused duplicate of a beat is not sent later",
+        "beat.py",
+        "self._is_sent = isinstance(error.__context__, LockHeld)",
+        "self._is_sent = False",
+        ("tests/integration/test_beats.py", "-k", "refused_counts"),
+    ),
+    Mutant(
+        "a standby says once who leads",
+        "beat.py",
+        "        if self._looks == 0:\n",
+        "        if True:\n",
+        ("tests/integration/test_beats.py", "-k", "once_who_leads"),
+    ),
+    Mutant(
+        "a standby is warned once",
+        "beat.py",
+        " == 0 and not self._has_told_of_strangers:",
+        " == 0:",
+        ("tests/integration/test_beats.py", "-k", "warned_once"),
+    ),
+    Mutant(
+        "what was sent before the present leader is no difference",
+        "beat.py",
+        "if slot.fence >= leader.fence and slot.entry",
+        "if slot.entry",
+        ("tests/integration/test_beats.py", "-k", "no_difference"),
+    ),
 ]
 
 
