@@ -1051,6 +1051,27 @@ MUTANTS = [
         "if slot.entry",
         ("tests/integration/test_beats.py", "-k", "no_difference"),
     ),
+    Mutant(
+        "the heartbeat waits for no handler of the log",
+        "leases/pulse.py",
+        "                scribe.tell(partial(logger.error, event, renewals[0].store.address, exc_info=error))\n",
+        "                logger.error(event, renewals[0].store.address, exc_info=error)\n",
+        ("tests/unit/test_heartbeat.py", "-k", "handler_of_the_log"),
+    ),
+    Mutant(
+        "a loss is told to the log by the scribe",
+        "leases/renewal.py",
+        "scribe.tell(partial(logger.error, event, self.key, self.task_id, reason))",
+        "logger.error(event, self.key, self.task_id, reason)",
+        ("tests/unit/test_heartbeat.py", "-k", "handler_of_the_log"),
+    ),
+    Mutant(
+        "an unsure renewal is told to the log by the scribe",
+        "leases/renewal.py",
+        "scribe.tell(partial(logger.warning, event, self.key, self.task_id, self.remaining, error))",
+        "logger.warning(event, self.key, self.task_id, self.remaining, error)",
+        ("tests/unit/test_heartbeat.py", "-k", "handler_of_the_log"),
+    ),
 ]
 
 
