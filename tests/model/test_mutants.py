@@ -1057,6 +1057,8 @@ MUTANTS = [
         "_BOUND = 2.0",
         "_BOUND = 1.0",
         ("tests/contract/test_connections.py", "-k", "in_the_background"),
+    ),
+    Mutant(
         "a steady clock in memory",
         "stores/memory/clock.py",
         "return self._ahead + clock()",
