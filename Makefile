@@ -7,14 +7,14 @@ PROOFS := tests/model tests/faults tests/endings
 # With an exception at each moment of what we do, where make test tries some.
 STRUCK := tests/integration/test_interrupted.py
 # These need the machine for themselves.
-HEAVY  := tests/load tests/fire tests/combinations
+HEAVY  := tests/load tests/fire tests/combinations tests/celery_suite
 APART  := $(PROOFS) $(HEAVY) tests/docker
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo tickets test prove matrix docker fire combinations bench scenarios compare endings lint format clean
+.PHONY: help demo tickets test prove matrix docker fire combinations celery-suite bench scenarios compare endings lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -25,6 +25,7 @@ help:
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
 	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
+	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
 	@echo "make bench   what a lock costs, beside the others (four minutes)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make compare write README's comparison anew"
@@ -58,6 +59,9 @@ fire: $(VENV)/.develop
 combinations: export COMBINATIONS_REPLAY := $(REPLAY)
 combinations: $(VENV)/.develop
 	$(BIN)/python -m tests.combinations $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(ARGS)
+
+celery-suite: $(VENV)/.develop
+	$(BIN)/python -m tests.celery_suite $(ARGS)
 
 endings: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)

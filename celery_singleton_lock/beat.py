@@ -4,11 +4,17 @@ The leader holds a lease. Before it sends an entry it claims the entry's due slo
 in the store, and notes afterwards that it was sent. So its heir knows where it
 stopped: a slot that was due meanwhile is sent once, late; one that was claimed,
 but not noted as sent, is sent with the same task id.
+
+Hosts' clocks differ, and the store's may be set back. So an interval that was
+sent in the future, by the heir's clock, counts as sent now; and a leader has a
+fence above all that it finds. The slot of a crontab is the minute it names, by
+whichever clock.
 """
 
 import logging
 import os
 import socket
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,18 +23,20 @@ from uuid import NAMESPACE_OID, uuid5
 from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.time import maybe_make_aware
 
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
 from celery_singleton_lock.leases.key import checked_name, key_of
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import prefix_of, seconds
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts, Slot
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, Slot
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _LOOKS_PER_TTL = 5
+_LOOKS_PER_COMPARISON = 5
 _LONGEST_PAUSE = 1.0
+_LONGEST_NAME = 100
 
 
 class SingletonSchedulerMixin(Scheduler):
@@ -40,6 +48,10 @@ class SingletonSchedulerMixin(Scheduler):
     """
 
     _lease: Lease | None = None
+    _fence = 0
+    _looks = 0
+    _has_told_of_strangers = False
+    _is_sent = False
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Lead, or look whether somebody has to.
@@ -63,7 +75,7 @@ class SingletonSchedulerMixin(Scheduler):
         lease, due = self._lease, due_of(entry)
         if lease is None or lease.remaining() <= 0:
             return
-        slot = Slot(entry.name, _microseconds(due), lease.fence)
+        slot = Slot(entry.name, _microseconds(due), self._fence)
         try:
             if not lease.store.claim_slot(self._slots, slot):
                 logger.info("beat.sent entry=%s due=%s: by somebody else", entry.name, due.isoformat())
@@ -71,11 +83,27 @@ class SingletonSchedulerMixin(Scheduler):
         except StoreError as error:
             logger.warning("beat.unanswered entry=%s due=%s: %s", entry.name, due.isoformat(), error)
             return
+        self._is_sent = False
         super().apply_entry(self._marked(entry, due), producer=producer)
+        if not self._is_sent:
+            # Celery has logged why, and goes on; an heir sends it.
+            logger.warning("beat.unsent entry=%s due=%s", entry.name, due.isoformat())
+            return
         try:
             lease.store.claim_slot(self._slots, replace(slot, sent=self._sent_at(entry, due)))
         except StoreError as error:
             logger.warning("beat.unnoted entry=%s due=%s: %s", entry.name, due.isoformat(), error)
+
+    def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Celery's, which tells only its log when this fails."""
+        try:
+            result = super().apply_async(entry, *args, **kwargs)
+        except Exception as error:
+            # A duplicate that is refused was decided on, and is not to be sent later.
+            self._is_sent = isinstance(error.__context__, LockHeld)
+            raise
+        self._is_sent = True
+        return result
 
     def close(self) -> None:
         """Let a standby lead at once."""
@@ -95,29 +123,68 @@ class SingletonSchedulerMixin(Scheduler):
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name="celery.beat")
         lease = Lease(store_of(self.app), Claim(self._key, new_token(), self._ttl, facts=facts))
         try:
-            if lease.acquire() is not None:
-                return False
-            self._go_on_where_the_last_one_stopped()
+            answer = lease.acquire()
+            if answer is None:
+                self._go_on_where_the_last_one_stopped(lease)
         except StoreError:
             # It may be ours all the same; and who does not know what was sent must not lead.
             lease.release()
             raise
-        self._lease = lease
-        logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, lease.fence, lease.took_over)
+        if isinstance(answer, Conflict):
+            self._stand_by(answer.first)
+            return False
+        self._lease, self._looks = lease, 0
+        logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.took_over)
         return True
+
+    def _stand_by(self, leader: Holder) -> None:
+        """Say once that another leads, and look now and then whether its schedule is this one."""
+        if self._looks == 0:
+            event = "beat.stands_by key=%s holder=%s pid=%s since=%s"
+            logger.info(event, self._key, leader.hostname, leader.pid, leader.acquired_at.isoformat())
+        self._looks += 1
+        if self._looks % _LOOKS_PER_COMPARISON == 0 and not self._has_told_of_strangers:
+            self._compare(leader)
+
+    def _compare(self, leader: Holder) -> None:
+        slots = store_of(self.app).slots(self._slots).values()
+        strangers = sorted(
+            slot.entry for slot in slots if slot.fence >= leader.fence and slot.entry not in self.schedule
+        )
+        if strangers:
+            self._has_told_of_strangers = True
+            logger.warning(
+                "beat.differs key=%s holder=%s pid=%s: it sends %s, which are not in this schedule, and nothing of "
+                "this schedule is sent; give beats with different schedules different names by singleton_beat_name",
+                self._key,
+                leader.hostname,
+                leader.pid,
+                ", ".join(strangers),
+            )
 
     def _give_up(self) -> None:
         if self._lease is not None and self._lease.unreleased:
             self._lease.release()
         self._lease = None
 
-    def _go_on_where_the_last_one_stopped(self) -> None:
-        known = store_of(self.app).slots(self._slots)
+    def _go_on_where_the_last_one_stopped(self, lease: Lease) -> None:
+        known = lease.store.slots(self._slots)
+        # If the clock of the store was set back, its fences are lower than before.
+        self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
         for name, entry in self.schedule.items():
             if name in known and known[name].sent:
-                entry.last_run_at = datetime.fromtimestamp(known[name].sent / 1_000_000, UTC)
+                entry.last_run_at = datetime.fromtimestamp(self._sent_before(entry, known[name]) / 1_000_000, UTC)
         # The heap was made of what was known before.
         self._heap = None
+
+    def _sent_before(self, entry: Any, slot: Slot) -> int:
+        """When an entry was sent last; now, if another host's clock has noted a moment that is yet to come."""
+        now = time.time_ns() // 1000
+        if slot.sent <= now or not _is_interval(entry):
+            return slot.sent
+        # For the slots until then would count as sent.
+        store_of(self.app).claim_slot(self._slots, Slot(slot.entry, now, self._fence, sent=now))
+        return now
 
     def _marked(self, entry: Any, due: datetime) -> Any:
         marked = _twin(entry)
@@ -140,7 +207,13 @@ class SingletonSchedulerMixin(Scheduler):
 
     @property
     def _key(self) -> str:
-        return key_of(prefix_of(self.app), checked_name(f"celery.beat.{self.app.main}"), {})
+        name = self.app.conf.get("singleton_beat_name")
+        if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME):
+            raise ConfigurationError(
+                f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME} characters, "
+                "the same for all beats of one schedule"
+            )
+        return key_of(prefix_of(self.app), checked_name(f"celery.beat.{name or self.app.main}"), {})
 
     @property
     def _slots(self) -> str:
@@ -166,6 +239,10 @@ def due_of(entry: Any) -> datetime:
         at_that_moment.nowfun = lambda: now
         due = now + at_that_moment.remaining_estimate(last)
     return due.astimezone(UTC).replace(microsecond=due.microsecond // 1000 * 1000)
+
+
+def _is_interval(entry: Any) -> bool:
+    return getattr(entry.schedule, "run_every", None) is not None
 
 
 def _twin(original: Any) -> Any:

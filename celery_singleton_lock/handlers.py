@@ -2,16 +2,29 @@
 
 from typing import Any
 
+from celery.bootsteps import Step
 from celery.signals import task_postrun, task_prerun, worker_init
 
 from celery_singleton_lock.request import LostAcknowledgements
 from celery_singleton_lock.runs.redelivery import keep_result
+from celery_singleton_lock.settings import check_pool
 from celery_singleton_lock.task import SingletonTask
 
 
+class FittingPool(Step):
+    """A step of the worker, in which an error ends it before its pool starts; what a handler raises ends nothing."""
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, **kwargs: Any) -> None:
+        check_pool(worker.app, worker.pool_cls)
+        super().__init__(worker, **kwargs)
+
+
 @worker_init.connect(weak=False)
-def watch_the_connection(sender: Any = None, **_: Any) -> None:
-    """Learn of a connection that is lost with the acknowledgements that were under way."""
+def add_our_steps(sender: Any = None, **_: Any) -> None:
+    """Refuse a pool that cannot work, and learn of a connection that is lost with acknowledgements under way."""
+    sender.app.steps["worker"].add(FittingPool)
     sender.app.steps["consumer"].add(LostAcknowledgements)
 
 

@@ -170,17 +170,19 @@ class Lock:
 
     __exit__ = _Exit()
 
-    def _leave(self, *_: object) -> Literal[False]:
+    def _leave(self, error_type: object = None, *_: object) -> Literal[False]:
         """Release what this block has taken, unless that was released already; `with` calls it.
 
         Raises:
-            SingletonLockError: This thread, or asyncio task, has not entered the block, or was forked inside.
+            SingletonLockError: This thread, or asyncio task, has not entered the block, or was forked inside; but
+                not in place of an error that ends the block.
         """
         depth = None
         try:
             mine = self._mine()
             depth = len(mine.blocks)
-            if depth == 0:
+            # What closes a generator is no error.
+            if depth == 0 and error_type in (None, GeneratorExit):
                 raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
             mine.leave(depth, self._release)
             return False

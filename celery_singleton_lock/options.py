@@ -149,12 +149,24 @@ def resolve(app: Celery, values: Mapping[str, Any], skip_result: Any = UNSET) ->
 
 def prefix_of(app: Celery) -> str:
     """What all keys of the app begin with."""
-    prefix = app.conf.get("singleton_lock_prefix", DEFAULT_PREFIX)
+    prefix = app.conf.get("singleton_lock_prefix", UNSET)
+    if prefix is UNSET:
+        return _keyprefix_of(app) + DEFAULT_PREFIX
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigurationError(
             f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {DEFAULT_PREFIX!r}"
         )
     return prefix
+
+
+def _keyprefix_of(app: Celery) -> str:
+    """What tells the keys of this deployment from those of others that Celery has in the same Redis."""
+    for options in (app.conf.result_backend_transport_options, app.conf.broker_transport_options):
+        prefix = (options or {}).get("global_keyprefix")
+        if prefix:
+            # Braces are a hash tag for a cluster, and ours come later in the key.
+            return str(prefix).replace("{", "").replace("}", "")
+    return ""
 
 
 def _or(words: tuple[str, ...]) -> str:

@@ -34,6 +34,23 @@ def store_of(app: Celery) -> Store:
     return _stores.setdefault(app, store)
 
 
+def check_pool(app: Celery, pool: type) -> None:
+    """Return if the app's store serves a worker with that pool.
+
+    Raises:
+        ConfigurationError: The store is the memory of one process, and the pool has several.
+    """
+    from celery.concurrency.prefork import TaskPool  # noqa: PLC0415 (of no use but in a worker)
+
+    url = app.conf.get("singleton_lock_url")
+    if isinstance(url, str) and url.startswith("memory:") and issubclass(pool, TaskPool):
+        raise ConfigurationError(
+            f"singleton_lock_url={url!r} keeps locks in the memory of one process, and the processes of the pool "
+            "'prefork' would each have their own; give the URL of a server, such as 'redis://localhost:6379/0', or "
+            "start the worker with --pool threads, solo, gevent or eventlet"
+        )
+
+
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
     url = app.conf.get("singleton_lock_url")
     if url is not None:

@@ -132,11 +132,16 @@ class SingletonTask(Task):
             TypeError: The task cannot be called like this.
             ConfigurationError: An argument that counts cannot be serialised.
         """
+        # What the message carries of pydantic's models; before Celery 5.7 they cannot be sent.
+        dump = getattr(self, "_dump_pydantic_arguments", None)
+        if dump is not None:
+            args, kwargs = dump(args, kwargs)
         return self._lock_keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
         """The lock key, if neither a callable nor a format of the user has to make it."""
-        return None if self._lock_keys.runs_user_code else self.lock_key_for(*args, **kwargs)
+        keys = self._lock_keys
+        return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
         """Who holds the lock of a call with these arguments now.

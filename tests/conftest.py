@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from celery import _state
 
-from tests.servers import SERVERS, Server, running
+from tests.servers import SERVERS, FakeClock, Server, running
 
 
 def pytest_report_header() -> str:
@@ -48,3 +49,9 @@ def server(request: pytest.FixtureRequest) -> Server:
 def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep Celery from registering the tasks of one test in the apps of the next."""
     monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+
+
+@pytest.fixture
+def wall_clock(tmp_path: Path) -> FakeClock:
+    """A wall clock for processes that are started with its `env`."""
+    return FakeClock(tmp_path / "clock")

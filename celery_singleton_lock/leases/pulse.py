@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from weakref import ref
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.one_thread import OneThread
 from celery_singleton_lock.leases.renewal import Reason, Renewal
+from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer
 
@@ -86,10 +88,10 @@ class Pulse:
         while self._sleep():
             try:
                 self._beat()
-            except Exception:
-                # Whatever it was, even a handler of the log: a process whose leases nobody renews is worse.
+            except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the scribe tells of it)
+                # Whatever it was: a process whose leases nobody renews is worse.
                 with suppress(Exception):
-                    logger.exception("lock.heartbeat stumbled and goes on")
+                    scribe.tell(partial(logger.error, "lock.heartbeat stumbled and goes on", exc_info=error))
 
     def _sleep(self) -> bool:
         """Return when something is due; False if nothing will be."""
@@ -133,14 +135,15 @@ class Pulse:
         for renewal in self.watched():
             if renewal.suffers(late):
                 event = "lock.late key=%s late=%.1f ttl=%.1f: the heartbeat got no time to run; raise lock_ttl"
-                logger.warning(event, renewal.key, late, renewal.ttl)
+                scribe.tell(partial(logger.warning, event, renewal.key, late, renewal.ttl))
 
     def _tell(self, lost: dict[Renewal, Reason]) -> None:
         for renewal, reason in lost.items():
             try:
                 renewal.lose(reason)
-            except Exception:
-                logger.exception("lock.lost key=%s: telling of it has failed", renewal.key)
+            except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the scribe tells of it)
+                event = "lock.lost key=%s: telling of it has failed"
+                scribe.tell(partial(logger.error, event, renewal.key, exc_info=error))
 
     def _take_overdue(self) -> dict[Renewal, Reason]:
         with self._lock:
@@ -174,9 +177,10 @@ class Pulse:
         sent_at = clock()
         try:
             answers = renewals[0].store.renew([renewal.claim for renewal in renewals], self._patience())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the scribe tells of it)
             if not isinstance(error, StoreError):
-                logger.exception("lock.unsure: the store %s is broken", renewals[0].store.address)
+                event = "lock.unsure: the store %s is broken"
+                scribe.tell(partial(logger.error, event, renewals[0].store.address, exc_info=error))
             for renewal in renewals:
                 renewal.unsure(error)
             return {}

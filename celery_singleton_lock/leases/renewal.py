@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 from celery_singleton_lock.leases.deadman import DeadMan
+from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Claim
 
@@ -101,7 +103,7 @@ class Renewal:
         self.is_unsure = True
         self.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
         event = "lock.unsure key=%s task_id=%s remaining=%.1f: %s"
-        logger.warning(event, self.key, self.task_id, self.remaining, error)
+        scribe.tell(partial(logger.warning, event, self.key, self.task_id, self.remaining, error))
 
     def lose(self, reason: Reason) -> None:
         """Record that it is lost, and tell once."""
@@ -109,11 +111,11 @@ class Renewal:
             return
         self.lost_reason = reason
         try:
-            # Before the log, whose handlers are not ours and may be slow.
             if self._on_lost is not None:
                 self._on_lost()
         finally:
-            logger.error("lock.lost key=%s task_id=%s reason=%s", self.key, self.task_id, reason)
+            event = "lock.lost key=%s task_id=%s reason=%s"
+            scribe.tell(partial(logger.error, event, self.key, self.task_id, reason))
 
     def end(self) -> None:
         """Let it last no longer: nobody wants it any more."""

@@ -14,11 +14,15 @@ logger = logging.getLogger("celery_singleton_lock")
 class Teller:
     """Calls what is not ours, one after the other, in a thread of its own.
 
-    The heartbeat must not wait for a receiver that takes its time: all leases of
-    its store would go without a renewal.
+    The heartbeat must not wait for a receiver, or a handler of the log, that takes
+    its time: all leases of its store would go without a renewal.
+
+    Arguments:
+        name: What the thread is called.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._start_over()
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._start_over)
@@ -26,7 +30,7 @@ class Teller:
     def _start_over(self) -> None:
         self._lock = threading.RLock()
         self._calls: deque[Callable[[], object]] = deque()
-        self._thread = OneThread("teller", self._run, self._lock)
+        self._thread = OneThread(self._name, self._run, self._lock)
 
     def tell(self, call: Callable[[], object]) -> None:
         """Call it soon, after those that came before."""
@@ -46,4 +50,8 @@ class Teller:
             return self._calls.popleft() if self._thread.goes_on(bool(self._calls)) else None
 
 
-teller = Teller()
+teller = Teller("teller")
+"""For those who receive signals."""
+
+scribe = Teller("scribe")
+"""For what the heartbeat writes to the log, which no receiver may hold up."""

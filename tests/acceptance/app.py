@@ -1,6 +1,7 @@
 """The app that the acceptance tests' workers run, configured by the environment."""
 
 import os
+import select
 import signal
 import time
 from typing import Any
@@ -9,6 +10,10 @@ from celery import Celery, Task
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease
 from tests.recorder import Recorder
+
+if "FAKETIME_TIMESTAMP_FILE" in os.environ:
+    # libfaketime takes the moment at which Python's own sleep ends for one of the wall clock.
+    time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 STORE = os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0")
 TTL = float(os.environ.get("TEST_TTL", "3"))

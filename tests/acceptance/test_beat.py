@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import Server
+from tests.servers import FakeClock, Server
 from tests.waiting import until
 
 EVERY = 2.0
@@ -131,3 +131,22 @@ def test_a_beat_that_ends_lets_the_other_lead_at_once(beats: list[Beat]) -> None
     leader.send(signal.SIGTERM)
 
     until(standby.leads, "the standby leads", timeout=TICK + 2.0)
+
+
+def test_the_heir_of_a_leader_whose_clock_is_ahead_is_not_silent(
+    env: dict[str, str], valkey: Server, wall_clock: FakeClock
+) -> None:
+    wall_clock.step("+25")
+    beats = [Beat({**env, **wall_clock.env})]
+    try:
+        until(lambda: len(times(valkey, "every-two-seconds")) > 1 and all_noted(valkey), "the one ahead sends")
+        beats.append(Beat(env))
+        until(beats[1].starts, "the other stands by")
+        beats[0].send(signal.SIGKILL)
+        until(beats[1].leads, "the heir leads")
+        before = len(times(valkey, "every-two-seconds"))
+
+        until(lambda: len(times(valkey, "every-two-seconds")) > before + 1, "the heir sends", timeout=10)
+    finally:
+        for beat in beats:
+            beat.close()

@@ -1,7 +1,7 @@
 """What has to be true of a program that has been played, whatever it combines: a function without side effects."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations, pairwise
 from math import inf
@@ -166,8 +166,7 @@ def check(history: History, plain: bool = False) -> list[Finding]:
     """What is wrong with it; of one that was played without the lock, only what Celery answers for."""
     known = read(history, plain)
     rules = OF_CELERY if plain else RULES
-    found = [Finding(rule.__name__.replace("_", " "), what) for rule in rules for what in rule(known)]
-    return [finding for finding in found if not any(excuses(known, finding) for excuses in EXCUSED)]
+    return [Finding(rule.__name__.replace("_", " "), what) for rule in rules for what in rule(known)]
 
 
 def read(history: History, plain: bool = False) -> Known:
@@ -444,28 +443,6 @@ def nothing_is_left(known: Known) -> Iterator[str]:
     waits = any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls)
     yield from (key for key in known.history.left if not (waits and "merged:" in key))
 
-
-def an_older_call_is_merged_into_one_that_gives_up(known: Known, finding: Finding) -> bool:
-    """It leaves no arguments, for those of the successor are newer, and so the successor does not know of it."""
-    given_up = [answer for answer in known.history.answers if _is_refused(answer) and _policy(known, answer) == "rerun"]
-    return finding.rule == "who does not run names who does" and any(
-        answer.state == "REVOKED" and answer.sent < other.sent and other.task_id in answer.text
-        for answer in known.history.answers
-        for other in given_up
-    )
-
-
-def a_rerun_is_overtaken_by_a_replace(known: Known, finding: Finding) -> bool:
-    """The successor by `rerun` comes again for as long as that is remembered, and takes along those merged into it."""
-    both = {"rerun", "replace"} <= {task["policy"] for task in known.program.tasks}
-    return both and finding.rule in ("every call ends", "who does not run names who does", "nothing is left")
-
-
-# What is known, by name: who is called with what is known and a finding says whether it is that.
-EXCUSED: tuple[Callable[[Known, Finding], bool], ...] = (
-    an_older_call_is_merged_into_one_that_gives_up,
-    a_rerun_is_overtaken_by_a_replace,
-)
 
 RULES = (
     one_body_of_a_message,

@@ -103,4 +103,13 @@ FOUND = {
     "an id that is used again is taken for a copy": (
         '{"stage": {"redelivers": true}, "tasks": [{"late": true}], "calls": [{"seconds": 4.5, "route": "id again"}]}'
     ),
+    "an older call is merged into one that gives up": (
+        '{"stage": {}, "tasks": [{"policy": "rerun", "wait_timeout": 3}], "calls": [{"seconds": 6}, '
+        '{"number": 1, "at": 0.4, "timing": "countdown"}, {"number": 2, "at": 0.8}]}'
+    ),
+    "a rerun that was overtaken by a replace never comes": (
+        '{"stage": {}, "tasks": [{"policy": "replace"}, {"policy": "rerun"}], "calls": [{"seconds": 2.5}, '
+        '{"task": 1, "number": 1, "at": 0.4, "seconds": 0.5}, {"task": 1, "number": 2, "at": 0.7, "seconds": 0.5}, '
+        '{"number": 3, "at": 0.9, "seconds": 0.5}]}'
+    ),
 }

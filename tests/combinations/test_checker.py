@@ -345,27 +345,6 @@ def test_merged_arguments_that_are_lost_with_a_process_are_seen(story: Story) ->
     assert story.rules() == {"the newest runs"}
 
 
-def test_an_older_call_that_is_merged_into_one_that_gives_up_is_excused_by_name(story: Story) -> None:
-    story.declare(policy="rerun", wait_timeout=3)
-    story.answer(0, "aaa", "REVOKED", sent=0.4, text="bbb runs in place of this one")
-    story.answer(1, "bbb", "FAILURE", error="LockHeld", sent=0.9, text="held by ccc")
-    story.body(0.1, 6, "ccc")
-    assert story.rules() == set()
-
-    story.answers[0] = dataclasses.replace(story.answers[0], sent=1.5)
-    assert story.rules() == {"who does not run names who does"}
-
-
-def test_a_rerun_that_is_overtaken_by_a_replace_is_excused_by_name(story: Story) -> None:
-    story.tasks = [{**bare_task(), "policy": policy} for policy in ("rerun", "replace")]
-    story.body(1, 2)
-    story.answer(0, state="HUNG")
-    assert story.rules() == set()
-
-    story.tasks = story.tasks[:1]
-    assert story.rules() == {"every call ends"}
-
-
 def test_an_attempt_that_is_completed_twice_is_seen(story: Story) -> None:
     story.body(1, 2)
     story.body(9, 10)

@@ -64,7 +64,7 @@ class Scripts:
         return self._run("claim_slot", [KEY], ["entry", due, 1, sent, 1000])
 
     def succeed(self, task_id: str, policy: str, *, asked: int = 0, arguments: str = "", task_name: str = "t") -> Any:
-        return self._run("succeed", [KEY], [task_id, task_name, policy, 0, asked, arguments, 60_000])
+        return self._run("succeed", [KEY], [task_id, task_name, policy, 0, asked, arguments, 60_000, ""])
 
     def unmark(self, task_id: str, words: str = "quiet") -> Any:
         return self._run("unmark", [KEY], [task_id, words])

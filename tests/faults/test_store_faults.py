@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from celery_singleton_lock import Lease, Lock, StoreError
 from celery_singleton_lock.leases.lease import own_heartbeat
 from celery_singleton_lock.stores.base import clock
 from tests.proxy import Proxy
-from tests.servers import SERVERS, Server, missing, running
+from tests.servers import SERVERS, FakeClock, Server, running
 from tests.waiting import until
 
 TTL = 2.0
@@ -265,40 +264,6 @@ def test_a_server_without_free_connections_still_renews(own: Server) -> None:
         is_renewed(lease)
         with pytest.raises(StoreError):
             within(5.0, Lock("other", url=f"{own.url}?client_name=new").acquire)
-
-
-FAKETIME = next(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"), None)
-
-
-class FakeClock:
-    """The wall clock of a process; its monotonic clocks stay as they are."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.step("+0")
-
-    def step(self, seconds: str) -> None:
-        """Set the clock to so many seconds before or after the real one."""
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(f"{seconds}s\n")
-        fresh.rename(self._path)
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(self._path),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-        }
-
-
-@pytest.fixture
-def wall_clock(tmp_path: Path) -> FakeClock:
-    if FAKETIME is None:
-        missing("libfaketime is not installed")
-    return FakeClock(tmp_path / "clock")
 
 
 def test_a_server_clock_that_is_set_forward_is_told_as_a_loss_and_the_fence_grows(wall_clock: FakeClock) -> None:

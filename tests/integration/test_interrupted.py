@@ -29,7 +29,7 @@ from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.leases.renewal import Renewal
-from celery_singleton_lock.leases.teller import teller
+from celery_singleton_lock.leases.teller import scribe, teller
 from celery_singleton_lock.runs import run as run_module
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.memory.store import MemoryStore
@@ -235,7 +235,7 @@ def strike_all(world: World, scene: Scene, how: How, files: frozenset[str], inte
 
 def played(world: World, scene: Scene, strike: Strike) -> Strike:
     """In a process that has done nothing yet, beside somebody else's lease."""
-    for each in (heartbeat, leftovers, teller):
+    for each in (heartbeat, leftovers, teller, scribe):
         each._start_over()
     world.begin_anew()
     assert isinstance(world.store.acquire(BYSTANDER), Grant)
@@ -247,7 +247,14 @@ def played(world: World, scene: Scene, strike: Strike) -> Strike:
 
 def what_is_wrong(world: World, scene: Scene, where: str, interrupts: list[Any]) -> str | None:
     """What has become of all the rest, now that it was broken off."""
-    guards = [heartbeat._lock, leftovers._lock, teller._lock, *world.guards(), *(each._guard for each in interrupts)]
+    guards = [
+        heartbeat._lock,
+        leftovers._lock,
+        teller._lock,
+        scribe._lock,
+        *world.guards(),
+        *(each._guard for each in interrupts),
+    ]
     if not all(is_free(guard) for guard in guards):
         return "a lock of ours is taken"
     if not is_reached(lambda: not heartbeat.watched()):

@@ -335,6 +335,31 @@ def test_a_reentrant_lock_is_free_after_as_many_releases_as_acquires(url: str) -
     assert other.acquire(blocking=False) is not None
 
 
+def test_a_lease_that_was_released_is_not_re_entered(url: str) -> None:
+    lock = Lock("stock", url=url, reentrant=True)
+    first = lock.acquire()
+    assert first is not None
+    first.release()
+
+    with lock as second:
+        assert second is not first
+        assert second.held
+
+
+def test_a_lease_that_was_lost_is_not_re_entered(server: Server) -> None:
+    lock = Lock("stock", url=server.url, ttl=1, reentrant=True)
+
+    with lock as lost:
+        with server.client() as client:
+            client.flushall()
+        until(lambda: lost.lost, "the loss is noticed")
+        with lock as again:
+            assert again is not lost
+            assert again.held
+        assert not again.held
+    assert holders(lock) == 0
+
+
 def test_another_thread_does_not_re_enter(url: str, in_threads: Any) -> None:
     lock, seen = Lock("stock", url=url, reentrant=True), []
 
@@ -378,6 +403,25 @@ def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str
     assert holders(lock) == 1
 
 
+def test_a_block_that_ends_where_nothing_is_held_says_so(url: str, in_threads: Any) -> None:
+    lock = Lock("stock", url=url)
+    told = []
+
+    def leave() -> None:
+        with pytest.raises(SingletonLockError) as caught:
+            lock.__exit__(None, None, None)
+        told.append(str(caught.value))
+
+    with lock:
+        in_threads(leave).join()
+        assert holders(lock) == 1
+    with lock:
+        lock.release()
+
+    assert "not held by this thread" in told[0]
+    assert holders(lock) == 0
+
+
 def in_a_fork(body: Callable[[], Any]) -> str:
     """What *body* returns, or the error it raises, in a forked child."""
     reader, writer = os.pipe()
@@ -406,6 +450,8 @@ def test_a_forked_child_holds_nothing_and_can_free_nothing(server: Server) -> No
     assert "LockLost" in in_a_fork(lease.check)
     assert f"belongs to the process {os.getpid()}" in in_a_fork(lease.release)
     assert "not held by this thread" in in_a_fork(lock.release)
+    assert "cannot be left here" in in_a_fork(lambda: lock.__exit__(None, None, None))
+    assert in_a_fork(lambda: lock.__exit__(SystemExit, SystemExit(), None)) == "False"
     assert in_a_fork(lambda: lock.acquire(blocking=False)) == "None"
 
     assert holders(lock) == 1

@@ -268,7 +268,7 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
     assert body.apply().get() == "ran"
     until(lambda: lost, "the receiver is told")
     assert lost == [(body.lock_key_for(), "expired")]
-    assert f"lock.lost key={body.lock_key_for()}" in caplog.text
+    until(lambda: f"lock.lost key={body.lock_key_for()}" in caplog.text, "the log tells")
 
 
 def test_a_lease_that_is_lost_while_a_retry_is_published_loses_no_retry(app: Celery, server: Server) -> None:

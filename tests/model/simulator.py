@@ -749,6 +749,10 @@ class Simulation:
             (pulse_module, "time", SimpleNamespace(sleep=world.suspend)),
             (leftovers_module, "time", SimpleNamespace(sleep=world.suspend)),
             (leftovers_module, "logger", self._logger()),
+            *(
+                (module, "scribe", SimpleNamespace(tell=lambda write: write()))
+                for module in (renewal_module, pulse_module)
+            ),
             (lease_module, "secrets", SimpleNamespace(token_urlsafe=lambda _: f"t{next(self._tokens):03}")),
             (lease_module, "leftovers", SimpleNamespace(add=self._leave_behind)),
         ]

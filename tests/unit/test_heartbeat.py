@@ -21,6 +21,7 @@ from celery_singleton_lock.leases.heartbeat import Heartbeat
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.leftovers import Leftovers
 from celery_singleton_lock.leases.renewal import Renewal
+from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import RELEASE_BOUND, LockStore, Waiter, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Ending, Grant, Holder
 from tests.waiting import until
@@ -605,6 +606,48 @@ def test_stores_that_do_not_answer_cost_the_leases_of_another_nothing(heart: Hea
 
     assert not any(gaps)
     assert [lease.lost_reason for lease in cut_off] == ["unreachable"] * 3
+
+
+class SlowHandler(logging.Handler):
+    """One that takes its time for the first record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[str] = []
+        self.has_written_one = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record.getMessage())
+        if len(self.records) == 1:
+            time.sleep(3)
+            self.has_written_one = True
+
+
+@pytest.mark.parametrize(
+    ("mishap", "event"),
+    [(unanswered, "lock.unsure"), (broken, "lock.unsure"), (lambda token: Answer.GONE, "lock.lost")],
+    ids=["unanswered", "broken", "lost"],
+)
+def test_a_handler_of_the_log_that_takes_its_time_starves_no_renewal(
+    heart: Heartbeat, store: Store, mishap: Callable[[str], Answer], event: str
+) -> None:
+    log, slow = logging.getLogger("celery_singleton_lock"), SlowHandler()
+    log.addHandler(slow)
+    try:
+        kept = acquired(store, ttl=1.0)
+        store.on_renew = twice(mishap)
+        unlucky = [acquired(store, ttl=1.0) for _ in range(2)]
+        gaps: list[bool] = []
+        until(lambda: gaps.append(kept.remaining() == 0 and not kept.lost) or slow.has_written_one, "it is told")
+        until(lambda: not scribe._thread.runs, "all is written")
+    finally:
+        log.removeHandler(slow)
+
+    assert not any(gaps)
+    assert all(event in record for record in slow.records)
+    assert sum(lease.lost for lease in (kept, *unlucky)) == (2 if event == "lock.lost" else 0)
+    for lease in (kept, *unlucky):
+        heart.forget(lease._renewal)
 
 
 def test_a_beat_that_comes_after_the_deadline_asks_before_it_gives_the_lease_up(

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
-from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.options import OPTIONS, LockOptions
+from celery_singleton_lock import ConfigurationError, Lock, SingletonTask
+from celery_singleton_lock.options import OPTIONS, LockOptions, prefix_of
+from tests.servers import Server
 
 NOT_A_DURATION = [True, False, float("nan"), float("inf"), -float("inf"), "30", b"30", [30], 30j, object()]
 APP_WIDE = ("ttl", "on_conflict", "wait_timeout", "on_lost", "on_store_error", "min_hold", "queue_ttl")
@@ -368,3 +369,37 @@ def test_a_mixin_that_calls_super_is_fine_before_the_lock(app: Celery, mixin: ty
         abstract = True
 
     assert make(app, base=Base).lock_options == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("settings", "prefix"),
+    [
+        ({"result_backend_transport_options": {"global_keyprefix": "shop:"}}, "shop:singleton"),
+        ({"broker_transport_options": {"global_keyprefix": "shop:"}}, "shop:singleton"),
+        (
+            {
+                "broker_transport_options": {"global_keyprefix": "messages:"},
+                "result_backend_transport_options": {"global_keyprefix": "results:"},
+            },
+            "results:singleton",
+        ),
+        ({"broker_transport_options": {"global_keyprefix": "{shop}:"}}, "shop:singleton"),
+        ({"broker_transport_options": {"global_keyprefix": "shop:"}, "singleton_lock_prefix": "ours"}, "ours"),
+        ({"broker_transport_options": {"visibility_timeout": 60}}, "singleton"),
+    ],
+)
+def test_the_default_prefix_takes_the_global_keyprefix_in(app: Celery, settings: dict[str, Any], prefix: str) -> None:
+    app.conf.update(settings)
+
+    assert prefix_of(app) == prefix
+
+
+def test_deployments_that_a_keyprefix_tells_apart_do_not_exclude_one_another(valkey: Server) -> None:
+    def lock_of(deployment: str) -> Lock:
+        app = Celery("shop", broker=valkey.url, set_as_current=False)
+        app.conf.broker_transport_options = {"global_keyprefix": deployment}
+        return Lock("stock", app=app)
+
+    with lock_of("north:"):
+        assert lock_of("north:").acquire(blocking=False) is None
+        assert lock_of("south:").acquire(blocking=False) is not None

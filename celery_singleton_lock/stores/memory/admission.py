@@ -138,3 +138,17 @@ class Admission:
         successor = self._successor.task_id if self._successor else None
         at = int(self._now * 1_000_000)
         return Conflict(self._claim.key, tuple(holders), successor, at, len(self._lock.crowd), is_own=is_own)
+
+
+def in_the_way(key: str, lock: Lock, task_id: str, limit: int, now: float) -> Holder | None:
+    """What keeps a call from being published; mark_queued.lua tells the same for Redis."""
+    queued, still = in_force(lock.queued, now), in_force(lock.quiet, now)
+    is_repeated = queued is not None and queued.task_id == task_id
+    if queued is not None and not is_repeated:
+        return described_turn(key, queued, now)
+    held = [] if is_repeated else described(lock.alive(now), now)
+    if limit and len(held) >= limit:
+        return held[0]
+    if still is not None and still.task_id != task_id:
+        return held[0] if held else described_turn(key, still, now)
+    return None

@@ -195,9 +195,11 @@ class Lock:
         if self.queued is not None and self.queued.task_id == task_id:
             self.queued = None
 
-    def holder_published_after(self, moment: float, now: float) -> str | None:
-        """Task id of a holder whose call is newer than *moment*."""
+    def holder_published_after(self, moment: float, now: float, like: Claim | None = None) -> str | None:
+        """Task id of a holder whose call is newer than *moment*; of the same task, if it has to be *like* another."""
         for place in self.holders(now):
+            if like is not None and place.claim.facts.task_name != like.facts.task_name:
+                continue
             if (place.claim.facts.published / 1_000_000 or place.since) > moment:
                 return place.claim.facts.task_id or None
         return None

@@ -4,15 +4,15 @@ It is also the model that the scripts for Redis are checked against.
 """
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
 
 from celery_singleton_lock.stores.base import RELEASE_BOUND, Store
-from celery_singleton_lock.stores.memory.admission import Admission
-from celery_singleton_lock.stores.memory.described import described, described_turn
+from celery_singleton_lock.stores.memory.admission import Admission, in_the_way
+from celery_singleton_lock.stores.memory.clock import SteadyClock
+from celery_singleton_lock.stores.memory.described import described
 from celery_singleton_lock.stores.memory.lock import Lock, Mark, Place, in_force
 from celery_singleton_lock.stores.memory.markers import Markers
 from celery_singleton_lock.stores.memory.succession import rerun, supersede
@@ -37,11 +37,12 @@ class MemoryStore(Store):
     """Locks of this process only.
 
     Arguments:
-        now: The store's clock, in seconds since the epoch.
+        now: The store's clock, in seconds since the epoch; by default a steady one.
     """
 
-    def __init__(self, now: Callable[[], float] = time.time) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], float] | None = None) -> None:
+        self._clock = SteadyClock()
+        self._now = now or self._clock
         self._locks: dict[str, Lock] = {}
         self._markers = Markers()
         self._slots: dict[str, dict[str, Slot]] = {}
@@ -145,13 +146,13 @@ class MemoryStore(Store):
         """Mark it, or look what is in the way."""
 
         def mark(lock: Lock, now: float) -> Holder | None:
-            in_the_way = self._in_the_way(key, lock, task_id, limit, now)
-            if in_the_way is None:
+            other = in_the_way(key, lock, task_id, limit, now)
+            if other is None:
                 lock.queued = Mark(task_id, now + seconds)
                 if quiet:
                     lock.quiet = Mark(task_id, now + quiet)
                 lock.stay_until(now + max(seconds, quiet))
-            return in_the_way
+            return other
 
         return self._with_lock(key, mark)
 
@@ -205,7 +206,19 @@ class MemoryStore(Store):
         with self._guard:
             self._locks.clear()
             self._markers.clear()
+            self._slots.clear()
             self._wake()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for whatever is in the store: leases, marks and cool-downs end, and waiters look again."""
+        with self._guard:
+            self._clock.advance(seconds)
+            self._wake()
+
+    def reset(self) -> None:
+        """Be as new: for the next test."""
+        self._clock.reset()
+        self.clear()
 
     def _wake(self) -> None:
         self.releases += 1
@@ -230,18 +243,6 @@ class MemoryStore(Store):
             result = do(self._lock(key) or self._locks.setdefault(key, Lock()), self._now())
             self._delete_if_idle(key)
         return result
-
-    def _in_the_way(self, key: str, lock: Lock, task_id: str, limit: int, now: float) -> Holder | None:
-        queued, still = in_force(lock.queued, now), in_force(lock.quiet, now)
-        is_repeated = queued is not None and queued.task_id == task_id
-        if queued is not None and not is_repeated:
-            return described_turn(key, queued, now)
-        held = [] if is_repeated else described(lock.alive(now), now)
-        if limit and len(held) >= limit:
-            return held[0]
-        if still is not None and still.task_id != task_id:
-            return held[0] if held else described_turn(key, still, now)
-        return None
 
     def _delete_if_idle(self, key: str) -> None:
         lock = self._locks.get(key)

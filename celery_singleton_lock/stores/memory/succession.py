@@ -13,7 +13,7 @@ def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: floa
     if successor is None or successor.task_id == claim.facts.task_id:
         is_given_up = claim.asked and successor is None
         waiting_at = merged.published if merged and not lock.is_taken(merged, now) else 0.0
-        newer = lock.holder_published_after(max(published, waiting_at), now) if is_given_up else None
+        newer = lock.holder_published_after(max(published, waiting_at), now, claim) if is_given_up else None
         if newer is not None:
             return Turn.MERGED, newer
         return _become(lock, claim, "rerun", task_name, published, now)

@@ -198,7 +198,8 @@ class RedisStore(Store):
         """Run succeed.lua."""
         facts = claim.facts
         asked = (facts.task_id, task_name, policy, str(facts.published), str(int(claim.asked)))
-        answer, _, *other = self._ask(SUCCEED, claim.key, (*asked, arguments, milliseconds(memory)))
+        wish = (*asked, arguments, milliseconds(memory), facts.task_name)
+        answer, _, *other = self._ask(SUCCEED, claim.key, wish)
         return None if answer == _NEEDS_ARGUMENTS else (Turn(answer), *(other or [None]))
 
     def unmark(

@@ -271,8 +271,11 @@ class Succession(Contract):
         assert succeed(store, again(call("b", 2000)), "rerun") == (Turn.OTHER_TASK, None)
         assert not store.unmark(KEY, "b", unless_merged=True), "those that were merged still wait for it"
         store.release(call("a"), 1)
-        granted(store.acquire(again(call("p", 4000))))
-        store.release(call("p"), 1)
+        other = again(call("p", 4000))
+        other.facts.task_name = "shop.tasks.other"
+        granted(store.acquire(other))
+        assert succeed(store, again(call("b", 2000)), "rerun") == MINE
+        store.release(other, 1)
 
         assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
 

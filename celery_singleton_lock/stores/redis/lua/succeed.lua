@@ -12,6 +12,7 @@
 -- ARGV[5]  1 if it has asked before, or 0
 -- ARGV[6]  its arguments for `rerun`, or an empty text to be asked for them if they are needed
 -- ARGV[7]  milliseconds for which merged arguments and replaced successors are remembered
+-- ARGV[8]  its task name as holders have it, or an empty text
 --
 -- Returns  {1, now}           it is the successor
 --          {0, now, task_id}  that one runs in its place
@@ -52,9 +53,14 @@ local function all_holders()
   return holders
 end
 
-local function holder_published_after(moment)
+local function runs_my_task(holder)
+  return (redis.call('HGET', key, holder.place .. ':n') or '') == ARGV[8]
+end
+
+local function holder_published_after(moment, is_meant)
   for _, each in ipairs(all_holders()) do
-    if (each.grant.published > 0 and each.grant.published or each.grant.since) > moment then
+    local newer = (each.grant.published > 0 and each.grant.published or each.grant.since) > moment
+    if newer and (not is_meant or is_meant(each)) then
       return redis.call('HGET', key, each.place .. ':i')
     end
   end
@@ -90,7 +96,7 @@ local function rerun()
     return its_task == task_name and merge() or {2, now}
   end
   local waiting_at = is_taken(key, merged_known[2]) and 0 or merged_at
-  local newer = has_asked and not successor and holder_published_after(math.max(published, waiting_at))
+  local newer = has_asked and not successor and holder_published_after(math.max(published, waiting_at), runs_my_task)
   return newer and {0, now, newer} or become_successor()
 end
 

@@ -1,0 +1,24 @@
+"""The clock of a store in memory: nobody's wall clock, so who sets that, or freezes it in a test, moves no lock."""
+
+import time
+
+from celery_singleton_lock.stores.base import clock
+
+
+class SteadyClock:
+    """Begins at the time of day, in seconds since the epoch, and goes on steadily from there."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def __call__(self) -> float:
+        """What it shows."""
+        return self._ahead + clock()
+
+    def advance(self, seconds: float) -> None:
+        """Let so many seconds pass at once."""
+        self._ahead += seconds
+
+    def reset(self) -> None:
+        """Show the time of day again."""
+        self._ahead = time.time() - clock()

@@ -1,0 +1,1 @@
+"""Celery's own integration tests, played with the lock and without it."""

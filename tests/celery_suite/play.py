@@ -1,0 +1,110 @@
+"""Celery's tests, played with the lock and without it, each on a server of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.celery_suite.source import fetch, unpack
+from tests.servers import Server, running
+
+ROOT = Path(__file__).parents[2]
+FILES = ("test_tasks.py", "test_canvas.py")
+# Celery's own marks and names; without its reruns, which would hide what differs.
+INI = """
+[pytest]
+python_classes = test_*
+addopts = --strict-markers
+markers =
+    amqp
+    celery
+    flaky
+xfail_strict = true
+"""
+# A door that Celery's tests leave open for settings.
+SETTINGS = "integration-tests-config.json"
+LOCKED = {"singleton_lock_on_conflict": "reschedule"}
+PLUGINS = ("celery.contrib.pytest", "pytest_timeout", "tests.celery_suite.inside", "no:cacheprovider")
+# Seconds for one test. Celery's longest takes forty.
+BOUND = 120
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one test, or of one part of it."""
+
+    test: str
+    outcome: str
+    seconds: float
+    why: str
+
+
+def play_both(
+    *, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float
+) -> tuple[list[Outcome], list[Outcome]]:
+    """What comes of Celery's tests without the lock, and with it, both at the same time.
+
+    Arguments:
+        only: Names of tests, without their parameters; empty for all.
+        without: Names of tests that are left out.
+        seconds: The most that they may take.
+    """
+    fetch()
+    with ThreadPoolExecutor(2) as pool:
+        sides = [pool.submit(_play, only, without, seconds, locked=locked) for locked in (False, True)]
+        plain, locked = (side.result() for side in sides)
+    return plain, locked
+
+
+def _play(only: Sequence[str], without: Sequence[str], seconds: float, *, locked: bool) -> list[Outcome]:
+    with tempfile.TemporaryDirectory(prefix="celery-suite-") as name, running("valkey") as server:
+        directory = Path(name)
+        _prepare(directory, LOCKED if locked else {})
+        command = [sys.executable, "-m", "pytest", "--quiet", "--tb=short", f"--timeout={BOUND}"]
+        command += [part for plugin in PLUGINS for part in ("-p", plugin)]
+        command += [f"t/integration/{test}" for test in only or FILES]
+        command += [f"--deselect=t/integration/{test}" for test in without]
+        code = _run(command, directory, _environment(server, directory, locked=locked), seconds)
+        # 0: all have passed, 1: some have not. Anything else, and not all have been played.
+        assert code in (0, 1), (directory / "log").read_text(errors="replace")[-5000:]
+        lines = (directory / "outcomes").read_text(encoding="utf-8").splitlines()
+        return [Outcome(**json.loads(line)) for line in lines]
+
+
+def _run(command: Sequence[str], directory: Path, env: dict[str, str], seconds: float) -> int:
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=directory, env=env, stdout=log, stderr=log, start_new_session=True)
+    try:
+        return process.wait(seconds)
+    finally:
+        # With the pool of its worker, which outlives it if it was killed.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _prepare(directory: Path, settings: dict[str, str]) -> None:
+    unpack(directory)
+    (directory / "pytest.ini").write_text(INI, encoding="utf-8")
+    (directory / SETTINGS).write_text(json.dumps(settings), encoding="utf-8")
+
+
+def _environment(server: Server, directory: Path, *, locked: bool) -> dict[str, str]:
+    return {
+        **os.environ,
+        "TEST_BROKER": server.url,
+        "TEST_BACKEND": server.url,
+        "REDIS_HOST": "127.0.0.1",
+        "REDIS_PORT": str(server.port),
+        "CELERY_SUITE_OUTCOMES": str(directory / "outcomes"),
+        "CELERY_SUITE_LOCKED": "yes" if locked else "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": str(ROOT),
+    }

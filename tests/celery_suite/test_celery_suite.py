@@ -1,0 +1,70 @@
+"""A fixed part of Celery's own integration tests ends with the lock as it does without it."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.celery_suite.comparison import differences
+from tests.celery_suite.exceptions import DIFFERENT, LEFT_OUT
+from tests.celery_suite.play import Outcome, play_both
+from tests.servers import missing
+
+# Of each kind something, and nothing that takes long.
+PART = (
+    *DIFFERENT,
+    "test_tasks.py::test_class_based_tasks",
+    "test_tasks.py::test_tasks::test_basic_task",
+    "test_tasks.py::test_tasks::test_pydantic_model_arguments",
+    "test_tasks.py::test_tasks::test_reject_with_requeue_redelivers_and_succeeds",
+    "test_tasks.py::test_tasks::test_reject_without_requeue_stores_failure",
+    "test_tasks.py::test_task_replacement",
+    "test_canvas.py::test_link_error::test_link_error_callback_retries",
+    "test_canvas.py::test_chain::test_complex_chain",
+    "test_canvas.py::test_chain::test_second_order_replace",
+    "test_canvas.py::test_chain::test_chain_of_nine_chords",
+    "test_canvas.py::test_group::test_errback_called_by_group_fail_multiple",
+    "test_canvas.py::test_group::test_group_child_with_callback_replaced_with_chain",
+    "test_canvas.py::test_group::test_large_group",
+    "test_canvas.py::test_group::test_nested_group_chord_counting_mixed",
+    "test_canvas.py::test_chord::test_chord_header_task_replaced_with_chain",
+    "test_canvas.py::test_chord::test_chord_order",
+    "test_canvas.py::test_chord::test_nested_chord",
+    "test_canvas.py::test_chord::test_parallel_chords",
+    "test_canvas.py::test_xmap_xstarmap",
+    "test_canvas.py::test_stamping_mechanism::test_replace_merge_stamps",
+    "test_canvas.py::test_stamping_mechanism::test_stamps_remain_on_task_retry",
+)
+
+
+@pytest.fixture
+def requirements() -> None:
+    """What Celery's tests import."""
+    for name in ("pydantic", "pytest_timeout"):
+        if find_spec(name) is None:
+            missing(f"{name} is not installed")
+
+
+def outcome(test: str, what: str) -> Outcome:
+    return Outcome(test, what, 0.1, "")
+
+
+def test_a_part_of_celerys_tests_ends_with_the_lock_as_without_it(requirements: None) -> None:
+    plain, locked = play_both(only=PART, without=tuple(LEFT_OUT), seconds=240)
+
+    assert not differences(plain, locked, DIFFERENT), "\n".join(map(str, differences(plain, locked, DIFFERENT)))
+    assert len({outcome.test for outcome in plain}) > len(PART)
+
+
+def test_what_differs_is_found() -> None:
+    plain = [outcome("one", "passed"), outcome("other", "passed"), outcome("other", "passed")]
+
+    assert differences(plain, plain) == []
+    assert [found.test for found in differences(plain, [*plain[:2], outcome("other", "failed")])] == ["other"]
+    assert [found.test for found in differences(plain, plain[1:])] == ["one"]
+
+
+def test_what_has_to_differ_and_does_not_is_found() -> None:
+    plain, locked = [outcome("one", "passed")], [outcome("one", "failed")]
+
+    assert differences(plain, locked, {"one": "a reason"}) == []
+    assert [found.test for found in differences(plain, plain, {"one": "a reason"})] == ["one"]
