@@ -88,7 +88,7 @@ class Pulse:
         while self._sleep():
             try:
                 self._beat()
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (it is logged, by another thread)
                 # Whatever it was: a process whose leases nobody renews is worse.
                 with suppress(Exception):
                     scribe.tell(partial(logger.error, "lock.heartbeat stumbled and goes on", exc_info=error))
@@ -141,7 +141,7 @@ class Pulse:
         for renewal, reason in lost.items():
             try:
                 renewal.lose(reason)
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (it is logged, by another thread)
                 event = "lock.lost key=%s: telling of it has failed"
                 scribe.tell(partial(logger.error, event, renewal.key, exc_info=error))
 
@@ -177,7 +177,7 @@ class Pulse:
         sent_at = clock()
         try:
             answers = renewals[0].store.renew([renewal.claim for renewal in renewals], self._patience())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (it is logged, by another thread)
             if not isinstance(error, StoreError):
                 event = "lock.unsure: the store %s is broken"
                 scribe.tell(partial(logger.error, event, renewals[0].store.address, exc_info=error))

@@ -1072,6 +1072,27 @@ MUTANTS = [
         "logger.warning(event, self.key, self.task_id, self.remaining, error)",
         ("tests/unit/test_heartbeat.py", "-k", "handler_of_the_log"),
     ),
+    Mutant(
+        "what an event loop has swallowed is raised again",
+        "leases/interrupt.py",
+        "self._has_landed = not self._would_be_swallowed(frame)",
+        "self._has_landed = True",
+        ("tests/unit/test_interrupt.py", "-k", "bystander"),
+    ),
+    Mutant(
+        "a coroutine that was hit ends in peace",
+        "leases/interrupt.py",
+        "    return bool(running.f_locals",
+        "    return False and bool(running.f_locals",
+        ("tests/unit/test_interrupt.py", "-k", "interrupted_once"),
+    ),
+    Mutant(
+        "a loop around the body is none of its own",
+        "leases/interrupt.py",
+        " and callback is not self._outer_callback and",
+        " and",
+        ("tests/unit/test_interrupt.py", "-k", "none_of_its_own"),
+    ),
 ]
 
 
