@@ -1093,6 +1093,62 @@ MUTANTS = [
         " and",
         ("tests/unit/test_interrupt.py", "-k", "none_of_its_own"),
     ),
+    Mutant(
+        "a step of the server's clock is told",
+        "stores/redis/clock.py",
+        "            self._stepped(step)\n",
+        "            pass\n",
+        ("tests/integration/test_clocks.py", "-k", "told_once"),
+    ),
+    Mutant(
+        "renewals tell the server's time",
+        "stores/redis/store.py",
+        "        for *_, now in replies[-1:]:\n            self._clock.tells(now, sent_at)\n",
+        "",
+        ("tests/integration/test_clocks.py", "-k", "while_it_is_held"),
+    ),
+    Mutant(
+        "clocks that drift apart are no step",
+        "stores/redis/clock.py",
+        "> _SMALLEST_STEP + drift",
+        "> _SMALLEST_STEP",
+        ("tests/integration/test_clocks.py", "-k", "drift"),
+    ),
+    Mutant(
+        "answers that overtake each other are no step",
+        "stores/redis/clock.py",
+        "        if sent_at < self._seen_at:\n",
+        "        if False:\n",
+        ("tests/integration/test_clocks.py", "-k", "overtake"),
+    ),
+    Mutant(
+        "the first fence after a step back is raised",
+        "stores/redis/store.py",
+        "if self._clock.has_given(grant.fence) or lowest else",
+        "if True else",
+        ("tests/integration/test_clocks.py", "-k", "does_not_fall"),
+    ),
+    Mutant(
+        "fences after a step back stay above",
+        "stores/redis/lua/acquire.lua",
+        "+ 1, now, lowest_fence()))",
+        "+ 1, now))",
+        ("tests/integration/test_clocks.py", "-k", "does_not_fall or as_well"),
+    ),
+    Mutant(
+        "a raised fence is that of the place",
+        "stores/redis/lua/acquire.lua",
+        "    redis.call('HSET', key, 'fence', integer(fence), place .. ':', facts)\n",
+        "",
+        ("tests/integration/test_clocks.py", "-k", "stays_that"),
+    ),
+    Mutant(
+        "a clock that is set back keeps no place",
+        "stores/redis/lua/release.lua",
+        "math.min(grant_of(key, place).since, now) + ARGV",
+        "grant_of(key, place).since + ARGV",
+        ("tests/integration/test_clocks.py", "-k", "keeps_no_place"),
+    ),
 ]
 
 
