@@ -1149,6 +1149,20 @@ MUTANTS = [
         "grant_of(key, place).since + ARGV",
         ("tests/integration/test_clocks.py", "-k", "keeps_no_place"),
     ),
+    Mutant(
+        "a request that cannot be looked into costs no other its help",
+        "request.py",
+        "        with suppress(Exception):\n            if isinstance(request",
+        "        if True:\n            if isinstance(request",
+        ("tests/unit/test_request.py", "-k", "looked_into"),
+    ),
+    Mutant(
+        "a call waits by the store's clock",
+        "policies/reschedule.py",
+        "    waited = (conflict.at - waits_since) / 1_000_000\n",
+        "    import time\n    waited = time.time() - run.notes.published / 1_000_000\n",
+        ("tests/acceptance/test_policies.py", "-k", "clock_of_a_worker"),
+    ),
 ]
 
 
