@@ -256,9 +256,13 @@ class LostAcknowledgements(StartStopStep):
 
 def _late_renewals() -> list[Renewal]:
     """Those that children may not have done by themselves."""
-    running = [request for request in _active_requests() if isinstance(request, SingletonRequest)]
-    claims = [(request.app, request.claim) for request in running if request.needs_help()]
-    return [Renewal(store_of(app), claim) for app, claim in claims if claim is not None]
+    late = []
+    for request in _active_requests():
+        # One whose settings are wrong, say, costs the others nothing; the child tells of it.
+        with suppress(Exception):
+            if isinstance(request, SingletonRequest) and request.needs_help() and request.claim is not None:
+                late.append(Renewal(store_of(request.app), request.claim))
+    return late
 
 
 def _active_requests() -> list[Any]:

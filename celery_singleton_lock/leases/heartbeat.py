@@ -1,5 +1,6 @@
 """What renews every lease that a process holds."""
 
+import logging
 import os
 import threading
 from functools import partial
@@ -8,7 +9,10 @@ from celery_singleton_lock.leases.greenlets import patched_by
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.pulse import Pulse
 from celery_singleton_lock.leases.renewal import Renewal
+from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import Store, clock
+
+logger = logging.getLogger("celery_singleton_lock")
 
 
 class Heartbeat:
@@ -65,11 +69,19 @@ class Heartbeat:
         if store not in self._pulses:
             self._pulses[store] = Pulse(self._lock, ended=partial(self._drop, store))
             store.on_reconnect = self._pulses[store].renew_all
+            store.on_clock_step = partial(_tell_step, store.address)
         return self._pulses[store]
 
     def _drop(self, store: Store, pulse: Pulse) -> None:
         if self._pulses.get(store) is pulse:
             del self._pulses[store]
+
+
+def _tell_step(address: str, seconds: float) -> None:
+    event = (
+        "lock.clock store=%s step=%+.1f: its clock was set by so many seconds; leases have ended early, or last longer"
+    )
+    scribe.tell(partial(logger.warning, event, address, seconds))
 
 
 heartbeat = Heartbeat()

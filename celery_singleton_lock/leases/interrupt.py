@@ -4,10 +4,15 @@ In the main thread a signal does it, which also ends a sleep or a blocking
 read. In any other thread CPython can be asked to raise between two bytecodes:
 a sleep or a call into C ends first. Into a greenlet, gevent or eventlet can throw
 it, once the event loop runs: one that computes without a pause ends that first.
+
+An event loop of asyncio in a body catches what one of its tasks or callbacks
+raises, and goes on with the others. So what hits one is raised again, until it
+has ended the loop or the body.
 """
 
 import ctypes
 import signal
+import sys
 import threading
 import time
 from collections import deque
@@ -24,6 +29,9 @@ _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else No
 
 # Seconds until a signal that was not heard is sent again.
 _AGAIN = 0.05
+# For so long an event loop may go on with its callbacks, until it waits; or with what it does after one has swallowed
+# what was raised.
+_PATIENCE_WITH_A_LOOP = 1.0
 
 _sent: deque["Interrupt"] = deque()
 
@@ -43,6 +51,10 @@ class Interrupt:
         self._error: Exception | None = None
         self._held_back = False
         self._kept: Exception | None = None
+        self._outer_callback: FrameType | None = None
+        self._spares_until = 0.0
+        self._rests_until = 0.0
+        self._has_landed = False
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
@@ -50,12 +62,13 @@ class Interrupt:
         self._greenlet = current()
         if self._greenlet is None and threading.current_thread() is threading.main_thread():
             _listen()
+        self._outer_callback = _callback_around(sys._getframe())  # noqa: SLF001 (there is no other way)
         self._thread = thread = threading.get_ident()
         try:
             yield
         finally:
             with self._guard:
-                self._thread = None
+                self._thread = self._outer_callback = None
                 if self._error is not None and self._greenlet is None and not _is_main(thread):
                     _raise_in(thread, None, self)
 
@@ -70,7 +83,7 @@ class Interrupt:
             with self._guard:
                 self._held_back = False
         if self._kept is not None:
-            self.delivered = True
+            self.lands(sys._getframe())  # noqa: SLF001 (there is no other way)
             raise self._kept
 
     def send(self, error: Exception) -> bool:
@@ -80,37 +93,71 @@ class Interrupt:
             if thread is None:
                 return False
             self._error = error
+            self._spares_until = time.monotonic() + _PATIENCE_WITH_A_LOOP
             if self._held_back:
                 self._kept = error
                 return True
             if self._greenlet is not None:
                 call_soon(self.deliver_to_greenlet)
                 return True
-            if _SIGNAL is None or not _is_main(thread):
-                return _raise_in(thread, error, self)
-            _sent.append(self)
-            signal.pthread_kill(thread, _SIGNAL)
-        threading.Thread(target=self._signal_again, args=(thread, _SIGNAL), daemon=True).start()
+            by_signal = _SIGNAL is not None and _is_main(thread)
+            if by_signal:
+                _sent.append(self)
+            if not self._raise(thread, by_signal):
+                return False
+        threading.Thread(target=self._insist, args=(thread, by_signal), daemon=True).start()
         return True
 
-    def _signal_again(self, thread: int, number: int) -> None:
-        """Send the signal until it was heard: one that comes just before a call into the kernel does not end that."""
+    def _raise(self, thread: int, by_signal: bool) -> bool:
+        if not by_signal or _SIGNAL is None:
+            return _raise_in(thread, self._error, self)
+        signal.pthread_kill(thread, _SIGNAL)
+        return True
+
+    def _insist(self, thread: int, by_signal: bool) -> None:
+        """Raise it until it has landed."""
         while True:
             time.sleep(_AGAIN)
             with self._guard:
-                if self._thread is None or self not in _sent:
+                if not self.is_under_way:
                     return
-                signal.pthread_kill(thread, number)
+                # A signal that comes just before a call into the kernel does not end that.
+                if by_signal or (self.delivered and time.monotonic() > self._rests_until):
+                    self._raise(thread, by_signal)
+
+    @property
+    def is_under_way(self) -> bool:
+        """It was sent, and has neither landed nor come too late."""
+        return self._thread is not None and self._error is not None and not self._has_landed
 
     def deliver_to_greenlet(self) -> None:
         """Throw what was sent into the greenlet of the body, if it still runs; called by the event loop."""
         if error := self._due():
+            self.lands(None)
             self._greenlet.throw(error)
 
-    def deliver(self) -> None:
-        """Raise what was sent, in the thread that runs this, if its body still runs."""
-        if error := self._due():
-            raise error
+    def due_in(self, frame: FrameType | None) -> Exception | None:
+        """What is to be raised in *frame*, to which the thread of the body has come."""
+        now = time.monotonic()
+        if now < self._rests_until or (now < self._spares_until and self._would_be_swallowed(frame)):
+            return None
+        error = self._due()
+        if error is not None:
+            self.lands(frame)
+        return error
+
+    def lands(self, frame: FrameType | None) -> None:
+        """It is being raised in *frame*."""
+        self.delivered = True
+        self._has_landed = not self._would_be_swallowed(frame)
+        # Time for the loop to end, if what was hit is what it runs for.
+        self._rests_until = time.monotonic() + _PATIENCE_WITH_A_LOOP
+
+    def _would_be_swallowed(self, frame: FrameType | None) -> bool:
+        callback = _callback_around(frame)
+        return (
+            callback is not None and callback is not self._outer_callback and not _is_what_the_loop_runs_for(callback)
+        )
 
     def _due(self) -> Exception | None:
         # No lock here: the thread that runs this may hold the guard already.
@@ -119,7 +166,6 @@ class Interrupt:
         if self._held_back:
             self._kept = self._error
             return None
-        self.delivered = self.delivered or self._error is not None
         return self._error
 
 
@@ -132,9 +178,34 @@ def _listen() -> None:
         signal.signal(_SIGNAL, _deliver)
 
 
-def _deliver(_number: int, _frame: FrameType | None) -> None:
-    while _sent:
-        _sent.popleft().deliver()
+def _deliver(_number: int, frame: FrameType | None) -> None:
+    for one in tuple(_sent):
+        error = one.due_in(frame)
+        if not one.is_under_way:
+            _sent.remove(one)
+        if error is not None:
+            raise error
+
+
+def _callback_around(frame: FrameType | None) -> FrameType | None:
+    """The innermost callback of an event loop that has called what runs in *frame*; each step of a task is one."""
+    asyncio = sys.modules.get("asyncio.events")
+    return _frame_of(asyncio.Handle._run, frame) if asyncio is not None else None  # noqa: SLF001
+
+
+def _is_what_the_loop_runs_for(callback: FrameType) -> bool:
+    """It is a step of the task whose end is the end of the loop."""
+    asyncio = sys.modules["asyncio"]
+    running = _frame_of(asyncio.BaseEventLoop.run_until_complete, callback)
+    if running is None:
+        return False
+    return bool(running.f_locals.get("future") is asyncio.current_task(running.f_locals["self"]))
+
+
+def _frame_of(function: Any, frame: FrameType | None) -> FrameType | None:
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame
 
 
 def _raise_in(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
@@ -147,7 +218,7 @@ def _class_of(error: Exception, interrupt: Interrupt) -> type[Exception]:
     """A class whose only instance is *error*, because CPython takes a class here and calls it without arguments."""
 
     def deliver(_: type[Exception]) -> Exception:
-        interrupt.delivered = True
+        interrupt.lands(sys._getframe(1))  # noqa: SLF001 (there is no other way)
         return error
 
     return type(type(error).__name__, (type(error),), {"__new__": deliver})

@@ -79,9 +79,11 @@ class LockStore(ABC):
     Attributes:
         on_reconnect: Called when a store that was out of reach is there again, in whichever
             thread finds out. One that is always in reach never calls it.
+        on_clock_step: Called with the seconds by which the store's clock was set, in whichever thread finds out.
     """
 
     on_reconnect: Callable[[], None] | None = None
+    on_clock_step: Callable[[float], None] | None = None
 
     @abstractmethod
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:

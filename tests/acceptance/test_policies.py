@@ -14,6 +14,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder, overlaps
+from tests.servers import FakeClock
 from tests.waiting import until
 from tests.workers import Worker, workers
 
@@ -202,3 +203,17 @@ def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, rec
     results = [result.get(timeout=20) for result in joined]
     assert results in ([2, 2], [3, 3])
     assert len(recorder.events("enter")) == 2
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
+def test_how_long_a_call_waits_is_not_for_the_clock_of_a_worker(
+    tasks: Any, env: dict[str, str], recorder: Recorder, wall_clock: FakeClock, policy: str
+) -> None:
+    wall_clock.step("+40")
+    task = tasks.patient[policy]
+    with workers(APP, {**env, **wall_clock.env}, 1):
+        first = task.delay("k", 1, 4.0)
+        until(lambda: recorder.events("enter"), "the first runs")
+        second = task.delay("k", 2)
+
+        assert (first.get(timeout=30), second.get(timeout=30)) == (1, 2)

@@ -108,11 +108,13 @@ def test_every_documented_answer_of_acquire_is_reached_in_its_shape(scripts: Scr
 
 def test_every_documented_answer_of_renew_is_reached(scripts: Scripts) -> None:
     scripts.acquire("a")
-    answers = scripts.renew((KEY, "a"), (KEY, "b"), (OTHER_KEY, "a"))
+    *answers, now = scripts.renew((KEY, "a"), (KEY, "b"), (OTHER_KEY, "a"))
     scripts.succeed("id-of-b", "replace", asked=1)
-    answers += scripts.renew((KEY, "a"))
+    answer, later = scripts.renew((KEY, "a"))
+    answers += [answer]
 
     assert answers == [1, 0, -1, 2]
+    assert 0 < now <= later
     assert set(answers) == documented_answers(FILES["renew"])
 
 

@@ -1,9 +1,11 @@
 """`SingletonTask` inside one process: who takes a lock, what the body sees, and that nothing stays held."""
 
+import contextvars
 import os
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -484,3 +486,14 @@ def test_a_mixin_that_calls_super_cooperates(app: Celery, server: Server) -> Non
             return len(keys(server))
 
         assert task.apply().get() == [1]
+
+
+def test_a_thread_of_a_body_knows_its_lease_by_its_context(app: Celery) -> None:
+    @app.task(base=SingletonTask, bind=True)
+    def body(self: Any) -> list[Any]:
+        with ThreadPoolExecutor() as pool:
+            bare = pool.submit(lambda: (self.lock.held, current_lease())).result()
+            in_context = pool.submit(contextvars.copy_context().run, current_lease).result()
+        return [bare, in_context is self.lock]
+
+    assert body.apply().get() == [(False, None), True]

@@ -1,5 +1,6 @@
 """An exception raised in a running body from another thread: where it arrives, and where it must not."""
 
+import asyncio
 import gc
 import signal
 import socket
@@ -380,3 +381,76 @@ def test_an_interrupt_after_a_failed_body_is_refused() -> None:
         _ = 1 / 0
 
     assert interrupt.send(LOST) is False
+
+
+# An event loop in the body.
+
+
+async def that_goes_on() -> None:
+    while True:
+        await asyncio.sleep(0.01)
+        loop(0.05)
+
+
+def with_a_loop_that_is_busy(interrupt: Interrupt) -> None:
+    """The body of a coroutine that waits for another, which is there to be hit and whose end nobody looks at."""
+
+    here = threading.get_ident()
+
+    async def main() -> None:
+        beside = [asyncio.create_task(that_goes_on()) for _ in range(2)]
+        send_when(lambda: is_in("loop", here), interrupt)
+        await asyncio.sleep(4)
+        assert beside
+
+    asyncio.run(main())
+
+
+def with_a_callback_that_is_busy(interrupt: Interrupt) -> None:
+    async def main() -> None:
+        def again() -> None:
+            loop(0.05)
+            events.call_soon(again)
+
+        events, here = asyncio.get_running_loop(), threading.get_ident()
+        events.call_soon(again)
+        events.set_exception_handler(lambda *_: events.call_soon(again))
+        send_when(lambda: is_in("loop", here), interrupt)
+        await asyncio.sleep(4)
+
+    asyncio.run(main())
+
+
+@both
+@pytest.mark.parametrize("body", [with_a_loop_that_is_busy, with_a_callback_that_is_busy])
+def test_what_hits_a_bystander_in_an_event_loop_ends_the_body_all_the_same(
+    run: Callable[..., Any], body: Callable[[Interrupt], None]
+) -> None:
+    assert run(body) is LOST
+
+
+@both
+def test_a_coroutine_that_waits_is_interrupted_once(run: Callable[..., Any]) -> None:
+    cleaned: list[str] = []
+
+    async def main(interrupt: Interrupt) -> None:
+        try:
+            send_when(lambda: True, interrupt)
+            loop(0.3)
+            await asyncio.sleep(4)
+        finally:
+            await asyncio.sleep(1.5)
+            cleaned.append("in peace")
+
+    assert run(lambda interrupt: asyncio.run(main(interrupt))) is LOST
+    assert cleaned == ["in peace"]
+
+
+def test_a_loop_around_the_body_is_none_of_its_own() -> None:
+    async def main() -> BaseException | None:
+        return run_here(lambda interrupt: (send_when(lambda: True, interrupt), loop(3)))
+
+    began = time.monotonic()
+
+    assert asyncio.run(main()) is LOST
+    assert time.monotonic() - began < 0.9

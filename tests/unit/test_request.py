@@ -3,6 +3,7 @@
 Real messages of kombu's broker in memory, and a store in memory; only the failure of an acknowledgement is made.
 """
 
+import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -157,3 +158,16 @@ def test_a_worker_that_ends_in_peace_has_lost_no_acknowledgement(
     LostAcknowledgements(None).stop(None)
 
     assert not is_dropped_when_it_comes_again(delivered)
+
+
+def test_a_request_that_cannot_be_looked_into_costs_no_other_its_help(
+    delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Of which nothing can be asked, whatever the reason.
+    broken = object.__new__(SingletonRequest)
+    delivered.worker_pid, delivered.time_start = os.getppid(), 0.0
+    monkeypatch.setattr(request, "_active_requests", lambda: [broken, delivered, broken])
+
+    (renewal,) = request._late_renewals()
+
+    assert renewal.claim is delivered.claim

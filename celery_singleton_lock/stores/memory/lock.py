@@ -146,7 +146,7 @@ class Lock:
     def leave_place(self, number: int, min_hold: float, now: float) -> None:
         """Empty a place, or keep it for nobody until its cool-down is over."""
         place = self.places.pop(number)
-        free_at = place.since + min_hold
+        free_at = min(place.since, now) + min_hold
         if free_at > now:
             nobody = replace(place.claim, token=f"~{place.claim.token}")
             self.places[number] = Place(nobody, place.fence, place.since, free_at, on_hold=True)

@@ -1,13 +1,16 @@
 """From the records to the fields of a lock's hash, and back; lua/parts say what is in it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder
 
 _VALUES_PER_HOLDER = 7
+# A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
+_RENEWALS_PER_SCRIPT = 50
 
 
 def fields_of(facts: Facts) -> list[str]:
@@ -17,7 +20,7 @@ def fields_of(facts: Facts) -> list[str]:
     return [part for name, value in named if value for part in (name, value)]
 
 
-def arguments_of(claim: Claim, *, waits: bool = False) -> tuple[str, ...]:
+def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) -> tuple[str, ...]:
     """The arguments of acquire.lua."""
     facts = claim.facts
     words = {
@@ -26,6 +29,7 @@ def arguments_of(claim: Claim, *, waits: bool = False) -> tuple[str, ...]:
         "asked": claim.asked,
         "crowds": claim.crowds,
         "returns": claim.returns,
+        f"above={lowest_fence}": bool(lowest_fence),
     }
     return (
         claim.token,
@@ -37,6 +41,16 @@ def arguments_of(claim: Claim, *, waits: bool = False) -> tuple[str, ...]:
         claim.merges,
         *fields_of(facts),
     )
+
+
+def renewals_of(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[str]]]:
+    """Keys and arguments of renew.lua, in parts."""
+    # Claims of one ttl come together already, except where tasks with different ones are due at once.
+    for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
+        group = list(alike)
+        for start in range(0, len(group), _RENEWALS_PER_SCRIPT):
+            part = group[start : start + _RENEWALS_PER_SCRIPT]
+            yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
 
 
 def field_count(claim: Claim) -> int:

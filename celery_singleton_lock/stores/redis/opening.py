@@ -1,11 +1,15 @@
 """Opening a connection, from its name to its database, within one bound."""
 
+import inspect
 import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any
 
 from redis import Connection, ConnectionPool, SSLConnection, UsernamePasswordCredentialProvider, exceptions
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection
+from redis.retry import Retry
 
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.redis.names import addresses_of
@@ -14,6 +18,23 @@ REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
 # Seconds idle, seconds between probes, probes: sooner than most routers forget a connection.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+# A new connection tells the server its library's name and version, each a round
+# trip that the bounds would have to include. The names of these arguments have changed.
+_NO_INTRODUCTION: dict[str, None] = (
+    {"driver_info": None}
+    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
+    else {"lib_name": None, "lib_version": None}
+)
+_OURS = {
+    "socket_timeout": REPLY_TIMEOUT,
+    "socket_connect_timeout": REPLY_TIMEOUT,
+    "retry": Retry(NoBackoff(), 0),
+    "health_check_interval": 0,
+    "decode_responses": True,
+    "protocol": 2,
+    **_NO_INTRODUCTION,
+}
 
 
 class Tcp(Connection):
@@ -62,16 +83,16 @@ class Tls(SSLConnection, Tcp):
 _OPENING_IN_TIME = {Connection: Tcp, SSLConnection: Tls}
 
 
-def pool_of(url: str, options: Mapping[str, Any], ours: Mapping[str, Any]) -> ConnectionPool:
-    """A pool for *url*, of which only class and arguments of its connections are of use; *ours* win.
+def pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
+    """A pool for *url*, of which only class and arguments of its connections are of use.
 
     Raises:
         TypeError, ValueError, RedisError: The URL or an option is not one that redis-py knows.
     """
     keepalive = {} if url.startswith("unix:") else _keepalive()
-    pool = ConnectionPool.from_url(url, **{**keepalive, "redis_connect_func": _introduce, **options, **ours})
+    pool = ConnectionPool.from_url(url, **{**keepalive, "redis_connect_func": _introduce, **options, **_OURS})
     # Again, because from_url lets what the URL says win.
-    pool.connection_kwargs.update(ours)
+    pool.connection_kwargs.update(_OURS)
     pool.connection_class = _OPENING_IN_TIME.get(pool.connection_class, pool.connection_class)
     pool.connection_class(**pool.connection_kwargs)
     return pool

@@ -1,16 +1,12 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
-import inspect
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from dataclasses import replace
 from typing import Any
 
 from redis import exceptions
-from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection
-from redis.retry import Retry
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
@@ -26,6 +22,7 @@ from celery_singleton_lock.stores.records import (
     Succession,
     Turn,
 )
+from celery_singleton_lock.stores.redis.clock import ServerClock
 from celery_singleton_lock.stores.redis.hash import (
     arguments_of,
     conflict_in,
@@ -34,13 +31,17 @@ from celery_singleton_lock.stores.redis.hash import (
     holders_in,
     microseconds,
     milliseconds,
+    renewals_of,
 )
-from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, pool_of
+from celery_singleton_lock.stores.redis.opening import pool_of
 from celery_singleton_lock.stores.redis.refusals import is_passing, what_to_set
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import Script, Wire
 
-ACQUIRE = Script("acquire", "usual_grant", "clock", "places", "marks", "merged", "queue", "described", "done")
+_OF_ACQUIRE = ("clock", "places", "marks", "merged", "queue", "described", "done")
+ACQUIRE = Script("acquire", "usual_grant", *_OF_ACQUIRE)
+# For a server whose clock was set back: there the usual fence is none.
+ACQUIRE_ABOVE = Script("acquire", *_OF_ACQUIRE)
 RELEASE = Script("release", "usual_release", "clock", "places", "marks", "merged", "queue", "idle", "done")
 RENEW = Script("renew")
 LOOK = Script("look", "clock", "places", "marks", "described")
@@ -54,16 +55,6 @@ _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
 # Longer than a year, for the entry that is due once in one.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
-# A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
-_RENEWALS_PER_SCRIPT = 50
-
-# A new connection tells the server its library's name and version, each a round
-# trip that the bounds would have to include. The names of these arguments have changed.
-_NO_INTRODUCTION: dict[str, None] = (
-    {"driver_info": None}
-    if "driver_info" in inspect.signature(AbstractConnection.__init__).parameters
-    else {"lib_name": None, "lib_version": None}
-)
 
 
 class RedisStore(Store):
@@ -79,17 +70,8 @@ class RedisStore(Store):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        ours = {
-            "socket_timeout": REPLY_TIMEOUT,
-            "socket_connect_timeout": REPLY_TIMEOUT,
-            "retry": Retry(NoBackoff(), 0),
-            "health_check_interval": 0,
-            "decode_responses": True,
-            "protocol": 2,
-            **_NO_INTRODUCTION,
-        }
         try:
-            pool = pool_of(url, options, ours)
+            pool = pool_of(url, options)
         except (TypeError, exceptions.RedisError) as error:
             raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
         except ValueError:
@@ -103,6 +85,7 @@ class RedisStore(Store):
         self._user = pool.connection_kwargs.get("username") or "default"
         self._wire = Wire(pool, self._reconnected)
         self._reserved = Wire(pool, self._reconnected)
+        self._clock = ServerClock(self._stepped)
 
     @property
     def address(self) -> str:
@@ -130,9 +113,11 @@ class RedisStore(Store):
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Run renew.lua on a connection that nothing else uses, all parts in one go."""
-        calls = list(_renewals(claims))
-        replies, _ = self._persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
-        return [_ANSWERS[answer] for reply in replies for answer in reply]
+        calls = list(renewals_of(claims))
+        replies, sent_at = self._persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
+        for *_, now in replies[-1:]:
+            self._clock.tells(now, sent_at)
+        return [_ANSWERS[answer] for *answers, _ in replies for answer in answers]
 
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         """Read each token's deadline."""
@@ -234,21 +219,29 @@ class RedisStore(Store):
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
         keys = [claim.key, claim.marker] if claim.may_be_copy else [claim.key]
-        arguments = arguments_of(claim, waits=waits)
-        reply, sent_at = self._persist(lambda timeout: self._ask_for_place(keys, arguments, timeout), bound)
+        lowest = self._clock.lowest_fence()
+        script, arguments = ACQUIRE_ABOVE if lowest else ACQUIRE, arguments_of(claim, waits=waits, lowest_fence=lowest)
+        reply, sent_at = self._persist(lambda timeout: self._ask_for_place(script, keys, arguments, timeout), bound)
+        self._clock.tells(reply if isinstance(reply, int) else reply[1], sent_at)
         if isinstance(reply, int) or reply[0] == _GRANTED:
-            return grant_in(reply, sent_at)
+            grant = grant_in(reply, sent_at)
+            return grant if self._clock.has_given(grant.fence) or lowest else self._take_above(claim, bound, grant)
         if reply[0] == _QUEUED:
             return float(reply[2]) / 1_000_000
         return Done(*reply[2:]) if reply[0] == _DONE else conflict_in(claim.key, reply)
 
-    def _ask_for_place(self, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
+    def _ask_for_place(self, script: Script, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
         give_up_at = clock() + timeout
-        reply = self._wire.run(ACQUIRE, keys, arguments, timeout)
+        reply = self._wire.run(script, keys, arguments, timeout)
         if not isinstance(reply, int) and reply[0] not in (_GRANTED, _QUEUED, _DONE):
             # A conflict writes nothing, so a master of yesterday could tell of it from what it still knows.
             self._wire.make_sure(keys[0], give_up_at - clock())
         return reply
+
+    def _take_above(self, claim: Claim, bound: float, grant: Grant) -> Grant | Conflict | Done | float:
+        """Have the fence of a grant raised: it has told us that the server's clock was set back."""
+        again = self._take(claim, bound)
+        return replace(again, took_over=grant.took_over) if isinstance(again, Grant) else again
 
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
         return self._persist(lambda timeout: self._wire.run(script, [key], arguments, timeout), bound)[0]
@@ -279,19 +272,14 @@ class RedisStore(Store):
         if self.on_reconnect is not None:
             self.on_reconnect()
 
+    def _stepped(self, seconds: float) -> None:
+        if self.on_clock_step is not None:
+            self.on_clock_step(seconds)
+
 
 _GRANTED, _QUEUED, _DONE = 1, 2, 3
 _NEEDS_ARGUMENTS = 3
 _ANSWERS = {int(answer): answer for answer in Answer}
-
-
-def _renewals(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[Any]]]:
-    # Claims of one ttl come together already, except where tasks with different ones are due at once.
-    for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
-        group = list(alike)
-        for start in range(0, len(group), _RENEWALS_PER_SCRIPT):
-            part = group[start : start + _RENEWALS_PER_SCRIPT]
-            yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
 
 
 def _address(url: str) -> str:

@@ -10,7 +10,7 @@
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  limit: a place is granted while fewer are held
 -- ARGV[4]  words: `waits` takes a turn; `heeds` a queued mark; `asked` before to be the successor; `crowds` will come
---          again, for the first time; `returns` has come again
+--          again, for the first time; `returns` has come again; `above=<fence>` has seen a later time of this server
 -- ARGV[5]  pid, attempt and time of publication
 -- ARGV[6]  task id of the caller, or an empty text
 -- ARGV[7]  task whose merged arguments it takes, or an empty text
@@ -34,6 +34,10 @@ local places = read_places(key, highest, now + ttl * 1000)
 
 local function says(word)
   return string.find(ARGV[4], word, 1, true)
+end
+
+local function lowest_fence()
+  return tonumber(string.match(ARGV[4], 'above=(%d+)') or 0)
 end
 
 local function refuse(verdict, holders)
@@ -81,8 +85,14 @@ local function grant_again(place, makes_way)
   -- First, because a server out of memory refuses HSET where nothing was written before.
   expire_after(key, 2000 * ttl)
   redis.call('HSET', key, (makes_way and '!' or '') .. token, integer(now + ttl * 1000))
+  local fence = grant.fence
+  if lowest_fence() > fence then
+    fence = math.max(lowest_fence(), tonumber(known[1]) + 1)
+    local facts = string.gsub(redis.call('HGET', key, place .. ':'), '^(%d+) %S+', '%1 ' .. integer(fence - grant.since))
+    redis.call('HSET', key, 'fence', integer(fence), place .. ':', facts)
+  end
   local merged = merged_into(key, place, token)
-  return {1, now, place, grant.fence, 0, grant.since, merged and redis.call('HGET', key, 'merged:' .. merged) or ''}
+  return {1, now, place, fence, 0, grant.since, merged and redis.call('HGET', key, 'merged:' .. merged) or ''}
 end
 
 -- For the first run that takes them; one that was published later has newer ones itself, and ends what was merged.
@@ -209,7 +219,7 @@ if free > #before then
     empty_place(key, place, corpse)
   end
   local took_over = corpse and not is_on_hold(corpse) and 1 or 0
-  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now))
+  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now, lowest_fence()))
 end
 
 if says('waits') then

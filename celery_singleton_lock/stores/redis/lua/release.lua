@@ -33,7 +33,8 @@ local function leave_place(place)
   if merged then
     forget_merged(key, merged)
   end
-  local free_at = grant_of(key, place).since + ARGV[4] * 1000
+  -- If this server's clock was set back since it was given, nobody is kept out for the difference.
+  local free_at = math.min(grant_of(key, place).since, now) + ARGV[4] * 1000
   local is_kept = free_at > now
   if is_kept then
     keep_place_until(place, free_at)

@@ -9,10 +9,12 @@
 --
 -- Returns  for each lease
 --          1 renewed | 2 renewed, and asked to make way | 0 the lock is somebody else's | -1 nobody has it
+--          and then the time of this server, in microseconds
 
 local call = redis.call
 local time = call('TIME')
-local deadline = string.format('%.0f', time[1] * 1000000 + time[2] + ARGV[1] * 1000)
+local now = time[1] * 1000000 + time[2]
+local deadline = string.format('%.0f', now + ARGV[1] * 1000)
 local expiry = string.format('%.0f', 2 * ARGV[1])
 local answers = {}
 
@@ -34,4 +36,5 @@ for i, key in ipairs(KEYS) do
     end
   end
 end
+answers[#KEYS + 1] = now
 return answers

@@ -1,0 +1,158 @@
+"""A server whose clock is set: it is told once, and no fence that this process is given falls."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_singleton_lock import Lease, Lock
+from celery_singleton_lock.leases.teller import scribe
+from celery_singleton_lock.stores.redis.clock import ServerClock
+from tests.servers import FakeClock, Server, running
+from tests.waiting import until
+
+TTL = 1.0
+
+
+@pytest.fixture
+def server(wall_clock: FakeClock) -> Iterator[Server]:
+    with running("valkey", env=wall_clock.env) as server:
+        yield server
+
+
+def lock_in(server: Server, name: str = "stock", **options: object) -> Lock:
+    return Lock(name, url=server.url, ttl=TTL, **options)  # type: ignore[arg-type]
+
+
+def fence_of(server: Server, name: str = "stock") -> int:
+    with lock_in(server, name) as lease:
+        return lease.fence
+
+
+def steps_told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    until(lambda: not scribe._thread.runs, "all is written")
+    told = [record for record in caplog.records if record.getMessage().startswith("lock.clock ")]
+    assert all(record.levelno == logging.WARNING for record in told)
+    return [record.getMessage() for record in told]
+
+
+def by_asking(server: Server) -> None:
+    for _ in range(5):
+        fence_of(server)
+
+
+def by_renewing(server: Server) -> None:
+    with lock_in(server) as lease:
+        before = lease._renewal.deadline
+        until(lambda: lease._renewal.deadline > before or lease.lost, "it is renewed")
+
+
+@pytest.mark.parametrize("find_out", [by_asking, by_renewing])
+@pytest.mark.parametrize("step", ["+60", "-60"])
+def test_a_step_is_told_once_with_its_size(
+    server: Server,
+    wall_clock: FakeClock,
+    caplog: pytest.LogCaptureFixture,
+    step: str,
+    find_out: Callable[[Server], None],
+) -> None:
+    fence_of(server)
+
+    wall_clock.step(step)
+    find_out(server)
+    find_out(server)
+
+    (told,) = steps_told(caplog)
+    size = float(told.partition("step=")[2].partition(":")[0])
+    assert abs(size - float(step)) < 0.5
+    assert f"store={server.url}" in told
+
+
+def test_while_it_is_held_a_step_is_told(
+    server: Server, wall_clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with lock_in(server):
+        wall_clock.step("-60")
+        until(lambda: steps_told(caplog), "it is told")
+
+
+def test_what_is_not_half_a_second_is_not_told(
+    server: Server, wall_clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    fence_of(server)
+    wall_clock.step("-0.3")
+    by_asking(server)
+
+    assert steps_told(caplog) == []
+
+
+@pytest.mark.parametrize("step", ["-0.3", "-60", "-3600"])
+def test_a_fence_does_not_fall_with_the_clock(server: Server, wall_clock: FakeClock, step: str) -> None:
+    fences = [fence_of(server) for _ in range(3)]
+    wall_clock.step(step)
+    fences += [fence_of(server) for _ in range(3)]
+    fences += [fence_of(server, "another")]
+    wall_clock.step("+1")
+    fences += [fence_of(server) for _ in range(3)]
+
+    assert fences == sorted(set(fences))
+
+
+def test_a_fence_that_is_raised_stays_that_of_the_lease(server: Server, wall_clock: FakeClock) -> None:
+    fence_of(server)
+    wall_clock.step("-60")
+
+    with lock_in(server, limit=2) as lease, lock_in(server, limit=2) as other:
+        fences = sorted(holder.fence for holder in lease.store.holders(lease.key))
+        assert fences == [lease.fence, other.fence]
+        before = lease._renewal.deadline
+        until(lambda: lease._renewal.deadline > before, "it is renewed")
+    with server.client() as client:
+        assert client.keys() == []
+
+
+def test_who_waits_has_a_fence_above_as_well(server: Server, wall_clock: FakeClock) -> None:
+    fence_of(server)
+    got: list[Lease | None] = []
+    with lock_in(server) as lease:
+        before = fence_of(server, "another")
+        thread = threading.Thread(target=lambda: got.append(lock_in(server).acquire(timeout=20)))
+        thread.start()
+        with server.client() as client:
+            until(client.pubsub_channels, "it waits")
+        wall_clock.step("-60")
+    thread.join(20)
+
+    assert got[0] is not None
+    assert got[0].fence > max(lease.fence, before)
+
+
+def test_a_clock_that_is_set_back_keeps_no_place_for_the_difference(server: Server, wall_clock: FakeClock) -> None:
+    with lock_in(server, limit=2), lock_in(server, limit=2):
+        wall_clock.step("-60")
+
+    with lock_in(server, limit=2) as lease, lock_in(server, limit=2):
+        assert not lease.took_over
+    with server.client() as client:
+        assert client.keys() == []
+
+
+def test_clocks_that_drift_apart_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment, steps = [1000.0], list[float]()
+    monkeypatch.setattr("celery_singleton_lock.stores.redis.clock.clock", lambda: moment[0])
+    of_a_server = ServerClock(steps.append)
+    for hours in range(10):
+        moment[0] += 3600 * 10
+        of_a_server.tells(round((moment[0] + hours * 2) * 1_000_000), moment[0])
+
+    assert steps == []
+
+
+def test_answers_that_overtake_each_other_are_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_a_server = ServerClock(lambda _: None)
+    monkeypatch.setattr("celery_singleton_lock.stores.redis.clock.clock", lambda: 10.0)
+    of_a_server.tells(9_000_000, 8.0)
+    of_a_server.tells(8_500_000, 8.0)
+
+    assert not of_a_server.is_behind
