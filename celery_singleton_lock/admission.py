@@ -1,6 +1,7 @@
 """How a run gets in, or ends at the door: one order of questions for every policy."""
 
 import logging
+from dataclasses import replace
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
@@ -32,13 +33,11 @@ def admit(run: Run) -> Ended | None:
     try:
         _say_what_is_unusual(run, policy)
         wait_for_twin(run)
-        # One message, one body: what another delivery of it has to do is not this one's to look into.
-        answer = run.lease.acquire() if run.is_copy else None
-        ended = None if answer is not None else policy.arrive(run)
+        _look_for_its_run(run)
+        ended = policy.arrive(run)
         if ended is not None:
             return ended
-        if not run.is_copy:
-            answer = run.lease.acquire()
+        answer = run.lease.acquire()
         if isinstance(answer, Conflict) and not answer.is_own and run.claim.crowds:
             run.is_in_crowd = True
         if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
@@ -58,6 +57,17 @@ def admit(run: Run) -> Ended | None:
         run.args, run.kwargs = unpack(run, run.lease.arguments)
     run.is_unlocked = run.options.mode == "until_executing"
     return None
+
+
+def _look_for_its_run(run: Run) -> None:
+    """Turn back a copy of a message that has joined and whose run lives or has ended: no result is this one's to take.
+
+    Without a place for it: only once the run that it has joined has no result, it may take one.
+    """
+    if run.is_copy and run.notes.joins:
+        answer = run.store.acquire(replace(run.claim, limit=0))
+        if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
+            turn_back(run, answer)
 
 
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
@@ -92,6 +102,7 @@ def _say_what_is_unusual(run: Run, policy: Policy) -> None:
     takes_merged = policy.merges and (run.notes.died or not run.hands_over)
     claim.merges = run.task.name if takes_merged else ""
     claim.crowds = policy.comes_again and not run.notes.crowds
+    claim.joins = policy is POLICIES["join"]
 
 
 def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:

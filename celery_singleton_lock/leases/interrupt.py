@@ -126,6 +126,11 @@ class Interrupt:
                     self._raise(thread, by_signal)
 
     @property
+    def was_sent(self) -> bool:
+        """It was raised in the body, or held back for good because the code inside has raised by itself."""
+        return self.delivered or self._kept is not None
+
+    @property
     def is_under_way(self) -> bool:
         """It was sent, and has neither landed nor come too late."""
         return self._thread is not None and self._error is not None and not self._has_landed

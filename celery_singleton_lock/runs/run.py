@@ -132,7 +132,7 @@ class Run:
     @property
     def was_replaced(self) -> bool:
         """It has been told to make way for its successor."""
-        return self.interrupt.delivered and self.lease.lost_reason == "replaced"
+        return self.interrupt.was_sent and self.lease.lost_reason == "replaced"
 
     @property
     def task_id(self) -> str:

@@ -48,6 +48,7 @@ class Claim:
         asked: It has asked to be the successor before.
         returns: It has come again; a claim that `crowds` will, for the first time.
         crowds: It will come again if it is refused, and does so for the first time.
+        joins: It waits for the holder's result if it is refused, so its mark keeps nobody from running.
     """
 
     key: str
@@ -63,6 +64,7 @@ class Claim:
     asked: bool = False
     returns: bool = False
     crowds: bool = False
+    joins: bool = False
 
 
 @dataclass(slots=True)

@@ -257,6 +257,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "turn:<task id>": (r"turn:id-of-[wz]", r"\d+ 0"),
         "queued": ("queued", r"\d+ q"),
         "quiet": ("quiet", r"\d+ q"),
+        "joined": ("joined", r"\d+ j"),
         "next": ("next", r"\d+ id-of-p"),
         "next:by": ("next:by", r"\d+ replace t"),
         "with:<id>": ("with:id-of-m", "1"),
@@ -269,7 +270,10 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "crowd:<id>": ("crowd:id-of-c", "1"),
     }
     scripts.acquire("a")
-    scripts.mark_queued("q")
+    scripts.mark_queued("j")
+    scripts.acquire("j", words="joins", task="j")
+    client.hset(KEY, "queued", client.hget(KEY, "joined").replace(" j", " q"))
+    client.hset(KEY, "quiet", client.hget(KEY, "queued"))
     scripts.succeed("id-of-m", "rerun")
     scripts.succeed("id-of-n", "rerun", arguments="of n")
     scripts.succeed("id-of-o", "replace")

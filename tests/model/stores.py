@@ -74,7 +74,7 @@ class Model(MemoryStore):
         now, found = self._now(), []
         for lock in self._locks.values():
             found += [lock.expiry, *(turn.deadline for turn in lock.queue)]
-            found += [mark.deadline for mark in (lock.successor, lock.queued, lock.quiet) if mark]
+            found += [mark.deadline for mark in (lock.successor, lock.queued, lock.joined, lock.quiet) if mark]
             found += [mark.deadline for mark in lock.overtaken.values()]
             for place in lock.places.values():
                 found += [place.deadline, place.since + place.claim.min_hold]

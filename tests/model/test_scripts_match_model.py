@@ -51,6 +51,7 @@ FLAGS = st.fixed_dictionaries(
         "asked": st.booleans(),
         "merges": st.sampled_from(TASK_NAMES),
         "crowds": st.booleans(),
+        "joins": st.booleans(),
         "returns": st.booleans(),
     },
 )

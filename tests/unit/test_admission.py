@@ -110,7 +110,12 @@ class Steered(MemoryStore):
         for place in lock.alive(self.time):
             left.add(f"{'kept' if place.on_hold else 'held'} {place.claim.facts.task_id}")
             left |= {f"asked to make way {place.claim.facts.task_id}"} if place.makes_way else set()
-        for word, mark in (("next", lock.successor), ("queued", lock.queued), ("quiet", lock.quiet)):
+        for word, mark in (
+            ("next", lock.successor),
+            ("queued", lock.queued),
+            ("joined", lock.joined),
+            ("quiet", lock.quiet),
+        ):
             left |= {f"{word} {mark.task_id}"} if mark else set()
         left |= {f"overtaken {task_id}" for task_id in lock.overtaken}
         left |= {f"crowd {task_id}" for task_id in lock.crowd}
@@ -242,8 +247,8 @@ def refuses(*_: Any) -> None:
 
 def held_by_one_without_results(world: World) -> None:
     """A run of another task of the same lock_name has it, which ignores its results."""
-    world.task.app.task(name="ignoring", ignore_result=True)(refuses)
-    world.store.acquire(Claim(world.key, "token", 30, facts=Facts("the-holder", task_name="ignoring")))
+    world.task.app.task(name="keeps no results", ignore_result=True)(refuses)
+    world.store.acquire(Claim(world.key, "token", 30, facts=Facts("the-holder", task_name="keeps no results")))
 
 
 def kept_by(by: str, attempt: int = 0) -> Scene:
@@ -793,6 +798,14 @@ JOINED = [
     row("when the holder has died it joins the next one", "join", held_by("the-other"), again(1, joins="the-holder",
         free_since=micro(60)), comes_again(1, {"tries": 2, "since": micro(1), "crowds": True, "joins": "the-other"},
         told="joined")),
+    row("a copy that has joined takes no lock while it looks for the result", "join", free,
+        again_as(redelivery, 1, joins="the-holder"), comes_again(1, {"tries": 2, "is_copy": True,
+        "joins": "the-holder", "since": micro(1), "crowds": True, "free_since": micro(0)}, told="joined")),
+    row("and takes the result though others have the lock", "join", (held_by("another"), ended("SUCCESS", 42)),
+        again_as(redelivery, 1, joins="the-holder"), returns(42, told="")),
+    row("a queued call that joins keeps its mark, for publishers alone", "join", (held, queued(ME)), first,
+        comes_again(1, joins(), told="joined", leaves=(f"crowd {ME}", f"joined {ME}"), takes=(f"queued {ME}",)),
+        lock_mode="until_and_while_executing"),
     row("a copy of a run that lives takes nobody's result", "join", (held_by_itself, ended("SUCCESS", 42)),
         again_as(redelivery, 1, joins="the-holder"), parked(0.5, {"tries": 2, "is_copy": True, "joins": "the-holder",
         "since": micro(1), "crowds": True})),

@@ -323,6 +323,23 @@ def test_what_is_held_back_may_end_by_an_error_of_its_own(run: Callable[..., Any
 
 
 @both
+def test_what_was_held_back_for_good_is_known_to_have_been_sent(run: Callable[..., Any]) -> None:
+    known: list[tuple[bool, bool]] = []
+
+    def body(interrupt: Interrupt) -> None:
+        try:
+            with interrupt.held_back():
+                interrupt.send(LOST)
+                loop(0.1)
+                raise ValueError("mine")
+        finally:
+            known.append((interrupt.delivered, interrupt.was_sent))
+
+    run(body)
+    assert known == [(False, True)]
+
+
+@both
 @pytest.mark.parametrize(
     "error", [ValueError("mine"), LockLost("another key", "expired"), KeyboardInterrupt(), SystemExit(3)]
 )

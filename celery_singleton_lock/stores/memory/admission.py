@@ -64,6 +64,9 @@ class Admission:
             return self._grant()
         if self._waits:
             return self._take_turn([turn.deadline for turn in before] if free > 0 else [])
+        queued = in_force(self._lock.queued, self._now)
+        if self._claim.joins and queued is not None and queued.task_id == self._mine:
+            self._lock.joined, self._lock.queued = queued, None
         if self._claim.crowds:
             self._lock.crowd.add(self._mine)
         turns = [described_turn(self._claim.key, turn, self._now) for turn in before]
@@ -142,10 +145,12 @@ class Admission:
 
 def in_the_way(key: str, lock: Lock, task_id: str, limit: int, now: float) -> Holder | None:
     """What keeps a call from being published; mark_queued.lua tells the same for Redis."""
-    queued, still = in_force(lock.queued, now), in_force(lock.quiet, now)
+    queued, still, joined = (in_force(mark, now) for mark in (lock.queued, lock.quiet, lock.joined))
     is_repeated = queued is not None and queued.task_id == task_id
     if queued is not None and not is_repeated:
         return described_turn(key, queued, now)
+    if joined is not None and joined.task_id != task_id:
+        return described_turn(key, joined, now)
     held = [] if is_repeated else described(lock.alive(now), now)
     if limit and len(held) >= limit:
         return held[0]

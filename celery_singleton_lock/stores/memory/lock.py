@@ -77,6 +77,7 @@ class Lock:
     turns: dict[str, Turn] = field(default_factory=dict)
     successor: Successor | None = None
     queued: Mark | None = None
+    joined: Mark | None = None
     quiet: Mark | None = None
     overtaken: dict[str, Mark] = field(default_factory=dict)
     merged: dict[str, Merged] = field(default_factory=dict)
@@ -85,7 +86,7 @@ class Lock:
 
     def is_idle(self, now: float) -> bool:
         """It says nothing any more."""
-        marks = [in_force(mark, now) for mark in (self.successor, self.queued, self.quiet)]
+        marks = [in_force(mark, now) for mark in (self.successor, self.queued, self.joined, self.quiet)]
         return not (self.places or self.queue or any(marks) or self._leavings())
 
     def _leavings(self) -> bool:
@@ -97,7 +98,7 @@ class Lock:
 
     def stay_for_the_holder(self, ttl: float, now: float) -> None:
         """Let the lock be known for two ttl; if it knows nothing but one holder, for no longer."""
-        marks = (self.successor, self.queued, self.quiet)
+        marks = (self.successor, self.queued, self.joined, self.quiet)
         if len(self.places) == 1 and not (self.queue or any(marks) or self._leavings()):
             self.expiry = 0.0
         self.stay_until(now + 2 * ttl)
@@ -182,6 +183,8 @@ class Lock:
 
     def unmark(self, task_id: str, *, quiet: bool) -> None:
         """End what a call has left."""
+        if self.successor is not None and self.successor.task_id == task_id and self.successor.policy == "replace":
+            self.let_holders_stay()
         self.unmark_started(task_id)
         if quiet and self.quiet is not None and self.quiet.task_id == task_id:
             self.quiet = None
@@ -189,11 +192,13 @@ class Lock:
         self.merged_with.discard(task_id)
 
     def unmark_started(self, task_id: str) -> None:
-        """It is neither next nor queued any more."""
+        """It is neither next nor queued any more, and waits for no result."""
         if self.successor is not None and self.successor.task_id == task_id:
             self.successor = None
         if self.queued is not None and self.queued.task_id == task_id:
             self.queued = None
+        if self.joined is not None and self.joined.task_id == task_id:
+            self.joined = None
 
     def holder_published_after(self, moment: float, now: float, like: Claim | None = None) -> str | None:
         """Task id of a holder whose call is newer than *moment*; of the same task, if it has to be *like* another."""
@@ -203,6 +208,11 @@ class Lock:
             if (place.claim.facts.published / 1_000_000 or place.since) > moment:
                 return place.claim.facts.task_id or None
         return None
+
+    def let_holders_stay(self) -> None:
+        """Those that were asked to make way, and may not have heard of it yet."""
+        for place in self.places.values():
+            place.makes_way = False
 
     def ask_oldest_to_make_way(self, now: float) -> None:
         """Ask one holder, however often a successor asks for it."""

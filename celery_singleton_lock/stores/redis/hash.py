@@ -29,6 +29,7 @@ def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) ->
         "asked": claim.asked,
         "crowds": claim.crowds,
         "returns": claim.returns,
+        "joins": claim.joins,
         f"above={lowest_fence}": bool(lowest_fence),
     }
     return (

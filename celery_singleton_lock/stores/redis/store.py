@@ -47,7 +47,7 @@ RENEW = Script("renew")
 LOOK = Script("look", "clock", "places", "marks", "described")
 MARK_QUEUED = Script("mark_queued", "clock", "places", "marks", "described")
 SUCCEED = Script("succeed", "clock", "places", "marks", "merged")
-UNMARK = Script("unmark", "clock", "marks", "idle")
+UNMARK = Script("unmark", "clock", "places", "marks", "idle")
 MARK_DONE = Script("mark_done", "clock", "done")
 CLAIM_SLOT = Script("claim_slot")
 

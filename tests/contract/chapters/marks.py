@@ -30,6 +30,32 @@ class Marks(Contract):
         assert mark_queued(store, "a", limit=1) is None, "nor does a run that has begun meanwhile"
         assert found(mark_queued(store, "b", limit=1)).task_id == "a"
 
+    def test_a_queued_call_that_has_joined_a_run_keeps_out_publishers_alone(self, store: Store) -> None:
+        mark_queued(store, "joiner")
+        granted(store.acquire(call("holder")))
+        refused(store.acquire(call("joiner", heeds_queued=True, joins=True)))
+        store.release(call("holder"), 1)
+
+        assert found(mark_queued(store, "another")).task_id == "joiner"
+        goes_on = call("what-the-holder-was-replaced-by", heeds_queued=True)
+        granted(store.acquire(goes_on))
+        store.release(goes_on, 1)
+        store.unmark(KEY, "joiner")
+        self.nothing_is_left(store)
+
+    def test_a_joiner_that_runs_in_the_end_is_queued_no_more(self, store: Store) -> None:
+        mark_queued(store, "joiner")
+        granted(store.acquire(call("holder")))
+        joiner = call("joiner", heeds_queued=True, joins=True)
+        refused(store.acquire(joiner))
+        store.release(call("holder"), 1)
+
+        granted(store.acquire(joiner))
+        assert mark_queued(store, "another") is None
+        store.unmark(KEY, "another")
+        store.release(joiner, 1)
+        self.nothing_is_left(store)
+
     def test_the_queued_call_is_queued_no_more_once_it_runs(self, store: Store) -> None:
         mark_queued(store, "a")
         granted(store.acquire(call("a", heeds_queued=True)))

@@ -262,6 +262,27 @@ class Succession(Contract):
         store.release(mine, 1, ending=ENDED)
         self.nothing_is_left(store)
 
+    def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+        succeed(store, again(call("b", 2000)), "replace")
+
+        store.unmark(KEY, "b")
+
+        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+        store.release(call("a"), 1)
+        self.nothing_is_left(store)
+
+    def test_but_not_if_another_one_comes_next(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+        succeed(store, again(call("b", 2000)), "replace")
+        succeed(store, call("c", 3000), "replace")
+
+        store.unmark(KEY, "b")
+
+        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
+
     def test_a_rerun_comes_after_a_newer_call_of_another_task_that_replaces(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "rerun")

@@ -10,7 +10,8 @@
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  limit: a place is granted while fewer are held
 -- ARGV[4]  words: `waits` takes a turn; `heeds` a queued mark; `asked` before to be the successor; `crowds` will come
---          again, for the first time; `returns` has come again; `above=<fence>` has seen a later time of this server
+--          again, for the first time; `returns` has come again; `joins` waits
+--          for the result of the holder; `above=<fence>` has seen a later time of this server
 -- ARGV[5]  pid, attempt and time of publication
 -- ARGV[6]  task id of the caller, or an empty text
 -- ARGV[7]  task whose merged arguments it takes, or an empty text
@@ -27,7 +28,7 @@ local RESULT_GRACE = 5000000 -- a result is stored right after its run; so much 
 
 local key, token, ttl, limit, task_id, merges = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[6], ARGV[7]
 local attempt, published = string.match(ARGV[5], '^%S+ (%d+) (%d+)$')
-local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'crowd', 'w' .. token)
+local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'crowd', 'w' .. token, 'joined')
 local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[8])
 local successor, queued, crowd = mark_of(known[5]), mark_of(known[6]), tonumber(known[7] or 0)
 local places = read_places(key, highest, now + ttl * 1000)
@@ -119,6 +120,9 @@ local function leave_all_else(place)
   end
   if task_id_of(known[6]) == task_id then
     redis.call('HDEL', key, 'queued')
+  end
+  if task_id_of(known[9]) == task_id then
+    redis.call('HDEL', key, 'joined')
   end
   if says('asked') then
     redis.call('HDEL', key, 'with:' .. task_id)
@@ -232,6 +236,11 @@ if says('waits') then
   return {2, now, wait}
 end
 
+-- Others still are not published, but whatever it waits for must not wait for it.
+if says('joins') and is_queued then
+  redis.call('HDEL', key, 'queued')
+  redis.call('HSET', key, 'joined', known[6])
+end
 if says('crowds') then
   join_crowd(key, task_id)
   crowd = tonumber(redis.call('HGET', key, 'crowd') or 0)

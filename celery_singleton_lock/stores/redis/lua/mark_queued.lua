@@ -24,8 +24,8 @@ if is_marked and redis.call('PEXPIRE', key, ARGV[2], 'NX') == 1 then
   return 1
 end
 
-local known = redis.call('HMGET', key, 'places', 'queued', 'quiet')
-local queued, quiet = mark_of(known[2]), mark_of(known[3])
+local known = redis.call('HMGET', key, 'places', 'queued', 'quiet', 'joined')
+local queued, quiet, joined = mark_of(known[2]), mark_of(known[3]), mark_of(known[4])
 local is_repeated = not is_marked and queued and queued.task_id == mine
 
 local function refuse(holders)
@@ -35,8 +35,10 @@ local function refuse(holders)
   return {0, now, 0, '', holders}
 end
 
-if queued and queued.task_id ~= mine then
-  return refuse(described_turns({queued}))
+for _, other in pairs({queued, joined}) do
+  if other.task_id ~= mine then
+    return refuse(described_turns({other}))
+  end
 end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or quiet) then

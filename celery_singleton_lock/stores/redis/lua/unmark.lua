@@ -8,10 +8,20 @@
 -- Returns  1 ended, if there was anything | 0 others have been merged into it, so it stays
 
 local key, mine = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'next', 'queued', 'quiet')
+local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'joined', 'next:by', 'places')
 
 local function says(word)
   return string.find(ARGV[2], word, 1, true)
+end
+
+-- Those that the successor has asked to make way, and that may not have heard of it yet.
+local function let_holders_stay()
+  for _, each in ipairs(read_places(key, tonumber(known[6] or 1), math.huge)) do
+    if each.makes_way then
+      redis.call('HDEL', key, '!' .. each.token)
+      redis.call('HSET', key, each.token, integer(each.deadline))
+    end
+  end
 end
 
 if says('unless_merged') and redis.call('HEXISTS', key, 'with:' .. mine) == 1 then
@@ -19,9 +29,15 @@ if says('unless_merged') and redis.call('HEXISTS', key, 'with:' .. mine) == 1 th
 end
 if task_id_of(known[1]) == mine then
   redis.call('HDEL', key, 'next', 'next:by')
+  if string.find(known[5] or '', ' replace ', 1, true) then
+    let_holders_stay()
+  end
 end
 if task_id_of(known[2]) == mine then
   redis.call('HDEL', key, 'queued')
+end
+if task_id_of(known[4]) == mine then
+  redis.call('HDEL', key, 'joined')
 end
 if says('quiet') and task_id_of(known[3]) == mine then
   redis.call('HDEL', key, 'quiet')

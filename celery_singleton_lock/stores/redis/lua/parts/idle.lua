@@ -1,8 +1,9 @@
 -- A lock that says nothing any more is deleted at once.
 local function delete_if_idle(key)
-  local fence, by, queued, quiet, successor = unpack(redis.call('HMGET', key, 'fence', 'next:by', 'queued', 'quiet', 'next'))
+  local known = redis.call('HMGET', key, 'queued', 'joined', 'quiet', 'next', 'next:by', 'fence')
+  local successor, by, fence = known[4], known[5], known[6]
   local silent = fence and 1 or 0
-  for _, mark in ipairs({queued, quiet, successor}) do
+  for _, mark in ipairs({unpack(known, 1, 4)}) do
     silent = silent + (mark and not mark_of(mark) and 1 or 0)
   end
   if by and not mark_of(successor) then

@@ -1,5 +1,6 @@
 -- What calls have left that hold nothing. A mark is `<until> <task id>`; one whose time has come means nothing any more.
 --   queued      the call that is unique in the queue
+--   joined      the same, once it has joined a run, whose result it waits for
 --   quiet       the call whose publishing keeps the key quiet
 --   next        the successor, whose message is in the broker; next:by has its time of publication, its policy and its
 --               task name
