@@ -65,7 +65,7 @@ UNREADABLE = {
     "results go to their own callers": ("rpc://", {}),
     "there are no results": ("disabled://", {}),
     "an item of a map stands for it": ("cache+memory://", {"task_name": "celery.map"}),
-    "a task that ignores its results stands for it": ("cache+memory://", {"task_name": "ignoring"}),
+    "a task that ignores its results stands for it": ("cache+memory://", {"task_name": "keeps no results"}),
     "a run that no worker runs stands for it": ("cache+memory://", {"hostname": "a-host"}),
 }
 
@@ -75,7 +75,7 @@ def duplicate(results: str, holder: dict[str, Any], of_the_call: dict[str, Any] 
     app = Celery(broker="memory://", backend=results, set_as_current=False)
     app.conf.singleton_lock_url = "memory://"
 
-    @app.task(name="ignoring", ignore_result=True)
+    @app.task(name="keeps no results", ignore_result=True)
     def ignoring() -> None: ...
 
     @app.task(base=SingletonTask, lock_mode="until_executed", lock_name=uuid(), **options)
