@@ -21,7 +21,7 @@ help:
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
-	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7)"
+	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7 PROGRAMS=60)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
 	@echo "                   under another Celery with CELERY=5.4"
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
@@ -51,7 +51,7 @@ docker: $(VENV)/.develop
 	$(BIN)/python -m pytest tests/docker $(ARGS)
 
 fire: $(VENV)/.develop
-	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(ARGS)
+	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(ARGS)
 
 # As a variable of the environment, for a program is full of quotes.
 combinations: export COMBINATIONS_REPLAY := $(REPLAY)

@@ -1,12 +1,14 @@
 """What is set on fire: a store of locks, a broker, results, and workers that reach the first two through proxies."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.fire.record import Record
 from tests.proxy import Proxy
@@ -105,7 +107,9 @@ class Stage:
         self._stack = ExitStack()
         self._out = out
         self.path = str(out / "record.jsonl")
-        Path(self.path).unlink(missing_ok=True)
+        # And what bodies of programs have written down of their first time.
+        for old in out.glob("record.jsonl*"):
+            old.unlink()
         self.record = Record(self.path)
         self.locks = Store(store)
         self.results = Server("valkey")
@@ -121,6 +125,15 @@ class Stage:
     def loses_messages(self) -> bool:
         """Kombu takes a message from Redis before it has written down that it did."""
         return isinstance(self.broker, Server)
+
+    def declare(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        """Let the workers play programs with these tasks, too."""
+        if not tasks:
+            return
+        path = self._out / "tasks.json"
+        path.write_text(json.dumps(tasks), encoding="utf-8")
+        # Pickle is among the serialisers, and whoever plays this may be root.
+        self._env |= {"FIRE_PROGRAMS": str(path), "COMBINATIONS_RECORD": self.path, "C_FORCE_ROOT": "1"}
 
     def supervise(self) -> None:
         """Start again what has ended by itself, as a supervisor would, and write that down."""
