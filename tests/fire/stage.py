@@ -18,6 +18,8 @@ from tests.waiting import until
 from tests.workers import Worker
 
 CONCURRENCY = 4
+# What makes the tasks of fire, and those of programs, exclude nobody.
+_SABOTAGE = ("FIRE_SABOTAGE", "COMBINATIONS_PLAIN")
 # All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
 SOFT_SHUTDOWN = 1.5
 # It has to wait for all bodies, and for those who wait in a pool. When a worker has lost its connection and ends before
@@ -117,7 +119,7 @@ class Stage:
         self.broker: Rabbit | Server = Rabbit() if kind == "rabbitmq" else Store("valkey")
         self._env = {"FIRE_RECORD": self.path, "FIRE_RESULTS": self.results.url}
         if sabotage:
-            self._env["FIRE_SABOTAGE"] = "1"
+            self._env |= dict.fromkeys(_SABOTAGE, "1")
         self._number = hosts
         self.hosts: list[Host] = []
 
@@ -160,7 +162,8 @@ class Stage:
             server.start()
         # For the tasks as this process publishes them.
         os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self.locks.url, **self._env)
-        os.environ.pop("FIRE_SABOTAGE", None)
+        for name in _SABOTAGE:
+            os.environ.pop(name, None)
         for number in range(1, self._number + 1):
             self.hosts.append(self._host(number))
         for host in self.hosts:
