@@ -23,8 +23,9 @@ help:
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
-	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7)"
+	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7 PROGRAMS=60)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
+	@echo "                   under another Celery with CELERY=5.4"
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
 	@echo "make bench   what a lock costs, beside the others (four minutes)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
@@ -53,12 +54,13 @@ docker: $(VENV)/.develop
 	$(BIN)/python -m pytest tests/docker $(ARGS)
 
 fire: $(VENV)/.develop
-	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(ARGS)
+	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(ARGS)
 
 # As a variable of the environment, for a program is full of quotes.
 combinations: export COMBINATIONS_REPLAY := $(REPLAY)
-combinations: $(VENV)/.develop
-	$(BIN)/python -m tests.combinations $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(ARGS)
+combinations: COMBINE := $(if $(CELERY),$(BIN)/nox --session "combinations($(CELERY))" --,$(BIN)/python -m tests.combinations)
+combinations: $(if $(CELERY),$(VENV)/.matrix,$(VENV)/.develop)
+	$(COMBINE) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(ARGS)
 
 celery-suite: $(VENV)/.develop
 	$(BIN)/python -m tests.celery_suite $(ARGS)

@@ -1,9 +1,13 @@
-"""The tests under every Celery that is supported: `make matrix`, or one of them with `make matrix CELERY=5.4`."""
+"""The tests under every Celery that is supported: `make matrix`, or one of them with `make matrix CELERY=5.4`.
+
+And all options with each other under one of them: `make combinations CELERY=5.4`.
+"""
 
 import nox
 
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
+nox.options.sessions = ["celery"]
 
 # What each was used with in its time; with the oldest, the oldest that pyproject.toml allows.
 COMPANIONS = {
@@ -21,7 +25,20 @@ ELSEWHERE = ("test_benchmarks.py", "test_scenarios.py", "test_demo.py", "test_ti
 @nox.parametrize("celery", list(COMPANIONS), ids=list(COMPANIONS))
 def celery(session: nox.Session, celery: str) -> None:
     """Run the tests under this Celery; arguments take the place of the folders."""
-    session.install("--editable", ".", "--group", "test", f"celery~={celery}.0", *COMPANIONS[celery])
+    install(session, celery)
     ignored = [f"--ignore=tests/acceptance/{name}" for name in ELSEWHERE]
     # More at a time than there are cores, for they wait most of the time.
     session.run("pytest", "--numprocesses=4", "--dist=worksteal", *ignored, *(session.posargs or TESTS))
+
+
+@nox.session
+@nox.parametrize("celery", list(COMPANIONS), ids=list(COMPANIONS))
+def combinations(session: nox.Session, celery: str) -> None:
+    """Play combinations under this Celery; arguments are those of `make combinations`."""
+    install(session, celery)
+    session.run("python", "-m", "tests.combinations", *session.posargs)
+
+
+def install(session: nox.Session, celery: str) -> None:
+    """This Celery, and what it was used with."""
+    session.install("--editable", ".", "--group", "test", f"celery~={celery}.0", *COMPANIONS[celery])

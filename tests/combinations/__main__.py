@@ -13,10 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
+import celery
 from rich.console import Console
 
 from tests.combinations import ledger
 from tests.combinations.cover import covered
+from tests.combinations.factors import why_not
 from tests.combinations.found import FOUND
 from tests.combinations.play import BOUND, Played, play
 from tests.combinations.program import HANDFUL, Program, draw, read
@@ -115,8 +117,9 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     began = time.monotonic()
     given = list(FOUND.values()) if options.found else (options.replay or "").splitlines()
-    programs = [read(line) for line in given] or drawn(options)
-    console.print(f"{len(programs)} programs" + ("" if given else f" of seed {options.seed}"))
+    programs = playable([read(line) for line in given], console) if given else drawn(options)
+    told = "" if given else f" of seed {options.seed}"
+    console.print(f"{len(programs)} programs{told}, Celery {celery.__version__}")
     with Servers() as servers:
         run = Run(servers, console, options.bound, options.logs)
         run.play(programs, options.seconds - (time.monotonic() - began))
@@ -126,6 +129,15 @@ def main() -> int:
     console.print(f"{len(run.played)} programs, {len(failed)} failed, in {time.monotonic() - began:.0f} s")
     console.print(f"covered: {covered(row for some in run.played for row in some.program.rows)}")
     return 1 if failed or run.troubles else 0
+
+
+def playable(programs: Sequence[Program], console: Console) -> list[Program]:
+    """Those for which there is a stage; why the others have none is told."""
+    reasons = {program: why_not(program.stage) for program in programs}
+    for program, reason in reasons.items():
+        if reason is not None:
+            console.print(f"left out, {reason}: {program.line()}", markup=False)
+    return [program for program in programs if reasons[program] is None]
 
 
 def drawn(options: argparse.Namespace) -> list[Program]:

@@ -103,7 +103,8 @@ class Noted:
 
 
 def _execution_of(task: Any, args: Sequence[Any]) -> Execution:
-    run, label = f"{os.getpid()}-{next(_runs)}", str(args[0]) if args else ""
+    # Under fire its runs and those of other tasks are in one record.
+    run, label = f"combined-{os.getpid()}-{next(_runs)}", str(args[0]) if args else ""
     is_item = bool(task.request.called_directly)
     # Whose body calls an item is `celery.map` or `celery.starmap`.
     request = current_task.request if is_item else task.request
@@ -239,6 +240,17 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
         return number
 
 
+def make_tasks(app: Celery, tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Register those of programs, and what else is in their canvases."""
+    for task in tasks:
+        make_task(app, task)
+
+    @app.task(base=Unlocked, bind=True, shared=False, name="step")
+    def step(self: Any, key: str, number: int = 0) -> int:
+        record().write("step", key, task_id=self.request.id, number=number)
+        return number
+
+
 def make_app(setting: Mapping[str, Any]) -> Celery:
     """The app of a stage.
 
@@ -290,15 +302,7 @@ def make_app(setting: Mapping[str, Any]) -> Celery:
             task_default_routing_key=setting["queue"],
             task_default_queue_type="quorum",
         )
-    for task in setting["tasks"]:
-        make_task(app, task)
-
-    @app.task(base=Unlocked, bind=True, shared=False, name="step")
-    def step(self: Any, key: str, number: int = 0) -> int:
-        """What else is in a canvas."""
-        record().write("step", key, task_id=self.request.id, number=number)
-        return number
-
+    make_tasks(app, setting["tasks"])
     return app
 
 
@@ -308,6 +312,8 @@ def _of_ours(sender: Any) -> bool:
 
 @signals.lock_conflict.connect
 def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> None:
+    if not _of_ours(sender):
+        return
     # Who publishes executes nothing, and is told apart by that.
     own = _execution.get()
     record().write("conflict", own.label, own.run, task_id=own.task_id, outcome=outcome, holder=holder.task_id)

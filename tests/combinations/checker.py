@@ -259,7 +259,7 @@ def every_call_can_be_sent(known: Known) -> Iterator[str]:
 def every_call_ends(known: Known) -> Iterator[str]:
     """Every `.get()` returns, and where nothing can be got, a worker has ended the call."""
     for answer in known.history.answers:
-        if answer.merged or _waits_for_celery(known, answer):
+        if answer.merged or waits_for_celery(known, answer):
             continue
         if answer.state in ("HUNG", "PENDING", "STARTED", "RETRY"):
             yield f"number {answer.call} ({answer.task_id[:8]}) did not: {answer.state}"
@@ -271,10 +271,10 @@ def every_call_ends(known: Known) -> Iterator[str]:
 def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
     """A call fails with an error that is in its program."""
     for answer in known.history.answers:
-        if answer.state == "FAILURE" and answer.error not in _may_fail_with(known, answer):
+        if answer.state == "FAILURE" and answer.error not in may_fail_with(known, answer):
             yield f"number {answer.call} failed with {answer.error}: {answer.text[:200]}"
         if answer.canvas_error and answer.canvas_error not in (
-            *_may_fail_with(known, answer),
+            *may_fail_with(known, answer),
             *("TaskRevokedError", "ChordError"),
         ):
             yield f"the canvas of number {answer.call} failed with {answer.canvas_error}"
@@ -473,7 +473,7 @@ def _may_be_refused(known: Known, answer: Answer) -> bool:
     return _policy(known, answer) == "raise" and known.program.mode != "while_executing"
 
 
-def _waits_for_celery(known: Known, answer: Answer) -> bool:
+def waits_for_celery(known: Known, answer: Answer) -> bool:
     """Celery itself ends nothing that raises Ignore or Reject; and who joins that has nothing to join."""
     return bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
 
@@ -486,7 +486,7 @@ def _is_left_by_celery(known: Known, answer: Answer) -> bool:
     return waits and answer.task_id in known.failed and not known.plain
 
 
-def _may_fail_with(known: Known, answer: Answer) -> set[str]:
+def may_fail_with(known: Known, answer: Answer) -> set[str]:
     task = known.program.tasks[known.calls[answer.call].task]
     # Who joins fails as another does.
     endings = {call.ending for call in known.calls} if task["policy"] == "join" else _endings(known, answer)

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import celery
+
 Row = Mapping[str, Any]
 
 # The first value of each is the plain one, to which a failing program is shrunk.
@@ -62,6 +64,20 @@ def _eager(row: Row) -> bool:
 
 # Why a combination is left out, and when: what Celery or the library refuses, or what has no meaning.
 REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
+    "before 5.5 Celery consumes from no quorum queue": (
+        ("broker",),
+        lambda row: row["broker"] == "quorum" and celery.VERSION < (5, 5),
+    ),
+    # Seen with 5.4 and not with 5.7, also without the lock.
+    "an older Celery leaves a group waiting by rpc once another result for one of its ids is dropped or settled": (
+        ("mode", "results", "place"),
+        lambda row: (
+            celery.VERSION < (5, 7)
+            and row["results"] == "rpc"
+            and row["mode"] != "while_executing"
+            and row["place"] in ("group", "chunks", "before a group")
+        ),
+    ),
     "join is refused where results cannot be read": (
         ("policy", "results"),
         lambda row: row["policy"] == "join" and row["results"] in ("rpc", "none"),

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery import chain, chord, group, uuid
 from celery.exceptions import TimeoutError as NotWithin
 from celery.result import AsyncResult
 from kombu.common import Broadcast
+from kombu.exceptions import OperationalError
 
 from tests.combinations.app import SENT_AS, name_of
 from tests.combinations.checker import ITEMS, LOOPS, Answer, Finding, History, check
@@ -39,6 +41,8 @@ _FOR_EVER = -1
 _A_MOMENT = 1e15
 # Longer than a cool-down.
 _AGAIN = 4
+# What is done to processes and stores, by `make fire`, or by a program of its own to its process.
+_OF_ALL = ("died", "stopped", "emptied", "fault", "healed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +72,8 @@ class Part:
 
     def __init__(self, stage: Stage, program: Program, key: str, bound: float) -> None:
         self.key, self._bound = key, bound
-        self._stage, self._program = stage, program
-        self._answers: dict[int, Answer] = {}
+        self._stage, self.program = stage, program
+        self.answers: dict[int, Answer] = {}
         self._results: dict[int, Any] = {}
         self._canvases: dict[int, Any] = {}
         self._timers: list[threading.Timer] = []
@@ -79,23 +83,23 @@ class Part:
 
     def play(self) -> None:
         if self._stage.facts["pool"] == "eager":
-            self._answers, self._open = eagerly(self._stage, self._program, self.key, self._bound)
+            self.answers, self._open = eagerly(self._stage, self.program, self.key, self._bound)
         else:
-            self._send_all()
+            self.send_all()
             self._await_all()
             self._use_again()
         self._settle()
 
     def played(self) -> Played:
-        answers = [self._answers[number] for number in sorted(self._answers)]
-        history = History(self._program, self._events(), answers, self._left, self._open)
-        return Played(self._program, history, check(history, plain="COMBINATIONS_PLAIN" in os.environ))
+        answers = [self.answers[number] for number in sorted(self.answers)]
+        history = History(self.program, self.events(), answers, self._left, self._open)
+        return Played(self.program, history, check(history, plain="COMBINATIONS_PLAIN" in os.environ))
 
     # Sending.
 
-    def _send_all(self) -> None:
+    def send_all(self) -> None:
         began = time.monotonic()
-        for call in self._program.calls:
+        for call in self.program.calls:
             time.sleep(max(0.0, began + call.at - time.monotonic()))
             self._send(call)
 
@@ -104,13 +108,13 @@ class Part:
         try:
             result, canvas = self._publish(call)
         except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
-            self._answers[call.number] = Answer(
+            self.answers[call.number] = Answer(
                 call.number, sent=sent, state="UNSENT", error=type(error).__name__, text=str(error)
             )
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
         parts = tuple(child.id for child in getattr(result, "results", None) or ())
-        self._answers[call.number] = Answer(call.number, result.id, sent, merged=result.id in known, parts=parts)
+        self.answers[call.number] = Answer(call.number, result.id, sent, merged=result.id in known, parts=parts)
         if result.id not in known:
             self._strike(call, result)
 
@@ -135,7 +139,7 @@ class Part:
     def _script(self, call: Call) -> dict[str, Any]:
         """What its body is to do; where it is pickled, with something that nothing else can carry."""
         # Celery's own retries, and its canvases, do not keep the serialiser.
-        kept = call.place == "single" and call.retries == "none" and not self._program.tasks[call.task]["autoretry"]
+        kept = call.place == "single" and call.retries == "none" and not self.program.tasks[call.task]["autoretry"]
         return {**call.script, "only": 1j} if call.serializer == "pickle" and kept else call.script
 
     def _loop(self, task: Any, call: Call, args: tuple[Any, ...]) -> Any:
@@ -163,61 +167,66 @@ class Part:
     def _strike(self, call: Call, result: AsyncResult) -> None:
         """Revoke it where its ending says so: at once, or when its body runs."""
         if call.ending == "revoke":
-            self._stage.app.control.revoke(result.id)
+            self._revoke(result)
         elif call.ending == "terminate":
-
-            def terminate() -> None:
-                self._stage.app.control.revoke(result.id, terminate=True)
-
-            timer = threading.Timer(2.5, terminate)
+            timer = threading.Timer(2.5, self._revoke, [result], {"terminate": True})
             timer.start()
             self._timers.append(timer)
 
+    def _revoke(self, result: AsyncResult, **options: Any) -> None:
+        # A broker that is down tells nobody: its call comes to its own end.
+        with suppress(OSError, OperationalError):
+            self._stage.app.control.revoke(result.id, **options)
+
     def _task(self, call: Call) -> Any:
-        return self._stage.app.tasks[name_of(self._program.tasks[call.task])]
+        return self._stage.app.tasks[name_of(self.program.tasks[call.task])]
 
     # Waiting.
 
     def _await_all(self) -> None:
         end = time.monotonic() + self._bound
         for number, result in self._results.items():
-            answer = self._answers[number]
+            answer = self.answers[number]
             if answer.merged:
                 continue
             canvas = self._canvases[number]
-            if canvas is not None and self._is_readable():
+            if canvas is not None and self.is_readable():
                 state, error, _ = _got(canvas, end)
                 answer = dataclasses.replace(answer, canvas=state, canvas_error=error)
-            if self._program.calls[number].place in LOOPS and not self._is_readable(number):
+            if self.program.calls[number].place in LOOPS and not self.is_readable(number):
                 # Tasks of Celery's own, which note nothing.
                 pass
-            elif self._is_readable(number):
+            elif self.is_readable(number):
                 state, error, text = _got(result, self._patience(number, end))
                 answer = dataclasses.replace(answer, state=state, error=error, text=text)
             else:
                 answer = dataclasses.replace(answer, state=self._ended(answer.task_id, self._patience(number, end)))
-            self._answers[number] = answer
+            self.answers[number] = answer
         if self._stage.facts["results"] == "forgotten":
             for result in self._results.values():
                 result.forget()
+        self.await_strikes()
+
+    def await_strikes(self) -> None:
+        """Wait until whatever was to be terminated has been."""
         for timer in self._timers:
             timer.join()
 
     def _patience(self, number: int, end: float) -> float:
         """Celery itself stores no end of what raises Ignore or Reject."""
-        nothing_to_get = self._program.calls[number].ending in ("ignore", "reject")
+        nothing_to_get = self.program.calls[number].ending in ("ignore", "reject")
         return min(end, time.monotonic() + 3) if nothing_to_get else end
 
-    def _is_readable(self, number: int | None = None) -> bool:
+    def is_readable(self, number: int | None = None) -> bool:
         if self._stage.facts["results"] == "none":
             return False
-        if number is None or self._program.calls[number].place in LOOPS:
+        if number is None or self.program.calls[number].place in LOOPS:
             return True
-        return not self._program.tasks[self._program.calls[number].task]["ignore"]
+        return not self.program.tasks[self.program.calls[number].task]["ignore"]
 
     def _ended(self, task_id: str, end: float) -> str:
         """ENDED once the record says that a worker has ended it for good."""
-        while not _is_over(task_id, self._stage.watch.events):
+        while not is_over(task_id, self._stage.watch.events):
             if time.monotonic() > end:
                 return "HUNG"
             time.sleep(_STEP)
@@ -225,8 +234,8 @@ class Part:
 
     def _use_again(self) -> None:
         """Send calls with an id of their own once more, when all is over: that is another call."""
-        for call in self._program.calls:
-            answer = self._answers[call.number]
+        for call in self.program.calls:
+            answer = self.answers[call.number]
             if call.route != "id again" or answer.merged or answer.state == "UNSENT":
                 continue
             self._until(lambda: self._is_quiet(_QUIET), self._bound / 2)
@@ -238,11 +247,11 @@ class Part:
             def has_run(task_id: str = answer.task_id, since: float = since) -> bool:
                 return any(
                     event.name == "enter" and event.facts["task_id"] == task_id and event.at > since
-                    for event in self._events()
+                    for event in self.events()
                 )
 
             self._until(has_run, self._bound / 2)
-            self._answers[call.number] = dataclasses.replace(answer, ran_again=has_run())
+            self.answers[call.number] = dataclasses.replace(answer, ran_again=has_run())
 
     # What is left.
 
@@ -251,8 +260,12 @@ class Part:
         quiet = VISIBILITY + 2 * _QUIET if self._stage.facts["redelivers"] else _QUIET
         self._until(lambda: self._is_quiet(quiet), self._bound / 2)
         self._open += [f"number {body.label} still runs" for body in self._bodies()]
-        self._until(lambda: not self._holds_keys(), _LONGEST_LEFT)
-        self._left = self._keys()
+        self._left = self.left(_LONGEST_LEFT)
+
+    def left(self, within: float) -> list[str]:
+        """What is still in the store of locks when all should be gone."""
+        self._until(lambda: not self._holds_keys(), within)
+        return self._keys()
 
     def _until(self, condition: Callable[[], bool], timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -260,7 +273,7 @@ class Part:
             time.sleep(_STEP)
 
     def _is_quiet(self, seconds: float) -> bool:
-        latest = max((event.at for event in self._events()), default=0.0)
+        latest = max((event.at for event in self.events()), default=0.0)
         return now() - latest > seconds and not self._bodies()
 
     def _bodies(self) -> list[Any]:
@@ -290,14 +303,14 @@ class Part:
     def _lock_keys(self) -> list[str]:
         if "COMBINATIONS_PLAIN" in os.environ:
             return []
-        task = self._task(self._program.calls[0])
+        task = self._task(self.program.calls[0])
         return [task.lock_key_for(label) for label in self._labels()]
 
     def _ids(self) -> set[str]:
         """Of all messages that were sent for it."""
-        return {task_id for answer in self._answers.values() for task_id in (answer.task_id, *answer.parts)}
+        return {task_id for answer in self.answers.values() for task_id in (answer.task_id, *answer.parts)}
 
-    def _events(self) -> list[Event]:
+    def events(self) -> list[Event]:
         """Those of this program, once all of it is sent: only what is new is looked through."""
         ids, labels = self._ids(), self._labels()
         unread = self._stage.watch.events[self._read :]
@@ -305,7 +318,7 @@ class Part:
         self._own += [
             event
             for event in unread
-            if event.key in labels or event.facts.get("task_id") in ids or event.name == "died"
+            if event.key in labels or event.facts.get("task_id") in ids or event.name in _OF_ALL
         ]
         return self._own
 
@@ -354,7 +367,7 @@ def _got(result: Any, end: float) -> tuple[str, str, str]:
     return "SUCCESS", "", ""
 
 
-def _is_over(task_id: str, events: Sequence[Event]) -> bool:
+def is_over(task_id: str, events: Sequence[Event]) -> bool:
     """The last that is known of a call is that it has ended, and not that it comes again."""
     over = False
     for event in list(events):

@@ -94,6 +94,11 @@ class Program:
         return json.dumps(told)
 
 
+def tasks_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
+    """What they declare; some declare the same."""
+    return list({json.dumps(task): task for program in programs for task in program.tasks}.values())
+
+
 def bare_task() -> dict[str, Any]:
     """What a task declares that declares nothing."""
     bare = plain()

@@ -24,6 +24,15 @@ def test_no_row_is_one_that_is_left_out() -> None:
     assert [why_not(row) for row in rows() if why_not(row)] == []
 
 
+def test_what_an_older_celery_lacks_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not({**STAGE, "broker": "quorum"}) is None
+
+    monkeypatch.setattr("celery.VERSION", (5, 4, 0, "", ""))
+
+    assert why_not({**STAGE, "broker": "quorum"}) == "before 5.5 Celery consumes from no quorum queue"
+    assert why_not(STAGE) is None
+
+
 def test_every_value_of_every_factor_is_in_some_row() -> None:
     for name, values in FACTORS.items():
         assert {row[name] for row in rows()} == set(values)

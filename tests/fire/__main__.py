@@ -7,16 +7,23 @@ import os
 import random
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from tests.combinations.checker import History as ProgramHistory
+from tests.combinations.program import Program, tasks_of
 from tests.fire.checker import History, Verdict, check
 from tests.fire.drain import drain
 from tests.fire.load import Load
 from tests.fire.nemesis import Nemesis
 from tests.fire.picture import draw
+from tests.fire.program_checker import check as check_program
+from tests.fire.program_checker import runs_of
+from tests.fire.programs import Programs, drawn, facts
 from tests.fire.stage import Stage
 from tests.fire.watch import Watch
 
@@ -27,6 +34,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fire", description=__doc__)
     parser.add_argument("--duration", type=float, default=180, help="seconds of load (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="what happens when; default: random")
+    parser.add_argument("--programs", type=int, default=0, help="how many of tests/combinations are played meanwhile")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: %(default)s)")
     parser.add_argument("--store", choices=("valkey", "redis"), default="valkey", help="the store of locks")
     parser.add_argument("--broker", choices=("rabbitmq", "redis"), help="default: RabbitMQ where it is installed")
@@ -44,32 +52,55 @@ def main() -> int:
     for old in options.out.glob("worker-*.log"):
         old.unlink()
     began = time.monotonic()
-    with Stage(options.out, options.workers, options.store, options.broker, sabotage=options.sabotage) as stage:
+    stage = Stage(options.out, options.workers, options.store, options.broker, sabotage=options.sabotage)
+    programs = drawn(options.seed, options.programs, facts(broker_is_redis=stage.loses_messages))
+    stage.declare(tasks_of(programs))
+    with stage:
         kind = type(stage.broker).__name__
         console.print(f"seed {options.seed}: {options.workers} workers, broker {kind}, {options.duration:g} s of load")
-        history = burn(stage, options, console)
+        history, played = burn(stage, programs, options, console)
     verdict = check(history)
+    judge(played, verdict, forgetful=history.forgetful)
     title = f"seed {options.seed}, {options.duration:g} s: {'good' if verdict.good else 'BAD'}"
-    save(history, verdict, options)
+    save(history, played, verdict, options)
     draw(history, verdict.findings, title, options.out / "fire.svg")
     report(verdict, console)
     console.print(f"{title}, in {time.monotonic() - began:.0f} s; {os.path.relpath(options.out)}/ has all of it")
     return 0 if verdict.good else 1
 
 
-def burn(stage: Stage, options: argparse.Namespace, console: Console) -> History:
+def burn(
+    stage: Stage, drawn_ones: Sequence[Program], options: argparse.Namespace, console: Console
+) -> tuple[History, list[ProgramHistory]]:
     with Watch(stage.path, stage.record) as watch:
         load = Load(options.seed, stage.record, stage.results)
+        programs = Programs(drawn_ones, stage, watch, options.duration)
         load.start()
+        programs.start()
         try:
             Nemesis(stage, watch, load, options.seed, console.print).rage(options.duration)
         finally:
             load.stop()
+            programs.stop()
         console.print("healed; everything has to end now")
-        return drain(stage, watch, options.drain)
+        return drain(stage, watch, programs, options.drain), programs.histories()
 
 
-def save(history: History, verdict: Verdict, options: argparse.Namespace) -> None:
+def judge(played: Sequence[ProgramHistory], verdict: Verdict, *, forgetful: bool) -> None:
+    """Add to the verdict what the programs show."""
+    for history in played:
+        findings, excused = check_program(history, forgetful=forgetful)
+        verdict.excused += excused
+        for finding in findings:
+            what = f"{finding.what} of {history.program.line()}"
+            verdict.findings.append(dataclasses.replace(finding, what=what))
+    if played:
+        verdict.counts["programs"] = len(played)
+        verdict.counts["calls of programs"] = sum(len(history.answers) for history in played)
+        verdict.counts["bodies of programs"] = sum(run.ran for history in played for run in runs_of(history))
+
+
+def save(history: History, played: Sequence[ProgramHistory], verdict: Verdict, options: argparse.Namespace) -> None:
     found = {
         "seed": options.seed,
         "good": verdict.good,
@@ -78,6 +109,10 @@ def save(history: History, verdict: Verdict, options: argparse.Namespace) -> Non
         "excused": verdict.excused,
         "findings": [dataclasses.asdict(finding) for finding in verdict.findings],
         "history": dataclasses.asdict(history),
+        "programs": [
+            {"line": some.program.line(), "answers": [dataclasses.asdict(answer) for answer in some.answers]}
+            for some in played
+        ],
     }
     (options.out / "fire.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
 
@@ -92,7 +127,8 @@ def report(verdict: Verdict, console: Console) -> None:
         table.add_row(f"overlaps declared: {name}", str(count))
     console.print(table)
     for finding in verdict.findings[:_MOST_TOLD]:
-        console.print(f"[bold red]{finding.promise}[/]: {finding.key} {finding.what}")
+        # A program is full of brackets.
+        console.print(f"[bold red]{finding.promise}[/]: {escape(f'{finding.key} {finding.what}')}")
     if len(verdict.findings) > _MOST_TOLD:
         console.print(f"and {len(verdict.findings) - _MOST_TOLD} more")
 

@@ -1,12 +1,14 @@
 """The tasks under fire: every policy, every mode, and a note of each body outside the store of locks."""
 
 import faulthandler
+import json
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, Task
@@ -152,6 +154,25 @@ def gather(self: Any, results: list[Any]) -> int:
     """The body of a chord."""
     with body(self, "gather"):
         return len(results)
+
+
+def play_programs(tasks: Sequence[Mapping[str, Any]]) -> None:
+    """Make the tasks of programs, which declare no ttl, this app's as well."""
+    from tests.combinations.app import make_tasks
+    from tests.combinations.program import TTL
+
+    app.conf.update(
+        singleton_lock_ttl=TTL,
+        accept_content=["json", "pickle"],
+        # Steps of canvases and Celery's own tasks declare nothing, and are not to be lost.
+        task_acks_late=True,
+        task_reject_on_worker_lost=True,
+    )
+    make_tasks(app, tasks)
+
+
+if "FIRE_PROGRAMS" in os.environ:
+    play_programs(json.loads(Path(os.environ["FIRE_PROGRAMS"]).read_text(encoding="utf-8")))
 
 
 @signals.lock_conflict.connect

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -19,6 +19,7 @@ SLACK = 0.25
 _INHERITED = ("LockLost", "LockHeld", "ChordError", "TaskRevokedError")
 # After these a message comes again, or is none of the call's own.
 _NO_END = ("", "Retry", "Ignore", "Reject", "SystemExit")
+_KINDS = {**KINDS, GATHER.name: GATHER}
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,7 @@ class Run:
     run: str
     task: str
     task_id: str
+    kind: Kind
     pid: int
     began: float
     label: str = ""
@@ -114,10 +116,6 @@ class Run:
     process_died: float = inf
     was_cancelled: bool = False
     excuses: list[tuple[float, float, str]] = field(default_factory=list)
-
-    @property
-    def kind(self) -> Kind:
-        return KINDS.get(self.task, GATHER)
 
     @property
     def ran(self) -> bool:
@@ -178,15 +176,16 @@ def unaccounted(history: History) -> list[Call]:
 # Reading.
 
 
-def read(events: Sequence[Event]) -> list[Run]:
-    """The runs, with all that happened to them."""
+def read(events: Sequence[Event], kinds: Mapping[str, Kind] = _KINDS) -> list[Run]:
+    """The runs of these tasks, with all that happened to them."""
     runs: dict[str, Run] = {}
     of: dict[int, list[Run]] = defaultdict(list)
     for event in events:
         if event.name == "began":
-            facts = event.facts
-            runs[event.run] = run = Run(event.run, facts["task"], facts["task_id"], event.pid, event.at)
-            of[event.pid].append(run)
+            task, task_id = event.facts["task"], event.facts["task_id"]
+            if task in kinds:
+                runs[event.run] = run = Run(event.run, task, task_id, kinds[task], event.pid, event.at)
+                of[event.pid].append(run)
         elif event.run in runs:
             _follow(runs[event.run], event)
         elif event.name == "died":
@@ -260,17 +259,24 @@ def _cold_shutdowns(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
 
 def exclusive(runs: Sequence[Run]) -> tuple[list[Finding], Counter[str]]:
     """At no moment more bodies of a key than its limit, but for what is declared; and how often that was."""
+    return crowded("one at a time", _by_label(runs), lambda run: run.kind.limit)
+
+
+def crowded(
+    promise: str, groups: Mapping[str, Sequence[Run]], limit_of: Callable[[Run], int]
+) -> tuple[list[Finding], Counter[str]]:
+    """The moments at which more of a group ran than may, and how often that was declared."""
     findings, excused = [], Counter[str]()
-    for label, alike in _by_label(runs).items():
+    for label, alike in groups.items():
         for run in alike:
             # The latest to come, or to lose its excuse, makes it too many.
             for moment in sorted({run.entered, *(until for _, until, _ in run.excuses if until < run.end)}):
                 others = [other for other in alike if other.runs_at(moment)]
                 counted = [other for other in others if other.counts_at(moment)]
-                limit = run.kind.limit
+                limit = limit_of(run)
                 if run in counted and len(counted) > limit:
                     what = f"{len(counted)} bodies at once, {limit} allowed: " + ", ".join(map(_name, counted))
-                    findings.append(Finding("one at a time", what, moment, label))
+                    findings.append(Finding(promise, what, moment, label))
                 elif len(others) > limit and moment == run.entered:
                     excused[next(filter(None, (other.excuse_at(moment) for other in others)), "")] += 1
     return findings, excused
@@ -354,7 +360,7 @@ def fate(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
         return _failure(call, traces)
     if call.state == "REVOKED":
         return _revoked(call, traces)
-    return _unended(call, traces, forgetful)
+    return why_unended(call.state, _is_late(call), traces, forgetful)
 
 
 def _success(call: Call, traces: Traces) -> tuple[str, str]:
@@ -389,18 +395,19 @@ def _revoked(call: Call, traces: Traces) -> tuple[str, str]:
     return "pretended", "it was revoked by nobody"
 
 
-def _unended(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
-    if call.state == "RETRY" and _is_overwritten(call, traces):
+def why_unended(state: str, late: bool, traces: Traces, forgetful: bool) -> tuple[str, str]:
+    """The same of a call in this state, which is none of an end."""
+    if state == "RETRY" and _is_overwritten(late, traces):
         return "ended, and RETRY was stored over that", ""
-    if not _is_late(call) and any(run.was_cut_short for run in traces.runs):
+    if not late and any(run.was_cut_short for run in traces.runs):
         # Acknowledged when it began: at most once, as Celery has it.
         return "killed after an early ack", ""
     if forgetful:
         return "lost by the broker", ""
-    return "lost", f"it ended nowhere: {call.state}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"
+    return "lost", f"it ended nowhere: {state}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"
 
 
-def _is_overwritten(call: Call, traces: Traces) -> bool:
+def _is_overwritten(late: bool, traces: Traces) -> bool:
     """Celery has stored RETRY over the end of the call; it does not compare first.
 
     An attempt without a lease, which holds up no other, was slow to store that it retries; or a cold shutdown took
@@ -410,11 +417,11 @@ def _is_overwritten(call: Call, traces: Traces) -> bool:
     ends = [run for run in traces.runs if run.outcome not in _NO_END or (settled and run.outcome == "Ignore")]
     if any(run.outcome == "Retry" and run.told < inf and run.ended > end.began for end in ends for run in traces.runs):
         return True
-    return not _is_late(call) and any(end.was_cancelled for end in ends)
+    return not late and any(end.was_cancelled for end in ends)
 
 
 def _is_late(call: Call) -> bool:
-    return KINDS.get(call.task, GATHER).late
+    return _KINDS[call.task].late
 
 
 def accounted(calls: Sequence[Call], fates: Mapping[str, tuple[str, str]]) -> Iterator[Finding]:

@@ -8,9 +8,11 @@ from contextlib import suppress
 import kombu
 
 from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.combinations.program import TTL
 from tests.fire.checker import Call, History, Remains, unaccounted
 from tests.fire.kinds import KINDS
 from tests.fire.load import states
+from tests.fire.programs import Programs
 from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.watch import Watch
 from tests.servers import Server
@@ -20,7 +22,7 @@ from tests.waiting import until
 _QUIET = 3.0
 
 
-def drain(stage: Stage, watch: Watch, bound: float) -> History:
+def drain(stage: Stage, watch: Watch, programs: Programs, bound: float) -> History:
     """Wait for the end of everything, shut the workers down, and return what is known."""
     end = time.monotonic() + bound
     stage.supervise()
@@ -30,7 +32,7 @@ def drain(stage: Stage, watch: Watch, bound: float) -> History:
         host.locks.forward()
         host.broker.forward()
         until(host.is_ready, f"{host} is ready", timeout=60)
-    while not (drained := _is_drained(stage, watch)) and time.monotonic() < end:
+    while not (drained := _is_drained(stage, watch, programs)) and time.monotonic() < end:
         time.sleep(0.5)
     stage.supervise()
     for host in stage.hosts:
@@ -63,13 +65,13 @@ def messages(stage: Stage) -> int:
         return int(connection.default_channel.queue_declare("fire", passive=True).message_count)
 
 
-def _is_drained(stage: Stage, watch: Watch) -> bool:
+def _is_drained(stage: Stage, watch: Watch, programs: Programs) -> bool:
     latest = max((event.at for event in watch.events if event.name in ("began", "ended")), default=0.0)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     if now - latest < _QUIET or watch.bodies() or messages(stage):
         return False
     # What kombu has lost does not come any more.
-    return stage.loses_messages or not unaccounted(known(stage, watch))
+    return stage.loses_messages or (not unaccounted(known(stage, watch)) and programs.have_ended())
 
 
 def _has_ended(host: Host) -> bool:
@@ -87,7 +89,7 @@ def _holders(stage: Stage) -> list[str]:
             keys = [key for key in client.scan_iter("singleton:*") if client.type(key) == "hash"]
             return [f"{key} by {holder.task_id}" for key in keys for holder in backend.holders(key) if holder.fence]
 
-        end = time.monotonic() + max(kind.ttl for kind in KINDS.values()) + 1
+        end = time.monotonic() + max(TTL, *(kind.ttl for kind in KINDS.values())) + 1
         while (holders := found()) and time.monotonic() < end:
             time.sleep(0.2)
     backend.close()

@@ -1,12 +1,14 @@
 """What is set on fire: a store of locks, a broker, results, and workers that reach the first two through proxies."""
 
+import json
 import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from tests.fire.record import Record
 from tests.proxy import Proxy
@@ -16,6 +18,8 @@ from tests.waiting import until
 from tests.workers import Worker
 
 CONCURRENCY = 4
+# What makes the tasks of fire, and those of programs, exclude nobody.
+_SABOTAGE = ("FIRE_SABOTAGE", "COMBINATIONS_PLAIN")
 # All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
 SOFT_SHUTDOWN = 1.5
 # It has to wait for all bodies, and for those who wait in a pool. When a worker has lost its connection and ends before
@@ -105,7 +109,9 @@ class Stage:
         self._stack = ExitStack()
         self._out = out
         self.path = str(out / "record.jsonl")
-        Path(self.path).unlink(missing_ok=True)
+        # And what bodies of programs have written down of their first time.
+        for old in out.glob("record.jsonl*"):
+            old.unlink()
         self.record = Record(self.path)
         self.locks = Store(store)
         self.results = Server("valkey")
@@ -113,7 +119,7 @@ class Stage:
         self.broker: Rabbit | Server = Rabbit() if kind == "rabbitmq" else Store("valkey")
         self._env = {"FIRE_RECORD": self.path, "FIRE_RESULTS": self.results.url}
         if sabotage:
-            self._env["FIRE_SABOTAGE"] = "1"
+            self._env |= dict.fromkeys(_SABOTAGE, "1")
         self._number = hosts
         self.hosts: list[Host] = []
 
@@ -121,6 +127,15 @@ class Stage:
     def loses_messages(self) -> bool:
         """Kombu takes a message from Redis before it has written down that it did."""
         return isinstance(self.broker, Server)
+
+    def declare(self, tasks: Sequence[Mapping[str, Any]]) -> None:
+        """Let the workers play programs with these tasks, too."""
+        if not tasks:
+            return
+        path = self._out / "tasks.json"
+        path.write_text(json.dumps(tasks), encoding="utf-8")
+        # Pickle is among the serialisers, and whoever plays this may be root.
+        self._env |= {"FIRE_PROGRAMS": str(path), "COMBINATIONS_RECORD": self.path, "C_FORCE_ROOT": "1"}
 
     def supervise(self) -> None:
         """Start again what has ended by itself, as a supervisor would, and write that down."""
@@ -147,7 +162,8 @@ class Stage:
             server.start()
         # For the tasks as this process publishes them.
         os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self.locks.url, **self._env)
-        os.environ.pop("FIRE_SABOTAGE", None)
+        for name in _SABOTAGE:
+            os.environ.pop(name, None)
         for number in range(1, self._number + 1):
             self.hosts.append(self._host(number))
         for host in self.hosts:

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# Combinations that are played meanwhile.
+PROGRAMS = 30
+
 
 def fire(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     """Its exit code, what it has found, and what it has printed."""
@@ -17,17 +20,21 @@ def fire(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
 
 def test_a_minute_of_fire_breaks_no_promise(tmp_path: Path) -> None:
     # A seed that deals the broker's restart early, and all kinds of kills, stops, losses and cuts within the minute.
-    code, found, told = fire(tmp_path, "--duration", "60", "--seed", "2969")
+    code, found, told = fire(tmp_path, "--duration", "60", "--seed", "2969", "--programs", str(PROGRAMS))
 
     assert found["findings"] == [], told
     assert code == 0
     assert found["counts"]["bodies"] > 100
     assert found["counts"]["faults"] > 8
+    assert found["counts"]["programs"] == PROGRAMS
+    assert found["counts"]["bodies of programs"] > PROGRAMS
     assert (tmp_path / "fire.svg").read_text().startswith("<?xml")
 
 
 def test_a_lock_that_excludes_nobody_is_found_out(tmp_path: Path) -> None:
-    code, found, _ = fire(tmp_path, "--duration", "15", "--seed", "1", "--sabotage")
+    code, found, _ = fire(tmp_path, "--duration", "15", "--seed", "1", "--programs", "12", "--sabotage")
 
     assert code == 1
-    assert "one at a time" in {finding["promise"] for finding in found["findings"]}
+    overlaps = [finding["key"] for finding in found["findings"] if finding["promise"] == "one at a time"]
+    assert any(key.startswith("program ") for key in overlaps)
+    assert not all(key.startswith("program ") for key in overlaps)
