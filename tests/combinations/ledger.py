@@ -122,7 +122,7 @@ LEDGER = (
     Entry(
         "Q12 two calls throw each other out",
         "runs/run.py",
-        '        return self.interrupt.delivered and self.lease.lost_reason == "replaced"\n',
+        '        return self.interrupt.was_sent and self.lease.lost_reason == "replaced"\n',
         "        return False\n",
         "two calls replace each other",
         "who was replaced is over",
