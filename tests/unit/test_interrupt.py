@@ -417,7 +417,7 @@ def with_a_loop_that_is_busy(interrupt: Interrupt) -> None:
     async def main() -> None:
         beside = [asyncio.create_task(that_goes_on()) for _ in range(2)]
         send_when(lambda: is_in("loop", here), interrupt)
-        await asyncio.sleep(4)
+        await asyncio.sleep(10)
         assert beside
 
     asyncio.run(main())
