@@ -207,11 +207,11 @@ def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, rec
 
 @pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
 def test_how_long_a_call_waits_is_not_for_the_clock_of_a_worker(
-    tasks: Any, env: dict[str, str], recorder: Recorder, wall_clock: FakeClock, policy: str
+    tasks: Any, env: dict[str, str], broker: str, recorder: Recorder, wall_clock: FakeClock, policy: str
 ) -> None:
     wall_clock.step("+40")
     task = tasks.patient[policy]
-    with workers(APP, {**env, **wall_clock.env}, 1):
+    with workers(APP, {**env, **wall_clock.env, "TEST_BROKER": broker}, 1):
         first = task.delay("k", 1, 4.0)
         until(lambda: recorder.events("enter"), "the first runs")
         second = task.delay("k", 2)
