@@ -1,11 +1,13 @@
 """What we listen to."""
 
+from contextlib import suppress
 from typing import Any
 
 from celery.bootsteps import Step
-from celery.signals import task_postrun, task_prerun, worker_init
+from celery.signals import task_postrun, task_prerun, task_rejected, task_unknown, worker_init
 
 from celery_singleton_lock.request import LostAcknowledgements
+from celery_singleton_lock.runs.marks import unmark_unread
 from celery_singleton_lock.runs.redelivery import keep_result
 from celery_singleton_lock.settings import check_pool
 from celery_singleton_lock.task import SingletonTask
@@ -26,6 +28,15 @@ def add_our_steps(sender: Any = None, **_: Any) -> None:
     """Refuse a pool that cannot work, and learn of a connection that is lost with acknowledgements under way."""
     sender.app.steps["worker"].add(FittingPool)
     sender.app.steps["consumer"].add(LostAcknowledgements)
+
+
+@task_unknown.connect(weak=False)
+@task_rejected.connect(weak=False)
+def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
+    """End what a call has left that ends before it is a request: its task or its content is not known here."""
+    # Whatever the message carries, the consumer goes on.
+    with suppress(Exception):
+        unmark_unread(sender.app, message.headers)
 
 
 @task_prerun.connect(weak=False)

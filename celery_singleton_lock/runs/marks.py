@@ -1,7 +1,14 @@
 """Ending what a call has left in the store, once its message has ended for good."""
 
+from collections.abc import Mapping
+from typing import Any
+
+from celery import Celery
+
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.runs.message import Notes
+from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim
 
@@ -18,6 +25,17 @@ def unmark(store: Store, key: str, task_id: str, *, returns: bool = False) -> No
 def unmark_later(store: Store, key: str, task_id: str, *, returns: bool = False) -> None:
     """End it in the background: a main process waits for no store."""
     leftovers.add(Marks(store, key, task_id, returns=returns))
+
+
+def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
+    """End in the background what a call has left whose message a worker has thrown away unread.
+
+    Raises:
+        Exception: Whatever comes of headers that are no task's, or not ours.
+    """
+    notes = Notes.of(headers)
+    if notes.key:
+        unmark_later(store_of(app), notes.key, str(headers["id"]), returns=notes.crowds)
 
 
 class Marks:

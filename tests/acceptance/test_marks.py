@@ -1,5 +1,6 @@
 """What a call leaves in the store belongs to its message, and is gone once that has ended."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -7,9 +8,10 @@ from typing import Any
 
 import pytest
 from celery import Task
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import NotRegistered, TaskRevokedError
+from kombu import serialization
 
-from celery_singleton_lock import LockHeld
+from celery_singleton_lock import LockHeld, SingletonTask
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.recorder import Event, Recorder
@@ -91,6 +93,33 @@ def test_a_call_that_is_rejected_before_its_body_starts_is_queued_no_more(tasks:
     until(lambda: "it is refused" in worker.log(), "it is rejected")
 
     assert new_call(combined.stumbling, "rejected", first).get(timeout=PROMPTLY) == 3
+
+
+@pytest.mark.parametrize("mode", combined.waiting_by_mode)
+def test_a_call_of_a_task_that_the_worker_does_not_know_is_queued_no_more(
+    tasks: Any, worker: Worker, mode: str
+) -> None:
+    @tasks.app.task(base=SingletonTask, name=f"known-here-only-{mode}", lock_mode=mode)
+    def unknown(key: str, number: int = 0) -> None: ...
+
+    first = unknown.delay("unknown", 3)
+    with pytest.raises(NotRegistered):
+        first.get(timeout=PROMPTLY)
+
+    assert new_call(unknown, "unknown", first)
+    tasks.app.tasks.unregister(unknown.name)
+
+
+@pytest.mark.parametrize("mode", combined.waiting_by_mode)
+def test_a_call_in_a_serialiser_that_the_worker_refuses_is_queued_no_more(
+    tasks: Any, worker: Worker, mode: str
+) -> None:
+    serialization.register("ours-alone", json.dumps, json.loads, "application/x-ours-alone", "utf-8")
+    task = combined.waiting_by_mode[mode]
+    first = task.apply_async(("refused", 1), serializer="ours-alone")
+
+    assert new_call(task, "refused", first).get(timeout=PROMPTLY) == 3
+    serialization.unregister("ours-alone")
 
 
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
