@@ -46,6 +46,7 @@ def _tasks_in(signatures: Any) -> Iterator[Context]:
     for signature in signatures:
         kwargs = signature.get("kwargs") or {}
         if signature.get("subtask_type") == "chord":
+            yield from _members_of(kwargs["header"])
             yield from _tasks_in([kwargs["body"]])
         elif signature.get("subtask_type") in ("group", "chain"):
             yield from _tasks_in(kwargs["tasks"])
@@ -57,3 +58,10 @@ def _tasks_in(signatures: Any) -> Iterator[Context]:
                 id=options.get("task_id"),
                 group=options.get("group_id"),
             )
+
+
+def _members_of(header: Any) -> Iterator[Context]:
+    """Those of a chord that never begins: nobody counts them, for its body ends as they do."""
+    for member in _tasks_in([header] if isinstance(header, dict) else header):
+        member.chord = None
+        yield member

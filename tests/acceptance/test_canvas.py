@@ -78,6 +78,27 @@ CANVASES = {
 }
 
 
+BEHIND_IT = {
+    "a chord": lambda: chord([plain(1), plain(2)], combined.collect.s()),
+    "a group and a step": lambda: group(plain(1), plain(2)) | plain(3),
+    "a chain in a chord header": lambda: chord([plain(1) | plain(2), plain(3)], combined.collect.s()),
+    "a group in a chord header": lambda: chord([plain(1) | group(plain(2), plain(3)), plain(4)], combined.collect.s()),
+    "a chord in a chord header": lambda: chord([chord([plain(1), plain(2)], combined.collect.s())], plain(3)),
+    "a chord with a chord for a body": lambda: chord([plain(1)], chord([plain(2), plain(3)], combined.collect.s())),
+}
+
+
+@pytest.mark.usefixtures("held")
+@pytest.mark.parametrize("name", BEHIND_IT)
+def test_every_task_behind_a_skipped_run_ends(name: str) -> None:
+    result = chain(skipped(), BEHIND_IT[name]()).apply_async()
+
+    while result is not None:
+        with pytest.raises(TaskRevokedError):
+            result.get(timeout=PROMPTLY)
+        result = result.parent
+
+
 @pytest.mark.usefixtures("held")
 @pytest.mark.parametrize("name", CANVASES)
 def test_a_canvas_with_a_skipped_run_ends(recorder: Recorder, name: str) -> None:
