@@ -34,7 +34,7 @@ from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.marks import LateMarker, unmark_later
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.records import Claim, Facts
 
 _DEAD = ("", "Z", "X")
 _STOPPED = ("T", "t")
@@ -171,8 +171,8 @@ class SingletonRequest(Request):
         if key is None:
             return None
         options = self.task.lock_options
-        marker = message.marker_of(key, self.id, notes)
-        return Claim(key, self.request_dict[message.TOKEN], options.ttl, options.limit, marker=marker)
+        token, marker = self.request_dict[message.TOKEN], message.marker_of(key, self.id, notes)
+        return Claim(key, token, options.ttl, options.limit, Facts(task_id=self.id), marker=marker)
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())

@@ -28,6 +28,10 @@ class Leftover(Protocol):
         """The lock key."""
 
     @property
+    def task_id(self) -> str | None:
+        """Of the run that has left it, for the log; None if it is no task's."""
+
+    @property
     def ttl(self) -> float:
         """Seconds after which the store has freed it by itself."""
 
@@ -55,6 +59,11 @@ class Unreleased:
     def key(self) -> str:
         """The lock key."""
         return self._claim.key
+
+    @property
+    def task_id(self) -> str | None:
+        """Of the run that has left it; None if it is no task's."""
+        return self._claim.facts.task_id or None
 
     @property
     def ttl(self) -> float:
@@ -117,7 +126,8 @@ class Leftovers:
         try:
             return may_release() and leftover.release_again()
         except Exception:
-            logger.exception("lock.unreleased key=%s: the release is broken", leftover.key)
+            event = "lock.unreleased key=%s task_id=%s: the release is broken"
+            logger.exception(event, leftover.key, leftover.task_id)
             return False
 
 

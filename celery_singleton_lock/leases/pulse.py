@@ -134,16 +134,18 @@ class Pulse:
         late = clock() - self._wakes_at
         for renewal in self.watched():
             if renewal.suffers(late):
-                event = "lock.late key=%s late=%.1f ttl=%.1f: the heartbeat got no time to run; raise lock_ttl"
-                scribe.tell(partial(logger.warning, event, renewal.key, late, renewal.ttl))
+                event = (
+                    "lock.late key=%s task_id=%s late=%.1f ttl=%.1f: the heartbeat got no time to run; raise lock_ttl"
+                )
+                scribe.tell(partial(logger.warning, event, renewal.key, renewal.task_id, late, renewal.ttl))
 
     def _tell(self, lost: dict[Renewal, Reason]) -> None:
         for renewal, reason in lost.items():
             try:
                 renewal.lose(reason)
             except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the scribe tells of it)
-                event = "lock.lost key=%s: telling of it has failed"
-                scribe.tell(partial(logger.error, event, renewal.key, exc_info=error))
+                event = "lock.lost key=%s task_id=%s: telling of it has failed"
+                scribe.tell(partial(logger.error, event, renewal.key, renewal.task_id, exc_info=error))
 
     def _take_overdue(self) -> dict[Renewal, Reason]:
         with self._lock:

@@ -46,13 +46,13 @@ class Marks:
     def __init__(self, store: Store, key: str, task_id: str, *, returns: bool) -> None:
         self.key = key
         self._store = store
-        self._task_id = task_id
+        self.task_id = task_id
         self._returns = returns
 
     def release_again(self) -> bool:
         """Try; True once answered."""
         try:
-            self._store.unmark(self.key, self._task_id, returns=self._returns)
+            self._store.unmark(self.key, self.task_id, returns=self._returns)
         except StoreError:
             return False
         return True
@@ -65,6 +65,7 @@ class LateMarker:
 
     def __init__(self, store: Store, claim: Claim, attempt: int, kept: float) -> None:
         self.key = claim.key
+        self.task_id = claim.facts.task_id
         self._store = store
         self._marker = claim.marker
         self._attempt = attempt

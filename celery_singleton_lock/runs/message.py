@@ -168,11 +168,12 @@ def _since_delivery(task: Task) -> float:
     return 0.0 if received is None else clock() - received
 
 
-def send_again(task: Task, delay: float, **notes: Any) -> Any:
+def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
     """Publish the message as it came, to come again.
 
     Arguments:
         task: The one whose request is to come again.
+        key: The key of its run, for the log.
         delay: Seconds until then.
         notes: What to write on the message beside what is there.
 
@@ -194,7 +195,7 @@ def send_again(task: Task, delay: float, **notes: Any) -> Any:
     try:
         _publish_patiently(again)
     except Exception as error:
-        logger.error("lock.unpublished task_id=%s: %s", request.id, error)
+        logger.error("lock.unpublished key=%s task_id=%s: %s", key, request.id, error)
         if task.acks_late and isinstance(error, OperationalError):
             raise Reject(error, requeue=True) from error
         raise

@@ -100,7 +100,7 @@ def mark_stored(run: Run) -> None:
         try:
             run.store.mark_done(run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
         except StoreError as error:
-            logger.warning("lock.unmarked task_id=%s: a copy of it may run: %s", run.task_id, error)
+            logger.warning("lock.unmarked key=%s task_id=%s: a copy of it may run: %s", run.key, run.task_id, error)
 
 
 def keep_result(task: Task) -> None:

@@ -144,7 +144,7 @@ class Run:
     def send_again(self, delay: float, **notes: Any) -> Any:
         """Publish its message again, as `message.send_again` does; the call goes on with that."""
         try:
-            again = message.send_again(self.task, delay, is_copy=self.is_copy, **notes)
+            again = message.send_again(self.task, self.key, delay, is_copy=self.is_copy, **notes)
         except Reject:
             self._goes_on = True
             raise
@@ -178,7 +178,7 @@ class Run:
         try:
             self.task.backend.mark_as_retry(self.request.id, why, request=self.request)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises; Celery tries again, and tells)
-            logger.warning("lock.unstored task_id=%s: %s", self.request.id, error)
+            logger.warning("lock.unstored key=%s task_id=%s: %s", self.key, self.task_id, error)
             return False
         return True
 
@@ -226,7 +226,7 @@ class Run:
             try:
                 self.task.send_event("task-lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)
             except OperationalError as error:
-                logger.warning("lock.unpublished task_id=%s: no event: %s", self.request.id, error)
+                logger.warning("lock.unpublished key=%s task_id=%s: no event: %s", self.key, self.task_id, error)
 
     def check_not_replaced(self) -> None:
         """Return if it may still publish a retry or a replacement.

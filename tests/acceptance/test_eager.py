@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from celery import Celery, states
+from celery import Celery, chord, states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld, SingletonTask
@@ -123,3 +123,23 @@ def test_an_eager_call_to_itself_that_would_wait_is_refused(app: Celery) -> None
     assert result.get() == "ran"
     with pytest.raises(LockHeld, match=result.id):
         inner[0].get()
+
+
+def test_an_eager_chord_fails_with_a_skipped_member_but_not_with_one_that_has_a_result(app: Celery) -> None:
+    @app.task(base=SingletonTask, lock_key=(), lock_name="shared")
+    def skipped() -> None: ...
+
+    @app.task(base=SingletonTask, lock_key=(), lock_name="shared", lock_skip_result="nothing")
+    def skipped_with_result() -> None: ...
+
+    @app.task
+    def plain(value: Any) -> Any:
+        return value
+
+    @app.task(base=SingletonTask, lock_key=(), lock_name="shared")
+    def holder() -> Any:
+        with pytest.raises(TaskRevokedError):
+            chord([plain.s(1), skipped.s()], plain.s()).apply().get(disable_sync_subtasks=False)
+        return chord([plain.s(1), skipped_with_result.s()], plain.s()).apply().get(disable_sync_subtasks=False)
+
+    assert holder.apply().get() == [1, "nothing"]

@@ -174,3 +174,29 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     named = re.findall(r"`((?:celery_singleton_lock|tests|docs|benchmarks)/[\w/.*-]+\.(?:py|lua|md))", page.read_text())
 
     assert [name for name in named if not list(ROOT.glob(name))] == []
+
+
+# The log.
+
+ABOUT_NO_LOCK = ("lock.clock ", "lock.heartbeat ", "lock.untold:", "lock.unsure: the store ")
+"""What README says concerns a store or a process as a whole."""
+
+
+def lines_of_the_log() -> list[str]:
+    """What the package writes to the log of locks, as it is written in the code."""
+    files = (ROOT / "celery_singleton_lock").rglob("*.py")
+    nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    return [text for text in texts if re.match(r"lock\.\w+[ :]", text)]
+
+
+@pytest.mark.parametrize("line", lines_of_the_log())
+def test_every_line_about_a_lock_names_its_key_and_its_task(line: str) -> None:
+    assert line.startswith(ABOUT_NO_LOCK) or re.match(r"lock\.\w+ key=%s task_id=(%s|None)([ :]|$)", line)
+
+
+def test_readme_names_the_lines_that_are_about_no_lock() -> None:
+    said = section(README, "Signals and logs")
+
+    assert all(f"`{line.partition(' ')[0].rstrip(':')}`" in said for line in ABOUT_NO_LOCK)
+    assert all(any(line.startswith(start) for line in lines_of_the_log()) for start in ABOUT_NO_LOCK)

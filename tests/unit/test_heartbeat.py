@@ -679,7 +679,10 @@ def test_a_beat_that_comes_late_says_how_late_and_what_to_raise(
     # Nothing else in this interpreter runs meanwhile, as with a body in C.
     ctypes.PyDLL(None).sleep(1)
 
-    late = until(lambda: re.search(rf"lock.late key={lease.key} late=([\d.]+) ttl=0.6", caplog.text), "the log says so")
+    late = until(
+        lambda: re.search(rf"lock.late key={lease.key} task_id=None late=([\d.]+) ttl=0.6", caplog.text),
+        "the log says so",
+    )
     assert late is not None
     assert 0.8 <= float(late[1]) < 1.5
     assert "raise lock_ttl" in caplog.text

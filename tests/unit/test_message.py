@@ -256,7 +256,7 @@ def sent_twice(app: Celery, task: Any) -> tuple[Any, Any]:
     task.apply_async((1,), {"two": 2}, task_id="me", **options)
     came = take(app)
     received(task, came)
-    message.send_again(task, 5, is_copy=True)
+    message.send_again(task, "key", 5, is_copy=True)
     return came, take(app)
 
 
@@ -338,7 +338,7 @@ def test_it_goes_back_to_the_queue_it_came_by(
 ) -> None:
     pushed(task, args=(), kwargs={}, delivery_info={"exchange": exchange, "routing_key": routing_key})
 
-    message.send_again(task, 1)
+    message.send_again(task, "key", 1)
 
     assert take(app, queue) is not None
 
@@ -352,7 +352,7 @@ def test_a_routing_key_that_only_looks_delayed_is_left_as_it_is(task: Any) -> No
 def test_notes_replace_those_that_were_there(app: Celery, task: Any) -> None:
     pushed(task, args=(), kwargs={}, headers={HEADER: Notes("k", 1, tries=4, since=5, crowds=True).header()})
 
-    message.send_again(task, 1, joins="other")
+    message.send_again(task, "key", 1, joins="other")
 
     assert Notes.of(take(app).headers) == Notes(task.lock_key_for(), 1, tries=5, since=5, joins="other", crowds=True)
 
@@ -378,7 +378,7 @@ def test_a_message_that_cannot_be_published_is_delivered_again_if_the_broker_sti
     pushed(task, args=(), kwargs={})
 
     with pytest.raises(raised) as seen:
-        message.send_again(task, 1)
+        message.send_again(task, "key", 1)
     assert getattr(seen.value, "requeue", True)
 
 
@@ -398,7 +398,7 @@ def test_a_message_waits_for_a_broker_that_restarts(
     monkeypatch.setattr(task, "acks_late", acks_late)
     pushed(task, args=(), kwargs={}, headers={HEADER: Notes(tries=4).header()})
 
-    message.send_again(task, 1)
+    message.send_again(task, "key", 1)
 
     assert Notes.of(take(app).headers).tries == 5
     assert take(app) is None
@@ -476,7 +476,7 @@ def test_a_retry_keeps_the_time_of_first_publication_and_gets_the_key_of_its_own
 def test_one_that_comes_again_keeps_the_time_of_first_publication(task: Any, outbox: Outbox) -> None:
     pushed(task, args=(1,), kwargs={}, headers={HEADER: Notes(task.lock_key_for(1), 77, tries=1).header()})
 
-    message.send_again(task, 1)
+    message.send_again(task, "key", 1)
 
     assert outbox.notes == [Notes(task.lock_key_for(1), 77, tries=2)]
 
