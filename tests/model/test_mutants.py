@@ -905,6 +905,27 @@ MUTANTS = [
         ("tests/unit/test_interrupted.py", "-k", "lock_that_is_kept"),
     ),
     Mutant(
+        "what a worker throws away unread is queued no more",
+        "handlers.py",
+        "        unmark_unread(sender.app, message.headers)\n",
+        "        pass\n",
+        ("tests/unit/test_handlers.py", "-k", "queued_no_more"),
+    ),
+    Mutant(
+        "whatever a message carries breaks no consumer",
+        "handlers.py",
+        "    with suppress(Exception):\n        unmark_unread",
+        "    with suppress(ImportError):\n        unmark_unread",
+        ("tests/unit/test_handlers.py", "-k", "goes_on"),
+    ),
+    Mutant(
+        "the header of a chord behind a skipped run ends",
+        "runs/revoked.py",
+        '            yield from _members_of(kwargs["header"])\n',
+        "",
+        ("tests/acceptance/test_canvas.py", "-k", "every_task_behind", "-x"),
+    ),
+    Mutant(
         "only text goes to the parser",
         "stores/redis/opening.py",
         '("SELECT", str(connection.db))',
