@@ -60,9 +60,9 @@ def admit(run: Run) -> Ended | None:
 
 
 def _look_for_its_run(run: Run) -> None:
-    """Turn back a copy of a message that has joined and whose run lives or has ended: no result is this one's to take.
+    """Turn back a copy of a call that has joined, if a run of that call lives or has ended.
 
-    Without a place for it: only once the run that it has joined has no result, it may take one.
+    It asks with a limit of 0, so it is given no place: first it has to look for the result that it waits for.
     """
     if run.is_copy and run.notes.joins:
         answer = run.store.acquire(replace(run.claim, limit=0))

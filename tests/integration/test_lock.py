@@ -23,6 +23,7 @@ from celery_singleton_lock import (
     signals,
 )
 from celery_singleton_lock.stores import store_from_url
+from tests.forks import in_a_fork
 from tests.servers import Server, free_port
 from tests.waiting import until
 
@@ -420,24 +421,6 @@ def test_a_block_that_ends_where_nothing_is_held_says_so(url: str, in_threads: A
 
     assert "not held by this thread" in told[0]
     assert holders(lock) == 0
-
-
-def in_a_fork(body: Callable[[], Any]) -> str:
-    """What *body* returns, or the error it raises, in a forked child."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            text = repr(body())
-        except Exception as error:  # noqa: BLE001 (a child of fork must not go on, whatever happens)
-            text = f"{type(error).__name__}: {error}"
-        os.write(writer, text.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    return text
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")

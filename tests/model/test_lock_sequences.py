@@ -6,7 +6,6 @@ too, and signals that raise.
 """
 
 import gc
-import os
 import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from hypothesis.stateful import run_state_machine_as_test as play
 from celery_singleton_lock import Lease, Lock, SingletonLockError, signals
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Grant
+from tests.forks import in_a_fork
 from tests.model.callers import PATIENCE, Call, Here, Loop, Tasks, Thread
 from tests.model.stores import Model
 from tests.waiting import until
@@ -417,24 +417,6 @@ class Sequences(RuleBasedStateMachine):
 
     def was_released(self, lease: Lease, **_: Any) -> None:
         self.told["released"].append(lease.token)
-
-
-def in_a_fork(body: Callable[[], Any]) -> str:
-    """What *body* returns, or the error it raises, in a forked child."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            text = str(body())
-        except BaseException as error:  # noqa: BLE001 (a child of fork must not go on, whatever happens)
-            text = f"{type(error).__name__}: {error}"
-        os.write(writer, text.encode())
-        os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(pid, 0)
-    return text
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  limit: a place is granted while fewer are held
 -- ARGV[4]  words: `waits` takes a turn; `heeds` a queued mark; `asked` before to be the successor; `crowds` will come
---          again, for the first time; `returns` has come again; `joins` waits
---          for the result of the holder; `above=<fence>` has seen a later time of this server
+--          again, for the first time; `returns` has come again; `joins` waits for the holder's result;
+--          `above=<fence>` has seen a later time of this server
 -- ARGV[5]  pid, attempt and time of publication
 -- ARGV[6]  task id of the caller, or an empty text
 -- ARGV[7]  task whose merged arguments it takes, or an empty text

@@ -29,7 +29,7 @@ if says('unless_merged') and redis.call('HEXISTS', key, 'with:' .. mine) == 1 th
 end
 if task_id_of(known[1]) == mine then
   redis.call('HDEL', key, 'next', 'next:by')
-  if string.find(known[5] or '', ' replace ', 1, true) then
+  if string.match(known[5] or '', '^%d+ replace ') then
     let_holders_stay()
   end
 end

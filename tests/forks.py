@@ -1,0 +1,23 @@
+"""What becomes of a lock in a forked child."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+
+def in_a_fork(body: Callable[[], Any]) -> str:
+    """What *body* returns, or the error it raises, in a forked child."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            text = repr(body())
+        except BaseException as error:  # noqa: BLE001 (a child of fork must not go on, whatever happens)
+            text = f"{type(error).__name__}: {error}"
+        os.write(writer, text.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    return text
