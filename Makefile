@@ -14,7 +14,7 @@ ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo tickets test prove matrix docker fire combinations celery-suite bench scenarios compare endings lint format clean
+.PHONY: help demo tickets test prove matrix docker fire combinations celery-suite bench scenarios scale compare endings seen lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -29,8 +29,10 @@ help:
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
 	@echo "make bench   what a lock costs, beside the others (four minutes)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
-	@echo "make compare write README's comparison anew"
+	@echo "make scale   what one process and one worker can carry (ten minutes)"
+	@echo "make compare write README's comparison and docs/scale.md anew"
 	@echo "make endings write docs/endings.md anew"
+	@echo "make seen    write docs/what-you-see.md anew (half a minute)"
 	@echo "make lint    ruff and mypy"
 
 demo: $(VENV)/.example
@@ -68,12 +70,18 @@ celery-suite: $(VENV)/.develop
 endings: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)
 
+seen: $(VENV)/.develop
+	WRITE_DOCS=1 $(BIN)/python -m pytest tests/acceptance/test_what_you_see.py $(ARGS)
+
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.locks --out $(RESULTS)/locks.json $(ARGS)
 	$(BIN)/python -m benchmarks.tasks --out $(RESULTS)/tasks.json $(ARGS)
 
 scenarios: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.scenarios --out $(RESULTS)/scenarios.json $(ARGS)
+
+scale: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.scale --out $(RESULTS)/scale.json $(ARGS)
 
 compare: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.compare

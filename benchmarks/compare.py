@@ -1,13 +1,15 @@
-"""Write README's "How it compares", and its chart, from `benchmarks/results`."""
+"""Write README's "How it compares", its chart, and `docs/scale.md`, from `benchmarks/results`."""
 
-from benchmarks import chart, comparison
+from benchmarks import chart, comparison, scale_page
 
 
 def main() -> None:
-    """Both."""
+    """All of them."""
     chart.draw(comparison.read("tasks"))
     readme = comparison.ROOT / "README.md"
     readme.write_text(comparison.in_readme(readme.read_text(encoding="utf-8")), encoding="utf-8")
+    page = comparison.ROOT / "docs" / scale_page.PAGE
+    page.write_text(scale_page.in_page(page.read_text(encoding="utf-8"), comparison.read("scale")), encoding="utf-8")
 
 
 if __name__ == "__main__":

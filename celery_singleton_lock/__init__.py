@@ -11,10 +11,15 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.leases.current import current_lease
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.lock import Lock
+from celery_singleton_lock.options import SingletonOptions
+from celery_singleton_lock.runs.revoked import CallRevoked
 from celery_singleton_lock.stores.records import Holder
 from celery_singleton_lock.task import SingletonTask
 
+__version__ = "0.1.0"
+
 __all__ = [
+    "CallRevoked",
     "ConfigurationError",
     "Holder",
     "Lease",
@@ -22,6 +27,7 @@ __all__ = [
     "LockHeld",
     "LockLost",
     "SingletonLockError",
+    "SingletonOptions",
     "SingletonTask",
     "StoreError",
     "current_lease",

@@ -5,16 +5,26 @@ from dataclasses import replace
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
 from celery_singleton_lock.runs.arguments import unpack
 from celery_singleton_lock.runs.redelivery import turn_back, wait_for_twin
 from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND
 from celery_singleton_lock.stores.records import Conflict, Done
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _FIRST_DELAY = 0.25
+# A store that stays away is asked by each call once in so many seconds.
+_LONGEST_DELAY = 60.0
+_OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
+    "run": "unlocked",
+    "skip": "skipped",
+    "raise": "raised",
+    "reschedule": "rescheduled",
+}
 
 
 def admit(run: Run) -> Ended | None:
@@ -78,9 +88,11 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
 
 
 def _is_own(run: Run, conflict: Conflict) -> bool:
-    """The holder bears the same task id, so what this run stored would be stored over its result."""
+    """The holder goes on by this run, or bears its task id, so what this run stored would be stored over its result."""
     is_another_message = any(holder.task_id == run.task_id and holder.fence for holder in conflict.holders)
-    return run.can_come_again and (conflict.is_own or is_another_message)
+    # A fence is given once, so this is the very run that has published this one to replace it.
+    is_continued = run.notes.continues in {holder.fence for holder in conflict.holders if holder.fence}
+    return run.can_come_again and (conflict.is_own or is_another_message or is_continued)
 
 
 def _policy_of(run: Run) -> Policy:
@@ -89,6 +101,9 @@ def _policy_of(run: Run) -> Policy:
     if run.is_broadcast and run.hands_over:
         # A retry waits for the run that it continues, which may be its sibling's.
         return POLICIES["wait"]
+    if run.notes.asked and policy.kind is None:
+        # Its task had that policy when it asked, and others may have been merged into it.
+        return POLICIES["rerun"]
     if run.can_come_again or not policy.comes_again:
         return policy
     return POLICIES["raise" if run.request.is_eager else "wait"]
@@ -98,8 +113,10 @@ def _say_what_is_unusual(run: Run, policy: Policy) -> None:
     claim = run.claim
     # A later attempt is no new call, and a run that occupies its slot meanwhile must not wait for a message.
     claim.heeds_queued = run.options.unique_in_queue and not run.hands_over and policy is not POLICIES["wait"]
-    # A retry has arguments of its own, unless the run before it has died with those that it had taken.
-    takes_merged = policy.merges and (run.notes.died or not run.hands_over)
+    claim.succeeds = None if run.hands_over else policy.kind
+    # Whatever its policy is now: its task may have had another. But a retry has its own, unless the run before it has
+    # died with those that it had taken.
+    takes_merged = run.can_come_again and (run.notes.died or not run.hands_over)
     claim.merges = run.task.name if takes_merged else ""
     claim.crowds = policy.comes_again and not run.notes.crowds
     claim.joins = policy is POLICIES["join"]
@@ -113,24 +130,38 @@ def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended
 
 def _unanswered(run: Run, error: StoreError) -> Ended | None:
     """End a run whose question got no answer, the way `lock_on_store_error` says; None to run without a lock."""
+    tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     outcome = _outcome_unanswered(run)
-    logger.warning("lock.unanswered key=%s task_id=%s outcome=%s: %s", run.key, run.task_id, outcome, error)
+    if outcome == "rescheduled" and _time_left(run, tried) < _FIRST_DELAY:
+        why = f"tried for {tried:.1f} s, and lock_wait_timeout is {run.options.wait_timeout:g} s"
+        outcome, error = "raised", StoreError(error.store, f"{error.problem}; {why}")
+    was_told_before = outcome == "rescheduled" and run.notes.unanswered
+    level = logging.INFO if was_told_before else logging.WARNING
+    logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", run.key, run.task_id, outcome, error)
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":
         run.is_unlocked = True
         return None
     if outcome == "skipped":
-        return Ended(run.skip(str(error)))
+        return Ended(run.skip(str(error), "unanswered"))
     if outcome == "rescheduled":
-        run.retry(error, run.delay(_FIRST_DELAY, run.options.ttl))
+        # As long again as it has tried so far, because nothing tells when the store is back.
+        delay = run.jittered(min(_LONGEST_DELAY, _time_left(run, tried), max(_FIRST_DELAY, tried)))
+        run.retry(error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
     raise error
 
 
-def _outcome_unanswered(run: Run) -> str:
+def _time_left(run: Run, tried: float) -> float:
+    """Seconds for which it may still try; a successor has no bound, because others may have been merged into it."""
+    timeout = run.options.wait_timeout
+    return float("inf") if timeout is None or run.notes.asked else timeout - tried
+
+
+def _outcome_unanswered(run: Run) -> signals.UnansweredOutcome:
     policy = run.options.on_store_error
     if policy == "skip" and run.notes.asked:
         # Other calls may have been merged into this one.
         policy = "reschedule"
     if policy == "reschedule" and not run.can_come_again:
         policy = "raise"
-    return {"run": "unlocked", "skip": "skipped", "raise": "raised", "reschedule": "rescheduled"}[policy]
+    return _OUTCOMES[policy]

@@ -21,6 +21,7 @@ from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
 from celery.beat import PersistentScheduler, Scheduler
+from celery.signals import beat_init
 from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
@@ -29,6 +30,7 @@ from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import prefix_of, seconds
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.start import check_beat
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, Slot
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -52,6 +54,10 @@ class SingletonSchedulerMixin(Scheduler):
     _looks = 0
     _has_told_of_strangers = False
     _is_sent = False
+
+    def check(self) -> None:
+        """Return if this beat can work; what cannot pass ends it."""
+        check_beat(self.app, lambda: self._key, lambda: self._ttl)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Lead, or look whether somebody has to.
@@ -218,6 +224,13 @@ class SingletonSchedulerMixin(Scheduler):
     @property
     def _slots(self) -> str:
         return f"{self._key}:slots"
+
+
+@beat_init.connect(weak=False)
+def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
+    """Refuse to start with what cannot work."""
+    if isinstance(sender.scheduler, SingletonSchedulerMixin):
+        sender.scheduler.check()
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):

@@ -1,17 +1,69 @@
-"""What a task's class says of its body, looked at when the task is defined."""
+"""What a task's class says of its body and its options, looked at when the task is defined."""
 
 import inspect
+import warnings
 from types import CodeType
 from typing import Any
 
+from celery import Celery
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.leases.key import KeyMaker
+from celery_singleton_lock.models import receiver_of
+from celery_singleton_lock.options import LockOptions, check_values, resolve
+from celery_singleton_lock.spelling import check_option_names, check_setting_names
 
 
-def run_signature(cls: type[Any]) -> inspect.Signature:
+def check_definition(cls: type[Any], app: Celery, ours: type[Any]) -> None:
+    """Refuse a task whose class cannot work.
+
+    Arguments:
+        cls: The task's class.
+        app: The task's.
+        ours: The class of this library that it comes from.
+
+    Raises:
+        ConfigurationError: Naming the task, what is wrong and what can be done.
+    """
+    _check_call_order(cls, ours)
+    _check_task_class(cls, app, ours)
+    check_option_names(cls, ours)
+    check_values(cls)
+    key_maker_of(cls)
+
+
+def options_of(task: Any, ours: type[Any]) -> LockOptions:
+    """The options of *task*, with the app's settings and the defaults filled in.
+
+    Raises:
+        ConfigurationError: The class cannot work; a setting does not exist, or has a value that is not allowed; or an
+            option cannot work with the task's results.
+    """
+    # Again, because Celery keeps a task that was refused, and gives it to the next caller.
+    check_definition(type(task), task.app, ours)
+    check_setting_names(task.app)
+    options = resolve(task.app, task)
+    _check_policy(task, options)
+    return options
+
+
+def key_maker_of(cls: type[Any]) -> KeyMaker:
+    """What makes the lock keys of a task.
+
+    Raises:
+        ConfigurationError: `lock_name` or `lock_key` cannot work.
+    """
+    name = cls.name if cls.lock_name is None else cls.lock_name
+    signature = _run_signature(cls)
+    try:
+        return KeyMaker(name, signature, cls.lock_key, receiver_of(cls, signature))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"task {cls.name}: {error}") from None
+
+
+def _run_signature(cls: type[Any]) -> inspect.Signature:
     """Signature of the body without a bound `self`, which Celery leaves on the class."""
     run = inspect.getattr_static(cls, "run")
     if isinstance(run, staticmethod):
@@ -20,7 +72,7 @@ def run_signature(cls: type[Any]) -> inspect.Signature:
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def check_call_order(cls: type[Any], ours: type[Any]) -> None:
+def _check_call_order(cls: type[Any], ours: type[Any]) -> None:
     """Refuse a `__call__` that would run the body past *ours*, as the Flask recipe's does."""
     for base in cls.__mro__[: cls.__mro__.index(ours)]:
         call = base.__dict__.get("__call__")
@@ -32,7 +84,23 @@ def check_call_order(cls: type[Any], ours: type[Any]) -> None:
             )
 
 
-def check_policy(task: Any, options: LockOptions) -> None:
+def _check_task_class(cls: type[Any], app: Celery, ours: type[Any]) -> None:
+    """Warn of a task that lacks the class which the app has for its tasks, as Django's and Flask's do."""
+    # What a task without a base of its own is made of, but for the class that Celery binds to the app.
+    wanted = [each for each in app.Task.__mro__ if "_app" not in vars(each)]
+    lacking = next((each for each in wanted if each not in cls.__mro__ and not issubclass(ours, each)), None)
+    if lacking is None:
+        return
+    base = next(each for each in cls.__mro__ if "run" not in vars(each))
+    bases = lacking.__name__ if issubclass(lacking, ours) else f"{base.__name__}, {lacking.__name__}"
+    warnings.warn(
+        f"tasks of {base.__module__}.{base.__qualname__} lack {lacking.__module__}.{lacking.__qualname__}, which "
+        f"app {app.main!r} has for its tasks: write `class Base({bases}): abstract = True` and `@app.task(base=Base)`",
+        stacklevel=2,
+    )
+
+
+def _check_policy(task: Any, options: LockOptions) -> None:
     """Refuse a policy that cannot work with the task's results."""
     why = why_unreadable(task) if options.on_conflict == "join" else ""
     if why:

@@ -4,6 +4,13 @@ Every error is built from plain positional arguments and keeps them in `args`,
 so it survives pickle and the JSON result backend of Celery.
 """
 
+from typing import Literal
+
+LostReason = Literal["expired", "taken", "unreachable", "replaced"]
+"""Why a lease is lost."""
+NotHeldReason = Literal[LostReason, "released", "forked"]
+"""Why a lease is not ours, lost or not."""
+
 
 class SingletonLockError(Exception):
     """Base of all errors of this library."""
@@ -17,6 +24,9 @@ class LockHeld(SingletonLockError):
         holder_task_id: Task id of a holder, or None if it is not a task.
         expires_in: Seconds until the first place is free if no holder renews.
     """
+
+    reason = "raised"
+    """As of a call that has ended in another way, so that both are read alike."""
 
     def __init__(self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0) -> None:
         super().__init__(key, holder_task_id, expires_in)
@@ -42,7 +52,7 @@ class LockLost(SingletonLockError):
             forked child holds nothing).
     """
 
-    def __init__(self, key: str, reason: str = "expired") -> None:
+    def __init__(self, key: str, reason: NotHeldReason = "expired") -> None:
         super().__init__(key, reason)
         self.key = key
         self.reason = reason

@@ -9,24 +9,26 @@ from celery.signals import task_postrun, task_prerun, task_rejected, task_unknow
 from celery_singleton_lock.request import LostAcknowledgements
 from celery_singleton_lock.runs.marks import unmark_unread
 from celery_singleton_lock.runs.redelivery import keep_result
-from celery_singleton_lock.settings import check_pool
+from celery_singleton_lock.runs.waiting import remember_limits
+from celery_singleton_lock.start import check_worker
 from celery_singleton_lock.task import SingletonTask
 
 
-class FittingPool(Step):
-    """A step of the worker, in which an error ends it before its pool starts; what a handler raises ends nothing."""
+class Start(Step):
+    """A step of the worker, which can end it before its pool starts; what a handler raises ends nothing."""
 
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, **kwargs: Any) -> None:
-        check_pool(worker.app, worker.pool_cls)
+        check_worker(worker.app, worker.pool_cls)
         super().__init__(worker, **kwargs)
 
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    """Refuse a pool that cannot work, and learn of a connection that is lost with acknowledgements under way."""
-    sender.app.steps["worker"].add(FittingPool)
+    """Refuse to start with what cannot work, and learn of a connection that is lost with acknowledgements under way."""
+    remember_limits(sender)
+    sender.app.steps["worker"].add(Start)
     sender.app.steps["consumer"].add(LostAcknowledgements)
 
 

@@ -16,7 +16,7 @@ from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.key import checked_name, key_of
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.leases.teller import teller
-from celery_singleton_lock.options import count, prefix_of, seconds
+from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Facts
@@ -117,8 +117,10 @@ class Lock:
     by the release.
 
     One object may be used by many threads and asyncio tasks; they compete like
-    strangers, and so do two objects of one name. A call blocks its thread, an event
-    loop too. After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
+    strangers, and so do two objects of one name. A call blocks its thread, so from an event
+    loop call `await asyncio.to_thread(lock.acquire, timeout=5)`, and `lease.release` likewise. There is no
+    `async with`: it would be a second implementation of the same rules, each of which had to be proved twice.
+    After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
     takes the same lock.
 
     Arguments:
@@ -140,7 +142,7 @@ class Lock:
         *,
         url: str | None = None,
         app: Celery | None = None,
-        ttl: Any = 30,
+        ttl: Duration = 30,
         limit: int = 1,
         reentrant: bool = False,
     ) -> None:
@@ -197,7 +199,7 @@ class Lock:
         """The lock key."""
         return self._key
 
-    def acquire(self, blocking: bool = True, timeout: float | None = None) -> Lease | None:
+    def acquire(self, blocking: bool = True, timeout: Duration | None = None) -> Lease | None:
         """Take the lock; the arguments are those of `threading.Lock`.
 
         Arguments:
@@ -229,7 +231,7 @@ class Lock:
         mine = self._mine()
         before, latest = mine.taken(), mine.latest
         try:
-            if self._reentrant and latest is not None and latest.held:
+            if self._reentrant and latest is not None and latest.keeps_others_out:
                 keeper.append(latest)
                 latest.take_again()
                 return latest
@@ -272,7 +274,7 @@ def _current_task() -> Any:
     return asyncio.current_task(loop) if asyncio and loop else None
 
 
-def _patience(blocking: bool, timeout: float | None) -> float | None:
+def _patience(blocking: bool, timeout: Duration | None) -> float | None:
     """Seconds to queue for: 0 not at all, None for as long as it takes."""
     if timeout is None:
         return None if blocking else 0.0

@@ -4,12 +4,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
-from typing import Any
+from typing import Any, Literal, TypedDict, get_args
 
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
+from celery_singleton_lock.leases.key import KeyChoice
 
 DEFAULT_PREFIX = "singleton"
 
@@ -24,10 +25,28 @@ MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, and Lua's numbers end before those of year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
 
-_ON_CONFLICT = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
-_ON_LOST = ("abort", "warn", "kill")
-_ON_STORE_ERROR = ("reschedule", "raise", "run", "skip")
-_MODES = ("while_executing", "until_executing", "until_executed", "until_and_while_executing")
+Mode = Literal["while_executing", "until_executing", "until_executed", "until_and_while_executing"]
+OnConflict = Literal["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"]
+OnLost = Literal["abort", "warn", "kill"]
+OnStoreError = Literal["reschedule", "raise", "run", "skip"]
+Duration = float | timedelta
+
+
+class SingletonOptions(TypedDict, total=False):
+    """The options of a `SingletonTask` for type checkers: `@app.task(base=SingletonTask, **SingletonOptions(...))`."""
+
+    lock_mode: Mode | None
+    lock_key: KeyChoice
+    lock_name: str | None
+    lock_limit: int | None
+    lock_ttl: Duration | None
+    lock_on_conflict: OnConflict | None
+    lock_skip_result: Any
+    lock_wait_timeout: Duration | None
+    lock_on_lost: OnLost | None
+    lock_on_store_error: OnStoreError | None
+    lock_min_hold: Duration | None
+    lock_queue_ttl: Duration | None
 
 
 def seconds(name: str, value: Any, *, least: float) -> float:
@@ -48,19 +67,20 @@ def count(name: str, value: Any) -> int:
     return value
 
 
-def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """*value*, if it is one of the *allowed*."""
+def one_of(name: str, value: Any, words: Any) -> Any:
+    """*value*, if it is one of the *words*, a `Literal`."""
+    allowed = get_args(words)
     if not isinstance(value, str) or value not in allowed:
         raise ConfigurationError(f"{name}={value!r} is not allowed; choose {_or(allowed)}")
     return value
 
 
-def on_lost(name: str, value: Any) -> str:
+def on_lost(name: str, value: Any) -> Any:
     """*value*, if this machine can do it."""
     why = why_unavailable() if value == "kill" else None
     if why is not None:
         raise ConfigurationError(f"{name}='kill' is not possible here: {why}; use 'abort'")
-    return one_of(name, value, _ON_LOST)
+    return one_of(name, value, OnLost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +93,13 @@ class Option:
 
 
 OPTIONS: Mapping[str, Option] = {
-    "mode": Option("while_executing", lambda n, v: one_of(n, v, _MODES), app_wide=False),
+    "mode": Option("while_executing", lambda n, v: one_of(n, v, Mode), app_wide=False),
     "limit": Option(1, count, app_wide=False),
     "ttl": Option(30, lambda n, v: seconds(n, v, least=1)),
-    "on_conflict": Option("skip", lambda n, v: one_of(n, v, _ON_CONFLICT)),
+    "on_conflict": Option("skip", lambda n, v: one_of(n, v, OnConflict)),
     "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
     "on_lost": Option("abort", on_lost),
-    "on_store_error": Option("reschedule", lambda n, v: one_of(n, v, _ON_STORE_ERROR)),
+    "on_store_error": Option("reschedule", lambda n, v: one_of(n, v, OnStoreError)),
     "min_hold": Option(0, lambda n, v: seconds(n, v, least=0)),
     "queue_ttl": Option(3600, lambda n, v: seconds(n, v, least=1)),
 }
@@ -89,13 +109,13 @@ OPTIONS: Mapping[str, Option] = {
 class LockOptions:
     """The options of one task, checked. Durations are seconds."""
 
-    mode: str
+    mode: Mode
     limit: int
     ttl: float
-    on_conflict: str
+    on_conflict: OnConflict
     wait_timeout: float | None
-    on_lost: str
-    on_store_error: str
+    on_lost: OnLost
+    on_store_error: OnStoreError
     min_hold: float
     queue_ttl: float
     prefix: str
@@ -112,39 +132,47 @@ class LockOptions:
         return self.skip_result is not UNSET
 
 
-def check_task(task_name: str, values: Mapping[str, Any]) -> None:
+def check_values(cls: type[Any]) -> None:
     """Check what a task sets itself.
-
-    Arguments:
-        task_name: Named in the error.
-        values: Option name without `lock_` to value; None where the task is silent.
 
     Raises:
         ConfigurationError: Naming the task, the option, the value and what is allowed.
     """
     try:
         for name, option in OPTIONS.items():
-            if values[name] is not None:
-                option.check(f"lock_{name}", values[name])
+            value = getattr(cls, f"lock_{name}")
+            if value is not None:
+                option.check(f"lock_{name}", value)
     except ConfigurationError as error:
-        raise ConfigurationError(f"task {task_name}: {error}") from None
+        raise ConfigurationError(f"task {cls.name}: {error}") from None
 
 
-def resolve(app: Celery, values: Mapping[str, Any], skip_result: Any = UNSET) -> LockOptions:
+def resolve(app: Celery, task: Any) -> LockOptions:
     """The task's own values, else the app's settings, else the defaults.
 
     Raises:
         ConfigurationError: A `singleton_lock_*` setting has a value that is not allowed.
     """
-    resolved = {}
-    for name, option in OPTIONS.items():
-        label, value = f"lock_{name}", values[name]
-        if value is None:
-            # Not app.add_defaults(): that would override what the user configures.
-            label = f"singleton_lock_{name}"
-            value = app.conf.get(label, option.default) if option.app_wide else option.default
-        resolved[name] = option.check(label, value)
-    return LockOptions(**resolved, prefix=prefix_of(app), skip_result=skip_result)
+    resolved = {name: _resolve_one(app, name, getattr(task, f"lock_{name}")) for name in OPTIONS}
+    return LockOptions(**resolved, prefix=prefix_of(app), skip_result=task.lock_skip_result)
+
+
+def check_setting(app: Celery, name: str) -> None:
+    """Return if the app's setting of an option can be used.
+
+    Raises:
+        ConfigurationError: It has a value that is not allowed.
+    """
+    _resolve_one(app, name, None)
+
+
+def _resolve_one(app: Celery, name: str, own: Any) -> Any:
+    option = OPTIONS[name]
+    if own is not None:
+        return option.check(f"lock_{name}", own)
+    label = f"singleton_lock_{name}"
+    # Not app.add_defaults(): that would override what the user configures.
+    return option.check(label, app.conf.get(label, option.default) if option.app_wide else option.default)
 
 
 def prefix_of(app: Celery) -> str:

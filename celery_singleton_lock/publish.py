@@ -8,17 +8,22 @@ from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from celery import Task, states, uuid
-from celery.exceptions import TaskRevokedError
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
+from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.runs.marks import unmark_later
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
 from celery_singleton_lock.runs.results import has_result
+from celery_singleton_lock.runs.revoked import CallRevoked
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.start import check_publisher
+from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Holder
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -27,7 +32,27 @@ UNTIL_EXECUTED = "until_executed"
 
 Send = Callable[..., Any]
 
+# A page that sends ten calls waits once for a store that is away.
+_MEMORY = 1.0
+_silences: WeakKeyDictionary[Store, tuple[float, StoreError]] = WeakKeyDictionary()
+
 _for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
+_continued: ContextVar[tuple[str, int] | None] = ContextVar("continued", default=None)
+
+
+@contextmanager
+def continuing(key: str, fence: int) -> Iterator[None]:
+    """Publish what replaces the run with this fence: a call of its key is no new one, and waits for the run's end."""
+    token = _continued.set((key, fence))
+    try:
+        yield
+    finally:
+        _continued.reset(token)
+
+
+def continues(lease: Lease) -> bool:
+    """The run of this lease is being replaced by what the calling code runs."""
+    return _continued.get() == (lease.key, lease.fence)
 
 
 @contextmanager
@@ -60,11 +85,15 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
         ConfigurationError: The store refuses us, whatever that is.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
+    check_publisher(task)
     headers = options.get("headers")
     known = Notes.of(headers)
     # The key of the arguments it is sent with: a retry may have new ones.
     published = known.published or time.time_ns() // 1000
     notes = replace(known, key=key, published=published, died=_for_a_dead_run.get())
+    continued_key, fence = _continued.get() or ("", 0)
+    if key == continued_key:
+        notes = replace(notes, continues=fence)
     noted = {**options, "headers": with_notes(headers, notes)}
     if not task.lock_options.unique_in_queue or notes.tries:
         return send(**noted)
@@ -97,7 +126,7 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     state, value = states.SUCCESS, task.lock_options.skip_result
     if not task.lock_options.skips_with_result:
         why = f"lock key={key}: task_id={result.id} stands for this call, and its result cannot be read here"
-        state, value = states.REVOKED, TaskRevokedError(why)
+        state, value = states.REVOKED, CallRevoked(why, key, result.id, "unpublished")
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
@@ -120,25 +149,48 @@ def _send(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
 
 def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way."""
-    wanted, task_id = task.lock_options, options["task_id"]
+    wanted, task_id, store = task.lock_options, options["task_id"], store_of(task.app)
     seconds = wanted.queue_ttl + _lead(task, options)
     quiet = 0.0 if options.get("retries") else wanted.min_hold
+    silence = _silence_of(store)
+    if silence is not None:
+        _allow_unmarked(task, key, task_id, silence, logging.INFO)
+        return None
     try:
-        return store_of(task.app).mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
+        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
     except ConfigurationError:
         # It refuses us, and will the next time.
         raise
     except StoreError as error:
-        is_raised = wanted.on_store_error == "raise"
-        outcome = "raised" if is_raised else "published"
-        logger.warning("lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
-        if is_raised:
-            with suppress(StoreError):
-                # It may have been marked all the same.
-                store_of(task.app).unmark(key, task_id)
-            raise
-        # It is settled when it runs, so a message too many is better than one too few.
+        _silences[store] = clock(), StoreError(*error.args)
+        if wanted.on_store_error == "raise":
+            # It may have been marked all the same.
+            unmark_later(store, key, task_id)
+        _allow_unmarked(task, key, task_id, error, logging.WARNING)
         return None
+    _silences.pop(store, None)
+    return found
+
+
+def _silence_of(store: Store) -> StoreError | None:
+    """What is to be told of a store that gave no answer a moment ago."""
+    at, error = _silences.get(store, (float("-inf"), None))
+    if error is None or clock() - at >= _MEMORY:
+        return None
+    return StoreError(error.store, f"{error.problem} (less than a second ago)")
+
+
+def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int) -> None:
+    """Return if the call may be sent all the same: it is settled when it runs.
+
+    Raises:
+        StoreError: `lock_on_store_error` is `raise`; with anything else, better a message too many than one too few.
+    """
+    is_raised = task.lock_options.on_store_error == "raise"
+    outcome = "raised" if is_raised else "published"
+    logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
+    if is_raised:
+        raise error
 
 
 def _refuse(task: Task, key: str, found: Holder) -> None:

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
@@ -28,16 +27,16 @@ from celery_singleton_lock.leases.greenlets import patched_by
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
+from celery_singleton_lock.leases.processes import is_dead, is_stopped
 from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.marks import LateMarker, unmark_later
+from celery_singleton_lock.runs.results import end_of, store_end
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Facts
 
-_DEAD = ("", "Z", "X")
-_STOPPED = ("T", "t")
 # A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
 # Seconds after which a broker has heard what was written to it, or the connection has broken.
@@ -101,10 +100,11 @@ class SingletonRequest(Request):
         """Have the next delivery dropped, if this acknowledgement fails, or is lost with the connection."""
         if self.task.acks_late:
             self.end()
-        # Celery has it done later, by the event loop, and tells nobody of a failure.
-        self.message.ack = partial(self._acknowledge, self.message.ack)
-        if not self.acknowledged and self._runs_in_the_event_loop():
-            self._acknowledge_at_once()
+        if not self.acknowledged:
+            # Celery has it done later, by the event loop, and tells nobody of a failure.
+            self.message.ack = partial(self._acknowledge, self.message.ack)
+            if self._runs_in_the_event_loop():
+                self._acknowledge_at_once()
         super().acknowledge()
 
     def _acknowledge_at_once(self) -> None:
@@ -117,6 +117,8 @@ class SingletonRequest(Request):
     def _acknowledge(self, acknowledge: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.acknowledged_at = clock()
         _acknowledged.append(self)
+        # The message has this request by it: both would wait for the garbage collector.
+        del self.message.ack
         try:
             return acknowledge(*args, **kwargs)
         except Exception:
@@ -152,6 +154,13 @@ class SingletonRequest(Request):
         """A call that never runs, because it is revoked or expired, leaves no mark."""
         super()._announce_revoked(reason, terminated, signum, expired)
         self._unmark()
+
+    def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
+        """Keep the end of a call whose worker is shut down: Celery stores RETRY over one that it has not read of."""
+        kept = end_of(self.task, self.id)
+        super()._announce_cancelled(*args, **kwargs)
+        if kept is not None:
+            store_end(self.task, self.id, self._context, kept)
 
     @property
     def claim(self) -> Claim | None:
@@ -190,7 +199,8 @@ class SingletonRequest(Request):
             # It has asked to be killed if it cannot renew by itself.
             and options.on_lost != "kill"
             # Nor one that is stopped: it may stay so for ever.
-            and _state_of(self.worker_pid) not in (*_DEAD, *_STOPPED)
+            and not is_dead(self.worker_pid)
+            and not is_stopped(self.worker_pid)
         )
 
     def _release_once_dead(self) -> None:
@@ -198,7 +208,7 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or claim is None:
             return
         with suppress(SingletonLockError):
-            leftovers.add(Unreleased(store_of(self.app), claim), may_release=lambda: _state_of(pid) in _DEAD)
+            leftovers.add(Unreleased(store_of(self.app), claim), may_release=lambda: is_dead(pid))
         if not self._comes_again():
             self._unmark()
 
@@ -272,23 +282,6 @@ def _active_requests() -> list[Any]:
         except RuntimeError:
             # The main thread has added one meanwhile.
             continue
-
-
-def _state_of(pid: int) -> str:
-    """The letter that the kernel has for the state of the process; empty if there is none."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "" if Path("/proc/self").exists() else _state_without_proc(pid)
-    return stat.rpartition(")")[2].split()[0]
-
-
-def _state_without_proc(pid: int) -> str:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return ""
-    return "R"
 
 
 _known: WeakSet[SingletonRequest] = WeakSet()

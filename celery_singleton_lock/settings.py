@@ -1,6 +1,7 @@
 """Which store of locks an app uses."""
 
 import ssl
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from weakref import WeakKeyDictionary
@@ -8,47 +9,38 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.spelling import check_setting_names
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import Store
 
 _LOCATIONS = ("redis://", "rediss://", "redis+socket://", "unix://")
 _stores: WeakKeyDictionary[Celery, Store] = WeakKeyDictionary()
+_urls: WeakKeyDictionary[Celery, Any] = WeakKeyDictionary()
 
 
 def store_of(app: Celery) -> Store:
     """The app's store of locks, opened at first use.
 
     It is `singleton_lock_url`, else the result backend if that is Redis, else
-    the broker if that is Redis.
+    the broker if that is Redis. If `app.conf.singleton_lock_url` is set again,
+    the next call finds the new store.
 
     Raises:
-        ConfigurationError: None of the three is a Redis this library can use.
+        ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.
     """
-    try:
-        return _stores[app]
-    except KeyError:
-        pass
+    store = _stores.get(app)
+    if store is not None and not _has_moved(app):
+        return store
+    check_setting_names(app)
     _refuse_later_settings(app)
     url, options = _location(app)
-    store = store_from_url(_redis_py_url(url), {**options, **app.conf.get("singleton_lock_client_options", {})})
-    return _stores.setdefault(app, store)
-
-
-def check_pool(app: Celery, pool: type) -> None:
-    """Return if the app's store serves a worker with that pool.
-
-    Raises:
-        ConfigurationError: The store is the memory of one process, and the pool has several.
-    """
-    from celery.concurrency.prefork import TaskPool  # noqa: PLC0415 (of no use but in a worker)
-
-    url = app.conf.get("singleton_lock_url")
-    if isinstance(url, str) and url.startswith("memory:") and issubclass(pool, TaskPool):
-        raise ConfigurationError(
-            f"singleton_lock_url={url!r} keeps locks in the memory of one process, and the processes of the pool "
-            "'prefork' would each have their own; give the URL of a server, such as 'redis://localhost:6379/0', or "
-            "start the worker with --pool threads, solo, gevent or eventlet"
-        )
+    opened = store_from_url(_redis_py_url(url), {**options, **_client_options(app)})
+    if store is not None:
+        _stores.pop(app, None)
+    # Of threads that come at once, all use that of the first.
+    store = _stores.setdefault(app, opened)
+    _urls[app] = _assigned_url(app)
+    return store
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
@@ -76,6 +68,25 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
         "set app.conf.singleton_lock_url, for example to 'redis://localhost:6379/0'"
     )
+
+
+def _has_moved(app: Celery) -> bool:
+    return app in _urls and _urls[app] != _assigned_url(app)
+
+
+def _assigned_url(app: Celery) -> Any:
+    """What `app.conf.singleton_lock_url = ...` has set; a search through all settings would cost each task."""
+    return app.conf.changes.get("singleton_lock_url")
+
+
+def _client_options(app: Celery) -> Mapping[str, Any]:
+    options = app.conf.get("singleton_lock_client_options", {})
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"singleton_lock_client_options={options!r:.40} is not allowed: give a dict of arguments for redis-py's "
+            "connections, such as {'ssl_ca_certs': 'ca.pem'}"
+        )
+    return options
 
 
 def _refuse_later_settings(app: Celery) -> None:

@@ -5,16 +5,23 @@ task. `lock_lost` is sent from a thread of its own, one after the other, the
 others where the task runs.
 """
 
+from typing import Literal
+
 from celery.utils.dispatch import Signal
 
+ConflictOutcome = Literal["skipped", "raised", "rescheduled", "joined", "merged", "parked", "dropped", "unpublished"]
+"""What became of a call whose key was held."""
+UnansweredOutcome = Literal["skipped", "raised", "rescheduled", "unlocked"]
+"""What became of a run to which the store gave no answer."""
+
 lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
-"""The lease is ours and the body is about to run: `lease`."""
+"""The lease is ours and the body is about to run: `lease`, of which `waited` tells how long that took."""
 
 lock_conflict = Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`,
 `rescheduled`, `joined`, `merged` (the call that is named as the holder runs in its place),
 `parked` (a copy of a run that goes on, which comes again), `dropped` (a copy of a run that
-has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none."""
+has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none until it leaves it."""
 
 lock_unanswered = Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
 """The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome`, as `lock_on_store_error` has it:

@@ -3,33 +3,34 @@
 from functools import cached_property, partial
 from typing import Any
 
-from celery import Celery, Task, states
+from celery import Celery, states
 from celery._state import get_current_task
 from celery.app.task import Context
 from celery.exceptions import Reject
-from celery.result import EagerResult
+from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.admission import admit
-from celery_singleton_lock.definition import check_call_order, check_policy, run_signature
+from celery_singleton_lock.definition import check_definition, key_maker_of, options_of
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.generic import P, R_co, TypedTask
 from celery_singleton_lock.leases.current import current_lease, held_here
 from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
-from celery_singleton_lock.options import OPTIONS, UNSET, LockOptions, check_task, resolve
-from celery_singleton_lock.publish import key_to_keep, publish
+from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
+from celery_singleton_lock.publish import continues, continuing, key_to_keep, publish
 from celery_singleton_lock.runs.body import body_of
-from celery_singleton_lock.runs.marks import unmark
+from celery_singleton_lock.runs.marks import unmark_unstarted
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.redelivery import mark_stored
-from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, tell_handed_on
+from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, handing_on
 from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder
 
 
-class SingletonTask(Task):
+class SingletonTask(TypedTask[P, R_co]):
     """A Celery task of which one execution per lock key runs at a time.
 
     The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is
@@ -54,13 +55,15 @@ class SingletonTask(Task):
             survives two missed renewals.
         lock_limit: How many may run at once, by default 1; a run may while fewer than its own limit do.
         lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place,
-            first come, first served, which occupies a place in the pool, `"join"`,
+            first come, first served, which occupies a place in the pool for at most a quarter of a time
+            limit at once, `"join"`,
             which ends with the holder's own result or error, `"rerun"`, one more run
             after the present one, with the newest arguments, or `"replace"`, which
             cancels the holder and takes over.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits or comes again gives up with
-            `LockHeld`; by default never, and never with `"join"`.
+            `LockHeld`; by default never, and never with `"join"`. Also for which a call tries
+            to reach a store that is away, with any policy; then it fails with `StoreError`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start
             of a run, or from the publishing if it is unique in the queue, even if the run
             ends earlier. A run that dies does not count.
@@ -69,7 +72,7 @@ class SingletonTask(Task):
             kernel kill the pool child at the deadline, even if it is stopped, frozen
             or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
         lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
-            (unlocked) or `"skip"`, if Redis gives no answer within 5 s.
+            (unlocked) or `"skip"`, if Redis gives no answer within 5 s. A publisher waits for 1 s.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by
             default 3600; also for which `"rerun"` keeps merged arguments.
 
@@ -79,26 +82,29 @@ class SingletonTask(Task):
     abstract = True
     Request = "celery_singleton_lock.request:SingletonRequest"
 
-    lock_mode: str | None = None
+    lock_mode: Mode | None = None
     lock_key: KeyChoice = None
     lock_name: str | None = None
     lock_limit: int | None = None
-    lock_ttl: Any = None
-    lock_on_conflict: str | None = None
+    lock_ttl: Duration | None = None
+    lock_on_conflict: OnConflict | None = None
     lock_skip_result: Any = UNSET
-    lock_wait_timeout: Any = None
-    lock_on_lost: str | None = None
-    lock_on_store_error: str | None = None
-    lock_min_hold: Any = None
-    lock_queue_ttl: Any = None
+    lock_wait_timeout: Duration | None = None
+    lock_on_lost: OnLost | None = None
+    lock_on_store_error: OnStoreError | None = None
+    lock_min_hold: Duration | None = None
+    lock_queue_ttl: Duration | None = None
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
+        result: R_co
         if self._is_item():
-            return self._run_item(args, kwargs)
-        if self._runs_without_lock():
-            return super().__call__(*args, **kwargs)
-        return self._run_locked(args, kwargs)
+            result = self._run_item(args, kwargs)
+        elif self._runs_without_lock():
+            result = super().__call__(*args, **kwargs)
+        else:
+            result = self._run_locked(args, kwargs)
+        return result
 
     @property
     def lock(self) -> Lease | Unlocked:
@@ -114,16 +120,14 @@ class SingletonTask(Task):
         """The options of this task, with the app's settings and the defaults filled in.
 
         Raises:
-            ConfigurationError: A setting has a value that is not allowed.
+            ConfigurationError: A setting does not exist, or has a value that is not allowed.
         """
-        options = resolve(self.app, _own_options(type(self)), self.lock_skip_result)
-        check_policy(self, options)
-        return options
+        return options_of(self, SingletonTask)
 
     @cached_property
     def _lock_keys(self) -> KeyMaker:
         # Not made in on_bound: another thread may use the task before Celery has bound it.
-        return self._key_maker()
+        return key_maker_of(type(self))
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The lock key of a call with these arguments.
@@ -131,15 +135,16 @@ class SingletonTask(Task):
         Raises:
             TypeError: The task cannot be called like this.
             ConfigurationError: An argument that counts cannot be serialised.
+            pydantic.ValidationError: An argument is no model of the task's.
         """
-        # What the message carries of pydantic's models; before Celery 5.7 they cannot be sent.
-        dump = getattr(self, "_dump_pydantic_arguments", None)
-        if dump is not None:
-            args, kwargs = dump(args, kwargs)
-        return self._lock_keys.key(self.lock_options.prefix, args, kwargs)
+        prefix, keys = self.lock_options.prefix, self._lock_keys
+        try:
+            return keys.key(prefix, args, kwargs)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"task {self.name}: {error}") from error
 
     def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
-        """The lock key, if neither a callable nor a format of the user has to make it."""
+        """The lock key, if neither a callable, a format nor a model of the user has to make it."""
         keys = self._lock_keys
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
@@ -151,7 +156,7 @@ class SingletonTask(Task):
         """
         return store_of(self.app).holders(self.lock_key_for(*args, **kwargs))
 
-    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> Any:
+    def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
         send = partial(super().apply_async, args, kwargs, *rest)
         if not self.is_lockable() or rest:
@@ -160,15 +165,17 @@ class SingletonTask(Task):
         try:
             if key is None:
                 key = self.lock_key_for(*(args or ()), **(kwargs or {}))
-        except TypeError:
-            # Celery's to raise: it knows whether the task has typing=False.
+        except ConfigurationError:
+            raise
+        except (TypeError, ValueError):
+            # Celery's to raise, now or in the worker: it knows of typing=False, and of models.
             return send(**options)
         run: Run | None = self.request.get("lock_run")
         if run is not None and options.get("task_id") == run.task_id and options.get("retries"):
             run.retry_key = key
         return publish(self, key, options, send)
 
-    def apply(self, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""
         result = super().apply(*args, **kwargs)
         if isinstance(result.result, Revoked):
@@ -184,16 +191,17 @@ class SingletonTask(Task):
         if run is None:
             return super().retry(*args, **kwargs)
         run.check_not_replaced()
-        with run.interrupt.held_back():
+        with run.interrupt.held_back(), handing_on(run):
             return super().retry(*args, **kwargs)
 
     def replace(self, sig: Any) -> Any:
         """As Celery's; a run that was replaced by its successor has no other."""
         run: Run | None = self.request.get("lock_run")
-        if run is not None:
-            run.check_not_replaced()
-            tell_handed_on(run)
-        return super().replace(sig)
+        if run is None:
+            return super().replace(sig)
+        run.check_not_replaced()
+        with handing_on(run), continuing(run.key, run.lease.fence):
+            return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's from 5.5 on: where nothing is traced by a worker, the body sees the request it runs for."""
@@ -213,30 +221,22 @@ class SingletonTask(Task):
             run.give_back()
             mark_stored(run)
         elif state != states.RETRY and not self._is_requeued(retval):
-            self._unmark_unstarted()
+            unmark_unstarted(self)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
-        if not cls.is_lockable():
-            return
-        check_call_order(cls, SingletonTask)
-        check_task(cls.name, _own_options(cls))
-        cls._key_maker()
-
-    @classmethod
-    def _key_maker(cls) -> KeyMaker:
-        name = cls.name if cls.lock_name is None else cls.lock_name
-        try:
-            return KeyMaker(name, run_signature(cls), cls.lock_key)
-        except ConfigurationError as error:
-            raise ConfigurationError(f"task {cls.name}: {error}") from None
+        if cls.is_lockable():
+            check_definition(cls, app, SingletonTask)
 
     def _run_locked(self, args: Any, kwargs: Any) -> Any:
         key = self._key_of_run(args, kwargs)
         if self.request.is_eager and self._continues(held_here(key)):
-            return super().__call__(*args, **kwargs)
+            self.request.lock_continued = True
+            # What its body calls is no part of the replacement.
+            with continuing("", 0):
+                return super().__call__(*args, **kwargs)
         run = self.request.lock_run = Run(self, self.lock_options, key, args, kwargs)
         with run.given_back():
             ended = admit(run)
@@ -251,8 +251,10 @@ class SingletonTask(Task):
         return self.request.called_directly or called_itself or not self.is_lockable()
 
     def _continues(self, lease: Lease | None) -> bool:
-        """In eager mode `replace()` runs its task inside the body that it continues, under that one's lease."""
-        return lease is not None and lease.claim.facts.task_id == self.request.id
+        """In eager mode `replace()` runs its tasks inside the body that it continues, under that one's lease."""
+        if lease is None:
+            return False
+        return lease.claim.facts.task_id == self.request.id or self.request.get("lock_continued") or continues(lease)
 
     def _is_item(self) -> bool:
         """It is called directly by `celery.map` or `celery.starmap`, of which `chunks` is made."""
@@ -278,22 +280,7 @@ class SingletonTask(Task):
     def _is_requeued(self, retval: Any) -> bool:
         return isinstance(retval, Reject) and bool(retval.requeue and self.acks_late)
 
-    def _unmark_unstarted(self) -> None:
-        """A call that was refused before it came to its lock, by `before_start` say, is queued no longer."""
-        request = self.request
-        try:
-            notes = Notes() if request.called_directly else Notes.of(request.headers)
-        except ConfigurationError:
-            # Its result tells already.
-            return
-        if notes.key and (self.lock_options.unique_in_queue or notes.asked or notes.crowds):
-            unmark(store_of(self.app), notes.key, request.id, returns=notes.crowds)
-
     @classmethod
     def is_lockable(cls) -> bool:
         """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
         return not cls.name.startswith("celery.")
-
-
-def _own_options(cls: type[SingletonTask]) -> dict[str, Any]:
-    return {name: getattr(cls, f"lock_{name}") for name in OPTIONS}

@@ -47,8 +47,9 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 @pytest.fixture(autouse=True)
 def no_shared_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep Celery from registering the tasks of one test in the apps of the next."""
-    monkeypatch.setattr(_state, "_on_app_finalizers", set(_state._on_app_finalizers))
+    """Keep Celery from registering the tasks of one test, or of one module of tests, in the apps of another."""
+    its_own = {each for each in _state._on_app_finalizers if each.__module__ == "celery.app.builtins"}
+    monkeypatch.setattr(_state, "_on_app_finalizers", its_own)
 
 
 @pytest.fixture

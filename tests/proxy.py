@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Self
 
 _LINGER_NOT = struct.pack("ii", 1, 0)
@@ -26,6 +27,10 @@ class Proxy:
     * `forget()`: what the open connections carry vanishes; new ones are as before.
       So it is behind a router that has forgotten them.
     * `move(port)`: new connections lead to another server; open ones stay where they are.
+
+    Attributes:
+        turns: How often clients have asked, all that one sends before it hears something counted once. That
+            needs a `delay`: what a server says unasked, as with TLS, counts as well.
     """
 
     def __init__(self, port: int) -> None:
@@ -37,6 +42,7 @@ class Proxy:
         self._forgotten: set[socket.socket] = set()
         self._lose: bytes | None = None
         self._lost = threading.Event()
+        self.turns = 0
         self.forward()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -115,10 +121,10 @@ class Proxy:
         server.settimeout(None)
         with self._guard:
             self._open |= {client, server}
-        asked = [b""]
+        talk = _Talk()
         for source, target, passes in (
-            (client, server, lambda data: self._request(data, asked)),
-            (server, client, lambda data: self._reply(asked)),
+            (client, server, lambda data: self._request(data, talk)),
+            (server, client, lambda data: self._reply(talk)),
         ):
             pump = threading.Thread(target=self._pump, args=(source, target, passes), daemon=True)
             pump.start()
@@ -135,19 +141,30 @@ class Proxy:
         for connection in ended:
             _close(connection)
 
-    def _request(self, data: bytes, asked: list[bytes]) -> bool:
-        asked[0] = data
+    def _request(self, data: bytes, talk: "_Talk") -> bool:
+        with self._guard:
+            self.turns += talk.is_heard
+            talk.asked, talk.is_heard = data, False
         return not self._swallows
 
-    def _reply(self, asked: list[bytes]) -> bool:
+    def _reply(self, talk: "_Talk") -> bool:
         if self._delay:
             time.sleep(self._delay)
         with self._guard:
-            loses = self._lose is not None and self._lose in asked[0]
+            loses = self._lose is not None and self._lose in talk.asked
             if loses:
                 self._lose = None
                 self._lost.set()
+            talk.is_heard = True
         return not loses and not self._swallows
+
+
+@dataclass
+class _Talk:
+    """What was asked last on a connection, and whether something has come since."""
+
+    asked: bytes = b""
+    is_heard: bool = True
 
 
 def _close(connection: socket.socket, *, reset: bool = False) -> None:

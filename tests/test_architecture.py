@@ -20,10 +20,10 @@ STOREYS = (
     {"stores"},
     {"leases"},
     # Ground for all that knows Celery.
-    {"options", "settings", "definition", "signals"},
+    {"options", "settings", "definition", "models", "spelling", "generic", "signals"},
     {"runs"},
     {"policies"},
-    {"admission", "publish"},
+    {"admission", "publish", "start"},
     {"task"},
     {"request", "handlers", "beat", "lock", "__init__"},
 )

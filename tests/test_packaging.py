@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from email.parser import Parser
@@ -13,9 +15,11 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
+import celery_singleton_lock
 from tests.servers import Server
 
 SOURCE = Path(__file__).parent.parent
+LINK = re.compile(r"\]\(([^)\s]+)")
 
 # Run by the Python of the fresh environment. It prints what it saw, as JSON.
 PROGRAM = """
@@ -73,6 +77,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, SOURCE, cwd=folder)
+    (built,) = folder.glob("*.tar.gz")
+    return built
+
+
+@pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a fresh environment with the wheel and nothing of the source folder."""
     folder = tmp_path_factory.mktemp("installed")
@@ -87,6 +99,10 @@ def metadata(wheel: Path) -> Any:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         return Parser().parsestr(archive.read(name).decode())
+
+
+def urls_of(facts: Any) -> dict[str, str]:
+    return dict(url.split(", ") for url in facts.get_all("Project-URL"))
 
 
 def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel: Path) -> None:
@@ -121,7 +137,29 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert facts["Name"] == "celery-singleton-lock"
     assert facts["Requires-Python"] == ">=3.11"
     assert facts["License-Expression"] == "BSD-3-Clause"
-    assert facts.get_payload().strip()
+    assert facts["Version"] == celery_singleton_lock.__version__
+    assert set(urls_of(facts)) == {"Homepage", "Documentation", "Changelog", "Issues"}
+
+
+def test_every_link_of_the_description_leads_somewhere_on_the_page_of_the_package(wheel: Path) -> None:
+    readme = (SOURCE / "README.md").read_text(encoding="utf-8")
+    home = urls_of(metadata(wheel))["Homepage"]
+    targets = LINK.findall(metadata(wheel).get_payload())
+    files = [re.sub(f"{re.escape(home)}/(blob|raw)/main/", "", target).partition("#")[0] for target in targets]
+
+    assert len(targets) == len(LINK.findall(readme)) > 10
+    assert all(target.startswith(("#", f"{home}/")) for target in targets)
+    assert all((SOURCE / file).exists() for file in files)
+    assert f"{home}/raw/main/docs/costs.svg" in targets
+
+
+def test_the_source_archive_has_what_the_description_links_to(sdist: Path) -> None:
+    linked = {target.partition("#")[0] for target in LINK.findall((SOURCE / "README.md").read_text(encoding="utf-8"))}
+
+    with tarfile.open(sdist) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+
+    assert linked - packed == {""}
 
 
 def test_a_task_of_the_installed_wheel_holds_its_lock(python: Path, valkey: Server, tmp_path: Path) -> None:

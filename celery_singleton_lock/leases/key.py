@@ -4,7 +4,8 @@ Two calls have the same key when the wire would make them the same call. The
 arguments are bound to the function's parameters, defaults filled in, and
 written the way kombu's JSON writes a message, so a publisher and a worker
 agree: a tuple is a list, the keys of a dict are text, an enum is its value,
-while `1`, `"1"`, `True` and `1.0` stay four different things.
+while `1`, `"1"`, `True` and `1.0` stay four different things. A model of pydantic
+is what its `model_dump(mode="json")` makes of it.
 
 The braces are a hash tag of Redis Cluster, and no argument can be read in a key.
 The format is a wire format: workers of two releases must agree on it, so a
@@ -28,9 +29,24 @@ MAX_NAME = 200
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 _PLAIN = frozenset({str, int, float, bool, NoneType})
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 KeyChoice = str | Sequence[str] | Callable[..., Any] | None
+Receive = Callable[[Sequence[Any], Mapping[str, Any]], tuple[Sequence[Any], Mapping[str, Any]]]
+
+
+class _Encoder(json.JSONEncoder):
+    def default(self, o: Any) -> Any:
+        dump = getattr(type(o), "model_dump", None)
+        if dump is None:
+            return super().default(o)
+        try:
+            return dump(o, mode="json")
+        except Exception as error:
+            # The model's own code may raise anything.
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+_ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
 
 
 class KeyMaker:
@@ -42,15 +58,20 @@ class KeyMaker:
         choice: Which arguments count. None: all of them. Names of parameters:
             those. A format string: its text once filled in. A callable: what
             it returns for the arguments as they were passed.
+        receive: What makes the arguments that the function receives of those of
+            a call; None if they are the same.
 
     Raises:
         ConfigurationError: The name is empty or too long, or *choice* names a
             parameter that the function does not have.
     """
 
-    def __init__(self, name: str, signature: inspect.Signature, choice: KeyChoice = None) -> None:
+    def __init__(
+        self, name: str, signature: inspect.Signature, choice: KeyChoice = None, receive: Receive | None = None
+    ) -> None:
         self._name = checked_name(name)
         self._signature = signature
+        self._receive = receive
         self._choice = _checked_choice(choice, signature)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._positional = [name for name, each in signature.parameters.items() if each.kind in positional]
@@ -62,13 +83,16 @@ class KeyMaker:
         Raises:
             TypeError: The function cannot be called like this.
             ConfigurationError: An argument that counts cannot be serialised.
+            Exception: Whatever *receive* raises.
         """
+        if self._receive is not None:
+            args, kwargs = self._receive(args, kwargs)
         return key_of(prefix, self._name, self._subject(args, kwargs))
 
     @property
     def runs_user_code(self) -> bool:
-        """To make a key runs a callable, or formats arguments, which may do anything."""
-        return callable(self._choice) or isinstance(self._choice, str)
+        """To make a key runs a callable or a model, or formats arguments, which may do anything."""
+        return callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
 
     def _subject(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         choice = self._choice

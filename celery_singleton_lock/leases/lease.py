@@ -4,16 +4,17 @@ import logging
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from weakref import ref
 
-from celery_singleton_lock.errors import LockLost, SingletonLockError, StoreError
+from celery_singleton_lock.errors import LockLost, LostReason, NotHeldReason, SingletonLockError, StoreError
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import Heartbeat
 from celery_singleton_lock.leases.heartbeat import heartbeat as own_heartbeat
 from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
-from celery_singleton_lock.leases.renewal import Reason, Renewal
+from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant
 
@@ -44,10 +45,13 @@ class Lease:
         on_lost: Called once with the lease when it is lost, in the heartbeat's
             thread, so it must not take long.
         heartbeat: What renews it; by default the process's own.
+        refused_at: When an earlier execution of the call was refused first, if one was.
 
     Attributes:
         fence: A number greater than that of any earlier lease on the key.
         took_over: The holder before it died without a release.
+        waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
+        refused_at: When it was refused first, by the store's clock, in microseconds; 0 if it was not.
         store: For those who tell others of it: the store.
         claim: For those who tell others of it: what was asked for.
         arguments: For the successor of a run: the newest ones left for it, or an empty text.
@@ -61,6 +65,7 @@ class Lease:
         deadman: DeadMan | None = None,
         on_lost: Callable[["Lease"], None] | None = None,
         heartbeat: Heartbeat | None = None,
+        refused_at: int = 0,
     ) -> None:
         self.store = store
         self.claim = claim
@@ -76,6 +81,8 @@ class Lease:
         self._since = 0.0
         self.fence = 0
         self.took_over = False
+        self.waited = 0.0
+        self.refused_at = refused_at
         self.arguments = ""
 
     @property
@@ -109,7 +116,7 @@ class Lease:
         return self.lost_reason is not None
 
     @property
-    def lost_reason(self) -> Reason | None:
+    def lost_reason(self) -> LostReason | None:
         """`expired`, `taken`, `unreachable`, `replaced`, or None while it is not lost."""
         return self._renewal.lost_reason
 
@@ -124,7 +131,7 @@ class Lease:
             LockLost: It is not, or its deadline has passed unrenewed.
         """
         if self.remaining() <= 0.0:
-            reason = "released" if not self._asked else "forked" if not self.unreleased else "expired"
+            reason: NotHeldReason = "released" if not self._asked else "forked" if not self.unreleased else "expired"
             raise LockLost(self.key, self.lost_reason or reason)
 
     def release(self, ending: Ending | None = None) -> Answer | None:
@@ -181,6 +188,11 @@ class Lease:
         return self._asked and self._pid == os.getpid()
 
     @property
+    def keeps_others_out(self) -> bool:
+        """It is held, or was asked to make way and has not done so."""
+        return self.held or (self.lost_reason == "replaced" and self.unreleased and self._renewal.remaining > 0.0)
+
+    @property
     def takes(self) -> int:
         """How often it has to be released."""
         return self._takes if self.unreleased else 0
@@ -204,6 +216,8 @@ class Lease:
         self._unanswered = False
         if not isinstance(answer, Grant):
             self._asked = False
+            if isinstance(answer, Conflict):
+                self.refused_at = self.refused_at or answer.at
             return answer
         self._begin(answer)
         return None
@@ -215,14 +229,15 @@ class Lease:
         the waiter wakes by itself at the deadline it was told.
 
         Returns:
-            None if it is ours and under the heartbeat's care. Otherwise *conflict*, or what
-            the store has answered a copy; `release` gives the turn back, as after an exception.
+            None if it is ours and under the heartbeat's care. Otherwise *conflict*, as late as that is by now, or
+            what the store has answered a copy; `release` gives the turn back, as after an exception.
 
         Raises:
             StoreError: No answer. It may be ours all the same, so release it.
             ConfigurationError: The kernel refuses the timer; release it.
         """
-        give_up_at = None if timeout is None else clock() + timeout
+        began_at = clock()
+        give_up_at = float("inf") if timeout is None else began_at + timeout
         self._asked = True
         with self.store.waiter(self.claim) as waiter:
             while True:
@@ -234,18 +249,22 @@ class Lease:
                     return None
                 if not isinstance(answer, float):
                     return answer
-                patience = float("inf") if give_up_at is None else give_up_at - clock()
-                if patience <= 0:
-                    return conflict
-                waiter.sleep(min(answer, patience))
+                now = clock()
+                if now >= give_up_at:
+                    return replace(conflict, at=conflict.at + round((now - began_at) * 1_000_000))
+                waiter.sleep(min(answer, give_up_at - now))
 
     def _begin(self, grant: Grant) -> None:
         self._place, self._since = grant.place, grant.since
         self.fence, self.took_over, self.arguments = grant.fence, grant.took_over, grant.arguments
+        if self.refused_at:
+            self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
         self._renewal.renewed(grant.sent_at)
         self._heartbeat.watch(self._renewal)
-        event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s"
-        logger.debug(event, self.key, self._renewal.task_id, self.fence, self.took_over)
+        event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
+        # A task has told that it waits.
+        level = logging.INFO if self.waited and self._renewal.task_id else logging.DEBUG
+        logger.log(level, event, self.key, self._renewal.task_id, self.fence, self.took_over, self.waited)
 
     def _ask_to_release(self, ending: Ending | None) -> Answer | None:
         try:

@@ -9,9 +9,9 @@ from contextlib import suppress
 from functools import partial
 from weakref import ref
 
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import LostReason, StoreError
 from celery_singleton_lock.leases.one_thread import OneThread
-from celery_singleton_lock.leases.renewal import Reason, Renewal
+from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer
@@ -24,6 +24,8 @@ _LONGEST_FORGET = 2.0
 _SHORTEST_WAIT = 0.05
 _LONGEST_SLEEP = 3600.0
 _LOOK_AGAIN = 0.005
+# Of one beat, if it is the same for all: thousands of lines would keep a process from the next beat.
+_MOST_LINES = 10
 _NEVER = float("inf")
 
 
@@ -81,8 +83,7 @@ class Pulse:
     def watched(self) -> list[Renewal]:
         """What is renewed, and somebody still has."""
         # A copy first, because this is also asked from a native thread that no lock of ours can be shared with.
-        known = [one() for one in list(self._watched)]
-        return [renewal for renewal in known if renewal is not None and not renewal.is_over]
+        return [one for known in list(self._watched) if (one := known()) is not None and not one.is_over]
 
     def _run(self) -> None:
         while self._sleep():
@@ -114,16 +115,16 @@ class Pulse:
             self._alarm.release()
 
     def _drop_those_left_behind(self) -> None:
-        left = set(self._watched) - {ref(renewal) for renewal in self.watched()}
-        for one in left:
-            del self._watched[one]
+        left = [known for known in list(self._watched) if (one := known()) is None or one.is_over]
+        for known in left:
+            del self._watched[known]
         if not self._watched:
             self._ended(self)
 
     def _beat(self) -> None:
         self._tell_late()
         self._tell(self._take_overdue())
-        lost: dict[Renewal, Reason] = {}
+        lost: dict[Renewal, LostReason] = {}
         try:
             lost = self._renew(self._take_due())
         finally:
@@ -132,14 +133,16 @@ class Pulse:
 
     def _tell_late(self) -> None:
         late = clock() - self._wakes_at
-        for renewal in self.watched():
-            if renewal.suffers(late):
-                event = (
-                    "lock.late key=%s task_id=%s late=%.1f ttl=%.1f: the heartbeat got no time to run; raise lock_ttl"
-                )
-                scribe.tell(partial(logger.warning, event, renewal.key, renewal.task_id, late, renewal.ttl))
+        suffering = [renewal for renewal in self.watched() if renewal.suffers(late)]
+        for renewal in suffering[:_MOST_LINES]:
+            event = (
+                "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
+                "the heartbeat got no time to run; raise lock_ttl"
+            )
+            facts = renewal.key, renewal.task_id, late, renewal.ttl, len(suffering)
+            scribe.tell(partial(logger.warning, event, *facts))
 
-    def _tell(self, lost: dict[Renewal, Reason]) -> None:
+    def _tell(self, lost: dict[Renewal, LostReason]) -> None:
         for renewal, reason in lost.items():
             try:
                 renewal.lose(reason)
@@ -147,7 +150,7 @@ class Pulse:
                 event = "lock.lost key=%s task_id=%s: telling of it has failed"
                 scribe.tell(partial(logger.error, event, renewal.key, renewal.task_id, exc_info=error))
 
-    def _take_overdue(self) -> dict[Renewal, Reason]:
+    def _take_overdue(self) -> dict[Renewal, LostReason]:
         with self._lock:
             now = clock()
             overdue = [renewal for renewal in self.watched() if renewal.is_unsure and renewal.deadline <= now]
@@ -158,11 +161,11 @@ class Pulse:
     def _take_due(self) -> list[Renewal]:
         with self._lock:
             now = clock()
-            due = [renewal for renewal in self.watched() if renewal.next_renewal <= now]
+            due = [renewal for renewal in self.watched() if renewal.goes_along(now)]
             self._in_flight = frozenset(due)
         return due
 
-    def _put_down(self, lost: dict[Renewal, Reason]) -> dict[Renewal, Reason]:
+    def _put_down(self, lost: dict[Renewal, LostReason]) -> dict[Renewal, LostReason]:
         """Renew no longer what is lost; what was forgotten meanwhile is nobody's loss."""
         with self._lock:
             self._in_flight = frozenset()
@@ -173,7 +176,7 @@ class Pulse:
                     del self._watched[ref(renewal)]
         return lost
 
-    def _renew(self, renewals: list[Renewal]) -> dict[Renewal, Reason]:
+    def _renew(self, renewals: list[Renewal]) -> dict[Renewal, LostReason]:
         if not renewals:
             return {}
         sent_at = clock()
@@ -183,10 +186,9 @@ class Pulse:
             if not isinstance(error, StoreError):
                 event = "lock.unsure: the store %s is broken"
                 scribe.tell(partial(logger.error, event, renewals[0].store.address, exc_info=error))
-            for renewal in renewals:
-                renewal.unsure(error)
+            self._try_again(renewals, error)
             return {}
-        lost: dict[Renewal, Reason] = {}
+        lost: dict[Renewal, LostReason] = {}
         for renewal, answer in zip(renewals, answers, strict=True):
             if answer in (Answer.DONE, Answer.REPLACED):
                 renewal.renewed(sent_at)
@@ -195,6 +197,14 @@ class Pulse:
             elif answer is not Answer.DONE:
                 lost[renewal] = "taken" if answer is Answer.TAKEN else "expired"
         return lost
+
+    def _try_again(self, renewals: list[Renewal], error: Exception) -> None:
+        for renewal in renewals:
+            renewal.unsure()
+        for renewal in renewals[:_MOST_LINES]:
+            event = "lock.unsure key=%s task_id=%s remaining=%.1f leases=%d: %s"
+            facts = renewal.key, renewal.task_id, renewal.remaining, len(renewals), error
+            scribe.tell(partial(logger.warning, event, *facts))
 
     def _patience(self) -> float:
         """How long a request may take, so that every loss is told when its deadline passes."""

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
 
+from celery_singleton_lock.errors import LostReason
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import Store, clock
@@ -12,13 +12,11 @@ from celery_singleton_lock.stores.records import Claim
 
 logger = logging.getLogger("celery_singleton_lock")
 
-Reason = Literal["expired", "taken", "unreachable", "replaced"]
-"""Why a lease is lost."""
-
 # Our clock and the server's may run at slightly different rates; Redlock's allowance.
 _DRIFT = 0.01
 _DRIFT_FLOOR = 0.002
 _RENEWALS_PER_TTL = 3
+_BEATS_PER_RENEWAL = 4
 _SHORTEST_PAUSE = 0.05
 _LATE = 4
 
@@ -57,7 +55,7 @@ class Renewal:
         self.deadline = 0.0
         self.next_renewal = 0.0
         self.is_unsure = False
-        self.lost_reason: Reason | None = None
+        self.lost_reason: LostReason | None = None
         self.is_over = False
         self._deadman = deadman
         self._on_lost = on_lost
@@ -86,6 +84,10 @@ class Renewal:
         """Whether a delay of so many seconds takes a fair part of its ttl."""
         return delay > self.ttl / _LATE
 
+    def goes_along(self, now: float) -> bool:
+        """It is due, or so soon that it is renewed with those that are: thousands shall not keep a process busy."""
+        return self.next_renewal - now <= self.ttl / _RENEWALS_PER_TTL / _BEATS_PER_RENEWAL
+
     def renewed(self, sent_at: float) -> None:
         """Count the ttl from *sent_at*, when the answered request was sent.
 
@@ -98,16 +100,17 @@ class Renewal:
         if self._deadman is not None:
             self._deadman.arm(self.deadline)
 
-    def unsure(self, error: Exception) -> None:
+    def unsure(self) -> None:
         """A renewal was not answered: try again soon, the deadline stands."""
         self.is_unsure = True
         self.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
-        event = "lock.unsure key=%s task_id=%s remaining=%.1f: %s"
-        scribe.tell(partial(logger.warning, event, self.key, self.task_id, self.remaining, error))
 
-    def lose(self, reason: Reason) -> None:
+    def lose(self, reason: LostReason) -> None:
         """Record that it is lost, and tell once."""
         if self.lost_reason is not None:
+            if reason != "replaced":
+                # It was asked to make way, and now somebody else may have it.
+                self.deadline = min(self.deadline, clock())
             return
         self.lost_reason = reason
         try:
@@ -115,7 +118,11 @@ class Renewal:
                 self._on_lost()
         finally:
             event = "lock.lost key=%s task_id=%s reason=%s"
-            scribe.tell(partial(logger.error, event, self.key, self.task_id, reason))
+            if reason == "replaced":
+                # As its policy says, so nobody has to get up.
+                scribe.tell(partial(logger.info, event, self.key, self.task_id, reason))
+            else:
+                scribe.tell(partial(logger.error, event, self.key, self.task_id, reason))
 
     def end(self) -> None:
         """Let it last no longer: nobody wants it any more."""

@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime
 
+from celery_singleton_lock.errors import LostReason
+
 
 class Unlocked:
     """A lease that was never granted, with all that a body reads of one: so one body serves both.
@@ -16,8 +18,9 @@ class Unlocked:
     acquired_at = datetime.fromtimestamp(0, UTC)
     held = False
     lost = False
-    lost_reason = None
+    lost_reason: LostReason | None = None
     took_over = False
+    waited = 0.0
 
     def remaining(self) -> float:
         """0.0: nothing ends."""

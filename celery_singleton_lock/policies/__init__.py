@@ -1,5 +1,6 @@
 """What becomes of a run that finds its key held: a room for each policy."""
 
+from celery_singleton_lock.options import OnConflict
 from celery_singleton_lock.policies.base import Policy
 from celery_singleton_lock.policies.join import Join
 from celery_singleton_lock.policies.reschedule import Reschedule
@@ -7,7 +8,7 @@ from celery_singleton_lock.policies.skip import Raise, Skip
 from celery_singleton_lock.policies.succeed import Replace, Rerun
 from celery_singleton_lock.policies.wait import Wait
 
-POLICIES: dict[str, Policy] = {
+POLICIES: dict[OnConflict, Policy] = {
     "skip": Skip(),
     "raise": Raise(),
     "reschedule": Reschedule(),

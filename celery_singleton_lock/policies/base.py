@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
 
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.records import Conflict, Done
+from celery_singleton_lock.stores.records import Conflict, Done, Succession
 
 
 class Ended(NamedTuple):
@@ -25,11 +25,11 @@ class Policy(ABC):
 
     Attributes:
         comes_again: Its runs go back to the broker.
-        merges: Its runs take arguments that were merged for them.
+        kind: By which rule its runs ask to be the successor, if they do.
     """
 
     comes_again = False
-    merges = False
+    kind: Succession | None = None
 
     def arrive(self, run: Run) -> Ended | None:  # noqa: ARG002
         """Before the run asks for its lock: end it here, if that is how it ends."""

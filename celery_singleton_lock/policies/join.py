@@ -8,14 +8,16 @@ from celery import states
 
 from celery_singleton_lock.policies.base import Ended, Policy
 from celery_singleton_lock.policies.reschedule import pace
-from celery_singleton_lock.runs.results import has_result, was_handed_on
+from celery_singleton_lock.runs.results import fence_handed_on, has_result
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.records import Conflict, Holder
+from celery_singleton_lock.stores.records import Conflict, Holder, Look
 
 # A lease is released before the result is stored. If it is still missing so
 # much later, there will be none: the holder has died, or keeps no results.
 _RESULT_GRACE = 1.5
-_LONGEST_DELAY = 1.0
+# While few join, they end within two seconds of the holder.
+_LIGHT_LOAD_DELAY = 1.0
+_JOINS_NOBODY = {"joins": "", "joins_fence": 0, "free_since": 0}
 
 
 class Join(Policy):
@@ -26,44 +28,58 @@ class Join(Policy):
     def arrive(self, run: Run) -> Ended | None:
         """Take the result of the run that was joined, if that has ended."""
         joins = run.notes.joins
-        return _result_of(run, joins) if joins else None
+        if not joins:
+            return None
+        seen = run.store.look(run.key)
+        for holder in seen.holders:
+            if holder.task_id == joins and not holder.is_on_hold:
+                _come_again(run, holder, _longest_delay(seen.crowd), **_joining(holder))
+        # Not before: where a task id is used again, an earlier run's result is there while this one holds.
+        return _result_of(run, joins, seen)
 
     def settle(self, run: Run, conflict: Conflict) -> Any:
         """Join the holder."""
         holder = conflict.first
-        joins = holder.task_id if has_result(run.task, holder) else ""
-        _come_again(run, holder, max(_LONGEST_DELAY, pace(conflict)[1] / 2), joins=joins, free_since=0)
+        joining = _joining(holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY
+        _come_again(run, holder, _longest_delay(conflict.crowd), **joining)
 
 
-def _result_of(run: Run, joins: str) -> Ended | None:
+def _joining(holder: Holder, at: int = 0) -> dict[str, Any]:
+    # The fence of one that has yet to run will be greater than the time of the store.
+    return {"joins": holder.task_id, "joins_fence": holder.fence or at, "free_since": 0}
+
+
+def _result_of(run: Run, joins: str, seen: Look) -> Ended | None:
     result = run.task.AsyncResult(joins)
     state = result.state
     if state == states.SUCCESS:
         return Ended(result.result)
     if state == states.REVOKED:
-        run.revoke(f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked")
+        run.revoke(f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked", "joined", joins)
         return Ended()
-    if state in states.EXCEPTION_STATES and state != states.RETRY:
+    if state == states.FAILURE:
         if isinstance(result.result, WorkerLostError):
             return None
         return Ended(error=result.result)
-    _wait_for_it(run, joins, state)
+    _wait_for_it(run, joins, seen)
     return None
 
 
-def _wait_for_it(run: Run, joins: str, state: str) -> None:
+def _wait_for_it(run: Run, joins: str, seen: Look) -> None:
     """Come again, unless the run that was joined has died: it has had no lock for too long."""
-    for holder in run.store.holders(run.key):
-        if holder.task_id == joins:
-            _come_again(run, holder, _LONGEST_DELAY, joins=joins, free_since=0)
-    # Its retry, or the tasks it was handed on to, may end much later; but a message that is lost never comes.
-    goes_on = state == states.RETRY or was_handed_on(run.task, joins)
+    # Its retry, or the tasks it was handed on to, may end much later; but a message that is lost never comes. What a
+    # run before this one has said, or a state that it has left, says nothing of this one.
+    goes_on = 0 < run.notes.joins_fence <= fence_handed_on(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     # By the clock of the store, because each host that it comes to has its own.
-    now = run.store.now()
-    free_since = run.notes.free_since or now
-    if now - free_since < patience * 1_000_000:
-        _come_again(run, Holder.former(run.key, joins), _LONGEST_DELAY, joins=joins, free_since=free_since)
+    free_since = run.notes.free_since or seen.at
+    if seen.at - free_since < patience * 1_000_000:
+        former = Holder.former(run.key, joins)
+        _come_again(run, former, _longest_delay(seen.crowd), free_since=free_since)
+
+
+def _longest_delay(crowd: int) -> float:
+    return max(_LIGHT_LOAD_DELAY, pace(crowd)[1] / 2)
 
 
 def _come_again(run: Run, holder: Holder, longest: float, **notes: Any) -> NoReturn:

@@ -32,18 +32,22 @@ def come_again(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     holder = conflict.first
     run.tell(holder, "rescheduled")
     is_next = conflict.successor == run.task_id or notes.get("asked")
-    delay = run.delay(*(PACE_OF_THE_NEXT if is_next else pace(conflict)), holder.expires_in)
-    run.retry(run.held_by(holder), delay, since=run.notes.since or conflict.at, crowds=True, **notes)
+    delay = run.delay(*(PACE_OF_THE_NEXT if is_next else pace(conflict.crowd)), holder.expires_in)
+    run.retry(run.held_by(holder), delay, since=run.lease.refused_at, crowds=run.is_in_crowd, **notes)
 
 
-def pace(conflict: Conflict) -> tuple[float, float]:
+def pace(crowd: int) -> tuple[float, float]:
     """The first delay and the longest, in seconds."""
-    share = conflict.crowd / ARRIVALS_PER_SECOND
+    share = crowd / ARRIVALS_PER_SECOND
     return max(FIRST_DELAY, share), max(LIGHT_LOAD_DELAY, share)
 
 
 def is_out_of_patience(run: Run, conflict: Conflict) -> bool:
     """It would have waited longer than `lock_wait_timeout` by the time it came again, by the store's clock."""
-    timeout, waits_since = run.options.wait_timeout, run.notes.since or conflict.at
-    waited = (conflict.at - waits_since) / 1_000_000
-    return timeout is not None and waited + FIRST_DELAY > timeout
+    return patience(run, conflict) < FIRST_DELAY
+
+
+def patience(run: Run, conflict: Conflict) -> float:
+    """Seconds until it has waited for `lock_wait_timeout`, counted from its first refusal."""
+    waited = (conflict.at - run.lease.refused_at) / 1_000_000
+    return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited

@@ -12,8 +12,9 @@ class Skip(Policy):
 
     def settle(self, run: Run, conflict: Conflict) -> Any:
         """End with `lock_skip_result`, or as REVOKED."""
-        run.tell(conflict.first, "skipped")
-        return run.skip(f"lock key={run.key} is held by task_id={conflict.first.task_id}")
+        holder = conflict.first
+        run.tell(holder, "skipped")
+        return run.skip(f"lock key={run.key} is held by task_id={holder.task_id}", "skipped", holder.task_id)
 
 
 class Raise(Policy):

@@ -9,7 +9,7 @@ from celery_singleton_lock.policies.skip import refuse
 from celery_singleton_lock.runs.arguments import pack
 from celery_singleton_lock.runs.message import kept
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.records import Conflict, Succession, Turn
+from celery_singleton_lock.stores.records import Conflict, Needed, Succession, Turn
 
 
 class Succeed(Policy):
@@ -20,7 +20,7 @@ class Succeed(Policy):
 
     def settle(self, run: Run, conflict: Conflict) -> Any:
         """Come again as the successor, or end like a skipped run that names it."""
-        if is_out_of_patience(run, conflict) and self._gives_up(run):
+        if is_out_of_patience(run, conflict) and self._gives_up(run, conflict):
             # Before it asks, because a holder would end for a successor that never comes.
             refuse(run, conflict.first)
         if run.hands_over:
@@ -31,7 +31,14 @@ class Succeed(Policy):
             come_again(run, conflict, asked=turn is Turn.MINE or run.notes.asked)
         successor = dataclasses.replace(conflict.first, task_id=other)
         run.tell(successor, "merged")
-        return run.skip(f"lock key={run.key}: task_id={other} runs in place of this one")
+        return run.skip(f"lock key={run.key}: task_id={other} runs in place of this one", "merged", other)
+
+    def _gives_up(self, run: Run, conflict: Conflict) -> bool:
+        # Calls that were merged into this one would be lost with it, and a run that was cancelled for it has ended for
+        # nothing. But a `Lock`, and a run that is only warned, may go on for as long as they like.
+        is_cancelled = conflict.first.task_id is not None and run.options.on_lost != "warn"
+        needed_as: tuple[Needed, ...] = ("merged", "heard") if is_cancelled else ("merged",)
+        return run.store.unmark(run.key, run.task_id, unless=needed_as)
 
     def _succession(self, run: Run) -> tuple[Turn, str | None]:
         # A run that carries merged arguments may die, and its message be delivered again.
@@ -40,19 +47,11 @@ class Succeed(Policy):
         # Only now, because they may be large.
         return answer or run.store.succeed(run.claim, self.kind, name, pack(run), memory) or (Turn.OTHER_TASK, None)
 
-    def _gives_up(self, run: Run) -> bool:  # noqa: ARG002
-        return True
-
 
 class Rerun(Succeed):
     """`rerun`: one more run after the present one, with the newest arguments."""
 
     kind = "rerun"
-    merges = True
-
-    def _gives_up(self, run: Run) -> bool:
-        # Calls that were merged into this one would be lost with it.
-        return run.store.unmark(run.key, run.task_id, unless_merged=True)
 
 
 class Replace(Succeed):

@@ -4,7 +4,9 @@ from typing import Any
 
 from celery_singleton_lock.leases.current import held_here
 from celery_singleton_lock.policies.base import Policy
+from celery_singleton_lock.policies.reschedule import come_again, is_out_of_patience, patience
 from celery_singleton_lock.policies.skip import refuse
+from celery_singleton_lock.runs import waiting
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done
 
@@ -16,8 +18,14 @@ class Wait(Policy):
         """Queue, unless what it would wait for is this very thread."""
         if held_here(run.key) is not None:
             return conflict
-        return run.lease.wait(conflict, run.options.wait_timeout)
+        with waiting.waiting_in_place(run, conflict.first):
+            return run.lease.wait(conflict, min(patience(run, conflict), waiting.longest_wait(run)))
 
     def settle(self, run: Run, conflict: Conflict) -> Any:
-        """It has waited long enough."""
-        refuse(run, conflict.first)
+        """Give up, or wait on after a while in the broker, because a message that comes again has its time anew."""
+        if not run.can_come_again or is_out_of_patience(run, conflict):
+            refuse(run, conflict.first)
+        if run.lease.unreleased:
+            # Its turn; the message that comes again would queue behind it.
+            run.lease.release()
+        come_again(run, conflict)

@@ -2,12 +2,16 @@
 
 import base64
 import json
+import logging
 from typing import Any
 
+from kombu.exceptions import ContentDisallowed
 from kombu.serialization import dumps, loads, prepare_accept_content, registry
 
 from celery_singleton_lock.runs.message import CONTENT_TYPE
 from celery_singleton_lock.runs.run import Run
+
+logger = logging.getLogger("celery_singleton_lock")
 
 
 def pack(run: Run) -> str:
@@ -26,5 +30,10 @@ def unpack(run: Run, text: str) -> tuple[Any, Any]:
     """
     content_type, encoding, data = json.loads(text)
     accept = prepare_accept_content(run.task.app.conf.accept_content)
-    args, kwargs = loads(base64.b64decode(data), content_type, encoding, accept=accept)
+    try:
+        args, kwargs = loads(base64.b64decode(data), content_type, encoding, accept=accept)
+    except ContentDisallowed:
+        event = "lock.unread key=%s task_id=%s: merged arguments are in %s; they stay for the next run"
+        logger.error(event, run.key, run.task_id, content_type)
+        raise
     return args, kwargs

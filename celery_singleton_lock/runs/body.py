@@ -1,5 +1,6 @@
 """What holds while the body of a run goes on."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,6 +9,8 @@ from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.runs.redelivery import telling_later_deliveries
 from celery_singleton_lock.runs.replaced import making_way
 from celery_singleton_lock.runs.run import Run
+
+logger = logging.getLogger("celery_singleton_lock")
 
 
 @contextmanager
@@ -21,3 +24,12 @@ def body_of(run: Run) -> Iterator[None]:
     signals.lock_acquired.send(sender=run.task, lease=run.lease)
     with making_way(run), telling_later_deliveries(run), running_under(run.lease), run.interrupt.allowed():
         yield
+    _tell_if_outlived(run)
+
+
+def _tell_if_outlived(run: Run) -> None:
+    """Say that a body has ended well without its lock: it was only to be warned, or has caught the error."""
+    # A run that was told to make way keeps its lease until it has ended.
+    if run.lease.lost and run.lease.lost_reason != "replaced":
+        event = "lock.outlived key=%s task_id=%s reason=%s: the body has lost its lock and gone on to its end"
+        logger.error(event, run.key, run.task_id, run.lease.lost_reason)

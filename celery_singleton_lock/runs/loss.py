@@ -22,14 +22,24 @@ def deadman_for(task: Task, options: LockOptions) -> DeadMan | None:
     Raises:
         ConfigurationError: This process is not a pool's to lose.
     """
+    # The children of a prefork pool are daemons, and nothing else is.
+    return DeadMan() if wants_to_be_killed(task, options, has_process=current_process().daemon) else None
+
+
+def wants_to_be_killed(task: Task, options: LockOptions, *, has_process: bool) -> bool:
+    """The task's `lock_on_lost` is `kill`.
+
+    Raises:
+        ConfigurationError: It is, and no run of the task has a process of its own.
+    """
     if options.on_lost != "kill" or options.mode == "until_executing":
-        return None
-    if not current_process().daemon:  # as the children of a prefork pool are, and nothing else is
+        return False
+    if not has_process:
         raise ConfigurationError(
             f"task {task.name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
             "run the worker with --pool prefork, or use 'abort'"
         )
-    return DeadMan()
+    return True
 
 
 def tell_lost(task: Task, options: LockOptions, interrupt: Interrupt, lease: Lease) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 
-from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.settings import store_of
@@ -36,6 +36,18 @@ def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
     notes = Notes.of(headers)
     if notes.key:
         unmark_later(store_of(app), notes.key, str(headers["id"]), returns=notes.crowds)
+
+
+def unmark_unstarted(task: Task) -> None:
+    """End it for the present request, which was refused before it came to its lock, by `before_start` say."""
+    request = task.request
+    try:
+        notes = Notes() if request.called_directly else Notes.of(request.headers)
+    except ConfigurationError:
+        # Its result tells already.
+        return
+    if notes.key and (task.lock_options.unique_in_queue or notes.asked or notes.crowds):
+        unmark(store_of(task.app), notes.key, request.id, returns=notes.crowds)
 
 
 class Marks:

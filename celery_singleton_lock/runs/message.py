@@ -38,6 +38,8 @@ DUE_HEADER = "beat_due"
 _DEFAULT_VISIBILITY_TIMEOUT = 3600.0
 # For so much of it nobody else is given a message that was delivered here.
 _NEARLY = 0.9
+# Seconds from the end of a body until the broker has heard of it, on a busy machine.
+_LATEST_ACKNOWLEDGEMENT = 10.0
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
 # By then a broker that restarts is back; a job is worth the wait.
@@ -60,11 +62,14 @@ class Notes:
         since: When it was refused first, by the store's clock, in microseconds.
         is_copy: It may have been delivered before.
         joins: Task id of the run that it has joined.
+        joins_fence: The fence of that run, when it was seen last; of one that has yet to run, less than it will have.
         free_since: When that run was first seen to have no lock, by the store's clock, in microseconds.
         asked: It has asked to be the run that comes next.
         crowds: It counts as one of those that come again and again.
         died: The process of the run before it has died, and Celery has published the call once more.
         is_bare: It came without notes at first, so other deliveries of it know of no publication.
+        continues: The fence of the run that goes on by this call, as a step of what replaces it.
+        unanswered: For how long it has tried in vain to ask the store, up to its next delivery, in microseconds.
     """
 
     key: str = ""
@@ -73,11 +78,14 @@ class Notes:
     since: int = 0
     is_copy: bool = False
     joins: str = ""
+    joins_fence: int = 0
     free_since: int = 0
     asked: bool = False
     crowds: bool = False
     died: bool = False
     is_bare: bool = False
+    unanswered: int = 0
+    continues: int = 0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None) -> "Notes":
@@ -163,6 +171,12 @@ def has_copies(task: Task, notes: Notes) -> bool:
     return is_redelivered or notes.is_copy or _since_delivery(task) > visibility_timeout(task) * _NEARLY
 
 
+def will_have_copies(task: Task, notes: Notes) -> bool:
+    """The same by the time at which the broker hears that a body which ends now has ended."""
+    ends = _since_delivery(task) + _LATEST_ACKNOWLEDGEMENT
+    return has_copies(task, notes) or bool(task.acks_late and ends > visibility_timeout(task))
+
+
 def _since_delivery(task: Task) -> float:
     received = task.request.get(RECEIVED)
     return 0.0 if received is None else clock() - received
@@ -187,7 +201,9 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
         request,
         retries=request.retries,
         countdown=_possible(task, delay),
-        headers=with_notes(request.headers, replace(known.dated(), **{"tries": known.tries + 1, **notes})),
+        headers=with_notes(
+            request.headers, replace(known.dated(), **{"tries": known.tries + 1, "unanswered": 0, **notes})
+        ),
         retry=True,
         retry_policy=_PATIENT_PUBLISH,
         **_as_it_came(task),

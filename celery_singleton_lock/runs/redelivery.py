@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, NoReturn
 
-from celery import Task, states
+from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.results import end_of, store_end
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 
@@ -91,7 +92,7 @@ def telling_later_deliveries(run: Run) -> Iterator[None]:
 def _ending(run: Run, outcome: Literal["ended", "retried"]) -> Ending | None:
     if not run.can_come_again:
         return None
-    return Ending(outcome, message.kept(run.task), is_due=message.has_copies(run.task, run.notes))
+    return Ending(outcome, message.kept(run.task), is_due=message.will_have_copies(run.task, run.notes))
 
 
 def mark_stored(run: Run) -> None:
@@ -107,13 +108,12 @@ def keep_result(task: Task) -> None:
     """Remember the result before Celery stores STARTED over it, if this may be a later delivery."""
     request = task.request
     if task.track_started and not request.is_eager and message.may_be_copy(task, message.Notes.of(request.headers)):
-        request.lock_result = task.backend.get_task_meta(request.id)
+        request.lock_result = end_of(task, request.id)
 
 
 def restore_result(task: Task) -> None:
     """Store again the result of the run that has ended."""
-    kept = task.request.get("lock_result") or {}
-    if kept.get("status") in states.READY_STATES:
-        task.backend.store_result(
-            task.request.id, kept["result"], kept["status"], traceback=kept.get("traceback"), request=task.request
-        )
+    request = task.request
+    kept = request.get("lock_result")
+    if kept is not None:
+        store_end(task, request.id, request, kept)

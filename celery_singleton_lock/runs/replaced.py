@@ -36,4 +36,4 @@ def _end_as_replaced(run: Run) -> None:
             run.store.unmark(run.retry_key, run.task_id)
     except StoreError:
         successor = None
-    run.revoke(f"lock key={run.key}: replaced by task_id={successor}")
+    run.revoke(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)

@@ -1,10 +1,18 @@
 """Results of other runs: which can be read, and what a run leaves for those who wait for its own."""
 
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
 from celery import Task, states
+from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.definition import why_unreadable
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Holder
+
+logger = logging.getLogger("celery_singleton_lock")
 
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 """What calls the items of `map`, `starmap` and `chunks`. Its result is that of all items together."""
@@ -23,17 +31,53 @@ def has_result(task: Task, holder: Holder) -> bool:
     return not why_unreadable(task.app.tasks.get(holder.task_name, task))
 
 
+def end_of(task: Task, task_id: str) -> dict[str, Any] | None:
+    """What is stored of the call, if it has ended and its result can be read."""
+    if why_unreadable(task):
+        return None
+    try:
+        kept: dict[str, Any] = task.backend.get_task_meta(task_id)
+    except Exception:  # noqa: BLE001 (whatever a backend raises)
+        return None
+    return kept if kept.get("status") in states.READY_STATES else None
+
+
+def store_end(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -> None:
+    """Store again what `end_of` has found."""
+    traceback = kept.get("traceback")
+    task.backend.store_result(task_id, kept["result"], kept["status"], traceback=traceback, request=request)
+
+
+@contextmanager
+def handing_on(run: Run) -> Iterator[None]:
+    """Tell those who have joined the run that what is published inside goes on for it, and may hold no lock."""
+    try:
+        yield
+    except (Ignore, Retry):
+        # It was published: this is how `replace()` and `retry()` end.
+        tell_handed_on(run)
+        raise
+    tell_handed_on(run)
+
+
 def tell_handed_on(run: Run) -> None:
-    """Let those who have joined the run know that the tasks of `replace()` go on for it, which may hold no lock."""
+    """Let those who have joined the run know that it goes on by its retry, or by the tasks of `replace()`."""
     may_be_joined = run.options.on_conflict == "join" or run.task.lock_name is not None
     if may_be_joined and run.can_come_again and not (run.request.ignore_result or why_unreadable(run.task)):
         # Beside its result, because the last of those tasks stores its own states there.
-        run.task.backend.store_result(_word_of(run.task_id), None, states.SUCCESS)
+        try:
+            # In a state that may be stored over: a later run of the call says it again, with its own fence.
+            run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
+        except Exception as error:  # noqa: BLE001 (whatever a backend raises)
+            # They ask for the lock themselves then, sooner than they need to.
+            logger.warning("lock.unstored key=%s task_id=%s: %s", run.key, run.task_id, error)
 
 
-def was_handed_on(task: Task, task_id: str) -> bool:
-    """The tasks of `replace()` go on for this run, or have ended."""
-    return bool(task.backend.get_state(_word_of(task_id)) == states.SUCCESS)
+def fence_handed_on(task: Task, task_id: str) -> int:
+    """The fence of the last run of this call that went on by a retry, or by the tasks of `replace()`; 0 if none did."""
+    # A later run says it again, so it must not come from a cache.
+    word = task.backend.get_task_meta(_word_of(task_id), cache=False)
+    return int(word["result"] or 0) if word["status"] == states.STARTED else 0
 
 
 def _word_of(task_id: str) -> str:

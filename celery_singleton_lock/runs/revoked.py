@@ -1,38 +1,70 @@
 """Ending a task as REVOKED, and whatever waits for it: later steps of its chain, and the chords they are in."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from celery import Task, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, TaskRevokedError
 
+from celery_singleton_lock.errors import SingletonLockError
+
+Reason = Literal["skipped", "merged", "replaced", "joined", "unpublished", "unanswered"]
+"""Why a call has ended as REVOKED: the outcome that the log tells, if there was a conflict."""
+
+
+class CallRevoked(TaskRevokedError, SingletonLockError):
+    """The call has ended as REVOKED, and says to which other call it has left the work.
+
+    Arguments:
+        text: The same in words.
+        key: The lock key.
+        holder_task_id: Task id of the other call, or None if it is not a task, or not known.
+        reason: `skipped` (the other one holds the key), `merged` (the other one runs in place of
+            this one), `replaced` (the other one has taken over), `joined` (the other one, which this
+            one had joined, was revoked), `unpublished` (the other one stands for this one), or
+            `unanswered` (Redis gave no answer).
+    """
+
+    # Stored with each result, so it is the name that stays, and not that of this file.
+    __module__ = "celery_singleton_lock"
+
+    def __init__(self, text: str, key: str, holder_task_id: str | None, reason: Reason) -> None:
+        super().__init__(text, key, holder_task_id, reason)
+        self.key = key
+        self.holder_task_id = holder_task_id
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
 
 class Revoked(Ignore):
     """The task has ended as REVOKED; in eager mode `apply` makes the result of it."""
 
-    def __init__(self, error: TaskRevokedError) -> None:
+    def __init__(self, error: CallRevoked) -> None:
         super().__init__(str(error))
         self.error = error
 
 
-def revoke(task: Task, reason: str) -> None:
+def revoke(task: Task, error: CallRevoked) -> None:
     """End as REVOKED, or without a result in the header of a chord, whose body waits for every member.
 
     Raises:
         Revoked: So that Celery stores nothing else.
     """
-    request, error = task.request, TaskRevokedError(reason)
+    request = task.request
     if request.chord:
         return
+    is_kept = task.store_eager_result if request.is_eager else True
+    if is_kept and not (task.ignore_result or request.ignore_result):
+        task.backend.store_result(request.id, error, states.REVOKED, request=request)
     if not request.is_eager:
-        if not (task.ignore_result or request.ignore_result):
-            task.backend.store_result(request.id, error, states.REVOKED, request=request)
         _end_later_steps(task, error)
     raise Revoked(error)
 
 
-def _end_later_steps(task: Task, error: TaskRevokedError) -> None:
+def _end_later_steps(task: Task, error: CallRevoked) -> None:
     """End the rest of the chain; Celery's own way leaves groups out, and everything if this result is ignored."""
     for step in _tasks_in(task.request.chain or ()):
         if step.id is not None:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 from weakref import ref
 
 from celery import Task
@@ -24,14 +24,12 @@ from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.loss import deadman_for, tell_lost
 from celery_singleton_lock.runs.marks import unmark
 from celery_singleton_lock.runs.message import Notes
-from celery_singleton_lock.runs.revoked import revoke
+from celery_singleton_lock.runs.revoked import CallRevoked, Reason, Revoked, revoke
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
 
 logger = logging.getLogger("celery_singleton_lock")
-
-Outcome = Literal["skipped", "raised", "rescheduled", "joined", "merged", "parked", "dropped"]
 
 # As many as a script can look through.
 _AS_MANY_AS_THERE_ARE = 1000
@@ -53,7 +51,7 @@ class Run:
         lease: Its right to run, once it is granted.
         notes: What is written on its message.
         is_copy: Its message may have been delivered before.
-        hands_over: It continues an earlier run of the same task id.
+        hands_over: It continues an earlier run, as its next attempt or by a `replace()`.
         can_come_again: Its message can go back to the broker.
         has_begun: Its body runs, or has run.
         is_unlocked: Its body runs without a lock of its own.
@@ -70,14 +68,16 @@ class Run:
         self.notes = Notes.of(request.headers)
         self.is_broadcast = message.is_broadcast(task)
         self.is_copy = not self.is_item and message.may_be_copy(task, self.notes)
-        self.hands_over = message.hands_over(request)
+        self.hands_over = message.hands_over(request) or bool(self.notes.continues)
         self.can_come_again = not (request.is_eager or self.is_item or self.is_broadcast)
         self.interrupt = Interrupt()
+        self._began_at = clock()
         self.lease = Lease(
-            self.store,
+            store_of(task.app),
             self._claim(),
             deadman=deadman_for(task, options),
             on_lost=partial(_tell_lost, ref(self)),
+            refused_at=self.notes.since,
         )
         self.has_begun = self.is_unlocked = False
         self.retry_key: str | None = None
@@ -116,8 +116,8 @@ class Run:
 
     @property
     def store(self) -> Store:
-        """Where its lock is."""
-        return store_of(self.task.app)
+        """Where its lock is, also if the app has moved to another store meanwhile."""
+        return self.lease.store
 
     @property
     def claim(self) -> Claim:
@@ -139,6 +139,11 @@ class Run:
         """Its task id; of an item that of its map."""
         return str(self.request.get("lock_item") or self.request.id or "")
 
+    @property
+    def age(self) -> float:
+        """Seconds since it came."""
+        return clock() - self._began_at
+
     # How it goes back to the broker.
 
     def send_again(self, delay: float, **notes: Any) -> Any:
@@ -153,11 +158,14 @@ class Run:
 
     def delay(self, first: float, longest: float, expires_in: float = float("inf")) -> float:
         """Seconds until it should come again: jittered, and longer each time."""
-        # A message with a countdown stays unacknowledged until it is due, so a delay
-        # near the visibility timeout would have it delivered a second time.
-        longest = min(longest, self.options.ttl / 3, message.visibility_timeout(self.task) / 4)
-        delay = min(longest, first * 2 ** min(self.notes.tries, 10))
-        return min(random.uniform(delay / 2, delay), max(first / 5, expires_in))
+        delay = self.jittered(min(longest, self.options.ttl / 3, first * 2 ** min(self.notes.tries, 10)))
+        return min(delay, max(first / 5, expires_in))
+
+    def jittered(self, delay: float) -> float:
+        """At most *delay* seconds, and no more than a message can wait for its time."""
+        # It stays unacknowledged until then: near the visibility timeout it would be delivered a second time.
+        delay = min(delay, message.visibility_timeout(self.task) / 4)
+        return random.uniform(delay / 2, delay)
 
     def retry(self, why: Exception, delay: float, **notes: Any) -> NoReturn:
         """Come again, as a task does that retries, but at no cost of a retry.
@@ -188,18 +196,24 @@ class Run:
         """The error that names the holder."""
         return LockHeld(self.key, holder.task_id, holder.expires_in)
 
-    def skip(self, reason: str) -> Any:
+    def skip(self, text: str, reason: Reason, holder: str | None = None) -> Any:
         """The result of a skipped run, if it has one; otherwise it ends as REVOKED."""
         if self.options.skips_with_result:
             return self.options.skip_result
-        self.revoke(reason)
+        self.revoke(text, reason, holder)
         return None
 
-    def revoke(self, reason: str) -> None:
+    def revoke(self, text: str, reason: Reason, holder: str | None) -> None:
         """End as REVOKED, or without a result in the header of a chord, whose body waits for every member."""
         # An item is no task whose state could be stored; its map has a place for its result.
-        if not self.is_item:
-            revoke(self.task, reason)
+        if self.is_item:
+            return
+        try:
+            revoke(self.task, CallRevoked(text, self.key, holder, reason))
+        except Revoked:
+            # Celery sends none for a run that stores its own end, so for a monitor it would go on for ever.
+            self.send_event("task-revoked", terminated=False, signum=None, expired=False)
+            raise
 
     def turn_back(self, reason: str) -> NoReturn:
         """End this delivery of the message without a trace: the call is another delivery's to end.
@@ -210,23 +224,21 @@ class Run:
         self._goes_on = True
         raise Ignore(reason)
 
-    def tell(self, holder: Holder, outcome: Outcome) -> None:
+    def tell(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         """Say what has become of a run that was not done: in the log, by the signal, and by an event."""
-        logger.info(
-            "lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s",
-            self.key,
-            self.task_id,
-            holder.task_id,
-            holder.age,
-            holder.expires_in,
-            outcome,
-        )
+        facts = self.key, self.task_id, holder.task_id, holder.age, holder.expires_in, outcome
+        logger.info("lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s", *facts)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)
+        # Not `task-...`: a monitor would take what follows for a state of the task.
+        self.send_event("lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)
+
+    def send_event(self, event: str, **facts: Any) -> None:
+        """Send an event, if the worker of this run sends events."""
         if self.request.get(message.EVENTS):
             try:
-                self.task.send_event("task-lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)
+                self.task.send_event(event, **facts)
             except OperationalError as error:
-                logger.warning("lock.unpublished key=%s task_id=%s: no event: %s", self.key, self.task_id, error)
+                logger.warning("lock.untold key=%s task_id=%s: no event: %s", self.key, self.task_id, error)
 
     def check_not_replaced(self) -> None:
         """Return if it may still publish a retry or a replacement.

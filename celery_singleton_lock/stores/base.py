@@ -14,6 +14,9 @@ from celery_singleton_lock.stores.records import (
     Ending,
     Grant,
     Holder,
+    Look,
+    Needed,
+    Outcome,
     Slot,
     Succession,
     Turn,
@@ -140,12 +143,28 @@ class LockStore(ABC):
         """
 
     @abstractmethod
+    def look(self, key: str) -> Look:
+        """Who holds *key* now, and who comes.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+
     def holders(self, key: str) -> list[Holder]:
         """All who hold *key* now; the lease that ends first, first.
 
         Raises:
             StoreError: No answer in time.
         """
+        return list(self.look(key).holders)
+
+    def successor(self, key: str) -> str | None:
+        """Task id of the run that comes next, if one has asked to.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+        return self.look(key).successor
 
     @abstractmethod
     def twin(self) -> "Store":
@@ -200,16 +219,8 @@ class QueueMarks(ABC):
         """
 
     @abstractmethod
-    def successor(self, key: str) -> str | None:
-        """Task id of the run that comes next, if one has asked to.
-
-        Raises:
-            StoreError: No answer in time.
-        """
-
-    @abstractmethod
     def unmark(
-        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless_merged: bool = False
+        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless: Sequence[Needed] = ()
     ) -> bool:
         """End what a call has left: it is queued, next, replaced and in the crowd no longer.
 
@@ -218,7 +229,8 @@ class QueueMarks(ABC):
             task_id: The call's.
             quiet: It does not keep the key quiet any more, either.
             returns: It came again and again.
-            unless_merged: Leave everything as it is if other calls were merged into this one.
+            unless: Leave everything as it is if other calls were `merged` into this one; if a holder makes way for it
+                and has `heard` of that, at a renewal.
 
         Returns:
             False if it was left as it is.
@@ -232,7 +244,7 @@ class DoneMarkers(ABC):
     """What later deliveries of a message have to know; runs leave it as they release, the rest is written here."""
 
     @abstractmethod
-    def mark_done(self, marker: str, attempt: int, outcome: str, seconds: float) -> None:
+    def mark_done(self, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Write a done marker, unless more is known: a later attempt, or the last word on this one.
 
         Raises:
@@ -262,6 +274,19 @@ class Slots(ABC):
 
 class Store(LockStore, QueueMarks, DoneMarkers, Slots):
     """All that this library keeps in one place."""
+
+    @abstractmethod
+    def try_out(self, key: str, bound: float) -> None:
+        """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing.
+
+        Raises:
+            StoreError: Not all of it was answered within *bound* seconds.
+            ConfigurationError: The store does not let us.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the idle connections."""
 
     @abstractmethod
     def now(self) -> int:

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Literal
 
 Succession = Literal["rerun", "replace"]
+Needed = Literal["merged", "heard"]
 Outcome = Literal["ended", "stored", "retried"]
 
 
@@ -44,6 +45,7 @@ class Claim:
         marker: Where the done marker of this message is, if it may be delivered more than once.
         may_be_copy: This may be a later delivery of a message, so the store looks for its run first.
         heeds_queued: A free place belongs to the call that is queued.
+        succeeds: If a call is next already, it will be merged with that, or replaced by it if that is newer.
         merges: Takes the arguments that were merged for the next run of that task, if they are newer.
         asked: It has asked to be the successor before.
         returns: It has come again; a claim that `crowds` will, for the first time.
@@ -60,6 +62,7 @@ class Claim:
     marker: str = ""
     may_be_copy: bool = False
     heeds_queued: bool = False
+    succeeds: Succession | None = None
     merges: str = ""
     asked: bool = False
     returns: bool = False
@@ -98,7 +101,7 @@ class Done:
     """
 
     attempt: int
-    outcome: str
+    outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +158,11 @@ class Holder:
         return cls(key, "", 0, datetime.now(UTC), 0.0, task_id, attempt=attempt)
 
     @property
+    def is_on_hold(self) -> bool:
+        """It has ended, and its `min_hold` keeps the place for nobody."""
+        return self.token.startswith("~")
+
+    @property
     def age(self) -> float:
         """Seconds since it was acquired, by this machine's wall clock."""
         return max(0.0, (datetime.now(UTC) - self.acquired_at).total_seconds())
@@ -185,6 +193,23 @@ class Conflict:
     def first(self) -> Holder:
         """The holder whose lease ends first if nobody renews."""
         return self.holders[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a key looks like, to one that asks for nothing.
+
+    Attributes:
+        holders: All of them; the lease that ends first, first.
+        successor: Task id of the run that comes next, if one has asked to.
+        at: When the store answered, by its clock, in microseconds.
+        crowd: How many calls come again and again for it.
+    """
+
+    holders: tuple[Holder, ...]
+    successor: str | None
+    at: int
+    crowd: int
 
 
 class Turn(IntEnum):

@@ -32,6 +32,7 @@ app.conf.update(
         "unacked_restore_throttle": 1,
     },
     worker_prefetch_multiplier=1,
+    worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", "0")),
     result_expires=600,
 )
 recorder = Recorder(STORE.removesuffix("/0") + "/3")
@@ -229,6 +230,7 @@ by_policy = {
 }
 impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait", "rerun", "replace")}
 patient = {policy: task_with(policy, lock_wait_timeout=30, name=f"{policy} for 30 s") for policy in impatient}
+waiting_within_a_limit = task_with("wait", time_limit=4)
 by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
     for mode in ("until_executing", "until_executed", "until_and_while_executing")

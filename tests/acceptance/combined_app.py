@@ -5,11 +5,11 @@ import signal
 import time
 from typing import Any
 
-from celery import chain
-from celery.exceptions import Reject
+from celery import chain, group
+from celery.exceptions import Ignore, Reject
 from celery.signals import worker_init, worker_process_init
 
-from celery_singleton_lock import SingletonTask, current_lease
+from celery_singleton_lock import LockLost, SingletonTask, current_lease
 from tests.acceptance.app import after, app, collect, recorder
 from tests.gates import wait_at
 
@@ -63,12 +63,30 @@ def bounded(policy: str) -> dict[str, Any]:
 
 
 by_policy = {policy: task_with(f"combined-{policy}", lock_on_conflict=policy) for policy in POLICIES}
+moving = task_with("moving", lock_on_conflict=os.environ.get("TEST_MOVING", "rerun"))
 impatient_rerun = task_with("impatient-rerun", lock_on_conflict="rerun", lock_wait_timeout=1)
 unique = {
     policy: task_with(
         f"unique-{policy}", lock_mode="until_and_while_executing", lock_on_conflict=policy, **bounded(policy)
     )
     for policy in ("skip", "raise", "join", "wait", "reschedule")
+}
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="replace", lock_ttl=3, lock_wait_timeout=3)
+def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str | None = None) -> int:
+    try:
+        busy(self, key, seconds, number=number)
+    except LockLost:
+        busy(self, key, gate=gate, number=-number)
+        raise
+    return number
+
+
+succeeding = {
+    (mode, policy): task_with(f"{mode}-{policy}", lock_mode=mode, lock_on_conflict=policy)
+    for mode in ("until_executed", "until_and_while_executing")
+    for policy in ("rerun", "replace")
 }
 waiting_by_mode = {
     mode: task_with(f"waiting-{mode}", lock_mode=mode, lock_on_conflict="wait")
@@ -116,6 +134,37 @@ def joined_handing_on(self: Any, key: Any, own_gate: str, *later_gates: str) -> 
     raise self.replace(chain(waits_at.si(gate) for gate in later_gates))
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="join")
+def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: str | None = None, end: str = "") -> int:
+    if by and not (self.request.retries or self.request.get("replaced_task_nesting")):
+        raise self.retry(countdown=0) if by == "retry" else self.replace(self.si(key, number, by, gate, end))
+    busy(self, key, gate=gate, number=number)
+    if end == "ignored":
+        raise Ignore
+    return number
+
+
+def replaced_by_canvas(policy: str) -> Any:
+    """A task that replaces itself by a canvas with a step of its own key, and is busy before it ends."""
+
+    @app.task(base=SingletonTask, bind=True, name=f"canvas-{policy}", lock_key=("key",), lock_on_conflict=policy)
+    def replaces(self: Any, key: Any, canvas: str = "") -> str:
+        try:
+            if canvas:
+                step = self.si(key)
+                raise self.replace(chain(step, plain_after.s()) if canvas == "chain" else group(step, plain.si()))
+            busy(self, key)
+            return "a step"
+        finally:
+            if canvas:
+                busy(self, key, 1.0)
+
+    return replaces
+
+
+replacing_by_canvas = {policy: replaced_by_canvas(policy) for policy in POLICIES}
+
+
 # Retries.
 
 
@@ -145,6 +194,7 @@ retrying_by_mode = {
 }
 retrying_unique = retrying_with("retrying-unique", lock_mode="until_and_while_executing")
 retrying_cooling = retrying_with("retrying-cooling", lock_min_hold=5)
+retrying_join = retrying_with("retrying-join", lock_on_conflict="join")
 retrying_replace = retrying_with("retrying-replace", lock_on_conflict="replace")
 
 
@@ -271,3 +321,9 @@ def mapped_with(name: str, **options: Any) -> Any:
 
 mapped = {policy: mapped_with(f"mapped-{policy}", lock_on_conflict=policy) for policy in POLICIES}
 mapped_with_result = mapped_with("mapped-with-result", lock_skip_result="skipped")
+
+
+if "TEST_RESULTS" in os.environ:
+    # A worker whose results nobody else can read does not start with tasks that join.
+    for joining in [name for name, task in app.tasks.items() if getattr(task, "lock_on_conflict", None) == "join"]:
+        app.tasks.unregister(joining)

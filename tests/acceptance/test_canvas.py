@@ -10,7 +10,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
-from tests.recorder import Recorder
+from tests.recorder import Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
@@ -108,3 +108,15 @@ def test_a_canvas_with_a_skipped_run_ends(recorder: Recorder, name: str) -> None
     with suppress(TaskRevokedError, ChordError):
         result.get(timeout=PROMPTLY)
     assert len(recorder.events("enter")) == 2, "only the holders have run"
+
+
+@pytest.mark.parametrize("policy", combined.POLICIES)
+def test_a_step_of_what_replaces_a_run_waits_for_the_end_of_its_body(
+    tasks: Any, recorder: Recorder, policy: str
+) -> None:
+    task = combined.replacing_by_canvas[policy]
+    chained, grouped = task.delay("chain", "chain"), task.delay("group", "group")
+
+    assert chained.get(timeout=PROMPTLY) == "a step"
+    assert grouped.get(timeout=PROMPTLY) == ["a step", 0]
+    assert overlaps(recorder.events()) == []

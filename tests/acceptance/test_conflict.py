@@ -7,7 +7,7 @@ import pytest
 from celery import chain, chord, group, states
 from celery.exceptions import ChordError, TaskRevokedError
 
-from celery_singleton_lock import LockHeld
+from celery_singleton_lock import CallRevoked, LockHeld
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder
 from tests.waiting import until
@@ -41,6 +41,28 @@ def test_a_skipped_call_ends_as_revoked_at_once_and_names_the_holder(tasks: Any,
     line = next(line for line in worker.log().splitlines() if "lock.conflict" in line)
     for fact in (tasks.skipped.lock_key_for("k"), f"task_id={result.id}", f"holder={holder.id}", "outcome=skipped"):
         assert fact in line
+
+
+def test_every_result_of_a_skipped_call_carries_the_facts(tasks: Any, holder: Any) -> None:
+    members = group(tasks.skipped.s("k"), tasks.skipped.s("free")).delay()
+    last = chain(tasks.skipped.si("k"), tasks.after.s(), tasks.after.s()).delay()
+    skipped = [tasks.skipped.delay("k"), members[0], last, last.parent, last.parent.parent]
+
+    until(lambda: all(result.ready() for result in skipped), "all have ended")
+
+    for result in skipped:
+        error = result.info
+        assert type(error) is CallRevoked
+        assert (error.key, error.holder_task_id) == (tasks.skipped.lock_key_for("k"), holder.id)
+        assert error.reason == "skipped"
+        assert str(error) == f"lock key={error.key} is held by task_id={holder.id}"
+
+
+def test_a_chord_that_fails_of_a_skipped_call_names_the_holder(tasks: Any, holder: Any) -> None:
+    result = chord([chain(tasks.skipped.si("k"), tasks.after.s()), tasks.skipped.s("free")])(tasks.collect.s())
+
+    with pytest.raises((CallRevoked, ChordError), match=f"is held by task_id={holder.id}"):
+        result.get(timeout=PROMPTLY)
 
 
 def test_a_skipped_member_of_a_group_raises_at_once(tasks: Any, holder: Any) -> None:

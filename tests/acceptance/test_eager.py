@@ -2,14 +2,16 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
-from celery import Celery, chord, states
+from celery import Celery, chain, chord, states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld, SingletonTask
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim
 from tests.servers import Server
 
 
@@ -84,6 +86,34 @@ def test_an_eager_replacement_by_an_equal_call_runs_under_the_lease_of_the_outer
     assert len(leases) == 2
     assert len(set(leases)) == 1
     assert messages(valkey) == 0
+    assert task.lock_holders("k") == []
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_an_eager_run_that_is_skipped_stores_its_end_as_any_other(app: Celery, is_stored: bool) -> None:
+    app.conf.task_store_eager_result = is_stored
+
+    @app.task(base=SingletonTask, lock_key=())
+    def task() -> None: ...
+
+    store_of(app).acquire(Claim(task.lock_key_for(), "of another", 30.0))
+    skipped = task.apply()
+
+    assert skipped.state == states.REVOKED
+    assert app.AsyncResult(skipped.id).state == (states.REVOKED if is_stored else states.PENDING)
+
+
+def test_each_step_of_an_eager_replacement_runs_under_the_lease_of_the_outer_run(app: Celery) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="raise")
+    def task(self: Any, key: str, does: str = "") -> Any:
+        if does == "replace":
+            return self.replace(chain(self.si(key), self.si(key, "call")))
+        with pytest.raises(LockHeld) if does == "call" else nullcontext():
+            if does == "call":
+                self.apply((key,), throw=True)
+        return self.lock.held
+
+    assert task.apply(("k", "replace")).get() is True
     assert task.lock_holders("k") == []
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from billiard.exceptions import WorkerLostError
+from celery import Celery
 
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import APP as ACCEPTANCE
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -85,3 +87,18 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worke
 
     makers = {int(pid) for pid in recorder._client.smembers("makers of keys")}
     assert worker.pid not in makers
+
+
+@pytest.mark.skipif(not hasattr(Celery().conf, "worker_soft_shutdown_timeout"), reason="it is new in Celery 5.5")
+def test_an_end_outlives_the_shutdown_of_its_worker(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    # While a soft shutdown waits, the worker reads of no end; then it takes all it knows for calls to be tried again.
+    with workers(ACCEPTANCE, {**env, "TEST_SOFT_SHUTDOWN": "3"}, 1) as (worker,):
+        result = tasks.retrying.delay("k", attempts=0, finish=1.0, fails=True)
+        until(lambda: recorder.events("enter"), "it runs")
+        worker.send(signal.SIGQUIT)
+        until(lambda: result.state == "FAILURE", "it has ended")
+        worker.wait()
+
+        assert "Cold shutdown" in worker.log()
+        # Asked for anew, because the first has been told of an end.
+        assert tasks.app.AsyncResult(result.id).state == "FAILURE"

@@ -27,7 +27,7 @@ def test_a_worker_with_several_processes_is_refused_before_its_pool_starts(in_me
     finally:
         worker.close()
 
-    (line,) = [line for line in log.splitlines() if "ConfigurationError: " in line]
+    (line,) = [line for line in log.splitlines() if "lock.misconfigured: " in line]
     for words in ("singleton_lock_url='memory://'", "'prefork'", "'redis://localhost:6379/0'", "--pool threads"):
         assert words in line
 

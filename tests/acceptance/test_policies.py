@@ -40,6 +40,13 @@ def hold(tasks: Any, recorder: Recorder, policy: str, *keys: str, seconds: float
     return held
 
 
+def hold_also(tasks: Any, recorder: Recorder, policy: str) -> Any:
+    """A run whose key is the name of its policy, and that has begun."""
+    held = tasks.by_policy[policy].delay(policy, 1, HOLDS)
+    until(lambda: policy in [event.key for event in recorder.events("enter")], "the holder runs")
+    return held
+
+
 def after_a_holder(tasks: Any, recorder: Recorder, policy: str) -> list[Any]:
     """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
     task = tasks.by_policy[policy]
@@ -71,14 +78,20 @@ def test_join_ends_with_the_holders_result(tasks: Any, worker: Worker, recorder:
 
 
 @contextmanager
-def listening(app: Any) -> Iterator[list[dict[str, Any]]]:
-    """What workers say of conflicts meanwhile, to whoever listens."""
+def listening(app: Any) -> Iterator[tuple[list[dict[str, Any]], Any]]:
+    """What workers say of conflicts meanwhile, to whoever listens, and the state of all tasks as a monitor has it."""
     heard: list[dict[str, Any]] = []
+    monitor = app.events.State()
+
+    def hear(event: dict[str, Any]) -> None:
+        monitor.event(event)
+        heard.extend([event] if event["type"] == "lock-conflict" else [])
+
     with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"task-lock-conflict": heard.append})
-        listener = threading.Thread(target=receiver.capture, kwargs={"timeout": 20, "wakeup": False})
+        receiver = app.events.Receiver(connection, handlers={"*": hear})
+        listener = threading.Thread(target=receiver.capture, kwargs={"timeout": 60, "wakeup": False})
         listener.start()
-        yield heard
+        yield heard, monitor
         receiver.should_stop = True
         listener.join(25)
 
@@ -86,12 +99,35 @@ def listening(app: Any) -> Iterator[list[dict[str, Any]]]:
 def test_an_event_tells_of_a_conflict_where_somebody_listens(
     env: dict[str, str], tasks: Any, broker: str, recorder: Recorder
 ) -> None:
-    with listening(tasks.app) as heard, workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E"):
+    with listening(tasks.app) as (heard, _), workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E"):
         (holder,) = hold(tasks, recorder, "skip", "k")
         duplicate = tasks.by_policy["skip"].delay("k")
 
         event = until(lambda: heard, "the event is heard")[0]
         assert (event["uuid"], event["holder"], event["outcome"]) == (duplicate.id, holder.id, "skipped")
+
+
+def test_a_monitor_sees_each_call_end(env: dict[str, str], tasks: Any, broker: str, recorder: Recorder) -> None:
+    with (
+        listening(tasks.app) as (_, monitor),
+        workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E", concurrency=6),
+    ):
+        holders = {policy: hold_also(tasks, recorder, policy) for policy in ("skip", "reschedule", "replace")}
+        later = {policy: tasks.by_policy[policy].delay(policy, 2) for policy in holders}
+
+        def seen() -> dict[str, tuple[str, str]]:
+            return {
+                policy: (monitor.tasks[holders[policy].id].state, monitor.tasks[later[policy].id].state)
+                for policy in holders
+                if {holders[policy].id, later[policy].id} <= set(monitor.tasks)
+            }
+
+        expected = {
+            "skip": ("SUCCESS", "REVOKED"),
+            "reschedule": ("SUCCESS", "SUCCESS"),
+            "replace": ("REVOKED", "SUCCESS"),
+        }
+        until(lambda: seen() == expected, "all have ended", timeout=40)
 
 
 def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:

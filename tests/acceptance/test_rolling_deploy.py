@@ -1,5 +1,6 @@
-"""Workers of two versions at once, which differ in `lock_limit`."""
+"""Workers of two versions at once, which differ in `lock_limit` or `lock_on_conflict`."""
 
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -84,3 +85,28 @@ def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
         refused["raise"].get(timeout=PROMPTLY)
     open_gate(recorder, key)
     assert refused["reschedule"].get(timeout=PROMPTLY) == 5
+
+
+@pytest.mark.parametrize("policy", ["skip", "reschedule", "replace"])
+def test_merged_arguments_run_though_their_task_has_another_policy_by_then(
+    tasks: Any, valkey: Server, recorder: Recorder, opened: list[str], policy: str
+) -> None:
+    task, key = combined.moving, f"moving-{policy}"
+    version, queue = {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, ("-Q", key)
+    with workers(APP, {**version, "TEST_MOVING": "rerun"}, 1, *queue, concurrency=2) as (old,):
+        opened.append(key)
+        first = task.apply_async((key, 1), {"gate": key}, queue=key)
+        until(lambda: of_key(recorder, key), "the first one runs")
+        second = task.apply_async((key, 2), queue=key)
+        until(lambda: f"task_id={second.id}" in old.log(), "the second one is next")
+        third = task.apply_async((key, 3), queue=key)
+        with pytest.raises(TaskRevokedError, match=second.id):
+            third.get(timeout=PROMPTLY)
+        # It ends what runs, and then gives the rest back.
+        old.send(signal.SIGTERM)
+        until(lambda: "Warm shutdown" in old.log(), "it takes nothing new")
+        open_gate(recorder, key)
+
+        with workers(APP, {**version, "TEST_MOVING": policy}, 1, *queue, concurrency=2):
+            assert second.get(timeout=2 * PROMPTLY) == 3
+    assert first.get(timeout=PROMPTLY) == 1

@@ -42,6 +42,13 @@ def test_the_job_comes_again_until_the_store_is_back(
     assert len(recorder.events("enter")) == 1
 
 
+def test_a_job_that_gets_no_answer_gives_up_after_its_lock_wait_timeout(tasks: Any, worker: Worker) -> None:
+    with pytest.raises(StoreError, match=r"tried for \d+\.\d s, and lock_wait_timeout is 1 s"):
+        tasks.impatient["reschedule"].delay("k").get(timeout=30)
+
+    assert worker.log().count("lock.unanswered") == 1
+
+
 def test_raise_fails_the_job_with_the_store_named(tasks: Any, worker: Worker, store: Server) -> None:
     with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
         tasks.raising_without_store.delay("k").get(timeout=20)

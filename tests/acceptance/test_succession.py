@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Task
+from celery import Task, uuid
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld
@@ -192,3 +192,34 @@ def test_a_call_in_a_serialiser_of_its_own_runs_where_nobody_is_in_its_way(
     call = combined.by_policy[policy].apply_async((f"free-{policy}", 2), {"only_pickle": 1j}, serializer="pickle")
 
     assert call.get(timeout=PROMPTLY) == 2
+
+
+@pytest.mark.parametrize(("mode", "policy"), combined.succeeding)
+def test_of_a_queued_call_and_a_newer_one_the_newer_runs_and_the_other_does_not(
+    tasks: Any, worker: Worker, recorder: Recorder, mode: str, policy: str
+) -> None:
+    task, key = combined.succeeding[mode, policy], f"queued-{mode}-{policy}"
+    queued = task.apply_async((key, 1), countdown=3)
+    # With an id of its own it is sent, though another one is queued.
+    newer = task.apply_async((key, 2), task_id=uuid())
+
+    assert newer.get(timeout=PROMPTLY) == 2
+    with pytest.raises(TaskRevokedError, match=newer.id):
+        queued.get(timeout=PROMPTLY)
+    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [2]
+
+
+def test_a_successor_for_which_a_run_was_cancelled_does_not_give_up(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    task, key = combined.cleans_up, "cleans-up"
+    first = running(recorder, task, key, 1, seconds=60, gate=key)
+    second = task.delay(key, 2)
+    until(lambda: len(of_key(recorder, key, "enter")) == 2, "the first one cleans up")
+    (_, cleans_up) = of_key(recorder, key, "enter")
+    until(lambda: since(cleans_up) > 4, "the second one has waited for longer than it may")
+    open_gate(recorder, key)
+
+    assert second.get(timeout=PROMPTLY) == 2
+    with pytest.raises(TaskRevokedError, match=second.id):
+        first.get(timeout=PROMPTLY)

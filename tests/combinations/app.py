@@ -179,11 +179,18 @@ def end(task: Any, number: int, script: Mapping[str, Any]) -> None:
         raise Ignore(ending)
     if ending == "reject":
         raise Reject(ending, requeue=False)
-    if ending in ("soft limit", "hard limit", "terminate") and _execution.get().sent_as == number:
-        # The message has the limit, or whoever sent it strikes meanwhile: neither comes along with merged arguments.
+    if _will_be_struck(task, number, ending):
         work(20)
     if ending == "kill" and _is_first(task.request.id):
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _will_be_struck(task: Any, number: int, ending: str) -> bool:
+    """The message has a limit, which Celery drops when a task replaces itself, or its sender terminates it."""
+    if _execution.get().sent_as != number:
+        # Neither comes along with merged arguments.
+        return False
+    return ending == "terminate" or (ending in ("soft limit", "hard limit") and any(task.request.timelimit or ()))
 
 
 def _is_first(task_id: str) -> bool:

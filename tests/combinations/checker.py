@@ -3,7 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, permutations
 from math import inf
 
 from tests.combinations.program import Call, Program
@@ -63,6 +63,7 @@ class Answer:
     canvas_error: str = ""
     ran_again: bool | None = None
     parts: Sequence[str] = ()
+    published: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -275,7 +276,7 @@ def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
             yield f"number {answer.call} failed with {answer.error}: {answer.text[:200]}"
         if answer.canvas_error and answer.canvas_error not in (
             *may_fail_with(known, answer),
-            *("TaskRevokedError", "ChordError"),
+            *("CallRevoked", "TaskRevokedError", "ChordError"),
         ):
             yield f"the canvas of number {answer.call} failed with {answer.canvas_error}"
 
@@ -311,6 +312,8 @@ def who_succeeds_has_run(known: Known) -> Iterator[str]:
         if place in LOOPS:
             # In the place of one that was skipped there is None, and who would join or come again waits.
             ran += sum(len(known.skipped.get(task_id, ())) for task_id in ids)
+            # So there is in the place of one that made way: any other that has lost its lease fails the map.
+            ran += sum(body.outcome == "LockLost" for body in known.bodies if body.task_id in ids)
             if ran < ITEMS:
                 yield f"number {answer.call} ({place}) succeeded with {ran} items of {ITEMS}"
         elif not ran and _policy(known, answer) != "join":
@@ -357,6 +360,31 @@ def the_newest_runs(known: Known) -> Iterator[str]:
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
 
 
+def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
+    """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs."""
+    if known.broadcast or known.eager or known.program.limit > 1 or known.program.mode == "until_executing":
+        return
+    plain = [answer for answer in known.history.answers if _waits_for_its_turn(known, answer)]
+    for older, newer in permutations(plain, 2):
+        its_task = known.calls[newer.call].task == known.calls[older.call].task
+        if not its_task or older.sent + SLACK > newer.sent:
+            continue
+        entered, waits_until = known.of(older.task_id)[0].entered, known.of(newer.task_id)[0].entered
+        if known.began[newer.task_id][0] + SLACK < entered < waits_until:
+            yield f"number {older.call} ({older.task_id[:8]}) ran while number {newer.call} waited"
+
+
+def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
+    """It is a message that has run, with its own arguments, and nothing has cut it short before."""
+    call, bodies = known.calls[answer.call], known.of(answer.task_id)
+    is_plain = (
+        call.place == "single" and call.route in ("delay", "own id") and call.retries == "none" and not call.other
+    )
+    stopped = call.ending in _CUT_SHORT or known.program.tasks[call.task]["autoretry"]
+    succeeds = _policy(known, answer) in ("rerun", "replace")
+    return succeeds and is_plain and not stopped and bool(bodies) and bodies[0].number == answer.call
+
+
 def _ends_early(known: Known, call: Call) -> bool:
     """Its program stops it for good; whose process dies comes again where it is acknowledged late."""
     comes_again = call.ending == "kill" and known.program.tasks[call.task]["late"]
@@ -366,11 +394,11 @@ def _ends_early(known: Known, call: Call) -> bool:
 def _published(known: Known, answer: Answer) -> float:
     """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
     call, ids = known.calls[answer.call], known.messages(answer)
-    if call.place in ("middle of a chain", "chord body"):
-        # A worker does, once the steps before it have ended.
+    if call.place in ("middle of a chain", "chord body") or call.route == "send_task":
+        # A worker does, once the steps before it have ended; or its message does not tell, so it counts when it comes.
         return min(known.began.get(answer.task_id, [answer.sent]))
     entered = [body.entered for body in known.bodies if body.task_id in ids]
-    return max(entered, default=answer.sent) if call.place in LOOPS or call.route == "send_task" else answer.sent
+    return max(entered, default=answer.sent) if call.place in LOOPS else answer.sent
 
 
 # Nothing twice.
@@ -419,7 +447,8 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
     plain = [answer for answer in known.history.answers if _is_plain(known.calls[answer.call])]
     sent = [answer for answer in plain if not answer.merged and answer.state != "UNSENT"]
     for first, second in combinations(sorted(sent, key=lambda answer: answer.call), 2):
-        if _is_there(known, first, second.sent):
+        # On a busy machine publishing begins long before the store is asked.
+        if _is_there(known, first, max(second.sent, second.published)):
             yield f"number {second.call} was sent while number {first.call} ({first.task_id[:8]}) was there"
 
 
@@ -456,6 +485,7 @@ RULES = (
     a_retry_makes_way_for_nobody_absent,
     an_id_can_be_used_again,
     the_newest_runs,
+    nobody_older_runs_while_a_newer_one_waits,
     an_attempt_is_completed_once,
     who_was_replaced_is_over,
     a_duplicate_is_not_sent,
@@ -495,6 +525,10 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
         allowed.add("LockHeld")
     if task["policy"] in ("wait", "reschedule", "rerun", "replace", "join") and known.program.stage["pool"] == "eager":
         # There is nobody to come again.
+        allowed.add("LockHeld")
+    call = known.calls[answer.call]
+    if call.ending in ("soft limit", "hard limit") and (known.broadcast or call.place in LOOPS):
+        # It waits in its place, for a part of its limit.
         allowed.add("LockHeld")
     if task["autoretry"] and "LockHeld" in allowed:
         allowed.add("MaxRetriesExceededError")

@@ -90,6 +90,10 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"timing": "countdown"}, {"number": 1, "at": 0.2, '
         '"seconds": 4}]}'
     ),
+    "a queued call runs though a newer one has asked to be next": (
+        '{"stage": {}, "tasks": [{"mode": "until_executed", "policy": "replace"}], "calls": [{"seconds": 0.5, '
+        '"timing": "countdown"}, {"number": 1, "at": 0.4, "seconds": 0.5, "route": "own id"}]}'
+    ),
     "a pickled call cannot be merged": (
         '{"stage": {}, "tasks": [{"policy": "rerun"}], "calls": [{"seconds": 2.5, "serializer": "pickle"}, '
         '{"number": 1, "at": 0.4, "serializer": "pickle"}, {"number": 2, "at": 0.9, "serializer": "pickle"}]}'
@@ -111,5 +115,12 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "replace"}, {"policy": "rerun"}], "calls": [{"seconds": 2.5}, '
         '{"task": 1, "number": 1, "at": 0.4, "seconds": 0.5}, {"task": 1, "number": 2, "at": 0.7, "seconds": 0.5}, '
         '{"number": 3, "at": 0.9, "seconds": 0.5}]}'
+    ),
+    "a copy asks for results where there are none": (
+        '{"stage": {"results": "none", "track": true}, "tasks": [{"late": true}], "calls": [{"timing": "eta"}]}'
+    ),
+    "a replacement waits in vain for the limit of its task": (
+        '{"stage": {"results": "none"}, "tasks": [{"autoretry": true}], "calls": [{"retries": "replace", '
+        '"ending": "soft limit"}]}'
     ),
 }

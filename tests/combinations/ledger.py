@@ -58,7 +58,7 @@ LEDGER = (
     Entry(
         "Q2 a copy makes its own run make way",
         "admission.py",
-        "    return run.can_come_again and (conflict.is_own or is_another_message)\n",
+        "    return run.can_come_again and (conflict.is_own or is_another_message or is_continued)\n",
         "    return False\n",
         "a copy replaces its own run",
         "who does not run names who does",
@@ -66,7 +66,7 @@ LEDGER = (
     Entry(
         "Q3 a copy becomes its own successor",
         "admission.py",
-        "    return run.can_come_again and (conflict.is_own or is_another_message)\n",
+        "    return run.can_come_again and (conflict.is_own or is_another_message or is_continued)\n",
         "    return False\n",
         "a copy becomes its own successor",
         "the newest runs",
@@ -130,7 +130,7 @@ LEDGER = (
     Entry(
         "Q14 a successor gives up, and those merged into it are lost",
         "policies/succeed.py",
-        "        return run.store.unmark(run.key, run.task_id, unless_merged=True)\n",
+        "        return run.store.unmark(run.key, run.task_id, unless=needed_as)\n",
         "        return True\n",
         "a successor that gives up takes others along",
         "who does not run names who does",

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery import chain, chord, group, uuid
+from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as NotWithin
 from celery.result import AsyncResult
 from kombu.common import Broadcast
@@ -114,7 +115,8 @@ class Part:
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
         parts = tuple(child.id for child in getattr(result, "results", None) or ())
-        self.answers[call.number] = Answer(call.number, result.id, sent, merged=result.id in known, parts=parts)
+        merged = result.id in known
+        self.answers[call.number] = Answer(call.number, result.id, sent, published=now(), merged=merged, parts=parts)
         if result.id not in known:
             self._strike(call, result)
 
@@ -363,7 +365,7 @@ def _got(result: Any, end: float) -> tuple[str, str, str]:
         return "HUNG", "", ""
     except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
         name = type(error).__name__
-        return "REVOKED" if name == "TaskRevokedError" else "FAILURE", name, str(error)
+        return "REVOKED" if isinstance(error, TaskRevokedError) else "FAILURE", name, str(error)
     return "SUCCESS", "", ""
 
 

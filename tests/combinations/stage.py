@@ -22,6 +22,8 @@ from tests.workers import Worker
 # Slots of each worker. Of the solo pool there is one worker, so that there is one slot.
 _SLOTS = {"prefork": (5, 5), "threads": (8, 8), "gevent": (12, 12), "eventlet": (12, 12), "solo": (1,)}
 _GOODBYE = 8.0
+# In a line of a worker's log.
+_TROUBLES = ("CRITICAL", "Unrecoverable", "Signal handler")
 
 
 class Servers:
@@ -84,13 +86,16 @@ class Stage:
         self.env = {"COMBINATIONS_SETTING": str(path), "COMBINATIONS_RECORD": self.path, "C_FORCE_ROOT": "1"}
         self.record = Record(self.path)
         try:
+            from celery.backends.database.session import SessionManager
+
             from tests.combinations.app import make_app
 
             self.app: Celery = make_app(self._setting())
             self._stack.callback(self.app.close)
             if self.facts["results"] == "database":
                 # Before 5.5 Celery makes its tables when they are first asked for, and who asks meanwhile fails.
-                self.app.backend.ResultSession().close()
+                # With a manager of its own, for the one that all backends share makes the tables of one database only.
+                self.app.backend.ResultSession(SessionManager()).close()
             if self.facts["pool"] != "eager":
                 self._start()
             self.locks = self._stack.enter_context(self.servers.valkey.client(2))
@@ -104,14 +109,14 @@ class Stage:
         self._stack.close()
 
     def troubles(self) -> list[str]:
-        """Workers that have ended by themselves, and what Celery calls critical."""
+        """Workers that have ended by themselves, what Celery calls critical, and hooks of ours that failed."""
         found = []
         for worker in self._workers:
             log = worker.log()
             with suppress(subprocess.TimeoutExpired):
                 worker.wait(0)
                 found.append("a worker has ended by itself: " + log[-2000:])
-            found += [line for line in log.splitlines() if "CRITICAL" in line or "Unrecoverable" in line]
+            found += [line for line in log.splitlines() if any(word in line for word in _TROUBLES)]
         return found
 
     def _start(self) -> None:

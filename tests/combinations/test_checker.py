@@ -321,6 +321,19 @@ def test_newest_arguments_that_never_ran_are_seen(story: Story, policy: str) -> 
     assert story.rules() == set()
 
 
+@pytest.mark.parametrize("policy", ["rerun", "replace"])
+def test_an_older_call_that_runs_while_a_newer_one_waits_is_seen(story: Story, policy: str) -> None:
+    story.declare(policy=policy)
+    story.answer(0, sent=0.1)
+    story.answer(1, "bbb", sent=0.9)
+    story.body(3, 4)
+    story.body(5, 6, "bbb", number=1)
+    assert story.rules() == set()
+
+    story.at(1, "began", task_id="bbb")
+    assert story.rules() == {"nobody older runs while a newer one waits"}
+
+
 def test_newest_arguments_that_are_lost_with_a_process_are_seen(story: Story) -> None:
     story.declare(policy="rerun", late=True)
     story.call(1, ending="kill")

@@ -154,13 +154,14 @@ def test_a_release_gets_past_any_number_of_waiters_whose_time_has_passed(scripts
 def test_every_documented_answer_of_look_is_reached(scripts: Scripts, client: Any) -> None:
     scripts.acquire("a")
     scripts.acquire("b", words="waits")
+    scripts.acquire("c", words="crowds")
     scripts.succeed("id-of-c", "rerun")
     before = client.hgetall(KEY)
 
-    verdict, _, waiters, successor, holders = scripts.look()
+    verdict, _, crowd, successor, holders = scripts.look()
 
     assert {verdict} == documented_answers(FILES["look"])
-    assert (waiters, successor, holders[:2], len(holders)) == (1, "id-of-c", [1, "a"], 7)
+    assert (crowd, successor, holders[:2], len(holders)) == (1, "id-of-c", [1, "a"], 7)
     assert client.hgetall(KEY) == before
 
 
@@ -250,7 +251,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "<place>:i": (r"\d:i", r"id-of-\w"),
         "<place>:c": ("1:c", "1"),
         "<token>": ("e", r"\d+"),
-        "!<token>": ("!a", r"\d+"),
+        "!<token>": ("!a", r"\+?\d+"),
         "first, last": ("first|last", r"\d+"),
         "q<ticket>": (r"q\d+", r"\d+ [wz] [12] id-of-[wz]"),
         "w<token>": (r"w[wz]", r"\d+"),

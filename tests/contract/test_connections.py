@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from celery_singleton_lock import Lease, Lock, StoreError
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.lease import own_heartbeat
 from celery_singleton_lock.leases.leftovers import Unreleased
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant, Slot
 from celery_singleton_lock.stores.redis import wire
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -96,15 +97,21 @@ def test_only_text_goes_to_the_parser(valkey: Server) -> None:
 
 
 @pytest.fixture
-def far(tmp_path: Path) -> Iterator[str]:
+def far(far_line: Proxy, tmp_path: Path) -> str:
     """The URL of a store with TLS, a password and a database, whose every reply takes 0.4 s."""
+    return f"rediss://shop:secret@127.0.0.1:{far_line.port}/1?ssl_ca_certs={tmp_path / 'cert.pem'}"
+
+
+@pytest.fixture
+def far_line(tmp_path: Path) -> Iterator[Proxy]:
+    """What leads to it."""
     own, key = certificate(tmp_path)
     port = free_port()
     files = ("--tls-cert-file", str(own), "--tls-key-file", str(key), "--tls-auth-clients", "no")
     password = ("--user", "shop", "on", ">secret", "~*", "&*", "+@all")
     with running("redis", "--tls-port", str(port), *files, *password) as _, Proxy(port) as proxy:
         proxy.delay(0.4)
-        yield f"rediss://shop:secret@127.0.0.1:{proxy.port}/1?ssl_ca_certs={own}"
+        yield proxy
 
 
 def test_a_store_far_away_grants_renews_and_releases_within_the_bounds(far: str) -> None:
@@ -138,6 +145,39 @@ def test_what_is_far_away_is_given_back_and_kept_alive_in_the_background(far: st
     late.clear()
     until(Unreleased(RedisStore(far, {}), lease.claim, 1).release_again, "it is given back")
     assert store.holders(KEY) == []
+
+
+def test_a_new_connection_costs_three_round_trips_with_tls_a_password_and_a_database(far: str, far_line: Proxy) -> None:
+    RedisStore(far, {}).acquire(MINE)
+    store = RedisStore(far, {"client_name": "shop"})
+    before = far_line.turns
+
+    store.acquire(MINE)
+
+    # The handshake, which is two with an old TLS; who we are and which database; the question. And that of TCP.
+    assert far_line.turns - before == 3
+    store.acquire(MINE)
+    assert far_line.turns - before == 4
+
+
+def test_after_the_first_call_that_is_published_from_far_away_they_are_marked(far: str) -> None:
+    store = RedisStore(far, {})
+    began = clock()
+    with pytest.raises(StoreError):
+        store.mark_queued(KEY, "first", 60.0, limit=1, quiet=0.0)
+    assert clock() - began < PUBLISH_BOUND + SLACK
+
+    found = until(lambda: answered(lambda: store.mark_queued(KEY, "later", 60.0, limit=1, quiet=0.0)), "it is answered")
+
+    assert found[0] is None or found[0].task_id == "first"
+    store.close()
+
+
+def answered(call: Callable[[], Any]) -> list[Any]:
+    """What *call* returns, or nothing."""
+    with suppress(StoreError):
+        return [call()]
+    return []
 
 
 def test_scripts_that_are_not_known_cost_no_connection(valkey: Server) -> None:

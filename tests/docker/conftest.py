@@ -51,6 +51,11 @@ class Kinds(NamedTuple):
     store: str
 
 
+@pytest.fixture(autouse=True)
+def no_shared_tasks() -> None:
+    """Here they are those of the tests: the apps that pytest-celery makes get them so."""
+
+
 @pytest.fixture(params=[Kinds("redis", "redis"), Kinds("rabbitmq", "valkey")], ids="-".join)
 def kinds(request: pytest.FixtureRequest) -> Kinds:
     return request.param

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -153,7 +154,13 @@ def nap(seconds: float) -> None:
 
 
 @app.task(
-    base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=2, lock_on_lost="kill", lock_on_conflict="reschedule"
+    base=SingletonTask,
+    bind=True,
+    lock_key=("key",),
+    lock_ttl=2,
+    # A worker with another pool would not start.
+    lock_on_lost="kill" if "prefork" in sys.argv or "--pool" not in sys.argv else "abort",
+    lock_on_conflict="reschedule",
 )
 def killed(self: Any, key: Any, seconds: float) -> str:
     """Write a tick every 20 ms."""

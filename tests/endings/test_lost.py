@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import ConfigurationError, LockLost
+from celery_singleton_lock import LockLost
 from tests.endings import app as tasks
 from tests.endings.conftest import APP, begun
 from tests.proxy import Proxy
@@ -143,11 +143,3 @@ def frozen(pid: int) -> Iterator[None]:
         (group / switch).write_text(off)
         until(lambda: not (group / "cgroup.procs").read_text(), "nobody is left in the cgroup")
         group.rmdir()
-
-
-@pytest.mark.parametrize("pool", ["solo", "threads", "gevent", "eventlet"])
-def test_kill_without_a_child_to_kill_is_refused(pool: str, env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env, pool=pool):
-        with pytest.raises(ConfigurationError, match="only the prefork pool has"):
-            tasks.killed.delay("k", 0).get(timeout=10)
-        assert recorder.events("enter") == []

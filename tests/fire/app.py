@@ -9,14 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from celery import Celery, Task
 
 from celery_singleton_lock import SingletonTask, current_lease, signals
-from tests.fire.kinds import KINDS, Kind
+from tests.fire.kinds import KINDS, STRIKE, Kind
 from tests.fire.record import Record
 
+BODIES = ("tests.fire.app", "tests.combinations.app")
+NOT_STRUCK = ("celery", "kombu", "amqp", "billiard", "tests")
+DAWDLES = 6.0
 NOWHERE = "redis://127.0.0.1:1/0"
 BROKER = os.environ.get("FIRE_BROKER", NOWHERE)
 SLICE = 0.05
@@ -55,6 +59,10 @@ def record() -> Record:
 
 class FlakyError(Exception):
     """What Celery is to retry."""
+
+
+class StruckError(Exception):
+    """What the nemesis raises in the midst of a task, as a limit does."""
 
 
 class Recorded:
@@ -143,6 +151,18 @@ def task_of(kind: Kind) -> Any:
     return runs
 
 
+def strike(number: int, frame: FrameType | None) -> None:
+    """Raise if a body or the library is interrupted, also in the midst of what it calls; Celery is not to be broken."""
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("celery_singleton_lock") or (module in BODIES and frame.f_code.co_name == "work"):
+            raise StruckError(number)
+        if module.startswith(NOT_STRUCK):
+            return
+        frame = frame.f_back
+
+
+signal.signal(STRIKE, strike)
 # A worker that does not end when it is told to leaves in its log where it hangs.
 faulthandler.register(signal.SIGUSR2)
 
@@ -181,7 +201,14 @@ def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> Non
     record().write("conflict", "", sender.request.get("fire_run") or "", **facts)
 
 
+@signals.lock_unanswered.connect
+def _unanswered(sender: Any, outcome: str, **_: Any) -> None:
+    record().write("unanswered", "", task=sender.name, task_id=sender.request.id, outcome=outcome)
+
+
 @signals.lock_lost.connect
 def _lost(sender: Any, lease: Any, reason: str, **_: Any) -> None:
-    # In the thread of the heartbeat, which does not know the run: a child has one at a time.
+    # In a thread of its own, which does not know the run: a child has one at a time.
     record().write("lost", task=sender.name, task_id=lease.claim.facts.task_id, reason=reason)
+    if Path(f"{os.environ['FIRE_RECORD']}.slow").exists():
+        time.sleep(DAWDLES)

@@ -16,7 +16,11 @@ PROMPT = 2.0
 SLACK = 0.25
 
 # With these a call may fail because another did: one that it joined, or one of its canvas.
-_INHERITED = ("LockLost", "LockHeld", "ChordError", "TaskRevokedError")
+_INHERITED = ("LockLost", "LockHeld", "ChordError", "CallRevoked", "TaskRevokedError", "StruckError")
+# With these a call may fail whose own run has ended so.
+_BROUGHT_ABOUT = {"LockLost": "told", "StruckError": "struck"}
+# With these a body has ended that was told, or that a signal struck meanwhile.
+_BROKEN_OFF = ("LockLost", "SystemExit", "StruckError")
 # After these a message comes again, or is none of the call's own.
 _NO_END = ("", "Retry", "Ignore", "Reject", "SystemExit")
 _KINDS = {**KINDS, GATHER.name: GATHER}
@@ -327,7 +331,7 @@ def told(runs: Sequence[Run]) -> Iterator[Finding]:
         stops = [(since, until - PROMPT) for since, until, why in run.excuses if why.startswith("stopped")]
         stopped = sum(max(0.0, until - max(since, run.told)) for since, until in stops)
         on = run.end - run.told - stopped
-        if on > PROMPT or (on > 2 * SLACK and run.left < run.died and run.outcome not in ("LockLost", "SystemExit")):
+        if on > PROMPT or (on > 2 * SLACK and run.left < run.died and run.outcome not in _BROKEN_OFF):
             yield Finding("told", f"{_name(run)} went on for {on:.1f} s, {run.outcome}", run.told, run.label)
 
 
@@ -347,9 +351,17 @@ def by_call(history: History, runs: Sequence[Run]) -> list[tuple[Call, Traces]]:
     for run in runs:
         traces[run.task_id].runs.append(run)
     for event in history.events:
-        if event.name == "conflict":
-            traces[event.facts["task_id"]].conflicts.add(event.facts["outcome"])
+        outcome = outcome_of(event)
+        if outcome:
+            traces[event.facts["task_id"]].conflicts.add(outcome)
     return [(call, traces[call.task_id]) for call in history.calls]
+
+
+def outcome_of(event: Event) -> str:
+    """What an event says becomes of its call, if it says so; `gave up` if that has found no answer for too long."""
+    if event.name == "unanswered" and event.facts["outcome"] == "raised":
+        return "gave up"
+    return str(event.facts["outcome"]) if event.name == "conflict" else ""
 
 
 def fate(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
@@ -371,10 +383,11 @@ def _success(call: Call, traces: Traces) -> tuple[str, str]:
 
 
 def _failure(call: Call, traces: Traces) -> tuple[str, str]:
-    if call.error == "LockLost" and any(run.outcome == "LockLost" for run in traces.runs):
-        return "told", ""
-    if call.error == "LockHeld" and "raised" in traces.conflicts:
-        return "raised", ""
+    if call.error in _BROUGHT_ABOUT and any(run.outcome == call.error for run in traces.runs):
+        return _BROUGHT_ABOUT[call.error], ""
+    settled = {"LockHeld": "raised", "StoreError": "gave up"}.get(call.error, "")
+    if settled in traces.conflicts:
+        return settled, ""
     if call.error == "WorkerLostError" and not _is_late(call):
         return "killed after an early ack", ""
     if call.error == "Reject" and any(run.kind.how != "work" and run.outcome == "Reject" for run in traces.runs):

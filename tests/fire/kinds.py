@@ -1,6 +1,10 @@
 """The tasks under fire: what each declares, which is what it is judged by."""
 
+import signal
 from dataclasses import dataclass
+
+# Raises in a pool process.
+STRIKE = signal.SIGRTMIN + 3
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
-from tests.fire.kinds import KINDS
+from tests.fire.kinds import KINDS, STRIKE
 from tests.fire.load import Load
 from tests.fire.record import now
-from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
+from tests.fire.stage import LONGEST_COLD_SHUTDOWN, LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.watch import Open, Watch
 from tests.waiting import until
 
@@ -19,7 +20,7 @@ LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
 # Well within a lease, and well beyond one.
 SHORT_STOP, LONG_STOP = (0.1, 0.6), (LONGEST_TTL + 0.5, LONGEST_TTL + 2.0)
 PAUSE = (0.3, 1.5)
-_LONGEST_GOODBYE = {"warm": LONGEST_WARM_SHUTDOWN, "soft": 15.0, "cold": 15.0}
+_LONGEST_GOODBYE = {"warm": LONGEST_WARM_SHUTDOWN, "soft": LONGEST_COLD_SHUTDOWN, "cold": LONGEST_COLD_SHUTDOWN}
 # Where a cold shutdown hangs by itself: it waits for the rest of a message from a child that billiard has ended in the
 # midst of it; or its signal came while amqp waited for an answer, which the handler, that asks as well, has read.
 _HANGS_OF_CELERY = ("_flush_outqueue", "blocking_read")
@@ -69,6 +70,14 @@ class Nemesis:
             host.clear()
             host.start()
 
+    def strike_children(self) -> None:
+        with self._fault("signals that raise in the children of all workers"):
+            end = now() + self._rng.uniform(1.0, 3.0)
+            while now() < end:
+                if pids := self._watch.pids():
+                    _signal(self._rng.choice(pids), STRIKE)
+                time.sleep(self._rng.uniform(0.01, 0.1))
+
     def stop_a_child_shortly(self) -> None:
         if victim := self._victim():
             self._stop([victim], self._rng.uniform(*SHORT_STOP), f"child {victim.pid}")
@@ -117,9 +126,9 @@ class Nemesis:
             self._stage.locks.start()
             self._stage.record.write("emptied", down=down)
 
-    def swallow(self) -> None:
+    def swallow(self, more: str = "") -> None:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
-        with self._fault(f"a black hole for {seconds:.1f} s between {host} and the store of locks"):
+        with self._fault(f"a black hole for {seconds:.1f} s between {host} and the store of locks{more}"):
             host.locks.black_hole()
             self._rivals_for([body for body in self._watch.bodies() if _group(body.pid) == host.worker.pid], seconds)
             host.locks.forward()
@@ -132,6 +141,12 @@ class Nemesis:
             time.sleep(seconds)
             for host in self._stage.hosts:
                 host.locks.forward()
+
+    def slow_receivers(self) -> None:
+        receivers = Path(f"{self._stage.path}.slow")
+        receivers.touch()
+        self.swallow(", and receivers of signals are slow")
+        receivers.unlink()
 
     def reset(self) -> None:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
@@ -152,6 +167,12 @@ class Nemesis:
             host.locks.delay(seconds)
             time.sleep(self._rng.uniform(1.0, 3.0))
             host.locks.forward()
+
+    def move_the_store(self) -> None:
+        with self._fault("another server takes over the store of locks; the old one becomes its replica, and ends"):
+            old = self._stage.move_the_locks()
+            time.sleep(self._rng.uniform(0.5, LONGEST_TTL))
+            old.close()
 
     def flush_scripts(self) -> None:
         with self._fault("SCRIPT FLUSH"), self._stage.locks.client() as client:
@@ -255,6 +276,7 @@ class Nemesis:
 FAULTS: tuple[Callable[[Nemesis], None], ...] = (
     Nemesis.kill_a_child,
     Nemesis.kill_a_worker,
+    Nemesis.strike_children,
     Nemesis.stop_a_child_shortly,
     Nemesis.stop_a_child_beyond_its_lease,
     Nemesis.stop_a_worker_with_its_children,
@@ -265,10 +287,12 @@ FAULTS: tuple[Callable[[Nemesis], None], ...] = (
     Nemesis.restart_the_store_with_its_data,
     Nemesis.restart_the_store_without_its_data,
     Nemesis.swallow,
+    Nemesis.slow_receivers,
     Nemesis.swallow_for_all,
     Nemesis.reset,
     Nemesis.lose_replies,
     Nemesis.delay_replies,
+    Nemesis.move_the_store,
     Nemesis.flush_scripts,
     Nemesis.kill_clients,
     Nemesis.restart_the_broker,

@@ -7,7 +7,7 @@ from tests.combinations import checker as combinations
 from tests.combinations.app import name_of
 from tests.combinations.checker import Answer, History, Known
 from tests.combinations.program import TTL, Program
-from tests.fire.checker import Finding, Run, Traces, crowded, exclusive, fenced, read, told, why_unended
+from tests.fire.checker import Finding, Run, Traces, crowded, exclusive, fenced, outcome_of, read, told, why_unended
 from tests.fire.kinds import Kind
 
 _ENDED = ("SUCCESS", "FAILURE", "REVOKED", "ENDED", "UNSENT")
@@ -86,19 +86,22 @@ def _failed(known: Known, runs: Sequence[Run]) -> Iterator[str]:
 def _brought_about(known: Known, answer: Answer, runs: Sequence[Run]) -> set[str]:
     if known.program.tasks[known.calls[answer.call].task]["policy"] == "join":
         # Who joins fails as another does.
-        return {"LockLost", "LockHeld", "Reject", "WorkerLostError", "TaskRevokedError"}
+        inherited = ("LockLost", "LockHeld", "StoreError", "Reject", "WorkerLostError", "StruckError")
+        return {*inherited, "CallRevoked", "TaskRevokedError"}
     traces = _traces(known, answer, runs)
-    found = {run.outcome for run in traces.runs} & {"LockLost", "Reject"}
+    found = {run.outcome for run in traces.runs} & {"LockLost", "Reject", "StruckError"}
     found |= {"LockHeld"} if "raised" in traces.conflicts else set()
+    # Its lock_wait_timeout is over, or its message cannot come again.
+    found |= {"StoreError"} if "gave up" in traces.conflicts else set()
     return found if _is_late(known, answer) else found | {"WorkerLostError"}
 
 
 def _traces(known: Known, answer: Answer, runs: Sequence[Run]) -> Traces:
     ids = known.messages(answer)
-    conflicts = [event.facts for event in known.history.events if event.name == "conflict"]
+    outcomes = [event for event in known.history.events if outcome_of(event)]
     return Traces(
         [run for run in runs if run.task_id in ids],
-        {facts["outcome"] for facts in conflicts if facts["task_id"] in ids},
+        {outcome_of(event) for event in outcomes if event.facts["task_id"] in ids},
     )
 
 

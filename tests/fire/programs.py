@@ -61,7 +61,7 @@ class Programs:
     def __init__(self, programs: Sequence[Program], stage: Stage, watch: Watch, seconds: float) -> None:
         from tests.fire.app import app
 
-        self._stage, self._locks = stage, stage.locks.client()
+        self._stage, self._locks = stage, stage.client_of_locks()
         place = Place(facts(broker_is_redis=stage.loses_messages), app, watch, self._locks)
         self._parts = [Part(place, program, f"program {number}", 0) for number, program in enumerate(programs)]
         self._begun: list[Part] = []

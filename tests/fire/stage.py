@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+import redis
+
 from tests.fire.record import Record
 from tests.proxy import Proxy
 from tests.rabbit import Rabbit, has_rabbit
@@ -22,9 +24,12 @@ CONCURRENCY = 4
 _SABOTAGE = ("FIRE_SABOTAGE", "COMBINATIONS_PLAIN")
 # All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
 SOFT_SHUTDOWN = 1.5
-# It has to wait for all bodies, and for those who wait in a pool. When a worker has lost its connection and ends before
-# it has another, it reads no more of the results of its children, and billiard lets these wait for half a minute.
-LONGEST_WARM_SHUTDOWN = 40.0 + 35.0
+# When a worker has lost its connection and ends before it has another, it reads no more of the results of its children,
+# and billiard lets these wait for half a minute.
+_UNREAD = 35.0
+# It has to wait for all bodies, and for those who wait in a pool.
+LONGEST_WARM_SHUTDOWN = 40.0 + _UNREAD
+LONGEST_COLD_SHUTDOWN = 15.0 + _UNREAD
 
 
 class Store(Server):
@@ -32,7 +37,22 @@ class Store(Server):
 
     def __init__(self, kind: str) -> None:
         # Written before each answer, though not to the disk: the machine stays up.
-        super().__init__(kind, "--appendonly", "yes", "--appendfsync", "no")
+        super().__init__(kind, "--appendonly", "yes", "--appendfsync", "no", "--repl-diskless-sync-delay", "0")
+
+    def replica(self) -> "Store":
+        """Another one, which has all data and follows this one."""
+        other = Store(self.kind)
+        other.start()
+        with other.client() as client:
+            client.replicaof("127.0.0.1", self.port)
+            until(lambda: client.info("replication").get("master_link_status") == "up", "the replica has all data")
+        return other
+
+    def give_way_to(self, replica: "Store") -> None:
+        """Become its replica, once it has all that was written here."""
+        with self.client() as client, replica.client() as heir:
+            client.execute_command("FAILOVER", "TO", "127.0.0.1", replica.port)
+            until(lambda: heir.info("replication")["role"] == "master", "the replica takes over")
 
     def forget(self) -> None:
         shutil.rmtree(Path(self.directory) / "appendonlydir")
@@ -128,6 +148,10 @@ class Stage:
         """Kombu takes a message from Redis before it has written down that it did."""
         return isinstance(self.broker, Server)
 
+    def client_of_locks(self) -> "redis.Redis":
+        """For the store of locks, wherever that is."""
+        return redis.Redis(port=self._way.port, decode_responses=True)
+
     def declare(self, tasks: Sequence[Mapping[str, Any]]) -> None:
         """Let the workers play programs with these tasks, too."""
         if not tasks:
@@ -136,6 +160,20 @@ class Stage:
         path.write_text(json.dumps(tasks), encoding="utf-8")
         # Pickle is among the serialisers, and whoever plays this may be root.
         self._env |= {"FIRE_PROGRAMS": str(path), "COMBINATIONS_RECORD": self.path, "C_FORCE_ROOT": "1"}
+
+    def move_the_locks(self) -> Store:
+        """Have another server take over from the store of locks; who is connected stays at the old one.
+
+        Returns:
+            The old one.
+        """
+        old, heir = self.locks, self.locks.replica()
+        self._stack.callback(heir.close)
+        old.give_way_to(heir)
+        self.locks = heir
+        for way in (self._way, *[host.locks for host in self.hosts]):
+            way.move(heir.port)
+        return old
 
     def supervise(self) -> None:
         """Start again what has ended by itself, as a supervisor would, and write that down."""
@@ -160,8 +198,9 @@ class Stage:
         for server in (self.locks, self.results, self.broker):
             self._stack.callback(server.close)
             server.start()
+        self._way = self._stack.enter_context(Proxy(self.locks.port))
         # For the tasks as this process publishes them.
-        os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self.locks.url, **self._env)
+        os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self._way.url, **self._env)
         for name in _SABOTAGE:
             os.environ.pop(name, None)
         for number in range(1, self._number + 1):

@@ -401,9 +401,33 @@ def test_an_end_by_policy_is_one_that_the_policy_told_of(story: Story, state: st
     assert check(story.history()).good
 
 
+def test_a_call_may_give_up_on_a_store_that_gave_no_answer(story: Story) -> None:
+    story.run(1, 2, "another")
+    story.call("a", "FAILURE", "StoreError")
+    assert story.promises() == ["nothing lost"]
+
+    story.at(1.5, "unanswered", pid=3, task="skip", task_id="a", outcome="raised")
+
+    assert check(story.history()).fates == {"gave up": 1}
+    assert check(story.history()).good
+
+
 def test_an_error_that_nobody_expects_is_seen(story: Story) -> None:
     story.run(1, 2, outcome="AttributeError")
     story.call("a", "FAILURE", "AttributeError")
+
+    assert story.promises() == ["nothing lost"]
+
+
+def test_a_call_may_fail_by_the_signal_that_struck_its_own_run(story: Story) -> None:
+    story.run(1, 2, outcome="StruckError")
+    story.call("a", "FAILURE", "StruckError")
+
+    assert check(story.history()).fates == {"struck": 1}
+    assert story.promises() == []
+
+    story.run(3, 4, "another")
+    story.call("another", "FAILURE", "StruckError")
 
     assert story.promises() == ["nothing lost"]
 

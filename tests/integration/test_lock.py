@@ -23,6 +23,7 @@ from celery_singleton_lock import (
     signals,
 )
 from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.records import Claim, Facts, Turn
 from tests.forks import in_a_fork
 from tests.servers import Server, free_port
 from tests.waiting import until
@@ -359,6 +360,38 @@ def test_a_lease_that_was_lost_is_not_re_entered(server: Server) -> None:
             assert again.held
         assert not again.held
     assert holders(lock) == 0
+
+
+def test_a_lease_that_was_asked_to_make_way_is_re_entered_until_it_has(url: str) -> None:
+    lock = Lock("stock", url=url, ttl=1, reentrant=True)
+
+    with lock as lease:
+        ask_to_make_way(lock)
+        until(lambda: lease.lost, "it has heard")
+        assert (lease.lost_reason, lease.held, lease.remaining()) == ("replaced", False, 0.0)
+        assert lock.acquire(timeout=0.2) is lease
+        lock.release()
+        assert holders(lock) == 1
+    assert holders(lock) == 0
+
+
+def test_a_lease_that_was_asked_to_make_way_and_then_lost_is_not_re_entered(server: Server) -> None:
+    lock = Lock("stock", url=server.url, ttl=6, reentrant=True)
+
+    with lock as lease:
+        ask_to_make_way(lock)
+        until(lambda: lease.lost, "it has heard")
+        with server.client() as client:
+            client.flushall()
+        until(lambda: not lease.keeps_others_out, "the loss is noticed", timeout=4)
+        with lock as again:
+            assert again is not lease
+
+
+def ask_to_make_way(lock: Lock) -> None:
+    """As a task does that replaces."""
+    successor = Claim(lock.key, "successor", 30.0, facts=Facts("successor"), asked=True)
+    assert lock._store.succeed(successor, "replace", "stock.sell", "", 60.0) == (Turn.MINE, None)
 
 
 def test_another_thread_does_not_re_enter(url: str, in_threads: Any) -> None:

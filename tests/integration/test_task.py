@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from celery_singleton_lock import (
 )
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.leases.unlocked import UNLOCKED
+from celery_singleton_lock.runs.results import fence_handed_on, tell_handed_on
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.servers import Server, free_port
@@ -273,6 +275,68 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
     until(lambda: f"lock.lost key={body.lock_key_for()}" in caplog.text, "the log tells")
 
 
+def test_a_body_that_goes_on_without_its_lock_to_its_end_is_told(
+    app: Celery, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1)
+    def swallows(self: Any) -> str:
+        try:
+            lose(self.lock)
+            time.sleep(5)
+        except Exception:  # noqa: BLE001 (as some bodies do)
+            return "went on"
+        return "was not told"
+
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1, lock_on_lost="warn")
+    def is_warned(self: Any) -> str:
+        lose(self.lock)
+        return "went on"
+
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1)
+    def fails(self: Any) -> None:
+        lose(self.lock)
+        time.sleep(5)
+
+    def lose(lease: Lease) -> None:
+        with server.client() as client:
+            client.flushall()
+        until(lambda: lease.lost, "it is lost")
+
+    ended = [task.apply(throw=False).state for task in (swallows, is_warned, fails)]
+
+    assert ended == ["SUCCESS", "SUCCESS", "FAILURE"]
+    told = [(record.levelname, record.getMessage()) for record in caplog.records if "lock.outlived" in record.msg]
+    assert [(level, text.partition(" task_id")[0]) for level, text in told] == [
+        ("ERROR", f"lock.outlived key={task.lock_key_for()}") for task in (swallows, is_warned)
+    ]
+    assert all("reason=expired: " in text for _, text in told)
+
+
+@pytest.mark.parametrize("on_lost", ["abort", "warn"])
+def test_a_run_that_makes_way_for_its_successor_is_no_error(
+    app: Celery, server: Server, caplog: pytest.LogCaptureFixture, on_lost: str
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1, lock_on_lost=on_lost)
+    def body(self: Any) -> str:
+        claim = self.lock.claim
+        facts = Facts(task_id="the-successor", published=time.time_ns() // 1000 + 1_000_000)
+        successor = Claim(claim.key, new_token(), 30, facts=facts, asked=True)
+        self.lock.store.succeed(successor, "replace", body.name, "[]", 60)
+        until(lambda: self.lock.lost, "it is told")
+        time.sleep(5 if on_lost == "abort" else 0)
+        return "ran"
+
+    assert body.apply(throw=False).state == ("REVOKED" if on_lost == "abort" else "SUCCESS")
+
+    lost = f"lock.lost key={body.lock_key_for()} task_id="
+    until(lambda: lost in caplog.text, "the log tells")
+    (record,) = [record for record in caplog.records if record.getMessage().startswith(lost)]
+    assert (record.levelname, record.getMessage().endswith("reason=replaced")) == ("INFO", True)
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
 def test_a_lease_that_is_lost_while_a_retry_is_published_loses_no_retry(app: Celery, server: Server) -> None:
     class LosesItsLease(SingletonTask):
         abstract = True
@@ -448,6 +512,29 @@ def test_a_copy_of_a_run_that_has_ended_is_dropped_and_leaves_nothing(app: Celer
     assert keys(server) == [f"{key}:done:1:0"]
 
 
+def run_of(task: Any, task_id: str, fence: int) -> Any:
+    """As far as those who have joined it look at it."""
+    return SimpleNamespace(
+        task=task,
+        task_id=task_id,
+        options=SimpleNamespace(on_conflict="join"),
+        request=SimpleNamespace(ignore_result=False),
+        can_come_again=True,
+        lease=SimpleNamespace(fence=fence),
+    )
+
+
+def test_the_last_run_that_goes_on_is_the_one_that_those_know_who_have_joined(app: Celery) -> None:
+    @app.task(base=SingletonTask, lock_key=(), lock_on_conflict="join")
+    def body() -> None: ...
+
+    call = uuid()
+    assert fence_handed_on(body, call) == 0
+    for fence in (5, 7):
+        tell_handed_on(run_of(body, call, fence))
+        assert fence_handed_on(body, call) == fence
+
+
 @pytest.mark.parametrize(("ago", "outcome"), [(50, "comes again"), (70, "runs")])
 def test_who_has_joined_a_run_whose_retry_never_comes_runs_in_the_end(app: Celery, ago: float, outcome: str) -> None:
     @app.task(base=SingletonTask, lock_key=(), lock_on_conflict="join", lock_queue_ttl=60)
@@ -455,8 +542,9 @@ def test_who_has_joined_a_run_whose_retry_never_comes_runs_in_the_end(app: Celer
         return "runs"
 
     app.backend.store_result("lost", None, states.RETRY)
+    tell_handed_on(run_of(body, "lost", fence=7))
     then = round((time.time() - ago) * 1_000_000)
-    joined = {"tries": 50, "since": then, "joins": "lost", "free_since": then}
+    joined = {"tries": 50, "since": then, "joins": "lost", "joins_fence": 7, "free_since": then}
     context = Context(id=uuid(), called_directly=False, headers={"singleton_lock": joined}, args=(), kwargs={})
     body.request_stack.push(context)
 

@@ -39,8 +39,10 @@ local function lock_moved(key)
   for i = 1, #fields, 2 do
     local field, value = fields[i], fields[i + 1]
     local moment, rest = string.match(value, '^(%d+)( .*)$')
+    local sign, deadline = string.match(value, '^(%+?)(%d+)$')
     if tokens[field] then
-      redis.call('HSET', key, field, moved(value))
+      -- A holder that has not heard of it that it is to make way.
+      redis.call('HSET', key, field, sign .. moved(deadline))
     elseif string.match(field, '^%d+:$') then
       redis.call('HSET', key, field, grant_moved(value))
     elseif moment and (marks[field] or string.match(field, '^q%d+$') or string.match(field, '^[om][a-z_]+:')) then

@@ -35,7 +35,7 @@ from celery_singleton_lock.leases.leftovers import Leftovers, Unreleased
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, LockStore, Store, Waiter
 from celery_singleton_lock.stores.memory import admission as admission_module
 from celery_singleton_lock.stores.memory.store import MemoryStore
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant, Holder
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant, Look
 from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
 
 KINDS = ("network", "restart", "network", "failover", "network", "steps", "network", "leap")
@@ -450,7 +450,7 @@ class SimStore(LockStore):
         # An earlier try may have released it without our hearing of it.
         return Answer.DONE if unheard else answer
 
-    def holders(self, key: str) -> list[Holder]:
+    def look(self, key: str) -> Look:
         raise NotImplementedError
 
     def _persist(self, request: Request, bound: float, unheard: list[float] | None = None) -> tuple[Any, float]:

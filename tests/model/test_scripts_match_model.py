@@ -49,6 +49,7 @@ FLAGS = st.fixed_dictionaries(
         "may_be_copy": st.booleans(),
         "heeds_queued": st.booleans(),
         "asked": st.booleans(),
+        "succeeds": st.sampled_from(("rerun", "replace")),
         "merges": st.sampled_from(TASK_NAMES),
         "crowds": st.booleans(),
         "joins": st.booleans(),
@@ -202,7 +203,10 @@ class Scripts(RuleBasedStateMachine):
     @rule(
         key=st.sampled_from(KEYS),
         task_id=st.sampled_from(TASK_IDS),
-        words=st.fixed_dictionaries({word: st.booleans() for word in ("quiet", "returns", "unless_merged")}),
+        words=st.fixed_dictionaries(
+            {"quiet": st.booleans(), "returns": st.booleans()}
+            | {"unless": st.sampled_from(((), ("merged",), ("heard",), ("merged", "heard")))}
+        ),
     )
     def unmarks(self, key: str, task_id: str, words: dict[str, bool]) -> None:
         self.everywhere(lambda store: store.unmark(key, task_id, **words))

@@ -7,8 +7,10 @@ import json
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
 
@@ -21,13 +23,21 @@ from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
-from kombu.exceptions import OperationalError
+from kombu.exceptions import ContentDisallowed, OperationalError
 
-from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, settings, signals
+from celery_singleton_lock import (
+    CallRevoked,
+    ConfigurationError,
+    LockHeld,
+    SingletonTask,
+    StoreError,
+    settings,
+    signals,
+)
 from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.leftovers import leftovers
-from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs import message, waiting
 from celery_singleton_lock.runs.arguments import pack
 from celery_singleton_lock.runs.message import EVENTS, HEADER, TOKEN, Notes, marker_of
 from celery_singleton_lock.runs.results import tell_handed_on
@@ -95,8 +105,8 @@ class Steered(MemoryStore):
     def succeed(self, *asked: Any) -> Any:
         return self._unanswered("succeed", lambda: super(Steered, self).succeed(*asked))
 
-    def holders(self, key: str) -> Any:
-        return self._unanswered("holders", lambda: super(Steered, self).holders(key))
+    def look(self, key: str) -> Any:
+        return self._unanswered("look", lambda: super(Steered, self).look(key))
 
     def queue(self, claim: Claim) -> Any:
         return self._unanswered("queue", lambda: super(Steered, self).queue(claim))
@@ -166,6 +176,12 @@ def no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def no_time_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every question be answered, or not, at once."""
+    monkeypatch.setattr(Run, "age", 0.0)
+
+
+@pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a message that cannot be published fail at once."""
     monkeypatch.setattr(message, "_PATIENCE", 0)
@@ -191,7 +207,7 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             world.told.append(outcome)
 
         def hear_of_silence(outcome: str, error: StoreError, **_: Any) -> None:
-            assert error.problem == "no answer"
+            assert error.problem.startswith("no answer")
             world.told.append(f"unanswered, {outcome}")
 
         app.tasks.pop("task", None)
@@ -209,6 +225,10 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     for hear, hear_of_silence, task in connected:
         signals.lock_conflict.disconnect(hear, sender=task)
         signals.lock_unanswered.disconnect(hear_of_silence, sender=task)
+
+
+FENCE = micro(0)
+"""Of a run that has just begun, the first one of its key."""
 
 
 # What the message finds.
@@ -282,6 +302,17 @@ def next_is(by: str, published: int = OLDER, task_name: str = "task", policy: An
     return scene
 
 
+def cancelled_for(by: str, holder: str = "the-holder") -> Scene:
+    """The holder has heard that it is to make way."""
+
+    def scene(world: World) -> None:
+        claim = Claim(world.key, f"token of {by}", 30, facts=Facts(by, published=OLDER), asked=True)
+        assert world.store.succeed(claim, "replace", "task", "", 3600) == (1, None)
+        world.store.renew([Claim(world.key, f"token of {holder}", 30)], 1.0)
+
+    return scene
+
+
 def merged(number: int, published: int = NEWER) -> Scene:
     """A call has left its arguments to the one that runs next."""
 
@@ -292,6 +323,13 @@ def merged(number: int, published: int = NEWER) -> Scene:
         assert world.store.succeed(claim, "rerun", "task", pack(run), 3600) == (0, ANY)
 
     return scene
+
+
+def merged_in_pickle(world: World) -> None:
+    """A call has left its arguments in a serialiser that this worker does not accept."""
+    left = '["application/x-python-serialize", "binary", "gASVCAAAAAAAAABdlF2UfZRlLg=="]'
+    claim = Claim(world.key, "left", 30, facts=Facts("the-merged", published=NEWER))
+    assert world.store.succeed(claim, "rerun", "task", left, 3600) == (0, ANY)
 
 
 def carried_by_a_dead(by: str) -> Scene:
@@ -404,11 +442,11 @@ def ended(state: str, result: Any = None, task_id: str = "the-holder") -> Scene:
     return lambda world: world.task.backend.store_result(task_id, result, state)
 
 
-def handed_on(world: World) -> None:
-    """The holder has ended by `replace()`."""
+def handed_on(world: World, fence: int = FENCE) -> None:
+    """The holder has ended by `replace()` or `retry()`."""
     run = Run.__new__(Run)
     run.task, run.request, run.can_come_again = world.task, Context(id="the-holder"), True
-    run.options = world.task.lock_options
+    run.options, run.lease = world.task.lock_options, SimpleNamespace(fence=fence)
     tell_handed_on(run)
 
 
@@ -437,6 +475,11 @@ def again(tries: int = 1, **notes: Any) -> Event:
     return Event(notes={"tries": tries, "since": micro(1), "crowds": True, **notes})
 
 
+def tried_for(seconds: float, **notes: Any) -> Event:
+    """The store gave it no answer for so long."""
+    return Event(notes={"tries": 1, "unanswered": round(seconds * 1_000_000), **notes})
+
+
 first = Event()
 by_send_task = Event(is_noted=False)
 redelivery = Event(request=delivered(redelivered=True))
@@ -444,6 +487,7 @@ with_eta = Event(request={"eta": "2026-01-01T00:00:00+00:00"})
 retried = Event(request={"retries": 1})
 died = Event(notes={"died": True}, request={"retries": 1})
 replaced = Event(request={"replaced_task_nesting": 1})
+continuing = Event(notes={"continues": FENCE})
 eager = Event(is_eager=True)
 item = Event(is_item=True)
 broadcast = Event(request=delivered(exchange="everybody", routing_key=""))
@@ -464,6 +508,7 @@ DELIVERIES = {
     "again": again(3),
     "for a retry": retried,
     "for a replacement": replaced,
+    "as a step of a replacement": continuing,
     "once more": redelivery,
     "with an ETA": with_eta,
     "as an eager call": eager,
@@ -550,7 +595,7 @@ def revoked(names: str = "the-holder", told: str = "skipped", **left: Any) -> Ou
 
 
 def eagerly_revoked(names: str = "the-holder", **left: Any) -> Outcome:
-    return Outcome(ends="REVOKED", result=TaskRevokedError, says=names, told=("skipped",), **_left(**left))
+    return Outcome(ends="REVOKED", result=CallRevoked, says=names, told=("skipped",), **_left(**left))
 
 
 def raises(error: Any = LockHeld, says: str = "the-holder", told: str = "raised", **left: Any) -> Outcome:
@@ -605,7 +650,7 @@ def later(tries: int, **notes: Any) -> dict[str, Any]:
 
 def joins() -> dict[str, Any]:
     """The notes of one that has joined the holder."""
-    return {"tries": 1, "crowds": True, "joins": "the-holder"}
+    return {"tries": 1, "crowds": True, "joins": "the-holder", "joins_fence": FENCE}
 
 
 def parked_notes(event: Event) -> dict[str, Any]:
@@ -618,6 +663,13 @@ SKIPPED, RAISED, AGAIN, UNLOCKED = (
     f"unanswered, {outcome}" for outcome in ("skipped", "raised", "rescheduled", "unlocked")
 )
 IN_THE_CROWD: dict[str, Any] = {"leaves": (f"crowd {ME}",)}
+
+
+def unheard(after: float, **notes: Any) -> Outcome:
+    """It comes again, because the store gave no answer, and remembers for how long it has tried."""
+    tries, tried = notes.pop("tries", 1), notes.pop("tried", 0)
+    return comes_again(after, {"tries": tries, "unanswered": round((tried + after) * 1_000_000), **notes}, told=AGAIN)
+
 
 # Where there was a second delivery there may be a third.
 MARKED: dict[str, Any] = {"leaves": (f"done {ME}",)}
@@ -744,7 +796,7 @@ JOINED = [
     row("the first time it comes again within a second", "join", held, first, comes_again(1, joins(), told="joined",
         **IN_THE_CROWD)),
     row("the tenth time within a second as well", "join", (held, running), again(9, joins="the-holder"),
-        comes_again(1, {**later(10), "joins": "the-holder"}, told="joined")),
+        comes_again(1, {**later(10), "joins": "the-holder", "joins_fence": FENCE}, told="joined")),
     row("a Lock has no result to wait for", "join", held_by_a_lock, first, comes_again(1, {"tries": 1,
         "crowds": True}, told="joined", **IN_THE_CROWD)),
     row("a retry joins another run", "join", held, retried, comes_again(1, joins(), told="joined", **IN_THE_CROWD)),
@@ -754,8 +806,9 @@ JOINED = [
         told="joined", **IN_THE_CROWD)),
     row("it ends with the holder's result", "join", ended("SUCCESS", 42), again(1, joins="the-holder"), returns(42,
         told="")),
-    row("it ends with the holder's result and leaves the crowd", "join", (held, of_the_crowd, ended("SUCCESS", 42)),
-        again(1, joins="the-holder"), returns(42, told="", takes=(f"crowd {ME}",))),
+    row("it ends with the holder's result and leaves the crowd", "join", (held, of_the_crowd, gone,
+        ended("SUCCESS", 42)), again(1, joins="the-holder"),
+        returns(42, told="", takes=(f"crowd {ME}",))),
     row("it ends with the holder's error", "join", ended("FAILURE", ValueError("broken")), again(1,
         joins="the-holder"), raises(ValueError, "broken", told="")),
     row("it ends with the holder's LockHeld", "join", ended("FAILURE", LockHeld("k", "x", 1.0)), again(1,
@@ -767,21 +820,31 @@ JOINED = [
         joins="the-holder"), revoked(told="")),
     row("in the header of a chord a revoked holder gives it None", "join", ended("REVOKED", TaskRevokedError("away")),
         again_as(in_a_chord, 1, joins="the-holder"), returns(None, told="")),
-    row("it waits for the holder's retry", "join", ended("RETRY", ValueError()), again(1, joins="the-holder"),
-        comes_again(1, {**later(2), "joins": "the-holder", "free_since": micro(0)}, told="joined")),
-    row("a minute later as well", "join", ended("RETRY", ValueError()),
-        again(1, joins="the-holder", free_since=micro(60)),
-        comes_again(1, {**later(2), "joins": "the-holder", "free_since": micro(60)}, told="joined")),
-    row("but not for ever", "join", ended("RETRY", ValueError()), again(1, joins="the-holder",
+    *(row(f"it waits for what the holder was handed on to, {what}", "join", (handed_on, *finds), again(1,
+        joins="the-holder", joins_fence=FENCE, free_since=micro(60)), comes_again(1, {**later(2),
+        "joins": "the-holder", "joins_fence": FENCE, "free_since": micro(60)}, told="joined")) for what, finds in
+        [("whatever it is", ()), ("its retry", (ended("RETRY", ValueError()),)),
+        ("also once the last of it has started", (running,))]),
+    row("but not for ever", "join", handed_on, again(1, joins="the-holder", joins_fence=FENCE,
         free_since=micro(7200)), runs()),
-    *(row(f"it waits for the tasks that the holder was handed on to, {what}", "join", (handed_on, *finds), again(1,
-        joins="the-holder", free_since=micro(60)), comes_again(1, {**later(2), "joins": "the-holder",
-        "free_since": micro(60)}, told="joined")) for what, finds in [("whatever they are", ()),
-        ("also once the last of them has started", (running,))]),
-    row("but not for ever for them either", "join", handed_on, again(1, joins="the-holder", free_since=micro(7200)),
-        runs()),
-    row("it ends with the result of the tasks that the holder was handed on to", "join", (handed_on,
-        ended("SUCCESS", 42)), again(1, joins="the-holder"), returns(42, told="")),
+    row("it ends with the result of what the holder was handed on to", "join", (handed_on,
+        ended("SUCCESS", 42)), again(1, joins="the-holder", joins_fence=FENCE), returns(42, told="")),
+    *(row(f"a holder that {what} has died, so the call runs", "join", finds, again(1, joins="the-holder",
+        joins_fence=fence, free_since=micro(60)), runs()) for what, finds, fence in [
+        ("goes on after an earlier run", (handed_on, ended("RETRY", ValueError())), FENCE + 1),
+        ("had come again", ended("RETRY", ValueError()), FENCE), ("was joined by an older version", handed_on, 0)]),
+    row("a holder whose task id was used before has no result yet", "join", (held, ended("FAILURE", ValueError("old"))),
+        again(1, joins="the-holder"), comes_again(1, {**later(2), "joins": "the-holder", "joins_fence": FENCE},
+        told="joined")),
+    *(row("a step of what replaces the holder waits for its end", policy, held, continuing, parked(0.05,
+        {"tries": 1, "continues": FENCE, **({"crowds": True} if policy in COMES_AGAIN else {})},
+        **(IN_THE_CROWD if policy in COMES_AGAIN else {}))) for policy in ALL),
+    row("a step of what replaces a run meets another one", "skip", held_by("another"), replace(continuing,
+        notes={"continues": FENCE - 1}), revoked("another")),
+    row("a step of what replaces a run replaces no other", "replace", held_by("another"), replace(continuing,
+        notes={"continues": FENCE - 1}), comes_again(0.25, fresh(continues=FENCE - 1), **IN_THE_CROWD)),
+    row("a holder whose cool-down goes on has ended", "join", (kept_by("the-holder"), ended("SUCCESS", 42)), again(1,
+        joins="the-holder"), returns(42, told="")),
     *(row(f"{what} has no result to wait for", "join", finds, first, comes_again(1, {"tries": 1, "crowds": True},
         told="joined", **IN_THE_CROWD)) for what, finds in [("an item of a map", held_by_an_item),
         ("an item whose turn it is", (held, waits("the-map"), gone)),
@@ -796,8 +859,8 @@ JOINED = [
     row("a holder whose worker was lost has died, so the call runs", "join", ended("FAILURE", WorkerLostError()),
         again(1, joins="the-holder"), runs()),
     row("when the holder has died it joins the next one", "join", held_by("the-other"), again(1, joins="the-holder",
-        free_since=micro(60)), comes_again(1, {"tries": 2, "since": micro(1), "crowds": True, "joins": "the-other"},
-        told="joined")),
+        free_since=micro(60)), comes_again(1, {"tries": 2, "since": micro(1), "crowds": True, "joins": "the-other",
+        "joins_fence": FENCE}, told="joined")),
     row("a copy that has joined takes no lock while it looks for the result", "join", free,
         again_as(redelivery, 1, joins="the-holder"), comes_again(1, {"tries": 2, "is_copy": True,
         "joins": "the-holder", "since": micro(1), "crowds": True, "free_since": micro(0)}, told="joined")),
@@ -874,6 +937,23 @@ RERUN = [
         asked=True), comes_again(1, later(3, asked=True)), lock_wait_timeout=1),
     row("without any patience it fails at once and leaves nothing", "rerun", held, first,
         raises(), lock_wait_timeout=0),
+    *(row("one that has asked before a deploy runs with the newest arguments", policy, (held, next_is(ME), merged(2),
+          gone), again(1, asked=True), runs(2, takes=("merged", f"next {ME}")))
+      for policy in ALL if policy != "rerun"),
+    *(row("one that has asked before a deploy stays the next one", policy, (held, next_is(ME), merged(2)),
+          again(1, asked=True), comes_again(0.5, later(2, asked=True)))
+      for policy in ALL if policy not in ("rerun", "replace")),
+    *(row("merged arguments of a dead successor go to the next run", policy, (held, next_is("the-next"), merged(2),
+          gone, later_by(31)), first, runs(2, takes=("merged",)))
+      for policy in ALL if policy != "rerun"),
+    row("one that cannot read what others left fails, and leaves it for the next run", "rerun", (held, next_is(ME),
+        merged_in_pickle, gone), again(1, asked=True), raises(ContentDisallowed, "pickle", told="",
+        takes=(f"next {ME}",))),
+    row("an item of a map keeps its own arguments", "rerun", (held, next_is("the-next"), merged(2), gone, later_by(31)),
+        item, Outcome(ends="SUCCESS", result="ran", ran=((1,), True))),
+    row("one to which others were left does not give up after a deploy", "replace", (held, next_is(ME), merged(2),
+        of_the_crowd), again(2, asked=True), comes_again(1, later(3, asked=True),
+        leaves=("asked to make way the-holder",)), lock_wait_timeout=1),
     row("a message that is lost for good is not the next one", "rerun", (held, broker_down), first,
         raises(OperationalError, "the broker is down", told="rescheduled")),
     row("a merged call leaves no queued mark", "rerun", (held, next_is("the-next", NEWER),
@@ -918,6 +998,14 @@ REPLACE = [
     row("beyond lock_wait_timeout it fails and leaves nothing", "replace",
             (held, next_is(ME, policy="replace"), of_the_crowd), again(2, asked=True),
             raises(takes=(f"next {ME}", f"crowd {ME}")), lock_wait_timeout=1),
+    row("but not if a run was cancelled for it", "replace", (held, next_is(ME, policy="replace"), cancelled_for(ME)),
+        again(2, asked=True), comes_again(1, later(3, asked=True)), lock_wait_timeout=1),
+    row("a Lock that was told to make way may stay beyond that", "replace", (held_by_a_lock, next_is(ME,
+        policy="replace"), cancelled_for(ME, "")), again(2, asked=True), raises(says="held", takes=(f"next {ME}",
+        "asked to make way ")), lock_wait_timeout=1),
+    row("so may a run that was only warned", "replace", (held, next_is(ME, policy="replace"), cancelled_for(ME)),
+        again(2, asked=True), raises(takes=(f"next {ME}", "asked to make way the-holder")), lock_wait_timeout=1,
+        lock_on_lost="warn"),
     row("without any patience it fails at once and leaves nothing", "replace", held, first,
         raises(), lock_wait_timeout=0),
     row("a message that is lost for good is not the next one", "replace", (held, broker_down),
@@ -1030,9 +1118,14 @@ QUEUED = [
         raises(ConfigurationError, "is not ours", told="")),
     row("a call that is refused where it waits to come again stays queued", "rerun", (held, queued(ME)), first,
         comes_again(0.25, fresh(asked=True), **NEXT), lock_mode="until_and_while_executing"),
-    row("a call that is queued was there before one that is next", "rerun",
-        (queued(ME), next_is("the-next", NEWER)), again(1),
-        runs(takes=(f"queued {ME}",)), lock_mode="until_and_while_executing"),
+    *(row("a call that is queued ends for a newer one that is next", policy, (queued(ME), next_is("the-next", NEWER,
+          policy=policy)), again(1), revoked("the-next", "merged", takes=(f"queued {ME}",)),
+          lock_mode="until_and_while_executing") for policy in ("rerun", "replace")),
+    row("a call that is queued goes before an older one that is next", "replace", (queued(ME), next_is("the-next",
+        OLDER, policy="replace")), first, runs(takes=(f"queued {ME}",)), lock_mode="until_and_while_executing"),
+    *(row("a call that is queued was there before one of another task that is next", policy, (queued(ME),
+          next_is("the-next", NEWER, task_name="other")), again(1), runs(takes=(f"queued {ME}",)),
+          lock_mode="until_and_while_executing") for policy in ("reschedule", "rerun")),
     row("a call beside one that is queued is to run next", "rerun", queued("the-queued"), first,
         comes_again(0.25, fresh(asked=True), **NEXT), lock_mode="until_and_while_executing"),
     row("before_start that raises leaves no mark", "skip", queued(ME), first, raises(ValueError, "not today", told="",
@@ -1076,14 +1169,25 @@ PLACES = [
 
 # The store gives no answer.
 SILENT = [
-    *(row("without an answer it comes again", policy, silent("acquire"), first, comes_again(0.25, {"tries": 1},
-        told=AGAIN)) for policy in ALL),
-    row("without an answer it comes again and remembers", "skip", silent("acquire"), again(3), comes_again(2,
-        later(4), told=AGAIN)),
-    row("without an answer it waits up to a third of the ttl", "skip", silent("acquire"), again(9), comes_again(10,
-        later(10), told=AGAIN)),
-    row("without an answer a copy remembers that it is one", "skip", silent("acquire"), redelivery, comes_again(0.25,
-        {"tries": 1, "is_copy": True}, told=AGAIN)),
+    *(row("without an answer it comes again", policy, silent("acquire"), first, unheard(0.25)) for policy in ALL),
+    row("without an answer it comes again and remembers", "skip", silent("acquire"), again(3), unheard(0.25,
+        **later(4))),
+    row("without an answer it waits as long again as it has tried", "skip", silent("acquire"), tried_for(20),
+        unheard(20, tries=2, tried=20)),
+    row("without an answer it asks once in a minute", "skip", silent("acquire"), tried_for(7200), unheard(60, tries=2,
+        tried=7200), lock_ttl=3),
+    *(row("without an answer it tries for as long as lock_wait_timeout", policy, silent("acquire"), tried_for(20),
+        unheard(10, tries=2, tried=20), lock_wait_timeout=30) for policy in ALL),
+    *(row("without an answer it fails after lock_wait_timeout", policy, silent("acquire"), tried_for(30),
+        raises(StoreError, "no answer; tried for 30.0 s, and lock_wait_timeout is 30 s", told=RAISED),
+        lock_wait_timeout=30) for policy in ALL),
+    row("without an answer a successor to which others were left has no bound", "rerun", (held, next_is(ME), merged(2),
+        gone, silent("acquire")), tried_for(30, asked=True), unheard(30, tries=2, tried=30, asked=True),
+        lock_wait_timeout=30),
+    row("once there is an answer it forgets that there was none", "reschedule", held, tried_for(20),
+        comes_again(0.5, later(2, since=micro(0)), **IN_THE_CROWD)),
+    row("without an answer a copy remembers that it is one", "skip", silent("acquire"), redelivery, unheard(0.25,
+        is_copy=True)),
     *(row("without an answer it fails", policy, silent("acquire"), first, raises(StoreError, "no answer", told=RAISED),
         lock_on_store_error="raise") for policy in ("skip", "wait", "join")),
     *(row("without an answer it runs without a lock", policy, silent("acquire"), first, runs(locked=False,
@@ -1095,14 +1199,13 @@ SILENT = [
     *(row(f"without an answer {what} fails, for it cannot come again", "skip", silent("acquire"), event,
         raises(StoreError, "no answer", told=RAISED)) for what, event in [("an eager call", eager), ("an item", item),
         ("a broadcast call", broadcast)]),
-    row("a grant whose answer is lost is given back", "skip", silent("acquire", deaf=False), first, comes_again(0.25,
-        {"tries": 1}, told=AGAIN)),
+    row("a grant whose answer is lost is given back", "skip", silent("acquire", deaf=False), first, unheard(0.25)),
     row("a grant whose answer is lost is given back after a run without a lock", "skip", silent("acquire",
         deaf=False), first, runs(locked=False, told=UNLOCKED), lock_on_store_error="run"),
     row("a grant whose answer is lost is given back after a failure", "skip", silent("acquire", deaf=False), first,
         raises(StoreError, "no answer", told=RAISED), lock_on_store_error="raise"),
     row("a turn whose answer is lost is given back", "wait", (held, silent("queue", deaf=False)), first,
-        comes_again(0.25, {"tries": 1}, told=AGAIN)),
+        unheard(0.25, since=micro(0))),
     row("a turn whose answer is lost is given back after a failure", "wait", (held, silent("queue", deaf=False)),
         first, raises(StoreError, "no answer", told=RAISED), lock_on_store_error="raise"),
     row("a successor that runs without a lock is next no longer", "rerun",
@@ -1111,14 +1214,14 @@ SILENT = [
         lock_on_store_error="run"),
     row("a successor to which others were left is not skipped", "rerun",
             (held, next_is(ME), merged(2), of_the_crowd, gone, silent("acquire")), again(1, asked=True),
-            comes_again(0.5, later(2, asked=True), told=AGAIN), lock_on_store_error="skip"),
+            unheard(0.25, **later(2, asked=True)), lock_on_store_error="skip"),
     row("a successor that is not sure to be one fails and leaves nothing", "rerun", (held,
         silent("succeed", deaf=False)), first, raises(StoreError, "no answer", told=RAISED),
         lock_on_store_error="raise"),
     row("a successor that is not sure to be one is skipped and leaves nothing", "replace", (held,
         silent("succeed", deaf=False)), first, revoked("no answer", told=SKIPPED), lock_on_store_error="skip"),
-    row("who cannot ask for the holder comes again", "join", (ended("PENDING"), silent("holders")), again(1,
-        joins="the-holder"), comes_again(0.5, {**later(2), "joins": "the-holder"}, told=AGAIN)),
+    row("who cannot ask for the holder comes again", "join", (ended("PENDING"), silent("look")), again(1,
+        joins="the-holder"), unheard(0.25, **later(2, joins="the-holder"))),
 ]  # fmt: skip
 
 ROWS = [*FREE, *HELD, *RESCHEDULED, *WAITING, *JOINED, *RERUN, *REPLACE, *OWN, *QUEUED, *PLACES, *SILENT]
@@ -1144,6 +1247,31 @@ def test_what_becomes_of_a_message(case: Row, world_of: Callable[..., World]) ->
     for sent in world.sent:
         assert_it_is_the_same_message(world, case.event, sent)
     assert (left - before, before - left) == (expected.leaves, expected.takes)
+
+
+@pytest.mark.parametrize(
+    ("policy", "finds", "event", "reason", "holder"),
+    [
+        ("skip", (held,), first, "skipped", "the-holder"),
+        ("skip", (held_by_a_lock,), first, "skipped", None),
+        ("rerun", (held, next_is("the-next", OLDER)), first, "merged", "the-next"),
+        ("replace", (held, next_is("the-next", NEWER)), first, "merged", "the-next"),
+        ("join", (ended("REVOKED", TaskRevokedError("away")),), again(1, joins="the-holder"), "joined", "the-holder"),
+        ("skip", (silent("acquire"),), first, "unanswered", None),
+    ],
+)
+def test_a_call_that_ends_as_revoked_says_why_for_programs(
+    world_of: Callable[..., World], policy: str, finds: Sequence[Scene], event: Event, reason: str, holder: str | None
+) -> None:
+    world = world_of(lock_on_conflict=policy, lock_on_store_error="skip")
+    for scene in finds:
+        scene(world)
+
+    deliver(world, event)
+
+    error = world.task.AsyncResult(ME).result
+    assert isinstance(error, CallRevoked)
+    assert (error.key, error.holder_task_id, error.reason) == (world.key, holder, reason)
 
 
 def assert_it_is_the_same_message(world: World, event: Event, sent: Sent) -> None:
@@ -1276,8 +1404,153 @@ def test_a_conflict_is_told_in_the_log_and_as_an_event_where_the_worker_sends_th
     deliver(world, Event(request={EVENTS: True}))
 
     facts = {"key": world.key, "holder": "the-holder", "outcome": "skipped"}
-    assert events == [("task-lock-conflict", facts)]
+    assert events == [
+        ("lock-conflict", facts),
+        ("task-revoked", {"terminated": False, "signum": None, "expired": False}),
+    ]
     assert f"lock.conflict key={world.key} task_id={ME} holder=the-holder" in caplog.text
+
+
+# Waiting in place under a time limit.
+
+
+@pytest.fixture
+def enforced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool ends what takes longer than its limit."""
+    monkeypatch.setattr(waiting, "current_process", lambda: SimpleNamespace(daemon=True))
+
+
+def limited(event: Event, limit: float = 0.004) -> Event:
+    """The same, with a time limit."""
+    return replace(event, request={**event.request, "timelimit": (limit, None)})
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize(
+    ("event", "options", "notes"),
+    [
+        (first, {}, {"tries": 1, "since": micro(0)}),
+        (first, {"lock_wait_timeout": 30}, {"tries": 1, "since": micro(0)}),
+        (first, {"lock_mode": "until_and_while_executing"}, {"tries": 1, "since": micro(0)}),
+        (retried, {}, {"tries": 1, "since": micro(0)}),
+        (redelivery, {}, {"tries": 1, "since": micro(0), "is_copy": True}),
+        (Event(notes={"tries": 3, "since": micro(20)}), {"lock_wait_timeout": 30}, {"tries": 4, "since": micro(20)}),
+    ],
+)
+def test_a_waiter_that_has_used_its_share_of_the_limit_leaves_its_turn_and_comes_again(
+    world_of: Callable[..., World], event: Event, options: Any, notes: Any
+) -> None:
+    world = world_of(lock_on_conflict="wait", **options)
+    held(world)
+    queued(ME)(world)
+    before = world.store.remains(world.key)
+
+    ends, _ = deliver(world, limited(event))
+
+    assert (ends, world.told, world.ran) == (states.RETRY, ["rescheduled"], [])
+    assert [sent.notes for sent in world.sent] == [notes]
+    assert world.sent[0].options["time_limit"] == 0.004
+    assert world.store.remains(world.key) == before
+
+
+@pytest.mark.usefixtures("enforced")
+def test_the_turn_is_left_before_the_message_comes_again(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, left = world_of(lock_on_conflict="wait"), []
+    held(world)
+    monkeypatch.setattr(world.task.app, "send_task", lambda *_, **__: left.append(world.store.remains(world.key)))
+
+    deliver(world, limited(first))
+
+    assert left == [{"held the-holder"}]
+
+
+@pytest.mark.usefixtures("enforced")
+@pytest.mark.parametrize("event", [broadcast, item])
+@pytest.mark.parametrize("policy", ["wait", *COMES_AGAIN])
+def test_one_that_cannot_come_again_gives_up_once_it_has_used_its_share(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch, policy: str, event: Event
+) -> None:
+    # The item has none of its own.
+    monkeypatch.setattr(waiting, "_of_the_worker", (0.004, None))
+    world = world_of(lock_on_conflict=policy)
+    held(world)
+
+    assert deliver(world, event)[0] == states.FAILURE
+    assert world.sent == []
+
+
+@pytest.mark.usefixtures("enforced")
+def test_the_items_of_a_map_share_what_it_may_wait(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "age", 3.0)
+    monkeypatch.setattr(waiting, "_of_the_worker", (40.0, None))
+    world, longest, wait = world_of(lock_on_conflict="wait", lock_key=("number",)), [], Lease.wait
+
+    def note(lease: Lease, conflict: Any, timeout: float) -> Any:
+        longest.append(timeout)
+        return wait(lease, conflict, timeout)
+
+    monkeypatch.setattr(Lease, "wait", note)
+    for number in (1, 2):
+        claim = Claim(world.task.lock_key_for(number), "the-holder's", 30, facts=Facts("the-holder"))
+        world.store.acquire(claim)
+        world.store.meanwhile.append(partial(world.store.release, claim, None))
+    items, request = world.task.app.tasks["celery.map"], {"id": ME, "retries": 0, **delivered()}
+
+    build_tracer(items.name, items, app=world.task.app)(ME, [world.task.s(), [1, 2]], {}, request)
+
+    assert [args for args, _ in world.ran] == [(1,), (2,)]
+    assert longest == [7, 4]
+
+
+@pytest.mark.usefixtures("enforced")
+def test_lock_wait_timeout_goes_on_while_a_waiter_comes_again(world_of: Callable[..., World]) -> None:
+    world = world_of(lock_on_conflict="wait", lock_wait_timeout=30)
+    held(world)
+
+    ends, error = deliver(world, limited(Event(notes={"tries": 9, "since": micro(29.9)})))
+
+    assert (ends, type(error), world.sent) == (states.FAILURE, LockHeld, [])
+    assert world.store.remains(world.key) == {"held the-holder"}
+
+
+def test_waiting_is_told_in_the_log_and_by_events(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    world, events, leases = world_of(lock_on_conflict="wait"), [], []
+    monkeypatch.setattr(world.task, "send_event", lambda *event, **facts: events.append((*event, facts)))
+    signals.lock_acquired.connect(lambda lease, **_: leases.append(lease.waited), sender=world.task, weak=False)
+    for scene in (held, meanwhile(later_by(2)), released_meanwhile):
+        scene(world)
+
+    deliver(world, Event(request={EVENTS: True}))
+
+    assert events == [
+        ("lock-waiting", {"key": world.key, "holder": "the-holder"}),
+        ("lock-acquired", {"key": world.key, "waited": 2.0}),
+    ]
+    assert leases == [2.0]
+    assert f"lock.waiting key={world.key} task_id={ME} holder=the-holder" in caplog.messages
+    (granted,) = [line for line in caplog.messages if line.startswith("lock.acquired ")]
+    assert f" task_id={ME} " in granted
+    assert granted.endswith(" waited=2.0")
+
+
+def test_how_long_a_call_has_waited_is_counted_from_its_first_refusal(world_of: Callable[..., World]) -> None:
+    world, leases = world_of(lock_on_conflict="reschedule"), []
+    signals.lock_acquired.connect(lambda lease, **_: leases.append(lease.waited), sender=world.task, weak=False)
+
+    deliver(world, first)
+    deliver(world, again(3))
+
+    assert leases == [0.0, 1.0]
+
+
+# What else is told.
 
 
 def test_an_event_that_cannot_be_sent_changes_nothing(
@@ -1338,3 +1611,42 @@ def test_what_becomes_of_a_call_without_an_answer_is_told_in_the_log(
 
     (line,) = [each for each in caplog.messages if each.startswith("lock.unanswered ")]
     assert line.startswith(f"lock.unanswered key={world.key} task_id={ME} outcome={outcome}: ")
+
+
+def test_a_call_without_an_answer_is_not_delivered_twice_while_it_waits(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message, "visibility_timeout", lambda _: 40.0)
+    world = world_of()
+    silent("acquire")(world)
+
+    deliver(world, tried_for(7200))
+
+    assert [sent.options["countdown"] for sent in world.sent] == [10]
+
+
+def test_what_a_question_without_an_answer_has_taken_counts(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Before the question it may have waited in its place, for a store that was there.
+    monkeypatch.setattr(Run, "age", 100.0)
+    world = world_of()
+    silent("acquire")(world)
+
+    deliver(world, first)
+
+    assert [sent.notes for sent in world.sent] == [{"tries": 1, "unanswered": 10_000_000}]
+
+
+def test_a_store_that_stays_away_is_told_once_by_each_call(
+    world_of: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    world = world_of(lock_wait_timeout=30)
+    silent("acquire")(world)
+
+    for event in (first, tried_for(5), tried_for(15), tried_for(30)):
+        deliver(world, event)
+
+    levels = [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]
+    assert levels == ["WARNING", "INFO", "INFO", "WARNING"]

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from benchmarks import comparison
+from benchmarks import comparison, scale_page
 from benchmarks.libraries import LOCKING
 from benchmarks.report import PUBLISHED_AND_RUN, START, TASK_MEMORY, TASK_TRIPS
 
@@ -23,6 +23,19 @@ def test_the_rest_of_the_readme_is_left_alone() -> None:
     assert written.startswith("before\n")
     assert written.endswith("\nafter\n")
     assert "old" not in written
+
+
+def test_the_page_about_scale_is_what_the_results_say() -> None:
+    page = (comparison.ROOT / "docs" / scale_page.PAGE).read_text(encoding="utf-8")
+
+    assert scale_page.in_page(page, comparison.read("scale")) == page, "run `make compare`"
+
+
+def test_what_is_promised_of_scale_was_seen() -> None:
+    found = comparison.read("scale")
+
+    assert (found["leases"]["lost"], found["leases"]["sockets"]) == (0, 2)
+    assert found["tasks"]["connections"]["pool process"] == 2
 
 
 @pytest.mark.parametrize("what", [PUBLISHED_AND_RUN, START])

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from inspect import getdoc
 from itertools import product
@@ -10,13 +11,16 @@ from typing import get_args
 
 import pytest
 
-from celery_singleton_lock import SingletonTask, options
+from celery_singleton_lock import LockHeld, SingletonTask, options
 from celery_singleton_lock.policies import POLICIES
-from celery_singleton_lock.runs.run import Outcome
+from celery_singleton_lock.runs.revoked import Reason
+from celery_singleton_lock.signals import ConflictOutcome
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RULES = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 PAIRS = (ROOT / "docs" / "modes-and-policies.md").read_text(encoding="utf-8")
 PAGES = [
     *ROOT.glob("*.md"),
@@ -79,10 +83,10 @@ def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
 def test_the_modes_are_described_in_their_order() -> None:
     described = re.findall(r"^## `(\w+)`$", PAIRS, re.MULTILINE)
 
-    assert tuple(described) == options._MODES
+    assert tuple(described) == get_args(options.Mode)
 
 
-@pytest.mark.parametrize(("mode", "policy"), list(product(options._MODES, POLICIES)))
+@pytest.mark.parametrize(("mode", "policy"), list(product(get_args(options.Mode), POLICIES)))
 def test_every_pair_of_mode_and_policy_is_described(mode: str, policy: str) -> None:
     (cells,) = [row[1:] for row in rows_of(section(PAIRS, f"`{mode}`")) if row[0] == f"`{policy}`"]
 
@@ -91,7 +95,7 @@ def test_every_pair_of_mode_and_policy_is_described(mode: str, policy: str) -> N
 
 
 def test_there_is_a_room_for_each_policy_that_can_be_chosen() -> None:
-    assert tuple(POLICIES) == options._ON_CONFLICT
+    assert tuple(POLICIES) == get_args(options.OnConflict)
 
 
 # README, and the docstring of the task.
@@ -118,10 +122,16 @@ def test_the_options_that_an_app_can_set_have_a_star() -> None:
     assert starred == {name for name, option in options.OPTIONS.items() if option.app_wide}
 
 
+def test_every_reason_is_told() -> None:
+    told = re.findall(r"^\| (?:`\w+`)? ?\| .*?\| `(\w+)` \| ", RESULTS, re.MULTILINE)
+
+    assert told == [LockHeld.reason, *get_args(Reason)]
+
+
 def test_every_outcome_is_told() -> None:
     told = section(README, "Signals and logs")
 
-    assert [outcome for outcome in (*get_args(Outcome), "unpublished") if f"`{outcome}`" not in told] == []
+    assert [outcome for outcome in get_args(ConflictOutcome) if f"`{outcome}`" not in told] == []
 
 
 @pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
@@ -132,6 +142,20 @@ def test_a_snippet_is_python(snippet: str) -> None:
 @pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
 def test_each_page_is_linked_from_the_readme(page: Path) -> None:
     assert f"](docs/{page.name}" in README
+
+
+# Frameworks.
+
+FRAMEWORKS = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("told", FRAMEWORKS.split("```\n")[:-1])
+def test_code_of_the_page_on_frameworks_is_in_the_file_it_names(told: str) -> None:
+    text, _, snippet = told.partition("```python\n")
+    file = re.findall(r"`(tests/[\w/]+\.py)`", text)[-1]
+    lines = iter((ROOT / file).read_text(encoding="utf-8").splitlines())
+
+    assert [line for line in snippet.splitlines() if line and line not in lines] == []
 
 
 # CONTRIBUTING.
@@ -178,7 +202,14 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 # The log.
 
-ABOUT_NO_LOCK = ("lock.clock ", "lock.heartbeat ", "lock.untold:", "lock.unsure: the store ")
+ABOUT_NO_LOCK = (
+    "lock.clock ",
+    "lock.heartbeat ",
+    "lock.misconfigured:",
+    "lock.unready ",
+    "lock.untold:",
+    "lock.unsure: the store ",
+)
 """What README says concerns a store or a process as a whole."""
 
 
@@ -193,6 +224,80 @@ def lines_of_the_log() -> list[str]:
 @pytest.mark.parametrize("line", lines_of_the_log())
 def test_every_line_about_a_lock_names_its_key_and_its_task(line: str) -> None:
     assert line.startswith(ABOUT_NO_LOCK) or re.match(r"lock\.\w+ key=%s task_id=(%s|None)([ :]|$)", line)
+
+
+LEVELS = {name: name.upper() for name in ("debug", "info", "warning", "error", "critical")} | {"exception": "ERROR"}
+
+
+def texts_logged() -> Iterator[tuple[str, str]]:
+    """The level and the text of each call of a logger, also if it is handed on by `partial`."""
+    for file in (ROOT / "celery_singleton_lock").rglob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+            constants = {
+                target.id: node.value
+                for node in ast.walk(function)
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            for node in ast.walk(function):
+                if isinstance(node, ast.Call):
+                    called, *arguments = [node.func, *node.args]
+                    if isinstance(called, ast.Name) and called.id == "partial":
+                        called, *arguments = arguments
+                    if is_of_the_logger(called):
+                        levels, (text, *_) = levels_of(called, arguments, constants)
+                        text = constants[text.id] if isinstance(text, ast.Name) else text
+                        yield from ((level, ast.literal_eval(text)) for level in levels)
+
+
+def is_of_the_logger(node: ast.AST) -> bool:
+    """`logger.info`, `logger.log` and the like."""
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "logger"
+        and (node.attr in LEVELS or node.attr == "log")
+    )
+
+
+def levels_of(
+    called: ast.Attribute, arguments: list[ast.expr], constants: dict[str, ast.expr]
+) -> tuple[list[str], list[ast.expr]]:
+    """The levels that the line may have, and the other arguments."""
+    if called.attr in LEVELS:
+        return [LEVELS[called.attr]], arguments
+    level, *rest = arguments
+    # Of a parameter nothing is known; the same line stands elsewhere.
+    named = constants.get(level.id) if isinstance(level, ast.Name) else level
+    either = [named.body, named.orelse] if isinstance(named, ast.IfExp) else [named]
+    return [each.attr for each in either if isinstance(each, ast.Attribute)], rest
+
+
+def line_of(level: str, text: str) -> tuple[str, str, str]:
+    """Event, level and fields, as the table has them."""
+    event, *fields = text.partition(": ")[0].split()
+    names = [field.partition("=")[0] for field in fields if "=" in field]
+    return f"`{event.rstrip(':')}`", level, " ".join(f"`{name}`" for name in names) or "—"
+
+
+def test_the_table_of_the_log_has_every_line() -> None:
+    in_the_code = {line_of(level, text) for level, text in texts_logged()}
+    told = [(event, level, fields) for event, level, fields, *_ in rows_of(LOG)]
+
+    assert len(told) == len(set(told))
+    assert set(told) == in_the_code
+
+
+def test_every_line_of_the_log_has_a_meaning_and_says_what_to_do() -> None:
+    assert all(meaning.endswith(".") and advice.endswith(".") for *_, meaning, advice in rows_of(LOG))
+
+
+def test_no_line_of_the_log_is_overlooked() -> None:
+    found = {text for _, text in texts_logged()}
+
+    assert {*lines_of_the_log()} <= found
 
 
 def test_readme_names_the_lines_that_are_about_no_lock() -> None:

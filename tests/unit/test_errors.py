@@ -2,13 +2,17 @@
 
 import json
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from celery import Celery
 from celery.backends.base import Backend
+from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import (
+    CallRevoked,
     ConfigurationError,
     LockHeld,
     LockLost,
@@ -28,6 +32,8 @@ EXAMPLES = [
     pytest.param(StoreError("redis://localhost:6379/0", "TimeoutError: no reply"), id="StoreError"),
     pytest.param(errors.StoreRefused("redis://localhost:6379/0", "NOAUTH", "give the password"), id="StoreRefused"),
     pytest.param(ConfigurationError("lock_ttl=0 is not allowed"), id="ConfigurationError"),
+    pytest.param(CallRevoked("it is held", KEY, "id-of-holder", "skipped"), id="CallRevoked"),
+    pytest.param(CallRevoked("it is held", KEY, None, "unanswered"), id="CallRevoked for no task"),
 ]
 
 
@@ -76,7 +82,7 @@ def test_the_arguments_of_an_error_are_plain_values(error: SingletonLockError) -
 def test_the_examples_cover_every_error_there_is() -> None:
     defined = {value for value in vars(errors).values() if isinstance(value, type)}
 
-    assert defined - {SingletonLockError} == {type(example.values[0]) for example in EXAMPLES}
+    assert {*defined, CallRevoked} - {SingletonLockError} == {type(example.values[0]) for example in EXAMPLES}
 
 
 def test_every_error_is_a_singleton_lock_error() -> None:
@@ -99,11 +105,55 @@ def test_a_configuration_error_is_a_value_error_and_no_other_error_is() -> None:
         (LockHeld(KEY, "holder", 1.5), {"key": KEY, "holder_task_id": "holder", "expires_in": 1.5}),
         (LockLost(KEY, "taken"), {"key": KEY, "reason": "taken"}),
         (StoreError("redis://host:1/0", "refused"), {"store": "redis://host:1/0", "problem": "refused"}),
+        (CallRevoked("text", KEY, "other", "merged"), {"key": KEY, "holder_task_id": "other", "reason": "merged"}),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_an_error_can_be_asked_for_its_facts(error: SingletonLockError, attributes: dict[str, Any]) -> None:
     assert vars(error) == attributes
+
+
+def test_the_name_that_is_stored_with_a_revoked_call_is_no_file_of_ours() -> None:
+    stored = result_backend("json").prepare_exception(CallRevoked("it is held", KEY, None, "skipped"))
+
+    assert (stored["exc_module"], stored["exc_type"]) == ("celery_singleton_lock", "CallRevoked")
+
+
+def test_a_revoked_call_is_caught_by_the_name_that_celery_has_for_it() -> None:
+    with pytest.raises(TaskRevokedError, match=r"^it is held$"):
+        raise CallRevoked("it is held", KEY, "id-of-holder", "skipped")
+
+
+READER = """
+import sys
+from celery import Celery
+
+backend = Celery("web", broker="memory://", backend="cache+memory://").backend
+error = backend.meta_from_decoded(backend.decode(sys.argv[1]))["result"]
+assert not any(name.startswith("celery_singleton_lock") for name in sys.modules)
+print(type(error).__name__, *error.args, sep="|")
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "read"),
+    [
+        (
+            CallRevoked("it is held", KEY, "holder", "skipped"),
+            "REVOKED",
+            f"CallRevoked|it is held|{KEY}|holder|skipped",
+        ),
+        (LockHeld(KEY, "holder", 1.5), "FAILURE", f"LockHeld|{KEY}|holder|1.5"),
+    ],
+    ids=["CallRevoked", "LockHeld"],
+)
+def test_a_process_without_this_library_reads_the_facts(error: Exception, state: str, read: str) -> None:
+    backend = result_backend("json")
+    stored = backend.encode({"status": state, "result": backend.encode_result(error, state)})
+
+    answer = subprocess.run([sys.executable, "-c", READER, stored], capture_output=True, text=True, check=True)
+
+    assert answer.stdout.strip() == read
 
 
 def test_held_names_the_key_the_holder_and_the_time_left() -> None:

@@ -23,7 +23,7 @@ from celery_singleton_lock.leases.leftovers import Leftovers
 from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import RELEASE_BOUND, LockStore, Waiter, clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Ending, Grant, Holder
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Ending, Grant, Look
 from tests.waiting import until
 
 LONG = 300.0
@@ -65,8 +65,8 @@ class Store(LockStore):
         self.releases.append(claim.token)
         return self.on_release(claim.token)
 
-    def holders(self, key: str) -> list[Holder]:
-        return []
+    def look(self, key: str) -> Look:
+        return Look((), None, 0, 0)
 
     def renewals_of(self, lease: Lease) -> list[float]:
         return [at for at, tokens in self.renewals if lease.token in tokens]
@@ -686,6 +686,53 @@ def test_a_beat_that_comes_late_says_how_late_and_what_to_raise(
     assert late is not None
     assert 0.8 <= float(late[1]) < 1.5
     assert "raise lock_ttl" in caplog.text
+
+
+def test_a_beat_that_is_late_for_very_many_leases_writes_a_few_lines(
+    heart: Heartbeat, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases = [acquired(store, ttl=0.6) for _ in range(100)]
+    ctypes.PyDLL(None).sleep(1)
+
+    until(lambda: "lock.late" in caplog.text and not scribe._thread.runs, "the log says so")
+
+    assert "leases=100: " in caplog.text
+    assert caplog.text.count("leases=100: ") <= 10 * (len(store.renewals) + 1)
+    for lease in leases:
+        heart.forget(lease._renewal)
+
+
+def test_a_store_that_does_not_answer_for_very_many_leases_costs_a_few_lines(
+    heart: Heartbeat, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.on_renew = unanswered
+    leases = [acquired(store, ttl=2.0) for _ in range(100)]
+
+    until(lambda: "leases=100: " in caplog.text and not scribe._thread.runs, "the log says so")
+
+    assert caplog.text.count("lock.unsure") <= 10 * len(store.renewals)
+    for lease in leases:
+        heart.forget(lease._renewal)
+
+
+def test_very_many_leases_are_renewed_in_a_few_beats(heart: Heartbeat, store: Store) -> None:
+    leases = []
+    for _ in range(120):
+        leases.append(acquired(store, ttl=3.0))
+        time.sleep(0.01)
+    # What the first renewals of them find, which were taken one after the other.
+    until(lambda: len({token for _, tokens in store.renewals for token in tokens}) == 120, "each was renewed")
+    first = len(store.renewals)
+    began = clock()
+
+    until(lambda: clock() - began > 2, "two more renewals are over")
+
+    # Four in a third of the ttl, which is a second.
+    assert first <= 8
+    assert len(store.renewals) - first <= 12
+    for lease in leases:
+        assert lease.held
+        heart.forget(lease._renewal)
 
 
 def test_a_lease_that_has_to_make_way_is_told_once_and_renewed_until_it_is_released(

@@ -430,25 +430,3 @@ def test_the_property_of_different_keys_looks_at_pairs_that_are_nearly_the_same(
 
     assert all(normal(one) != normal(other) for one, other in pairs)
     assert json.loads(json.dumps({"1": 1})) == delivered({1: 1})
-
-
-def test_a_model_has_the_key_of_what_the_message_carries() -> None:
-    pydantic = pytest.importorskip("pydantic")
-    if not hasattr(SingletonTask, "_dump_pydantic_arguments"):
-        pytest.skip("this Celery sends no models")
-    amount = pydantic.create_model("Amount", x=(int, ...), y=(int, 0))
-
-    def add(amount: Any) -> None:
-        """A body for keys to be made of."""
-
-    add.__annotations__["amount"] = amount
-    app = Celery("models", set_as_current=False)
-    task = app.task(base=SingletonTask, name="add", pydantic=True)(add)
-    by_callable = app.task(base=SingletonTask, name="by_callable", pydantic=True, lock_key=lambda amount: amount["x"])(
-        add
-    )
-
-    assert task.lock_key_for(amount(x=1)) == task.lock_key_for({"x": 1, "y": 0})
-    assert task.lock_key_for(amount(x=1)) != task.lock_key_for(amount(x=2))
-    # A worker that gets the message without a key has a dict to make it of, so the publisher uses one as well.
-    assert by_callable.lock_key_for(amount(x=1)) == by_callable.lock_key_for(amount=amount(x=1, y=7))

@@ -117,6 +117,33 @@ def test_a_lease_that_was_refused_may_wait_for_its_turn(store: MemoryStore) -> N
     assert second.fence > first.fence
 
 
+def test_a_lease_tells_how_long_it_was_waited_for() -> None:
+    time = [1000.0]
+    store = MemoryStore(now=lambda: time[0])
+    first, second = held(store), wanted(store)
+
+    conflict = second.acquire()
+    time[0] += 7
+    first.release()
+    assert isinstance(conflict, Conflict)
+    second.wait(conflict, 0)
+
+    assert (first.waited, second.waited) == (0.0, 7.0)
+
+
+def test_one_that_has_waited_in_vain_tells_when_that_was(store: MemoryStore) -> None:
+    held(store)
+    lease = wanted(store)
+    conflict = lease.acquire()
+    assert isinstance(conflict, Conflict)
+
+    later = lease.wait(conflict, 0.05)
+
+    assert isinstance(later, Conflict)
+    assert 0.05 <= (later.at - conflict.at) / 1_000_000 < 5
+    assert (lease.refused_at, lease.waited) == (conflict.at, 0.0)
+
+
 def test_a_lease_is_current_inside_only(store: MemoryStore) -> None:
     outer, inner = held(store), Lease(store, Claim("another key", new_token(), 30.0))
     seen = [current_lease()]

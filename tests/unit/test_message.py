@@ -19,7 +19,7 @@ from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, RECEIVED, Notes
 from celery_singleton_lock.stores.memory.store import MemoryStore
 
-FULL = Notes("key", 1, 2, 3, True, "joined", 4, True, True, True, True)
+FULL = Notes("key", 1, 2, 3, True, "joined", 4, 5, True, True, True, True, 6, 7)
 NOW = 1000.0
 QUEUES = ("celery", "other", "native")
 
@@ -184,6 +184,29 @@ def test_what_may_be_delivered_more_than_once(
     pushed(task, **request_)
 
     assert message.may_be_copy(task, notes) is expected
+
+
+@pytest.mark.parametrize(
+    ("received", "late", "expected"),
+    [(NOW - 89, True, False), (NOW - 91, True, True), (NOW - 91, False, True), (NOW - 85, False, False)],
+)
+def test_what_may_be_delivered_again_before_it_is_acknowledged(
+    task: Any, monkeypatch: pytest.MonkeyPatch, received: float, late: bool, expected: bool
+) -> None:
+    monkeypatch.setattr(message, "clock", lambda: NOW)
+    task.app.conf.broker_transport_options = {"visibility_timeout": 100}
+    task.acks_late = late
+    pushed(task, **{RECEIVED: received})
+
+    assert message.will_have_copies(task, Notes()) is expected
+
+    task.app.conf.broker_transport_options = {"visibility_timeout": 1000}
+    pushed(task, **{RECEIVED: NOW - 895})
+    assert not message.will_have_copies(task, Notes())
+
+    task.app.conf.broker_transport_options = {"visibility_timeout": 20}
+    pushed(task, **{RECEIVED: NOW - 12})
+    assert message.will_have_copies(task, Notes()) is late
 
 
 @pytest.mark.parametrize(

@@ -371,6 +371,18 @@ def test_a_mixin_that_calls_super_is_fine_before_the_lock(app: Celery, mixin: ty
     assert make(app, base=Base).lock_options == DEFAULTS
 
 
+def test_a_class_may_say_what_its_body_takes_and_returns(app: Celery) -> None:
+    class Count(SingletonTask[[int], str]):
+        name = "shop.tasks.count"
+        lock_ttl = 60
+
+        def run(self, supplier_id: int) -> str:
+            return str(supplier_id)
+
+    assert app.register_task(Count()).lock_options.ttl == 60
+    assert app.tasks["shop.tasks.count"](7) == "7"
+
+
 @pytest.mark.parametrize(
     ("settings", "prefix"),
     [

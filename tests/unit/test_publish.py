@@ -1,6 +1,8 @@
 """How long a call counts as queued, and what the caller of a duplicate gets."""
 
-from collections.abc import Callable
+import socket
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -9,12 +11,21 @@ import pytest
 from celery import Celery, uuid
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockHeld, SingletonTask, StoreError, signals
+from celery_singleton_lock import LockHeld, SingletonTask, StoreError, publish, signals
+from celery_singleton_lock.leases.leftovers import Leftovers
+from celery_singleton_lock.runs import marks
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Holder
+from tests.waiting import until
 
 HOUR = 3600.0
 """The default of `lock_queue_ttl`."""
+
+
+@pytest.fixture(autouse=True)
+def leftovers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let other tests not find what this one leaves to a store that never answers."""
+    monkeypatch.setattr(marks, "leftovers", Leftovers())
 
 
 def lasts(options: dict[str, Any], **of_the_task: Any) -> float:
@@ -96,6 +107,7 @@ def test_where_nobody_can_read_the_others_result_a_duplicate_ends_as_if_it_was_s
     assert result.ready()
     with pytest.raises(TaskRevokedError, match=result.id):
         result.get(timeout=1)
+    assert (result.result.holder_task_id, result.result.reason) == (result.id, "unpublished")
 
 
 @pytest.mark.parametrize("why", UNREADABLE)
@@ -157,3 +169,102 @@ def test_a_call_that_the_store_does_not_answer_is_told_in_the_log(
 
     (line,) = [each for each in caplog.messages if each.startswith("lock.unanswered ")]
     assert f" outcome={outcome}: " in line
+
+
+# A store that is away.
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """A store that takes connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"redis://127.0.0.1:{server.getsockname()[1]}/0"
+
+
+def publisher(store: str, **options: Any) -> Any:
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = store
+
+    @app.task(base=SingletonTask, lock_mode="until_executed", lock_name=uuid(), **options)
+    def task(number: int = 0) -> None: ...
+
+    return task
+
+
+def levels_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """At which level each call without an answer was told."""
+    return [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]
+
+
+@pytest.mark.parametrize("policy", ["raise", "reschedule"])
+def test_ten_calls_wait_once_for_a_store_that_is_away(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, black_hole: str, policy: str
+) -> None:
+    # However long the broker takes for the first call.
+    monkeypatch.setattr(publish, "clock", lambda: 1000.0)
+    caplog.set_level("INFO", "celery_singleton_lock")
+    task, refused = publisher(black_hole, lock_on_store_error=policy), []
+    began_at = time.monotonic()
+
+    for number in range(10):
+        try:
+            task.delay(number)
+        except StoreError as error:
+            refused.append(str(error))
+
+    assert 0.9 < time.monotonic() - began_at < 5
+    assert levels_of(caplog) == ["WARNING", *["INFO"] * 9]
+    assert len(refused) == (10 if policy == "raise" else 0)
+    assert all("less than a second ago" in error for error in refused[1:])
+
+
+def test_a_second_later_a_call_asks_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(publish, "clock", lambda: now[0])
+    task = publisher("redis://127.0.0.1:1/0")
+
+    for passes in (0, 0.9, 0.2, 0.9):
+        now[0] += passes
+        task.delay()
+
+    assert levels_of(caplog) == ["WARNING", "WARNING"]
+
+
+def test_a_store_that_answers_somebody_is_there_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = publisher("memory://")
+    store = store_of(task.app)
+    mark = store.mark_queued
+
+    def unanswered() -> None:
+        raise StoreError("memory://", "no answer")
+
+    answers: list[Callable[[], Any]] = [lambda: task.delay(2), unanswered, lambda: None]
+
+    def answer(*asked: Any, **how: Any) -> Any:
+        # The first call is under way while the second one fails.
+        answers.pop(0)()
+        return mark(*asked, **how)
+
+    monkeypatch.setattr(store, "mark_queued", answer)
+
+    task.delay(1)
+    task.delay(3)
+
+    assert answers == []
+
+
+def test_a_mark_that_was_made_without_an_answer_is_ended_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = publisher("memory://", lock_on_store_error="raise")
+    store = store_of(task.app)
+    mark = store.mark_queued
+
+    def lost(*asked: Any, **how: Any) -> None:
+        mark(*asked, **how)
+        raise StoreError("memory://", "no answer")
+
+    monkeypatch.setattr(store, "mark_queued", lost)
+
+    with pytest.raises(StoreError):
+        task.delay()
+
+    until(lambda: mark(task.lock_key_for(), "another", 1, limit=0, quiet=0) is None, "the mark is gone")

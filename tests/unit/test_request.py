@@ -3,11 +3,14 @@
 Real messages of kombu's broker in memory, and a store in memory; only the failure of an acknowledgement is made.
 """
 
+import gc
 import os
 import pickle
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 from billiard.einfo import ExceptionInfo
@@ -55,8 +58,8 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     app.close()
 
 
-@pytest.fixture
-def delivered(task: Any) -> Iterator[SingletonRequest]:
+@contextmanager
+def delivery_of(task: Any) -> Iterator[SingletonRequest]:
     """A delivery that runs in this process."""
     task.delay()
     with task.app.connection_for_read() as connection:
@@ -66,6 +69,12 @@ def delivered(task: Any) -> Iterator[SingletonRequest]:
         yield SingletonRequest(
             message, on_ack=message.ack_log_error, app=task.app, task=task, hostname="here", connection_errors=errors
         )
+
+
+@pytest.fixture
+def delivered(task: Any) -> Iterator[SingletonRequest]:
+    with delivery_of(task) as delivered:
+        yield delivered
 
 
 def breaks_the_acknowledgement(delivered: SingletonRequest) -> None:
@@ -93,6 +102,33 @@ def is_dropped_when_it_comes_again(delivered: SingletonRequest) -> bool:
     assert claim is not None
     copy = replace(claim, token="of the copy", may_be_copy=True, facts=Facts(delivered.id))
     return isinstance(settings.store_of(delivered.app).acquire(copy), Done)
+
+
+def test_a_request_that_has_ended_does_not_wait_for_the_garbage_collector(task: Any) -> None:
+    gc.disable()
+    try:
+        with delivery_of(task) as delivered:
+            ends(delivered, None)
+            known = ref(delivered)
+        request._acknowledged.clear()
+        del delivered
+        assert known() is None
+    finally:
+        gc.enable()
+
+
+def test_a_request_that_is_acknowledged_twice_has_been_once(delivered: SingletonRequest) -> None:
+    # As for a child that is killed after it was terminated; the event loop does it later.
+    later: list[Any] = []
+    delivered._on_ack = lambda *asked: later.append(asked)
+    delivered.worker_pid = 1
+
+    delivered.acknowledge()
+    delivered.acknowledge()
+    for asked in later:
+        delivered.message.ack_log_error(*asked)
+
+    assert delivered.message.acknowledged
 
 
 @pytest.mark.parametrize("end", RUN)

@@ -194,13 +194,70 @@ def test_replicas_are_of_a_later_version() -> None:
         store_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
 
 
-@pytest.mark.parametrize("url", ["redis://locks:port/0", "redis://locks/0?db=one", "redis://u:p/w@locks/0"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://locks:port/0",
+        "redis://locks/0?db=one",
+        "redis://u:p/w@locks/0",
+        "redis://locks/abc",
+        "rediss://locks/0x1",
+        "valkey://locks/1/2/x",
+    ],
+)
 def test_a_url_that_cannot_be_read_is_refused_telling_how_to_write_it(url: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         store_of(app_with(singleton_lock_url=url))
 
     for words in ("singleton_lock_url cannot be read", "redis://user:password@host:port/database", "percent-encoded"):
         assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "db"),
+    [
+        ("redis://locks", None),
+        ("redis://locks/", None),
+        ("redis://locks/3", 3),
+        ("redis://locks/3/", 3),
+        ("redis://locks/abc?db=3", 3),
+        ("redis://locks/abc?virtual_host=3", 3),
+    ],
+)
+def test_a_database_is_a_number_or_left_out(url: str, db: int | None) -> None:
+    assert (connection_of(store_of(app_with(singleton_lock_url=url))).db or None) == db
+
+
+def test_a_url_that_is_set_again_counts_from_the_next_call_on() -> None:
+    app = app_with(singleton_lock_url="redis://locks/0")
+    before = store_of(app)
+
+    app.conf.singleton_lock_url = "memory://moved"
+
+    assert store_of(app) is not before
+    assert store_of(app) is store_from_url("memory://moved")
+
+
+@pytest.mark.parametrize("settings", [{}, {"singleton_lock_url": "redis://locks/0"}])
+def test_a_store_is_opened_once(settings: dict[str, Any]) -> None:
+    app = app_with(result_backend="redis://results/0", **settings)
+    store = store_of(app)
+
+    app.conf.timezone = "UTC"
+
+    assert store_of(app) is store
+
+
+def test_a_task_moves_to_a_url_that_is_set_after_its_first_use() -> None:
+    app = app_with(singleton_lock_url="redis://nowhere.invalid/0", task_always_eager=True)
+
+    @app.task(base=SingletonTask, bind=True, lock_on_store_error="raise", shared=False)
+    def fence(self: Any) -> bool:
+        return bool(self.lock.held)
+
+    assert isinstance(fence.delay().result, StoreError)
+    app.conf.singleton_lock_url = "memory://after its first use"
+    assert fence.delay().get()
 
 
 def test_a_url_with_an_unknown_argument_is_refused_naming_it() -> None:
@@ -223,6 +280,14 @@ def test_client_options_reach_the_connection() -> None:
 
     assert connection.client_name == "shop"
     assert (connection.username, connection.password) == ("shop", SECRET)
+
+
+@pytest.mark.parametrize("value", ["x", None, ["db", 1], 5])
+def test_client_options_that_are_no_dict_are_refused(value: Any) -> None:
+    app = app_with(singleton_lock_url="redis://locks/0", singleton_lock_client_options=value)
+
+    with pytest.raises(ConfigurationError, match=r"singleton_lock_client_options=.* is not allowed: give a dict"):
+        store_of(app)
 
 
 def test_an_unknown_client_option_is_refused_by_name() -> None:
@@ -370,6 +435,7 @@ def test_an_error_of_the_store_has_no_credentials() -> None:
         f"redis://user:{SECRET}@locks:port/0",
         f"redis://user:{SECRET}@locks/0?colour=red",
         f"redis://user:{SECRET}@locks/0?db=one",
+        f"redis://user:1/{SECRET}@locks/0",
         f"redis://locks/0?colour=red&password={SECRET}",
         f"sentinel://user:{SECRET}@locks/0",
         f"amqp://user:{SECRET}@locks/0",

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.memory.described import A_FEW, described, described_turn
-from celery_singleton_lock.stores.memory.lock import Lock, Mark, Place, Turn, in_force
+from celery_singleton_lock.stores.memory.lock import Lock, Mark, Place, Successor, Turn, in_force
 from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder
 
 _GRACE = 2.0
@@ -29,7 +29,8 @@ class Admission:
         self._sent_at = clock()
         self._alive = lock.alive(now)
         self._mine = claim.facts.task_id
-        self._successor: Mark | None = in_force(lock.successor, now)
+        self._successor: Successor | None = in_force(lock.successor, now)
+        self._overtaken_by: Mark | None = None
         self._own: Place | None = None
 
     def held_by_itself(self) -> Conflict | None:
@@ -77,12 +78,12 @@ class Admission:
         lock, before = self._lock, list[Turn | Mark]()
         overtaken_by = in_force(lock.overtaken.get(self._mine), self._now) if self._claim.asked else None
         if overtaken_by is not None:
-            self._successor = overtaken_by
+            self._overtaken_by = overtaken_by
             return [overtaken_by] * max(1, free)
         queued = in_force(lock.queued, self._now)
         # The queued call was there before its successor, which heeds its mark: they must not wait for each other.
         is_queued = queued is not None and queued.task_id == self._mine
-        successor = None if is_queued else self._successor
+        successor = None if is_queued and not self._is_merged_with_the_successor() else self._successor
         marks = () if self._waits else (successor, queued if self._claim.heeds_queued else None)
         before += [mark for mark in marks if mark is not None and mark.task_id != self._mine]
         if len(before) < free:
@@ -91,6 +92,16 @@ class Admission:
                 if len(before) >= free:
                     break
         return before
+
+    def _is_merged_with_the_successor(self) -> bool:
+        """A refusal ends it: `rerun` leaves its arguments, `replace` runs in its place only if it is newer."""
+        claim, successor = self._claim, self._successor
+        if successor is None:
+            return False
+        if claim.succeeds == "rerun":
+            return successor.policy == "rerun" and successor.task_name == claim.merges
+        published = claim.facts.published / 1_000_000
+        return claim.succeeds == "replace" and 0 < published <= successor.published
 
     def _grant(self) -> Grant:
         lock, claim, now = self._lock, self._claim, self._now
@@ -138,7 +149,7 @@ class Admission:
         return float(wait)
 
     def _conflict(self, holders: list[Holder], *, is_own: bool = False) -> Conflict:
-        successor = self._successor.task_id if self._successor else None
+        successor = next((mark.task_id for mark in (self._overtaken_by, self._successor) if mark), None)
         at = int(self._now * 1_000_000)
         return Conflict(self._claim.key, tuple(holders), successor, at, len(self._lock.crowd), is_own=is_own)
 

@@ -1,10 +1,10 @@
 """One lock in memory: its places, its queue and its marks, in the words of the scripts for Redis."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from celery_singleton_lock.stores.records import Claim, Succession
+from celery_singleton_lock.stores.records import Claim, Needed, Succession
 
 PATIENCE = 30.0
 
@@ -19,6 +19,7 @@ class Place:
     deadline: float
     on_hold: bool = False
     makes_way: bool = False
+    has_heard: bool = False
     copy_has_come: bool = False
     merged: str = ""
 
@@ -115,6 +116,11 @@ class Lock:
         """Places that a holder has."""
         return [place for place in self.alive(now) if not place.on_hold]
 
+    def renew(self, place: Place, ttl: float, now: float) -> None:
+        """Let it last for a ttl from now; its holder hears whether it has to make way."""
+        place.deadline, place.has_heard = now + ttl, place.makes_way
+        self.stay_until(now + 2 * ttl)
+
     def turns_before(self, token: str, now: float) -> Iterator[Turn]:
         """Living waiters that came before this token, or all if it does not wait; the dead leave."""
         for turn in list(self.queue):
@@ -183,7 +189,7 @@ class Lock:
 
     def unmark(self, task_id: str, *, quiet: bool) -> None:
         """End what a call has left."""
-        if self.successor is not None and self.successor.task_id == task_id and self.successor.policy == "replace":
+        if self._replaces(task_id):
             self.let_holders_stay()
         self.unmark_started(task_id)
         if quiet and self.quiet is not None and self.quiet.task_id == task_id:
@@ -209,10 +215,19 @@ class Lock:
                 return place.claim.facts.task_id or None
         return None
 
+    def _replaces(self, task_id: str) -> bool:
+        successor = self.successor
+        return successor is not None and (successor.task_id, successor.policy) == (task_id, "replace")
+
+    def needs(self, task_id: str, why: Sequence[Needed], now: float) -> bool:
+        """Others were merged into this successor, or a holder makes way for it, and knows it."""
+        ends_a_holder = self._replaces(task_id) and any(place.has_heard for place in self.alive(now))
+        return ("merged" in why and task_id in self.merged_with) or ("heard" in why and ends_a_holder)
+
     def let_holders_stay(self) -> None:
         """Those that were asked to make way, and may not have heard of it yet."""
         for place in self.places.values():
-            place.makes_way = False
+            place.makes_way = place.has_heard = False
 
     def ask_oldest_to_make_way(self, now: float) -> None:
         """Ask one holder, however often a successor asks for it."""

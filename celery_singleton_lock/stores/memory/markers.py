@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from celery_singleton_lock.stores.records import Claim, Done
+from celery_singleton_lock.stores.records import Claim, Done, Outcome
 
 _RESULT_GRACE = 5.0
 
@@ -10,7 +10,7 @@ _RESULT_GRACE = 5.0
 @dataclass(frozen=True)
 class _Marker:
     attempt: int
-    outcome: str
+    outcome: Outcome
     at: float
     expiry: float
 
@@ -21,7 +21,7 @@ class Markers:
     def __init__(self) -> None:
         self._known: dict[str, _Marker] = {}
 
-    def note(self, marker: str, attempt: int, outcome: str, seconds: float, now: float) -> None:
+    def note(self, marker: str, attempt: int, outcome: Outcome, seconds: float, now: float) -> None:
         """Note an ending, unless more is known already."""
         self._known = {name: each for name, each in self._known.items() if each.expiry > now}
         latest = self._known.get(marker)

@@ -25,6 +25,9 @@ from celery_singleton_lock.stores.records import (
     Ending,
     Grant,
     Holder,
+    Look,
+    Needed,
+    Outcome,
     Slot,
     Succession,
     Turn,
@@ -60,6 +63,12 @@ class MemoryStore(Store):
     def twin(self) -> "MemoryStore":
         """This one: there are no connections."""
         return self
+
+    def try_out(self, key: str, bound: float) -> None:
+        """Everybody may do everything."""
+
+    def close(self) -> None:
+        """There are no connections."""
 
     def now(self) -> int:
         """What its clock shows."""
@@ -129,18 +138,19 @@ class MemoryStore(Store):
             self._wake()
             return self._leave_marker(claim, ending, answer, left)
 
-    def holders(self, key: str) -> list[Holder]:
-        """All who hold *key* now."""
+    def look(self, key: str) -> Look:
+        """Who holds *key*, and who comes."""
         with self._guard:
             lock, now = self._lock(key), self._now()
-            return described(lock.alive(now), now) if lock is not None else []
-
-    def successor(self, key: str) -> str | None:
-        """The run that comes next."""
-        with self._guard:
-            lock = self._lock(key)
-            successor = in_force(lock.successor, self._now()) if lock is not None else None
-            return successor.task_id if successor else None
+            if lock is None:
+                return Look((), None, self.now(), 0)
+            successor = in_force(lock.successor, now)
+            return Look(
+                tuple(described(lock.alive(now), now)),
+                successor.task_id if successor else None,
+                self.now(),
+                len(lock.crowd),
+            )
 
     def mark_queued(self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float) -> Holder | None:
         """Mark it, or look what is in the way."""
@@ -165,12 +175,12 @@ class MemoryStore(Store):
         return self._with_lock(claim.key, lambda lock, now: supersede(lock, claim, task_name, memory, now))
 
     def unmark(
-        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless_merged: bool = False
+        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless: Sequence[Needed] = ()
     ) -> bool:
         """Forget what the call has left."""
 
-        def forget(lock: Lock, _: float) -> bool:
-            if unless_merged and task_id in lock.merged_with:
+        def forget(lock: Lock, now: float) -> bool:
+            if lock.needs(task_id, unless, now):
                 return False
             lock.unmark(task_id, quiet=quiet)
             if returns:
@@ -179,7 +189,7 @@ class MemoryStore(Store):
 
         return self._with_lock(key, forget)
 
-    def mark_done(self, marker: str, attempt: int, outcome: str, seconds: float) -> None:
+    def mark_done(self, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Keep it until its time has come."""
         with self._guard:
             self._markers.note(marker, attempt, outcome, seconds, self._now())
@@ -281,8 +291,7 @@ class MemoryStore(Store):
         if number is None:
             return Answer.TAKEN
         place = lock.places[number]
-        place.deadline = self._now() + claim.ttl
-        lock.stay_until(self._now() + 2 * claim.ttl)
+        lock.renew(place, claim.ttl, self._now())
         return Answer.REPLACED if place.makes_way else Answer.DONE
 
     def _remaining(self, claim: Claim) -> float | None:

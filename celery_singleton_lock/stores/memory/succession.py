@@ -9,7 +9,10 @@ Outcome = tuple[Turn, str | None] | None
 def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: float, now: float) -> Outcome:
     """Become the successor, or leave it the arguments, if they are newer."""
     published, successor = _published(claim, now), in_force(lock.successor, now)
-    merged = lock.merged.get(task_name)
+    merged, overtaken_by = lock.merged.get(task_name), in_force(lock.overtaken.get(claim.facts.task_id), now)
+    if overtaken_by is not None:
+        # Its task replaced when it asked.
+        return Turn.MERGED, overtaken_by.task_id
     if successor is None or successor.task_id == claim.facts.task_id:
         is_given_up = claim.asked and successor is None
         waiting_at = merged.published if merged and not lock.is_taken(merged, now) else 0.0
@@ -17,7 +20,7 @@ def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: floa
         if newer is not None:
             return Turn.MERGED, newer
         return _become(lock, claim, "rerun", task_name, published, now)
-    if successor.task_name != task_name:
+    if (successor.task_name, successor.policy) != (task_name, "rerun"):
         return Turn.OTHER_TASK, None
     if published > max(merged.published if merged else 0.0, successor.published):
         if not arguments:

@@ -30,6 +30,7 @@ def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) ->
         "crowds": claim.crowds,
         "returns": claim.returns,
         "joins": claim.joins,
+        str(claim.succeeds): bool(claim.succeeds),
         f"above={lowest_fence}": bool(lowest_fence),
     }
     return (

@@ -5,8 +5,16 @@ import socket
 import ssl
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
-from redis import Connection, ConnectionPool, SSLConnection, UsernamePasswordCredentialProvider, exceptions
+from redis import (
+    Connection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    UsernamePasswordCredentialProvider,
+    exceptions,
+)
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
@@ -91,6 +99,9 @@ def pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
     """
     keepalive = {} if url.startswith("unix:") else _keepalive()
     pool = ConnectionPool.from_url(url, **{**keepalive, "redis_connect_func": _introduce, **options, **_OURS})
+    if pool.connection_class is not UnixDomainSocketConnection and "db" not in pool.connection_kwargs:
+        # redis-py takes database 0 if it cannot read the number.
+        int(urlsplit(url).path.strip("/") or 0)
     # Again, because from_url lets what the URL says win.
     pool.connection_kwargs.update(_OURS)
     pool.connection_class = _OPENING_IN_TIME.get(pool.connection_class, pool.connection_class)

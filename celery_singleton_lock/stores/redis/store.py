@@ -18,6 +18,9 @@ from celery_singleton_lock.stores.records import (
     Ending,
     Grant,
     Holder,
+    Look,
+    Needed,
+    Outcome,
     Slot,
     Succession,
     Turn,
@@ -35,6 +38,7 @@ from celery_singleton_lock.stores.redis.hash import (
 )
 from celery_singleton_lock.stores.redis.opening import pool_of
 from celery_singleton_lock.stores.redis.refusals import is_passing, what_to_set
+from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import Script, Wire
 
@@ -78,7 +82,7 @@ class RedisStore(Store):
             # Without its words, in which a password that was not escaped would stand as the port.
             raise ConfigurationError(
                 "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
-                "with any other character in user and password percent-encoded"
+                "the database as a number, with any other character in user and password percent-encoded"
             ) from None
         self._url, self._options = url, options
         self._address = _address(url)
@@ -95,6 +99,10 @@ class RedisStore(Store):
     def twin(self) -> "RedisStore":
         """Another client of the same server."""
         return RedisStore(self._url, self._options)
+
+    def try_out(self, key: str, bound: float) -> None:
+        """Run acquire.lua and release.lua, and listen."""
+        self._persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
 
     def now(self) -> int:
         """Ask the server for its time."""
@@ -161,20 +169,20 @@ class RedisStore(Store):
                 if clock() > give_up_at:
                     break
 
-    def holders(self, key: str) -> list[Holder]:
+    def look(self, key: str) -> Look:
         """Run look.lua."""
-        _, now, _, _, rows = self._ask(LOOK, key, ())
-        return holders_in(key, now, rows)
-
-    def successor(self, key: str) -> str | None:
-        """Run look.lua."""
-        successor: str = self._ask(LOOK, key, ())[3]
-        return successor or None
+        _, now, crowd, successor, rows = self._ask(LOOK, key, ())
+        return Look(tuple(holders_in(key, now, rows)), successor or None, now, crowd)
 
     def mark_queued(self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float) -> Holder | None:
         """Run mark_queued.lua."""
         arguments = (task_id, milliseconds(seconds), str(limit), milliseconds(quiet))
-        reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
+        try:
+            reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
+        except StoreError:
+            # From far away, opening takes longer than a caller who publishes may wait.
+            self._wire.open_ahead()
+            raise
         return None if reply == 1 else conflict_in(key, reply).first
 
     def succeed(
@@ -188,14 +196,14 @@ class RedisStore(Store):
         return None if answer == _NEEDS_ARGUMENTS else (Turn(answer), *(other or [None]))
 
     def unmark(
-        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless_merged: bool = False
+        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless: Sequence[Needed] = ()
     ) -> bool:
         """Run unmark.lua."""
-        words = {"quiet": quiet, "returns": returns, "unless_merged": unless_merged}
+        words = {"quiet": quiet, "returns": returns, **{f"unless_{need}": True for need in unless}}
         said = " ".join(word for word, is_said in words.items() if is_said)
         return bool(self._ask(UNMARK, key, (task_id, said)))
 
-    def mark_done(self, marker: str, attempt: int, outcome: str, seconds: float) -> None:
+    def mark_done(self, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Run mark_done.lua."""
         self._ask(MARK_DONE, marker, (str(attempt), outcome, milliseconds(seconds)))
 

@@ -1,5 +1,6 @@
 """Connections to Redis on which every call is bounded and none waits for another."""
 
+import _thread
 import hashlib
 import os
 import socket
@@ -12,7 +13,7 @@ from weakref import WeakSet
 
 from redis import ConnectionPool, exceptions
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, hear, opened
 from celery_singleton_lock.stores.redis.refusals import is_elsewhere
 
@@ -61,6 +62,7 @@ class Wire:
         self._ears: deque[tuple[Any, float]] = deque()
         self._listening: WeakSet[Any] = WeakSet()
         self._look_at = clock() + LOOK_AGAIN
+        self._opens_until = 0.0
         self._has_lost_one = False
         self._pid = os.getpid()
 
@@ -125,6 +127,15 @@ class Wire:
             # The first loads it for the others.
             return self.call_many([("EVAL", script.text, *plain[0]), *known[1:]], give_up_at - clock())
 
+    def run_all(self, calls: Sequence[tuple[Script, str, Sequence[str]]], timeout: float) -> list[Any]:
+        """Run several scripts, each on one key, in one round trip, or two if the server does not know them all."""
+        give_up_at = clock() + timeout
+        try:
+            return self.call_many([("EVALSHA", one.digest, "1", key, *args) for one, key, args in calls], timeout)
+        except exceptions.NoScriptError:
+            known = [("EVAL", one.text, "1", key, *args) for one, key, args in calls]
+            return self.call_many(known, give_up_at - clock())
+
     def make_sure(self, key: str, timeout: float) -> None:
         """Ask the connection that was used last whether its server is a master, unless it was asked just now.
 
@@ -160,6 +171,14 @@ class Wire:
         self._listening.discard(connection)
         self._ears.append((connection, clock()))
 
+    def open_ahead(self) -> None:
+        """Open a connection for the next call in the background, unless there is one or it is under way."""
+        self._drop_the_parents()
+        if not self._idle and clock() >= self._opens_until:
+            # A time, because a signal may raise before the thread has begun.
+            self._opens_until = clock() + ACQUIRE_BOUND
+            _thread.start_new_thread(self._open_and_keep, ())
+
     def close(self) -> None:
         """Close the idle connections."""
         self._close_idle(until=float("inf"))
@@ -180,6 +199,12 @@ class Wire:
             self._has_lost_one = False
             self._reconnected()
         return connection
+
+    def _open_and_keep(self) -> None:
+        # If it fails, the next call opens its own, and tells.
+        with suppress(Exception):
+            self._put_back(self._open(ACQUIRE_BOUND))
+        self._opens_until = 0.0
 
     def _drop_the_parents(self) -> None:
         """After a fork: the sockets belong to the parent, so they are dropped unread."""

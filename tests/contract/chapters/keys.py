@@ -156,7 +156,7 @@ class Keys(Contract):
             "rerun": lambda: [succeed(store, call("b", 2), "rerun"), succeed(store, call("c", 3), "rerun", "of c")],
             "replace": lambda: [succeed(store, again(call(name, at)), "replace") for name, at in [("b", 2), ("c", 3)]],
             "unmark": lambda: [store.unmark(KEY, name, returns=True) for name in ("a", "b", "c")],
-            "unmark unless": lambda: store.unmark(KEY, "b", quiet=False, unless_merged=True),
+            "unmark unless": lambda: store.unmark(KEY, "b", quiet=False, unless=("merged",)),
             "mark_done": lambda: store.mark_done(marker_of("a"), 1, "stored", 30.0),
         }
 

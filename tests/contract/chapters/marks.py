@@ -193,7 +193,7 @@ class Marks(Contract):
         self.nothing_is_left(store)
 
     def test_to_unmark_a_lock_that_nobody_knows_leaves_nothing(self, store: Store) -> None:
-        assert store.unmark(KEY, "a", returns=True, unless_merged=True)
+        assert store.unmark(KEY, "a", returns=True, unless=("merged",))
 
         self.nothing_is_left(store)
 
@@ -205,6 +205,7 @@ class Marks(Contract):
         assert refused(store.acquire(call("stays-away"))).crowd == 0
         assert [refused(store.acquire(call(name, crowds=True))).crowd for name in "bcd"] == [1, 2, 3]
         assert refused(store.acquire(call("b", returns=True))).crowd == 3
+        assert store.look(KEY).crowd == 3
 
     def test_a_call_counts_once_however_often_it_says_that_it_will_come_again(self, store: Store) -> None:
         store.acquire(call("a"))

@@ -7,6 +7,7 @@ import pytest
 
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Answer, Claim, Turn
+from celery_singleton_lock.stores.records import Succession as Rule
 from tests.contract.asking import (
     ENDED,
     KEY,
@@ -60,6 +61,58 @@ class Succession(Contract):
         granted(store.acquire(retry))
         store.release(retry, 1)
         granted(store.acquire(again(first)))
+
+    @pytest.mark.parametrize("published", [1000, 3000])
+    def test_a_queued_call_that_wants_a_rerun_is_merged_with_the_successor(
+        self, store: Store, published: float
+    ) -> None:
+        mark_queued(store, "q")
+        succeed(store, call("s", 2000), "rerun")
+        queued_call = call("q", published, heeds_queued=True, succeeds="rerun", merges=TASK)
+
+        assert refused(store.acquire(queued_call)).first.task_id == "s"
+        assert succeed(store, queued_call, "rerun", "of q") == merged_into("s")
+
+        store.unmark(KEY, "q")
+        mine = again(call("s", 2000, heeds_queued=True, succeeds="rerun", merges=TASK))
+        assert granted(store.acquire(mine)).arguments == ("of q" if published > 2000 else "")
+
+    @pytest.mark.parametrize(("task_name", "policy"), [("shop.tasks.other", "rerun"), (TASK, "replace")])
+    def test_a_queued_call_that_cannot_be_merged_does_not_wait_for_the_successor(
+        self, store: Store, task_name: str, policy: Rule
+    ) -> None:
+        mark_queued(store, "q")
+        succeed(store, call("s", 2000), policy, task_name=task_name)
+
+        granted(store.acquire(call("q", 1000, heeds_queued=True, succeeds="rerun", merges=TASK)))
+
+    @pytest.mark.parametrize("policy", ["rerun", "replace"])
+    def test_an_older_queued_call_that_replaces_ends_for_a_newer_successor(self, store: Store, policy: Rule) -> None:
+        mark_queued(store, "q")
+        succeed(store, call("s", 2000), policy)
+        queued_call = call("q", 1000, heeds_queued=True, succeeds="replace", merges=TASK)
+
+        assert refused(store.acquire(queued_call)).first.task_id == "s"
+        assert succeed(store, queued_call, "replace") == merged_into("s")
+
+        store.unmark(KEY, "q")
+        granted(store.acquire(again(call("s", 2000, heeds_queued=True, succeeds="replace", merges=TASK))))
+
+    @pytest.mark.parametrize("published", [0, 3000])
+    def test_a_newer_queued_call_that_replaces_goes_before_the_successor(self, store: Store, published: float) -> None:
+        mark_queued(store, "q")
+        succeed(store, call("s", 2000), "replace")
+        granted(store.acquire(call("q", published, heeds_queued=True, succeeds="replace", merges=TASK)))
+
+        late = again(call("s", 2000, heeds_queued=True, succeeds="replace", merges=TASK))
+        assert refused(store.acquire(late)).first.task_id == "q"
+        assert succeed(store, late, "replace") == merged_into("q")
+
+    def test_a_queued_call_takes_a_place_that_its_successor_does_not_need(self, store: Store) -> None:
+        mark_queued(store, "q")
+        succeed(store, call("s", 2000), "replace")
+
+        granted(store.acquire(call("q", 1000, limit=2, heeds_queued=True, succeeds="replace")))
 
     def carrying(self, store: Store, **more: Any) -> Claim:
         """A run of `b`, delivered for the first time, with the arguments of `c`."""
@@ -139,7 +192,7 @@ class Succession(Contract):
         self.carrying(store)
         assert succeed(store, call("d", 4000), "rerun") == MINE
 
-        assert store.unmark(KEY, "d", unless_merged=True)
+        assert store.unmark(KEY, "d", unless=("merged",))
 
     def test_a_late_successor_runs_after_an_older_call_with_newer_arguments(self, store: Store) -> None:
         self.carrying(store)
@@ -195,6 +248,24 @@ class Succession(Contract):
         store.release(call("a"), 1)
         assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == ""
 
+    def test_calls_are_merged_only_into_one_that_has_asked_for_a_rerun(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+
+        assert succeed(store, call("c", 3000), "rerun", "of c") == (Turn.OTHER_TASK, None)
+
+        store.release(call("a"), 1)
+        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == ""
+
+    def test_one_that_was_replaced_learns_of_it_though_it_asks_for_a_rerun_now(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+        succeed(store, call("c", 3000), "replace")
+        store.release(call("a"), 1)
+        store.release(call("c"), granted(store.acquire(again(call("c", 3000)))).place)
+
+        assert succeed(store, again(call("b", 2000)), "rerun", "of b") == merged_into("c")
+
     @pytest.mark.parametrize("late", [0.0, PATIENCE + 1, MEMORY - 100])
     def test_merged_arguments_outlive_the_patience_with_the_successor(self, store: Store, late: float) -> None:
         granted(store.acquire(call("a", 1000)))
@@ -241,11 +312,11 @@ class Succession(Contract):
         succeed(store, call("b", 2000), "rerun")
         succeed(store, call("c", 3000), "rerun", "of c")
 
-        assert not store.unmark(KEY, "b", unless_merged=True)
+        assert not store.unmark(KEY, "b", unless=("merged",))
         assert store.successor(KEY) == "b"
         self.pass_time(PATIENCE + 1)
-        assert not store.unmark(KEY, "b", unless_merged=True), "nor when its time as the successor is over"
-        assert store.unmark(KEY, "c", unless_merged=True)
+        assert not store.unmark(KEY, "b", unless=("merged",)), "nor when its time as the successor is over"
+        assert store.unmark(KEY, "c", unless=("merged",))
         assert store.unmark(KEY, "b")
         assert store.successor(KEY) is None
 
@@ -254,7 +325,7 @@ class Succession(Contract):
         succeed(store, call("b", 2000), "rerun")
         assert succeed(store, call("old", 1500), "rerun") == merged_into("b")
 
-        assert not store.unmark(KEY, "b", unless_merged=True)
+        assert not store.unmark(KEY, "b", unless=("merged",))
 
         store.release(call("a"), 1)
         mine = again(call("b", 2000), merges=TASK)
@@ -273,6 +344,37 @@ class Succession(Contract):
         store.release(call("a"), 1)
         self.nothing_is_left(store)
 
+    def test_a_successor_for_which_a_holder_ends_cannot_just_end(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+        succeed(store, again(call("b", 2000)), "replace")
+        store.renew([call("a")], 1.0)
+
+        assert not store.unmark(KEY, "b", unless=("heard",))
+        assert store.successor(KEY) == "b"
+        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
+        assert store.unmark(KEY, "stranger", unless=("heard",))
+        assert store.unmark(KEY, "b", unless=("merged",))
+        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+
+    def test_one_that_no_holder_has_heard_of_may_end(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+        for _ in range(2):
+            succeed(store, again(call("b", 2000)), "replace")
+        granted(store.acquire(call("a", 1000)))
+
+        assert store.unmark(KEY, "b", unless=("heard",))
+        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+
+    def test_nor_does_it_forget_that_a_holder_has_heard(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, again(call("b", 2000)), "replace")
+        store.renew([call("a")], 1.0)
+        succeed(store, again(call("b", 2000)), "replace")
+
+        assert not store.unmark(KEY, "b", unless=("heard",))
+
     def test_but_not_if_another_one_comes_next(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "replace")
@@ -290,7 +392,7 @@ class Succession(Contract):
         assert succeed(store, call("p", 4000), "replace", task_name="shop.tasks.other") == MINE
         assert refused(store.acquire(again(call("b", 2000), merges=TASK))).successor == "p"
         assert succeed(store, again(call("b", 2000)), "rerun") == (Turn.OTHER_TASK, None)
-        assert not store.unmark(KEY, "b", unless_merged=True), "those that were merged still wait for it"
+        assert not store.unmark(KEY, "b", unless=("merged",)), "those that were merged still wait for it"
         store.release(call("a"), 1)
         other = again(call("p", 4000))
         other.facts.task_name = "shop.tasks.other"
@@ -304,7 +406,7 @@ class Succession(Contract):
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "rerun")
 
-        assert store.unmark(KEY, "b", unless_merged=True)
+        assert store.unmark(KEY, "b", unless=("merged",))
 
         assert store.successor(KEY) is None
         store.release(call("a"), 1)

@@ -10,7 +10,8 @@
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  limit: a place is granted while fewer are held
 -- ARGV[4]  words: `waits` takes a turn; `heeds` a queued mark; `asked` before to be the successor; `crowds` will come
---          again, for the first time; `returns` has come again; `joins` waits for the holder's result;
+--          again, for the first time; `returns` has come again; `joins` waits for the holder's result; `rerun` or
+--          `replace` is the policy by which it would be merged with the successor, or replaced by it;
 --          `above=<fence>` has seen a later time of this server
 -- ARGV[5]  pid, attempt and time of publication
 -- ARGV[6]  task id of the caller, or an empty text
@@ -81,11 +82,12 @@ local function waits_by_itself()
   end
 end
 
-local function grant_again(place, makes_way)
+local function grant_again(each)
+  local place = each.place
   local grant = grant_of(key, place)
   -- First, because a server out of memory refuses HSET where nothing was written before.
   expire_after(key, 2000 * ttl)
-  redis.call('HSET', key, (makes_way and '!' or '') .. token, integer(now + ttl * 1000))
+  set_deadline(key, each, now + ttl * 1000)
   local fence = grant.fence
   if lowest_fence() > fence then
     fence = math.max(lowest_fence(), tonumber(known[1]) + 1)
@@ -178,7 +180,7 @@ end
 local held, soonest = 0, now + ttl * 1000
 for _, each in ipairs(places) do
   if each.token == token then
-    return grant_again(each.place, each.makes_way)
+    return grant_again(each)
   elseif each.alive then
     held, soonest = held + 1, math.min(soonest, each.deadline)
   else
@@ -196,10 +198,21 @@ local function goes_before(each)
   return #before >= free and 'enough'
 end
 
+-- A refusal ends it: `rerun` leaves its arguments to the successor, `replace` runs in place of it only if it is newer.
+local function is_merged_with_the_successor()
+  local by = redis.call('HGET', key, 'next:by') or ''
+  local its_publication, its_policy, its_task = string.match(by, '^(%d+) (%S+) (.*)$')
+  if says('rerun') then
+    return its_policy == 'rerun' and its_task == merges
+  end
+  return says('replace') and published ~= '0' and tonumber(its_publication or 0) >= tonumber(published)
+end
+
 -- What is here goes before what may come: a caller that would occupy its slot meanwhile yields to no message.
 -- The queued call was there before its successor, which heeds its mark: they must not wait for each other.
 local is_queued = queued and queued.task_id == task_id
-if successor and successor.task_id ~= task_id and not is_queued and not says('waits') then
+local is_another_next = successor and successor.task_id ~= task_id
+if is_another_next and not says('waits') and (not is_queued or is_merged_with_the_successor()) then
   goes_before(successor)
 end
 if queued and not is_queued and says('heeds') and not says('waits') then

@@ -16,7 +16,7 @@
 --
 -- Returns  {1, now}           it is the successor
 --          {0, now, task_id}  that one runs in its place
---          {2, now}           a call of another task is the successor, so it has to come again
+--          {2, now}           a call of another task is the successor, or one that replaces, so it has to come again
 --          {3, now}           ask again with the arguments
 
 local PATIENCE = 30000 -- milliseconds
@@ -73,8 +73,9 @@ local function ask_oldest_to_make_way()
       oldest = each
     end
   end
-  if oldest then
-    redis.call('HSET', key, '!' .. oldest.token, integer(oldest.deadline))
+  if oldest and not oldest.makes_way then
+    oldest.makes_way = true
+    set_deadline(key, oldest, oldest.deadline)
     redis.call('HDEL', key, oldest.token)
   end
 end
@@ -92,8 +93,10 @@ local function merge()
 end
 
 local function rerun()
-  if successor and successor.task_id ~= mine then
-    return its_task == task_name and merge() or {2, now}
+  if overtaken_by then
+    return {0, now, overtaken_by.task_id}
+  elseif successor and successor.task_id ~= mine then
+    return its_task == task_name and its_policy == 'rerun' and merge() or {2, now}
   end
   local waiting_at = is_taken(key, merged_known[2]) and 0 or merged_at
   local newer = has_asked and not successor and holder_published_after(math.max(published, waiting_at), runs_my_task)

@@ -3,9 +3,9 @@
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
 -- ARGV[2]  words: `quiet` lets others be published at once; `returns` leaves the crowd; `unless_merged` keeps everything
---          if other calls have been merged into this one
+--          if other calls have been merged into this one; `unless_heard` if a holder ends for this one and knows it
 --
--- Returns  1 ended, if there was anything | 0 others have been merged into it, so it stays
+-- Returns  1 ended, if there was anything | 0 it stays
 
 local key, mine = KEYS[1], ARGV[1]
 local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'joined', 'next:by', 'places')
@@ -14,9 +14,25 @@ local function says(word)
   return string.find(ARGV[2], word, 1, true)
 end
 
+local function holders()
+  return ipairs(read_places(key, tonumber(known[6] or 1), math.huge))
+end
+
+local function is_successor_that_replaces()
+  return task_id_of(known[1]) == mine and string.match(known[5] or '', '^%d+ replace ')
+end
+
+local function ends_a_holder()
+  for _, each in holders() do
+    if each.alive and each.has_heard then
+      return is_successor_that_replaces()
+    end
+  end
+end
+
 -- Those that the successor has asked to make way, and that may not have heard of it yet.
 local function let_holders_stay()
-  for _, each in ipairs(read_places(key, tonumber(known[6] or 1), math.huge)) do
+  for _, each in holders() do
     if each.makes_way then
       redis.call('HDEL', key, '!' .. each.token)
       redis.call('HSET', key, each.token, integer(each.deadline))
@@ -27,11 +43,14 @@ end
 if says('unless_merged') and redis.call('HEXISTS', key, 'with:' .. mine) == 1 then
   return 0
 end
+if says('unless_heard') and ends_a_holder() then
+  return 0
+end
+if is_successor_that_replaces() then
+  let_holders_stay()
+end
 if task_id_of(known[1]) == mine then
   redis.call('HDEL', key, 'next', 'next:by')
-  if string.match(known[5] or '', '^%d+ replace ') then
-    let_holders_stay()
-  end
 end
 if task_id_of(known[2]) == mine then
   redis.call('HDEL', key, 'queued')

@@ -1,6 +1,7 @@
 -- The places of a lock, and the holders that have them.
 --   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down
---   <token>     deadline of that holder; under !<token> once it has been asked to make way
+--   <token>     deadline of that holder; under !<token> once it has been asked to make way, and with a + before it until it
+--               has heard of that, which is when it is renewed
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
 --               publication; together no more than 64 bytes, because a longer value doubles what the hash takes
 --   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name
@@ -50,6 +51,12 @@ local function grant_of(key, place)
   return grant_in(redis.call('HGET', key, place .. ':'))
 end
 
+-- What is asked to make way, or not, and has heard of it, or not, stays so.
+local function set_deadline(key, each, deadline)
+  local prefix, sign = each.makes_way and '!' or '', each.makes_way and not each.has_heard and '+' or ''
+  redis.call('HSET', key, prefix .. each.token, sign .. integer(deadline))
+end
+
 local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
@@ -64,12 +71,12 @@ local function undo_a_step_of_the_clock(key, doubtful)
     local each, latest = doubtful[i], now + tonumber(string.match(value or '', '^%d+ %S+ (%d+) ') or 0) * 1000
     if each.deadline > latest then
       each.deadline = latest
-      redis.pcall('HSET', key, (each.makes_way and '!' or '') .. each.token, integer(latest))
+      pcall(set_deadline, key, each, latest)
     end
   end
 end
 
--- All places, in order: {place, token, deadline, alive, makes_way}; the token is nil where the place is empty. A holder is
+-- All places, in order: {place, token, deadline, alive, makes_way, has_heard}; the token is nil where the place is empty. A holder is
 -- alive until its deadline, whether it was asked to make way or not.
 local function read_places(key, highest, plausible)
   local tokens = fields_of_places(key, highest, '')
@@ -78,13 +85,16 @@ local function read_places(key, highest, plausible)
     names[place] = tokens[place] or ''
   end
   for place, deadline in ipairs(read_fields(key, names)) do
-    local token, makes_way = tokens[place] or nil, false
+    local token, makes_way, has_heard = tokens[place] or nil, false, false
     if token and not deadline then
       deadline, makes_way = redis.call('HGET', key, '!' .. token), true
+      has_heard = string.sub(deadline or '', 1, 1) ~= '+'
     end
     deadline = tonumber(deadline or 0)
     local alive = token and deadline > now
-    places[place] = {place = place, token = token, deadline = deadline, alive = alive, makes_way = makes_way}
+    places[place] = {
+      place = place, token = token, deadline = deadline, alive = alive, makes_way = makes_way, has_heard = has_heard,
+    }
     if alive and deadline > plausible and not is_on_hold(token) then
       doubtful[#doubtful + 1] = places[place]
     end

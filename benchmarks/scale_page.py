@@ -1,0 +1,143 @@
+"""`docs/scale.md`, written from what was counted."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchmarks.report import text
+
+PAGE = "scale.md"
+BEGIN, END = "<!-- written by `make compare` -->", "<!-- end of what `make compare` writes -->"
+SERVERS = ("broker", "backend", "store")
+OWNED = {"bytes": "memory, MB", "threads": "threads", "descriptors": "descriptors"}
+MEGABYTE = 1_000_000
+
+OWNED_BY_A_WORKER = (
+    "What a worker, its main process and its pool together, has after its first tasks and after many: of plain Celery, "
+    "and then of this library."
+)
+CONNECTED = (
+    "A pool process with a lease that is renewed has {pool process} connections to the store; the main process has "
+    "{main process}."
+)
+WAITING = (
+    "So many calls of one key are sent while one of them holds it, with a `lock_ttl` of 30 s. Broker, result backend "
+    "and store are servers of their own, and count for {counted} s; what the holder costs without them is taken off. "
+    "The worker has {processes} pool processes."
+)
+
+Found = Mapping[str, Any]
+
+
+def section(found: Found) -> str:
+    """All of it, as Markdown."""
+    return "\n\n".join(
+        [_leases(found["leases"]), *_tasks(found["tasks"], found["plan"]), *_waiting(found), _seen(found)]
+    )
+
+
+def in_page(page: str, found: Found) -> str:
+    """The page with the section as it should be."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{section(found)}\n\n{END}{after}"
+
+
+def _leases(found: Found) -> str:
+    rows = [
+        ["leases in one process", f"{found['leases']:,}, with a `ttl` of {text(found['ttl'])} s"],
+        ["lost", text(found["lost"])],
+        ["longest renewal", f"under {_bound(found['longest renewal'] / found['ttl'])} of the `ttl`"],
+        ["least that remained of a lease", f"{text(100 * found['least remaining'] / found['ttl'])} % of the `ttl`"],
+        ["connections", text(found["sockets"])],
+        ["threads that were added", text(found["threads"])],
+        ["memory of a lease with its `Lock`", f"{text(found['bytes of a lease'] / 1000)} kB"],
+        ["processor time", f"{text(100 * found['processor'])} % of one core"],
+    ]
+    return "## Leases of one process\n\n" + _table(["", "seen"], rows)
+
+
+def _bound(share: float) -> str:
+    return next(f"{limit} %" for limit in (1, 2, 5, 10, 20, 50, 100, 1000) if 100 * share < limit)
+
+
+def _tasks(found: Found, plan: Found) -> list[str]:
+    few, many = plan["few"], plan["tasks"]
+    rows = [
+        [f"{words}, {kind}", *(text(found[kind][f"{what} after {number}"] / unit) for number in (few, many))]
+        for what, words in OWNED.items()
+        for unit in [MEGABYTE if what == "bytes" else 1]
+        for kind in ("plain", "singleton")
+    ]
+    links = found["connections"]
+    return [
+        "## Tasks of one worker",
+        OWNED_BY_A_WORKER,
+        _table(["", f"after {few:,} tasks", f"after {many:,} tasks"], rows),
+        CONNECTED.format(**links),
+    ]
+
+
+def _waiting(found: Found) -> list[str]:
+    plan = found["plan"]
+    return [
+        "## What a waiting message costs",
+        WAITING.format(counted=text(plan["counted"]), processes=next(iter(found["waiting"].values()))["processes"]),
+        _table(
+            [
+                "`lock_on_conflict`",
+                "sent",
+                "wait",
+                *(f"{name}, commands/s" for name in SERVERS),
+                "lines in the log/s",
+                "cores",
+            ],
+            [_load(policy, *each) for policy, seen in found["waiting"].items() for each in seen["crowds"].items()],
+        ),
+        "Of that, one waiting message has this share, and so much is kept for it:",
+        _table(
+            [
+                "`lock_on_conflict`",
+                "wait",
+                *(f"{name}, commands/min" for name in SERVERS),
+                *(f"{name}, bytes/s" for name in SERVERS),
+                *(f"{name}, bytes kept" for name in SERVERS),
+            ],
+            [_share(policy, *each) for policy, seen in found["waiting"].items() for each in seen["crowds"].items()],
+        ),
+    ]
+
+
+def _load(policy: str, sent: str, seen: Found) -> list[str]:
+    rates = seen["rates"]
+    commands = [_rate(rates[name]["commands"]) for name in SERVERS]
+    return [
+        f"`{policy}`",
+        sent,
+        str(seen["waiting"]),
+        *commands,
+        _rate(rates["worker"]["lines"]),
+        _rate(rates["worker"]["processor"]),
+    ]
+
+
+def _share(policy: str, _: str, seen: Found) -> list[str]:
+    waiting, rates = max(1, seen["waiting"]), seen["rates"]
+    commands = [_rate(60 * rates[name]["commands"] / waiting) for name in SERVERS]
+    sent = [_rate(rates[name]["bytes"] / waiting) for name in SERVERS]
+    # What comes and goes with a single message is less than what a server's own memory sways by.
+    kept = [text(max(0, seen["kept"][name]) / waiting) if waiting >= 100 else "" for name in SERVERS]
+    return [f"`{policy}`", str(seen["waiting"]), *commands, *sent, *kept]
+
+
+def _rate(number: float) -> str:
+    return text(number) if number >= 0.05 else "0"
+
+
+def _seen(found: Found) -> str:
+    names = ", ".join(f"{name} {number}" for name, number in found["versions"].items())
+    where = f"with Python {found['python']}, {names}, on {found['cores']} cores"
+    return f"Seen on {found['date']} {where}. `make scale` does it again."
+
+
+def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *rows))

@@ -1,0 +1,79 @@
+"""Waiting in place: for how long, because the time limit goes on meanwhile, and who is told of it."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from billiard import current_process
+from celery import Task
+from celery._state import get_current_task
+
+from celery_singleton_lock.leases.greenlets import patched_by
+from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.records import Holder
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Of a time limit; the rest is the body's.
+_SHARE = 1 / 4
+
+Limits = tuple[float | None, float | None]
+
+_of_the_worker: Limits = None, None
+
+
+def remember_limits(worker: Any) -> None:
+    """Keep the limits of the command line; the pool's processes are forks of this one, and are not told of it."""
+    global _of_the_worker  # noqa: PLW0603 (a process has one)
+    _of_the_worker = worker.time_limit, worker.soft_time_limit
+
+
+def longest_wait(run: Run) -> float:
+    """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
+    timed = _timed(run)
+    limits = [limit for limit in _enforced(_limits_of(timed)) if limit]
+    if not limits or timed.request.is_eager:
+        return float("inf")
+    return min(limits) * _SHARE - _spent(timed) - run.age
+
+
+@contextmanager
+def waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
+    """Say that the run waits, and that it waits no longer if it is granted its key; count the time."""
+    logger.info("lock.waiting key=%s task_id=%s holder=%s", run.key, run.task_id, holder.task_id)
+    run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
+    try:
+        yield
+    finally:
+        timed = _timed(run)
+        timed.request.lock_waited = _spent(timed) + run.age
+    if run.lease.granted:
+        run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
+
+
+def _timed(run: Run) -> Task:
+    """The task whose time limit goes on: of an item that of its map."""
+    return get_current_task() if run.is_item else run.task
+
+
+def _spent(timed: Task) -> float:
+    """Seconds for which items before this one have waited."""
+    return timed.request.get("lock_waited") or 0.0
+
+
+def _limits_of(timed: Task) -> Limits:
+    """The hard one and the soft one, each chosen as a worker does."""
+    of_the_call = timed.request.timelimit or (None, None)
+    of_the_task = timed.time_limit, timed.soft_time_limit
+    hard, soft = (a or b or c for a, b, c in zip(of_the_call, of_the_task, _of_the_worker, strict=True))
+    return hard, soft
+
+
+def _enforced(limits: Limits) -> tuple[float | None, ...]:
+    """Those that the pool enforces: prefork both, gevent the hard one, all others none."""
+    # As the children of a prefork pool are, and nothing else is.
+    if current_process().daemon:
+        return limits
+    patched = patched_by()
+    return limits[:1] if patched is not None and patched.__name__ == "gevent" else ()

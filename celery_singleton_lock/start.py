@@ -1,0 +1,173 @@
+"""What a process looks at before its first task: options, pool, and what the store lets us do.
+
+What can never work ends a worker or a beat. A store that is away may come back, so it is told and nothing more; and
+so is all that a process finds which publishes, for it has other things to do.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NoReturn
+from weakref import WeakKeyDictionary
+
+from celery import Celery, Task
+from celery.platforms import EX_FAILURE
+
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.key import checked_name, key_of
+from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.leases.teller import Teller
+from celery_singleton_lock.options import OPTIONS, check_setting, prefix_of
+from celery_singleton_lock.runs.loss import wants_to_be_killed
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import lock_name_of
+
+logger = logging.getLogger("celery_singleton_lock")
+
+BOUND = 1.0
+"""Seconds for which a start waits for the store."""
+
+Question = Callable[[], object]
+"""Something that raises a `ConfigurationError` if it cannot work."""
+
+_looked_at: WeakKeyDictionary[Celery, object] = WeakKeyDictionary()
+_in_background = Teller("start")
+
+
+def check_worker(app: Celery, pool: type) -> None:
+    """Return if a worker with that pool can work.
+
+    Raises:
+        SystemExit: It cannot; the log says why.
+    """
+    # So its pool processes and its beat do not look again.
+    _is_first_look(app)
+    tasks = _lockable(app.tasks.values())
+    of_pool = [partial(_check_pool, app, pool), *(partial(_check_task, app, task, pool) for task in tasks)]
+    if _tell_faults([*of_pool, *_about(app, tasks)]):
+        _end()
+
+
+def check_beat(app: Celery, key: Callable[[], str], *questions: Question) -> None:
+    """Return if a beat can work that leads by *key*, and can answer those *questions*.
+
+    Raises:
+        SystemExit: It cannot; the log says why.
+    """
+    tasks = _lockable(app.tasks.values())
+    # A worker that has it inside has looked at its tasks, and at the store for them.
+    rest = _about(app, tasks) if _is_first_look(app) else []
+    if not tasks:
+        rest = [partial(_try_store, app, lambda: lock_name_of(key()))]
+    if _tell_faults([key, *questions, *rest]):
+        _end()
+
+
+def check_publisher(task: Task) -> None:
+    """Have it told in the log, soon and once, if a process that publishes this task cannot work as it should."""
+    app = task.app
+    if app in _looked_at or app.conf.task_always_eager or not _is_first_look(app):
+        return
+    # It is not for us to have all tasks made now.
+    tasks = _lockable(app.tasks.values() if app.finalized else [task])
+    _in_background.tell(partial(_tell_faults, _about(app, tasks)))
+
+
+def _is_first_look(app: Celery) -> bool:
+    """The same for the children of this process, which know of it."""
+    mine = object()
+    return _looked_at.setdefault(app, mine) is mine
+
+
+def _lockable(tasks: Iterable[Any]) -> list[Any]:
+    ours = [task for task in tasks if hasattr(type(task), "is_lockable") and task.is_lockable()]
+    # Celery keeps them in no order, and the same faults shall be the same lines.
+    return sorted(ours, key=lambda task: task.name)
+
+
+def _about(app: Celery, tasks: list[Any]) -> list[Question]:
+    """What has to work for those tasks, wherever they are published or run."""
+    if not tasks:
+        return []
+    return [
+        *(partial(check_setting, app, name) for name in OPTIONS),
+        *(partial(getattr, task, "lock_options") for task in tasks),
+        # A name that is in use, because the rights of a user may depend on it.
+        partial(_try_store, app, lambda: tasks[0].lock_name or tasks[0].name),
+    ]
+
+
+def _tell_faults(questions: Iterable[Question]) -> bool:
+    """Tell each fault in a line of its own; whether there was one."""
+    faults = dict.fromkeys(fault for question in questions if (fault := _fault_in(question)))
+    for fault in faults:
+        logger.critical("lock.misconfigured: %s", fault)
+    return bool(faults)
+
+
+def _fault_in(question: Question) -> str:
+    try:
+        question()
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def _end() -> NoReturn:
+    # Not the error itself: Celery would add a traceback of thirty lines, in which the ones that count are lost.
+    raise SystemExit(EX_FAILURE)
+
+
+def _check_task(app: Celery, task: Any, pool: type) -> None:
+    # Workers with other pools may take the queue of such a task.
+    wants_to_be_killed(task, task.lock_options, has_process=_is_prefork(pool) or not _comes_here(app, task))
+
+
+def _comes_here(app: Celery, task: Any) -> bool:
+    """This worker takes messages from the queue of the task, as far as can be told before there is a call."""
+    try:
+        route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
+    except Exception:  # noqa: BLE001 (of a router of the user's, which needs to see a call)
+        return True
+    by_route = route if isinstance(route, str) else route.get("queue")
+    queue = getattr(task, "queue", None) or by_route or app.conf.task_default_queue
+    return getattr(queue, "name", queue) in app.amqp.queues.consume_from
+
+
+def _check_pool(app: Celery, pool: type) -> None:
+    url = app.conf.get("singleton_lock_url")
+    if isinstance(url, str) and url.startswith("memory:") and _is_prefork(pool):
+        raise ConfigurationError(
+            f"singleton_lock_url={url!r} keeps locks in the memory of one process, and the processes of the pool "
+            "'prefork' would each have their own; give the URL of a server, such as 'redis://localhost:6379/0', or "
+            "start the worker with --pool threads, solo, gevent or eventlet"
+        )
+
+
+def _is_prefork(pool: type) -> bool:
+    from celery.concurrency.prefork import TaskPool  # noqa: PLC0415 (of no use but in a worker)
+
+    return issubclass(pool, TaskPool)
+
+
+def _try_store(app: Celery, lock_name: Callable[[], str]) -> None:
+    """Do all that a run and a waiter do, with a lock of that name which nobody else can ask for.
+
+    Raises:
+        ConfigurationError: There is no store to use, or it does not let us.
+    """
+    key = key_of(prefix_of(app), checked_name(lock_name()), {"start": new_token()})
+    # Connections of its own, which no pool process inherits.
+    store = store_of(app).twin()
+    try:
+        store.try_out(key, BOUND)
+    except ConfigurationError:
+        raise
+    except StoreError as error:
+        event = (
+            "lock.unready store=%s: acquire, wake-up and release were not answered within %g s (%s); start it, or mend "
+            "singleton_lock_url; until it answers, lock_on_store_error decides what becomes of each task"
+        )
+        logger.error(event, error.store, BOUND, error.problem)
+    finally:
+        store.close()

@@ -1,0 +1,432 @@
+"""The situations of `docs/what-you-see.md`, each played with real parts.
+
+A situation is one function under `@situation`: it brings the situation about, and returns what is seen of it. Its
+docstring is what the page says of it.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from inspect import getdoc
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock import ConfigurationError, SingletonTask
+from tests.acceptance import seen_app as tasks
+from tests.gates import open_gate
+from tests.recorder import Recorder
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker
+
+LOGGER = "celery_singleton_lock"
+PATIENCE = 60
+AWAY = "away"
+"""The queue of the worker that has lost its store."""
+
+_LINE = re.compile(r"^\[[^\]]*: ([A-Z]+)/[^\]]*\] ((?:lock|beat)\..*)$", re.MULTILINE)
+_VOLATILE = [
+    (r"redis://[^\s/]*/\d+", "<store>"),
+    (r"(?<==)\d+\.\d\b", "<n>"),
+    (r"(?<=fence=)\d+", "<n>"),
+    (r"\b\d+\.\d(?= s\b)", "<n>"),
+    (r"(did not answer: ).*", r"\1<why>"),
+    (r"(refuses us )\(.*\)(?=: )", r"\1(<why>)"),
+]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What there is to see.
+
+    Attributes:
+        log: The lines, each with its level.
+        state: The states of the result, one after the other.
+        get: What comes of `.get()`.
+    """
+
+    log: tuple[str, ...]
+    state: str
+    get: str
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One section of the page."""
+
+    name: str
+    text: str
+    play: Callable[["Scene"], Seen]
+
+
+SITUATIONS: list[Situation] = []
+
+
+def situation(name: str) -> Callable[[Callable[["Scene"], Seen]], Callable[["Scene"], Seen]]:
+    """Have a section of this name in the page."""
+
+    def add(play: Callable[["Scene"], Seen]) -> Callable[["Scene"], Seen]:
+        SITUATIONS.append(Situation(name, getdoc(play) or "", play))
+        return play
+
+    return add
+
+
+def import_catalogue() -> None:
+    """A body for what needs none."""
+
+
+class Log(logging.Handler):
+    """What this process writes to the log, as the publisher does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.levelname, record.getMessage()))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One situation that is played, beside the others.
+
+    Attributes:
+        key: The argument that counts for the lock, its own.
+        names: What the page has in place of task ids.
+    """
+
+    key: str
+    workers: tuple[Worker, ...]
+    log: Log
+    recorder: Recorder
+    server: Server
+    names: dict[str, str]
+
+    def call(self, task: Any, number: int, name: str = "this call", **options: Any) -> Any:
+        """Publish a call."""
+        return self.named(task.apply_async((self.key, number), options.pop("kwargs", {}), **options), name)
+
+    def hold(self, task: Any, name: str = "the holder", **kwargs: Any) -> Any:
+        """A run that goes on until its gate is opened."""
+        result = self.call(task, 1, name, kwargs={"waits": True, **kwargs})
+        until(lambda: result.id in [event.run for event in self.recorder.events("enter")], "it runs", PATIENCE)
+        return result
+
+    def named(self, result: Any, name: str) -> Any:
+        self.names[result.id] = name
+        return result
+
+    def has_been_refused(self, result: Any) -> None:
+        until(lambda: f"task_id={result.id} holder=" in self._written(), "it has been refused", PATIENCE)
+
+    def is_in_state(self, result: Any, state: str) -> None:
+        until(lambda: result.state == state, f"its state is {state}", PATIENCE)
+
+    def open_gate(self) -> None:
+        open_gate(self.recorder, self.key)
+
+    def lose_lease(self, task: Any) -> None:
+        """Have the store forget the holder, as after a flush or a failover."""
+        with self.server.client(database=2) as client:
+            assert client.delete(task.lock_key_for(self.key))
+
+    def end(self, task: Any, result: Any, *states: str, log_has: str = "") -> Seen:
+        """What is seen of a call once it has ended."""
+        try:
+            got = f"`.get()` returns `{result.get(timeout=PATIENCE)!r}`"
+        except Exception as error:  # noqa: BLE001 (whatever it is, the page tells it)
+            got = f"`.get()` raises `{self.plain(self.described(error), task)}`"
+        until(lambda: log_has in self._written(), "the log has it", PATIENCE)
+        states = (*states, result.state)
+        return Seen(self._lines(task, result), ", then ".join(f"`{state}`" for state in states), got)
+
+    def described(self, error: BaseException) -> str:
+        return f"{type(error).__name__}: {error}"
+
+    def plain(self, text: str, task: Any = None) -> str:
+        """The text without what differs from time to time."""
+        if task is not None:
+            text = text.replace(task.lock_key_for(self.key), "<key>")
+        for task_id, name in self.names.items():
+            text = text.replace(task_id, f"<{name}>")
+        for volatile, name in _VOLATILE:
+            text = re.sub(volatile, name, text)
+        return text
+
+    def _written(self) -> str:
+        return "\n".join(worker.log() for worker in self.workers)
+
+    def _lines(self, task: Any, result: Any) -> tuple[str, ...]:
+        about = f" key={task.lock_key_for(self.key)} task_id="
+        lines = [*_LINE.findall(self._written()), *self.log.lines]
+        mine = [(level, text) for level, text in lines if re.search(rf"{re.escape(about)}({result.id}|None)\b", text)]
+        # A call that comes again says the same each time.
+        return tuple(dict.fromkeys(f"{level} {self.plain(text, task)}" for level, text in mine))
+
+
+# A conflict in a worker.
+
+
+@situation("A call is skipped")
+def skipped(scene: Scene) -> Seen:
+    """`lock_on_conflict="skip"`, the default: another run has the key.
+
+    Nothing to do. [The result names the holder](results.md), so a web page can say who is at it.
+    """
+    scene.hold(tasks.skip)
+    seen = scene.end(tasks.skip, scene.call(tasks.skip, 2))
+    scene.open_gate()
+    return seen
+
+
+@situation("A call is skipped and has a result")
+def skipped_with_result(scene: Scene) -> Seen:
+    """`lock_on_conflict="skip"` with `lock_skip_result="skipped"`.
+
+    Nothing to do. The caller can tell it from a run by the value alone.
+    """
+    scene.hold(tasks.skip_with_result)
+    seen = scene.end(tasks.skip_with_result, scene.call(tasks.skip_with_result, 2))
+    scene.open_gate()
+    return seen
+
+
+@situation("A call fails because the key is held")
+def raised(scene: Scene) -> Seen:
+    """`lock_on_conflict="raise"`. Celery logs the failure as well, with a traceback.
+
+    Nothing to do, if the caller is prepared for `LockHeld`. Otherwise choose another policy.
+    """
+    scene.hold(tasks.fail)
+    seen = scene.end(tasks.fail, scene.call(tasks.fail, 2))
+    scene.open_gate()
+    return seen
+
+
+@situation("A call comes again")
+def rescheduled(scene: Scene) -> Seen:
+    """`lock_on_conflict="reschedule"`. The line comes each time, until the holder has ended.
+
+    Nothing to do. If it goes on for too long, look what the holder does (`task.lock_holders(...)`), and set
+    `lock_wait_timeout`.
+    """
+    return _ends_after_its_holder(scene, tasks.reschedule)
+
+
+@situation("A call gives up")
+def gives_up(scene: Scene) -> Seen:
+    """`lock_on_conflict="reschedule"` with `lock_wait_timeout`, whose time is over.
+
+    Look what the holder does. If that is all right, it takes longer than the timeout lets others wait.
+    """
+    scene.hold(tasks.impatient)
+    seen = scene.end(tasks.impatient, scene.call(tasks.impatient, 2))
+    scene.open_gate()
+    return seen
+
+
+@situation("A call waits in the pool")
+def waits(scene: Scene) -> Seen:
+    """`lock_on_conflict="wait"`. It occupies a place in the pool meanwhile, for a quarter of its time limit at most.
+
+    If all places are occupied by calls that wait, choose `reschedule`, or a larger pool.
+    """
+    scene.hold(tasks.wait)
+    result = scene.call(tasks.wait, 2)
+    with scene.server.client(database=2) as client:
+        key = tasks.wait.lock_key_for(scene.key)
+        until(lambda: client.hexists(key, f"turn:{result.id}"), "it waits", PATIENCE)
+    before = result.state
+    scene.open_gate()
+    return scene.end(tasks.wait, result, before)
+
+
+@situation("A call joins the run")
+def joined(scene: Scene) -> Seen:
+    """`lock_on_conflict="join"`: it ends with the result of the holder, which is 1 here.
+
+    Nothing to do.
+    """
+    return _ends_after_its_holder(scene, tasks.join)
+
+
+@situation("A call is merged into another")
+def merged(scene: Scene) -> Seen:
+    """`lock_on_conflict="rerun"`: a successor waits already, and runs with the arguments of this call.
+
+    Nothing to do. [The result names the successor](results.md).
+    """
+    scene.hold(tasks.rerun)
+    successor = scene.call(tasks.rerun, 2, "the successor")
+    scene.has_been_refused(successor)
+    seen = scene.end(tasks.rerun, scene.call(tasks.rerun, 3))
+    scene.open_gate()
+    successor.get(timeout=PATIENCE)
+    return seen
+
+
+@situation("A run is replaced")
+def replaced(scene: Scene) -> Seen:
+    """`lock_on_conflict="replace"`: a later call has taken over. This is what is seen of the run that had to end.
+
+    Nothing to do. [The result names the successor](results.md).
+    """
+    first = scene.hold(tasks.replace, "this call")
+    scene.call(tasks.replace, 2, "the successor")
+    seen = scene.end(tasks.replace, first, log_has=f"task_id={first.id} reason=replaced")
+    scene.open_gate()
+    return seen
+
+
+def _ends_after_its_holder(scene: Scene, task: Any) -> Seen:
+    scene.hold(task)
+    result = scene.call(task, 2)
+    scene.has_been_refused(result)
+    scene.is_in_state(result, "RETRY")
+    scene.open_gate()
+    return scene.end(task, result, "RETRY")
+
+
+# A conflict where it is published.
+
+
+@situation("A call is not sent")
+def unpublished(scene: Scene) -> Seen:
+    """A mode that begins with `until_`: another call is queued or runs, and its result is what the caller gets.
+    The line is in the log of the publisher.
+
+    Nothing to do.
+    """
+    scene.hold(tasks.unique)
+    result = scene.call(tasks.unique, 2, "the holder")
+    scene.open_gate()
+    return scene.end(tasks.unique, result)
+
+
+@situation("A call is refused where it is published")
+def refused(scene: Scene) -> Seen:
+    """A mode that begins with `until_`, with `lock_on_conflict="raise"`. The line is in the log of the publisher.
+
+    Catch `LockHeld` where `delay()` is called. [It names the holder](results.md).
+    """
+    task = tasks.unique_or_fail
+    holder = scene.hold(task)
+    try:
+        task.delay(scene.key, 2)
+    except Exception as error:  # noqa: BLE001 (whatever it is, the page tells it)
+        raised = f"`delay()` raises `{scene.plain(scene.described(error), task)}`"
+    scene.open_gate()
+    seen = scene.end(task, holder)
+    return replace(seen, state="", get=raised)
+
+
+# Something is wrong.
+
+
+@situation("Redis does not answer")
+def unanswered(scene: Scene) -> Seen:
+    """`lock_on_store_error="reschedule"`, the default. The line comes each time.
+
+    Look after Redis. The call runs when it answers again.
+    """
+    result = scene.call(tasks.skip, 2, queue=AWAY)
+    scene.is_in_state(result, "RETRY")
+    lines = scene._lines(tasks.skip, result)
+    return Seen(lines, "`RETRY`", "`.get()` waits until Redis answers and the call has run")
+
+
+@situation("Redis does not answer, and the call fails")
+def unanswered_and_raised(scene: Scene) -> Seen:
+    """`lock_on_store_error="raise"`.
+
+    Look after Redis, and publish the call again.
+    """
+    return scene.end(tasks.fail_without_store, scene.call(tasks.fail_without_store, 2, queue=AWAY))
+
+
+@situation("Redis does not answer, and the call runs without a lock")
+def unanswered_and_run(scene: Scene) -> Seen:
+    """`lock_on_store_error="run"`.
+
+    Look after Redis. Until it answers again, the same call may run several times at once.
+    """
+    return scene.end(tasks.run_without_store, scene.call(tasks.run_without_store, 2, queue=AWAY))
+
+
+@situation("Redis wants another password")
+def another_password(scene: Scene) -> Seen:
+    """The user or the password in `singleton_lock_url` is wrong. Redis is not asked again, whatever
+    `lock_on_store_error` says.
+
+    Do what the text says. The same is said of a certificate or a right that is missing.
+    """
+    app = Celery("seen", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.singleton_lock_url = scene.server.url.replace("://", "://nobody:wrong@").replace("/0", "/2")
+    result = app.task(base=SingletonTask, shared=False)(import_catalogue).apply(throw=False)
+    return Seen((), f"`{result.state}`", f"`.get()` raises `{scene.plain(scene.described(result.result))}`")
+
+
+@situation("A lease is lost")
+def lost(scene: Scene) -> Seen:
+    """Redis has forgotten the lease (`expired`), has given it to another run (`taken`), or did not answer until its
+    deadline (`unreachable`). `lock_on_lost="abort"`, the default, has raised `LockLost` in the body.
+
+    Find out why: a failover, a flush, a process that was paused, a clock that was set. Another run may have begun.
+    """
+    result = scene.hold(tasks.skip, "this call")
+    scene.lose_lease(tasks.skip)
+    return scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired")
+
+
+@situation("A body goes on without its lease")
+def outlived(scene: Scene) -> Seen:
+    """The lease was lost, and the body has caught `LockLost`, with `except Exception` for example, and gone on to its
+    end. With `lock_on_lost="warn"` the same is seen.
+
+    Let `LockLost` through in the body. Look whether another run has done the same work meanwhile.
+    """
+    result = scene.hold(tasks.skip, "this call", swallows=True)
+    scene.lose_lease(tasks.skip)
+    seen = scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired: the body")
+    # Two threads write them.
+    return replace(seen, log=tuple(sorted(seen.log, key=lambda line: "outlived" in line)))
+
+
+@situation("An option has a value that is not allowed")
+def bad_value(scene: Scene) -> Seen:
+    """`lock_on_conflict="skpi"`, where the task is defined.
+
+    Do what the text says.
+    """
+    return _refused(scene, lock_on_conflict="skpi")
+
+
+@situation("An option is misspelt")
+def misspelt(scene: Scene) -> Seen:
+    """`lock_on_confict="raise"`, where the task is defined.
+
+    Do what the text says.
+    """
+    return _refused(scene, lock_on_confict="raise")
+
+
+@situation("An option is another library's")
+def foreign(scene: Scene) -> Seen:
+    """`unique_on=["supplier_id"]`, where the task is defined.
+
+    Do what the text says.
+    """
+    return _refused(scene, unique_on=["supplier_id"])
+
+
+def _refused(scene: Scene, **options: Any) -> Seen:
+    app = Celery("seen", broker="memory://", set_as_current=False)
+    define = app.task(base=SingletonTask, name="import_catalogue", lazy=False, shared=False, **options)
+    try:
+        define(import_catalogue)
+    except ConfigurationError as error:
+        return Seen((), "", f"`@app.task(...)` raises `{scene.described(error)}`")
+    raise AssertionError("it is allowed")

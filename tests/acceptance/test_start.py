@@ -1,0 +1,426 @@
+"""What can never work stops the start of a worker or a beat and is a line each; what may pass is told, and passes."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.concurrency.prefork import TaskPool as Prefork
+from celery.concurrency.solo import TaskPool as Solo
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.start import BOUND, check_worker
+from tests.proxy import Proxy
+from tests.servers import SERVERS, Server, running
+from tests.waiting import until
+
+APP = "tests.acceptance.start_app"
+BEAT = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler", "--pidfile", "")
+SLACK = 1.0
+"""For a machine that has other things to do."""
+
+
+def env_of(valkey: Server, *tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
+    """The environment of processes with those tasks, by default one, and settings."""
+    made = json.dumps(tasks or [{}])
+    return {"TEST_STORE": valkey.url, "TEST_TASKS": made, "TEST_SETTINGS": json.dumps(settings)}
+
+
+def app_of(url: str, **options: Any) -> Celery:
+    """An app with one task, in this process."""
+    app = Celery("start", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = url
+
+    @app.task(base=SingletonTask, name="task", shared=False, **options)
+    def task() -> None: ...
+
+    return app
+
+
+Start = Callable[[dict[str, str]], "Process"]
+
+
+class Process:
+    """A worker, or a beat, that may not start."""
+
+    def __init__(self, env: dict[str, str], directory: Path, *command: str) -> None:
+        self._log = directory / "log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", APP, *command, "--loglevel", "INFO"],
+                env={**os.environ, **env},
+                stdout=log,
+                stderr=log,
+            )
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def lines(self, event: str) -> list[str]:
+        return [line for line in self.log().splitlines() if event in line]
+
+    def refused(self) -> list[str]:
+        """The lines that say why it did not start."""
+        until(lambda: self._process.poll() is not None or self.has_started(), "it ends, or starts", timeout=60)
+        assert not self.has_started(), self.log()
+        assert self._process.wait() == 1
+        assert "Traceback" not in self.log()
+        return self.lines("lock.misconfigured: ")
+
+    def has_started(self) -> bool:
+        return " ready." in self.log() or "beat.leads" in self.log() or "beat.unanswered" in self.log()
+
+    def started(self) -> "Process":
+        until(lambda: self._process.poll() is not None or self.has_started(), "it starts", timeout=60)
+        assert self._process.poll() is None, self.log()
+        return self
+
+    def close(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start(env: dict[str, str], pool: str = "prefork", *more: str) -> Process:
+        quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--concurrency", "1")
+        started.append(Process(env, tmp_path, "worker", "--pool", pool, *quiet, *more))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture
+def beat(tmp_path: Path) -> Iterator[Callable[..., Process]]:
+    started: list[Process] = []
+
+    def start(env: dict[str, str]) -> Process:
+        started.append(Process(env, tmp_path, "beat", *BEAT, "--schedule", str(tmp_path / "schedule")))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.close()
+
+
+@pytest.fixture(params=["worker", "beat"])
+def start(request: pytest.FixtureRequest) -> Start:
+    """A worker and a beat, in turn."""
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+# What can never work.
+
+
+def test_each_setting_that_cannot_work_is_a_line_and_nothing_starts(start: Start, valkey: Server) -> None:
+    lines = start(env_of(valkey, {}, {}, singleton_lock_ttl="30s", singleton_lock_on_conflict="skp")).refused()
+
+    assert len(lines) == 2
+    assert all(word in lines[0] for word in ("singleton_lock_ttl", "'30s'", "a number of seconds"))
+    assert all(word in lines[1] for word in ("singleton_lock_on_conflict", "'skp'", "'skip'"))
+
+
+def test_each_task_that_cannot_work_is_a_line(start: Start, valkey: Server) -> None:
+    lines = start(env_of(valkey, {"lock_on_conflict": "join"}, {"lock_on_conflict": "join"}, {})).refused()
+
+    assert len(lines) == 2
+    for number, line in enumerate(lines):
+        assert all(word in line for word in (f"task-{number}", "lock_on_conflict='join'", "result_backend"))
+
+
+@pytest.mark.parametrize("pool", ["threads", "gevent"])
+def test_kill_is_refused_where_runs_have_no_process_of_their_own(
+    worker: Callable[..., Process], valkey: Server, pool: str
+) -> None:
+    (line,) = worker(env_of(valkey, {"lock_on_lost": "kill"}), pool).refused()
+
+    assert all(word in line for word in ("task-0", "lock_on_lost='kill'", "--pool prefork", "'abort'"))
+
+
+def raising(name: str, args: Any, kwargs: Any, options: Any, task: Any = None) -> Any:
+    """A router that cannot be asked before there is a call."""
+    return kwargs["queue"]
+
+
+@pytest.mark.parametrize(
+    ("routes", "queues", "starts"),
+    [
+        (None, None, False),
+        (None, ["io"], True),
+        ({"task": "io"}, ["io"], False),
+        ({"task": {"queue": "cpu"}}, ["io", "celery"], True),
+        ({"task": {"queue": "cpu"}}, None, True),
+        ({"report": "cpu"}, ["io", "celery"], False),
+        ([raising], ["io"], False),
+    ],
+    ids=["default", "default, not taken", "taken", "not taken", "not taken, no -Q", "another's", "told by its call"],
+)
+def test_kill_is_refused_by_a_worker_that_gets_the_task(
+    valkey: Server, routes: Any, queues: list[str] | None, *, starts: bool
+) -> None:
+    app = app_of(valkey.url, lock_on_lost="kill")
+    app.conf.task_routes = routes
+    app.amqp.queues.select(queues)
+    consumed = set(app.amqp.queues.consume_from)
+
+    with nullcontext() if starts else pytest.raises(SystemExit):
+        check_worker(app, Solo)
+    assert set(app.amqp.queues.consume_from) == consumed
+
+
+def test_kill_starts_with_prefork(valkey: Server) -> None:
+    check_worker(app_of(valkey.url, lock_on_lost="kill"), Prefork)
+
+
+def test_a_beat_whose_own_settings_cannot_work_is_refused(beat: Start, valkey: Server) -> None:
+    lines = beat(env_of(valkey, singleton_beat_ttl="30s", singleton_beat_name=7)).refused()
+
+    assert len(lines) == 2
+    assert "singleton_beat_name=7" in lines[0]
+    assert "singleton_beat_ttl='30s'" in lines[1]
+
+
+@pytest.fixture(params=SERVERS)
+def own(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of each kind that belongs to one test, which may mistreat it."""
+    with running(request.param) as server:
+        yield server
+
+
+def refused(app: Celery, caplog: pytest.LogCaptureFixture) -> str:
+    """The line that says why a worker of that app does not start."""
+    with pytest.raises(SystemExit, match="1"):
+        check_worker(app, Solo)
+    (record,) = [record for record in caplog.records if record.name == "celery_singleton_lock"]
+    assert record.levelname == "CRITICAL"
+    return record.getMessage()
+
+
+RIGHTS = {"channel": "~* +@all resetchannels", "evalsha": "~* &* +@all -eval -evalsha", "key": "~shop:* &* +@all"}
+"""What is missing in the rights of a user, and the rights."""
+
+
+@pytest.mark.parametrize("missing", RIGHTS)
+def test_a_user_without_a_right_is_refused(own: Server, missing: str, caplog: pytest.LogCaptureFixture) -> None:
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", *RIGHTS[missing].split())
+
+    line = refused(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), caplog)
+
+    for word in (missing, f"127.0.0.1:{own.port}", "singleton_lock_url", "user shop", "ACL SETUSER"):
+        assert word in line
+    assert "secret" not in line
+
+
+def test_a_release_that_wakes_nobody_is_told(own: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", *["~*", "&*", "+@all", "-publish"])
+
+    check_worker(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), Solo)
+
+    assert "lock.unready" in caplog.text
+
+
+def test_a_user_needs_no_right_but_to_what_begins_with_the_prefix(own: Server) -> None:
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~singleton:*", "&singleton:*", "+@all")
+
+    check_worker(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), Solo)
+
+
+def test_a_wrong_password_is_refused(start: Start, valkey: Server) -> None:
+    with running("valkey") as server, server.client() as client:
+        client.config_set("requirepass", "right-secret")
+        url = f"redis://:wr0ng-secret@127.0.0.1:{server.port}/0"
+        (line,) = start(env_of(valkey, singleton_lock_url=url)).refused()
+
+    assert all(word in line for word in (f"127.0.0.1:{server.port}", "password", "singleton_lock_url"))
+    assert "wr0ng-secret" not in line
+
+
+# What may pass.
+
+
+@contextmanager
+def closed() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """A store that is not running yet, and what starts it."""
+    server = Server("valkey")
+    try:
+        yield server.url, server.start
+    finally:
+        server.close()
+
+
+@contextmanager
+def black_hole() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """A store that is silent, and what makes it answer."""
+    with running("valkey") as server, Proxy(server.port) as proxy:
+        proxy.black_hole()
+
+        def answer() -> None:
+            # What was swallowed would be answered never.
+            proxy.cut()
+            proxy.forward()
+
+        yield proxy.url, answer
+
+
+AWAY = {"closed": closed, "black hole": black_hole}
+
+
+def test_a_store_that_is_far_away_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+    with running("valkey") as server, Proxy(server.port) as proxy, server.client() as client:
+        client.config_set("requirepass", "secret")
+        proxy.delay(0.05)
+
+        check_worker(app_of(f"redis://:secret@127.0.0.1:{proxy.port}/1"), Solo)
+
+    assert caplog.text == ""
+
+
+@pytest.fixture(params=AWAY)
+def away(request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """A store that is away, in each way, and what brings it back."""
+    with AWAY[request.param]() as store:
+        yield store
+
+
+Away = tuple[str, Callable[[], Any]]
+
+
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
+def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_there(
+    worker: Callable[..., Process], valkey: Server, away: Away, pool: str
+) -> None:
+    url, come_back = away
+    env = env_of(valkey, singleton_lock_url=url, result_backend=valkey.url.removesuffix("/0") + "/1")
+    process = worker(env, pool).started()
+
+    (line,) = process.lines("lock.unready")
+    assert all(word in line for word in (url, "1 s", "singleton_lock_url", "lock_on_store_error"))
+    come_back()
+    app = Celery("publisher", broker=valkey.url, backend=valkey.url.removesuffix("/0") + "/1", set_as_current=False)
+    try:
+        # The run publishes another, and its process does not look again.
+        assert app.send_task("task-0", [True]).get(timeout=30) == "ran"
+    finally:
+        app.close()
+    assert len(process.lines("lock.unready")) == 1
+    assert process.lines("lock.misconfigured") == []
+
+
+def test_a_beat_starts_without_its_store_with_one_line_and_leads_once_it_is_there(
+    beat: Start, valkey: Server, away: Away
+) -> None:
+    url, come_back = away
+    process = beat(env_of(valkey, singleton_lock_url=url)).started()
+    (line,) = process.lines("lock.unready")
+    assert url in line
+
+    come_back()
+
+    until(lambda: process.lines("beat.leads"), "it leads")
+    assert len(process.lines("lock.unready")) == 1
+
+
+def test_a_beat_inside_a_worker_does_not_tell_it_again(worker: Callable[..., Process], valkey: Server) -> None:
+    with closed() as (url, _):
+        process = worker(env_of(valkey, singleton_lock_url=url), "prefork", "-B", *BEAT[:2]).started()
+        until(lambda: process.lines("beat.unanswered"), "the beat has started")
+
+        assert len(process.lines("lock.unready")) == 1
+
+
+def test_a_start_waits_no_longer_than_its_bound(away: Away) -> None:
+    began = time.monotonic()
+
+    check_worker(app_of(away[0]), Solo)
+
+    assert time.monotonic() - began < BOUND + SLACK
+
+
+# A process that publishes.
+
+
+def published(env: dict[str, str], seconds: float = 0.0) -> tuple[float, list[str]]:
+    """The longest of a few publications, and what was told until so many seconds after the first line."""
+    command = [sys.executable, "-m", APP, str(seconds)]
+    output = subprocess.run(command, env={**os.environ, **env}, check=True, capture_output=True, timeout=60).stdout
+    longest, lines = json.loads(output)
+    return longest, lines
+
+
+def test_a_process_that_publishes_tells_it_once_and_does_not_wait(valkey: Server, away: Away) -> None:
+    longest, lines = published(env_of(valkey, singleton_lock_url=away[0]), seconds=2 * BOUND)
+
+    assert longest < BOUND / 2
+    (line,) = lines
+    assert line.startswith(f"lock.unready store={away[0]}")
+
+
+def test_a_process_that_publishes_tells_of_all_settings_and_goes_on(valkey: Server) -> None:
+    settings = {"singleton_lock_ttl": "30s", "singleton_lock_min_hold": "1h"}
+    _, lines = published(env_of(valkey, {"lock_ttl": 5, "lock_min_hold": 1}, **settings), seconds=BOUND)
+
+    assert [line.partition("=")[0] for line in lines] == [
+        "lock.misconfigured: singleton_lock_ttl",
+        "lock.misconfigured: singleton_lock_min_hold",
+    ]
+
+
+# Where nothing is looked at.
+
+
+def test_a_worker_that_locks_nothing_is_not_looked_at(worker: Callable[..., Process], valkey: Server) -> None:
+    with running("valkey") as server, server.client() as client:
+        env = {**env_of(valkey, singleton_lock_url=server.url, singleton_lock_ttl="30s"), "TEST_TASKS": "[]"}
+        process = worker(env).started()
+
+        assert "lock." not in process.log()
+        # This one's.
+        assert client.info("stats")["total_connections_received"] <= 2
+
+
+@pytest.mark.parametrize("command", [("call", "task-0"), ("inspect", "ping"), ("report",)], ids=lambda it: it[0])
+def test_a_command_that_runs_nothing_is_not_looked_at(valkey: Server, command: tuple[str, ...]) -> None:
+    env = {**os.environ, **env_of(valkey, singleton_lock_ttl="30s")}
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", APP, *command], env=env, capture_output=True, text=True, timeout=60
+    )
+
+    assert "lock.misconfigured" not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_trial_leaves_nothing(own: Server) -> None:
+    with own.client() as client:
+        check_worker(app_of(own.url), Solo)
+
+        assert client.keys("*") == []
+        until(lambda: len(client.client_list()) == 1, "its connections are closed")
+
+
+def test_starts_at_once_do_not_meet(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    starts = [threading.Thread(target=check_worker, args=(app_of(server.url), Solo)) for _ in range(8)]
+    for one in starts:
+        one.start()
+    for one in starts:
+        one.join()
+
+    assert caplog.text == ""

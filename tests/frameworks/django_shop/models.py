@@ -1,0 +1,7 @@
+"""Where the catalogues come from."""
+
+from django.db import models
+
+
+class Supplier(models.Model):
+    state = models.TextField(default="new")

@@ -1,0 +1,22 @@
+"""The settings that matter here."""
+
+import os
+
+SECRET_KEY = "not a secret"
+ALLOWED_HOSTS = ["testserver"]
+ROOT_URLCONF = "tests.frameworks.django_shop.urls"
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("SHOP_DATABASE", "shop.sqlite3"),
+        "OPTIONS": {"timeout": 30},
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+INSTALLED_APPS = ["django_celery_results", "tests.frameworks.django_shop"]
+
+CELERY_BROKER_URL = os.environ.get("SHOP_REDIS", "redis://localhost")
+CELERY_RESULT_BACKEND = "django-db"
+CELERY_SINGLETON_LOCK_URL = CELERY_BROKER_URL
+CELERY_SINGLETON_LOCK_TTL = 60

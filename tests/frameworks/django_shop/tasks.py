@@ -1,0 +1,19 @@
+"""The tasks."""
+
+from celery import shared_task
+from celery.contrib.django.task import DjangoTask
+
+from celery_singleton_lock import SingletonTask
+from tests.frameworks.django_shop.models import Supplier
+from tests.frameworks.feed import pages
+
+
+class SingletonDjangoTask(SingletonTask, DjangoTask):
+    abstract = True
+
+
+@shared_task(base=SingletonDjangoTask, lock_key=("supplier_id",))
+def import_catalogue(supplier_id: int) -> int:
+    number = len(list(pages(supplier_id)))
+    Supplier.objects.filter(pk=supplier_id).update(state="imported")
+    return number

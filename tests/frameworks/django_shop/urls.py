@@ -1,0 +1,18 @@
+"""The one view."""
+
+from django.db import transaction
+from django.http import HttpRequest, JsonResponse
+from django.urls import path
+
+from tests.frameworks.django_shop.models import Supplier
+from tests.frameworks.django_shop.tasks import import_catalogue
+
+
+def start(request: HttpRequest, supplier_id: int) -> JsonResponse:
+    with transaction.atomic():
+        Supplier.objects.update_or_create(pk=supplier_id, defaults={"state": "in the queue"})
+        import_catalogue.delay_on_commit(supplier_id)
+    return JsonResponse({}, status=202)
+
+
+urlpatterns = [path("suppliers/<int:supplier_id>/import", start)]

@@ -1,0 +1,37 @@
+"""A shop in FastAPI whose imports are unique in the queue, and run once at a time."""
+
+import os
+
+from celery import Celery
+from fastapi import FastAPI
+from fastapi.concurrency import run_in_threadpool
+
+from celery_singleton_lock import SingletonTask
+from tests.frameworks.feed import pages
+
+REDIS = os.environ.get("SHOP_REDIS", "redis://localhost")
+
+app = Celery("shop", broker=REDIS, backend=REDIS)
+api = FastAPI()
+
+
+@app.task(base=SingletonTask, lock_key=("supplier_id",), lock_mode="until_executed")
+def import_catalogue(supplier_id: int) -> int:
+    return len(list(pages(supplier_id)))
+
+
+@api.post("/suppliers/{supplier_id}/import", status_code=202)
+def start(supplier_id: int) -> dict[str, str]:
+    # No `async def`: FastAPI calls it in a thread.
+    return {"task_id": import_catalogue.delay(supplier_id).id}
+
+
+@api.post("/imports", status_code=202)
+async def start_several(supplier_ids: list[int]) -> dict[str, list[str]]:
+    started = [await run_in_threadpool(import_catalogue.delay, supplier_id) for supplier_id in supplier_ids]
+    return {"task_ids": [result.id for result in started]}
+
+
+@api.get("/imports/{task_id}")
+def state(task_id: str) -> dict[str, str]:
+    return {"state": app.AsyncResult(task_id).state}

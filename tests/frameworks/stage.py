@@ -1,0 +1,24 @@
+"""A visit to a shop, in a process of its own, because a framework configures its process for good."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+_PROGRAM = """
+import json
+from {module} import {name}
+print(json.dumps({name}()))
+"""
+
+
+def visited(visit: Callable[[], Any], env: dict[str, str]) -> Any:
+    """What *visit* returns there."""
+    program = _PROGRAM.format(module=visit.__module__, name=visit.__name__)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **env}, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,73 @@
+"""What both type checkers have to accept, and the types that they have to find."""
+
+from datetime import datetime, timedelta
+from typing import assert_type
+
+from celery import Celery
+from celery.result import AsyncResult
+
+from celery_singleton_lock import Lease, Lock, LockHeld, LockLost, SingletonOptions, SingletonTask, current_lease
+
+app = Celery("shop")
+
+
+@app.task(base=SingletonTask, lock_key=("supplier_id",), lock_ttl=timedelta(minutes=1))
+def import_catalogue(supplier_id: int, full: bool = False) -> None: ...
+
+
+@app.task(base=SingletonTask, bind=True)
+def import_prices(self: SingletonTask, supplier_id: int) -> None:
+    self.lock.check()
+    assert_type(self.lock.fence, int)
+    assert_type(self.lock.held, bool)
+    assert_type(self.lock.acquired_at, datetime)
+    assert_type(self.lock.remaining(), float)
+
+
+nightly: SingletonOptions = {"lock_ttl": 60, "lock_on_conflict": "raise", "lock_key": ("day",)}
+
+
+@app.task(base=SingletonTask, **nightly)
+def report(day: str) -> None: ...
+
+
+@app.task(base=SingletonTask, **SingletonOptions(lock_mode="until_executed", lock_skip_result=None))
+def digest(day: str) -> None: ...
+
+
+class Count(SingletonTask[[int], str]):
+    name = "count"
+    lock_on_conflict = "join"
+    lock_min_hold = timedelta(hours=1)
+    lock_owner: str = "shop"
+
+    def run(self, supplier_id: int) -> str:
+        return f"{self.lock.key} {supplier_id}"
+
+
+assert_type(Count().delay(7), AsyncResult[str])
+assert_type(Count().apply_async((7,), countdown=1), AsyncResult[str])
+assert_type(Count()(7), str)
+assert_type(import_catalogue.lock_key_for(7), str)
+assert_type(import_catalogue.lock_options.ttl, float)
+assert_type(current_lease(), Lease | None)
+
+for holder in import_prices.lock_holders(7):
+    assert_type(holder.task_id, str | None)
+    assert_type(holder.acquired_at, datetime)
+    assert_type(holder.expires_in, float)
+
+with Lock("stock", ttl=timedelta(seconds=5)) as lease:
+    assert_type(lease, Lease)
+    assert_type(lease.token, str)
+
+stock = Lock("stock", url="redis://").acquire(timeout=timedelta(seconds=1))
+assert_type(stock, Lease | None)
+
+try:
+    report.delay("today").get()
+except LockHeld as error:
+    assert_type(error.holder_task_id, str | None)
+except LockLost as error:
+    if error.reason == "replaced":
+        assert_type(error.key, str)

@@ -1,0 +1,178 @@
+"""Tasks with `pydantic=True`: the key is made of the models that the body receives."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import Celery, uuid
+from celery.app import base
+
+from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock.leases.key import KeyChoice
+
+if not hasattr(base, "pydantic_wrapper"):
+    pytest.skip("this Celery knows no models", allow_module_level=True)
+pydantic = importlib.import_module("pydantic")
+
+
+class Order(pydantic.BaseModel):  # type: ignore[name-defined, misc]
+    supplier_id: int
+    full: bool = False
+
+
+class Tagged(Order):
+    tag: str = pydantic.Field("", exclude=True)
+
+
+def load(order: Order) -> None: ...
+
+
+def load_with_more(order: Order, *rest: Any, other: Order | None = None, **more: Any) -> None: ...
+
+
+def load_bound(self: Any, order: Order) -> None: ...
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery("models", broker="memory://", set_as_current=False)
+    # Queues in memory are those of the process.
+    app.conf.update(singleton_lock_url="memory://", task_default_queue=uuid())
+    return app
+
+
+def keys_of(app: Celery, body: Callable[..., None] = load, lock_key: KeyChoice = None, **options: Any) -> Any:
+    task = app.task(base=SingletonTask, name="models.load", pydantic=True, lock_key=lock_key, **options)(body)
+    return task.lock_key_for
+
+
+ONE_CALL: list[Any] = [
+    {"supplier_id": 1},
+    {"full": False, "supplier_id": 1},
+    {"supplier_id": "1"},
+    Order(supplier_id=1),
+]
+
+
+@pytest.mark.parametrize("lock_key", [None, ["order"], lambda order: order], ids=["all", "names", "callable"])
+def test_what_the_body_receives_as_one_model_is_one_call(app: Celery, lock_key: KeyChoice) -> None:
+    key = keys_of(app, lock_key=lock_key)
+
+    assert len({key(order) for order in ONE_CALL} | {key(order=order) for order in ONE_CALL}) == 1
+    assert len({key({"supplier_id": 1}), key({"supplier_id": 2}), key({"supplier_id": 1, "full": True})}) == 3
+
+
+@pytest.mark.parametrize(
+    "lock_key", ["{order.supplier_id}", lambda order: order.supplier_id], ids=["format", "callable"]
+)
+@pytest.mark.parametrize("bind", [False, True])
+def test_a_format_and_a_callable_see_the_model(app: Celery, lock_key: KeyChoice, bind: bool) -> None:
+    key = keys_of(app, load_bound if bind else load, lock_key, bind=bind)
+
+    assert key({"supplier_id": 1}) == key(order={"supplier_id": 1, "full": True}) != key({"supplier_id": 2})
+
+
+def test_a_callable_gets_the_models_as_they_were_passed(app: Celery) -> None:
+    seen: list[Any] = []
+    key = keys_of(app, load_with_more, lambda *args, **kwargs: seen.append((args, kwargs)))
+    order = Order(supplier_id=1)
+
+    key({"supplier_id": 1}, 5, other={"supplier_id": 1}, more=6, rest=7)
+    key(order={"supplier_id": 1})
+
+    assert seen == [((order, 5), {"other": order, "more": 6, "rest": 7}), ((), {"order": order})]
+
+
+def test_models_are_validated_as_the_task_says(app: Celery) -> None:
+    contexts: list[Any] = []
+
+    class Watched(Order):
+        @pydantic.field_validator("supplier_id")
+        @classmethod
+        def watch(cls, value: int, info: Any) -> int:
+            contexts.append(info.context["currency"])
+            return value
+
+    def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = Watched
+    key = keys_of(app, body, pydantic_strict=True, pydantic_context={"currency": "EUR"})
+
+    key({"supplier_id": 1})
+    with pytest.raises(pydantic.ValidationError):
+        key({"supplier_id": "1"})
+    assert contexts == ["EUR"]
+
+
+def test_a_field_that_the_model_does_not_dump_does_not_count(app: Celery) -> None:
+    def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = Tagged
+    key = keys_of(app, body)
+
+    assert key({"supplier_id": 1, "tag": "a"}) == key({"supplier_id": 1, "tag": "b"})
+
+
+def test_the_main_process_makes_no_model(app: Celery) -> None:
+    task = keys_of(app).__self__
+
+    assert task.lock_key_without_user_code(({"supplier_id": 1},), {}) is None
+
+
+def test_what_is_no_model_is_published_for_the_worker_to_fail(app: Celery) -> None:
+    task = keys_of(app, lock_mode="until_executed").__self__
+
+    sent = [task.delay({"supplier_id": "none"}), task.delay({"supplier_id": "none"})]
+
+    assert len({result.id for result in sent}) == 2
+    with app.connection_for_read() as connection:
+        queue = connection.default_channel.queue_declare(app.conf.task_default_queue, passive=True)
+    assert queue.message_count == 2
+    with pytest.raises(pydantic.ValidationError):
+        task.apply(({"supplier_id": "none"},)).get()
+
+
+def test_another_error_of_the_models_own_code_is_raised_where_the_call_is_published(app: Celery) -> None:
+    class Lonely(Order):
+        @pydantic.field_validator("supplier_id")
+        @classmethod
+        def needs_a_worker(cls, value: int) -> int:
+            raise ConnectionError(value)
+
+    def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = Lonely
+    with pytest.raises(ConnectionError):
+        keys_of(app, body).__self__.delay({"supplier_id": 1})
+
+
+@pytest.mark.parametrize(
+    ("lock_key", "named"),
+    [
+        ("{order.nothing}", "lock_key='{order.nothing}'"),
+        (lambda order: order.nothing, "lock_key=<function"),
+        (lambda order: object(), "lock_key: "),
+    ],
+    ids=["format", "callable", "serialiser"],
+)
+def test_a_failure_names_the_task_and_the_option(app: Celery, lock_key: KeyChoice, named: str) -> None:
+    task = keys_of(app, lock_key=lock_key).__self__
+
+    with pytest.raises(ConfigurationError) as refused:
+        task.delay({"supplier_id": 1})
+
+    assert str(refused.value).startswith(f"task models.load: {named}")
+
+
+def test_a_serialiser_of_the_users_that_fails_is_told_as_well(app: Celery) -> None:
+    class Stubborn(Order):
+        @pydantic.field_serializer("full")
+        def never(self, full: bool) -> None:
+            raise KeyError("never")
+
+    def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = Stubborn
+    with pytest.raises(ConfigurationError, match=r"task models.load: lock_key: .* cannot be serialised"):
+        keys_of(app, body)({"supplier_id": 1})
