@@ -291,6 +291,11 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
         if answer.state == "REVOKED" or (_is_refused(answer) and _policy(known, answer) not in GIVES_UP_FOR_NOBODY)
         for task_id in known.messages(answer)
     }
+    # Without a result backend nobody reads the error of one that was refused; its worker tells of it.
+    for event in known.history.events:
+        if event.name == "conflict" and event.facts["outcome"] == "raised":
+            texts.setdefault(event.facts["task_id"], "")
+            texts[event.facts["task_id"]] += f" {event.facts['holder']}"
     for answer in known.history.answers:
         if answer.merged or not (_is_refused(answer) or answer.state == "REVOKED") or _is_stopped(known, answer):
             continue

@@ -214,6 +214,19 @@ def test_a_skipped_call_that_names_one_which_never_ran_is_seen(story: Story) -> 
     assert story.rules() == {"who does not run names who does"}
 
 
+def test_who_was_refused_may_be_named_though_nobody_read_its_error(story: Story) -> None:
+    story.declare(mode="until_and_while_executing", policy="raise")
+    story.calls.append(Call(number=2))
+    story.body(1, 2)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", "", sent=1.5)
+    story.answer(2, "", "UNSENT", error="LockHeld", text="held by bbb")
+    assert story.rules() == {"who does not run names who does"}
+
+    story.at(1.6, "conflict", task_id="bbb", outcome="raised", holder="aaa")
+    assert story.rules() == set()
+
+
 def test_a_success_without_a_body_is_seen(story: Story) -> None:
     story.answer(0)
 
