@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.combinations.checker import MOST_DELIVERIES, Answer, History, check
+from tests.combinations.checker import MOST_DELIVERIES, check
+from tests.combinations.history import Answer, History
 from tests.combinations.program import Call, Program, bare_task
 from tests.recorder import Event
 
