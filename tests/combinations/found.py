@@ -123,9 +123,9 @@ FOUND = {
         '{"stage": {"results": "none"}, "tasks": [{"autoretry": true}], "calls": [{"retries": "replace", '
         '"ending": "soft limit"}]}'
     ),
-    "who joins a run that dies in a later attempt waits for it": (
+    "who joins a run that leaves no result in a later attempt waits for one": (
         '{"stage": {}, "tasks": [{"policy": "join"}], "calls": [{"seconds": 1.2, "retries": '
-        '"countdown", "ending": "kill"}, {"number": 1, "at": 2.6}]}'
+        '"countdown", "ending": "ignore"}, {"number": 1, "at": 2.6}]}'
     ),
     "a re-entrant Lock in a body waits for itself once it is asked to make way": (
         '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"seconds": 4, "lock": "again inside"}, '
