@@ -54,6 +54,8 @@ TRIPLES = (
     ("mode", "policy", "place"),
     ("mode", "policy", "redelivers"),
     ("mode", "policy", "deploy"),
+    ("policy", "ending", "deploy"),
+    ("policy", "retries", "deploy"),
     ("mode", "policy", "lock"),
     ("policy", "ending", "lock"),
     ("policy", "retries", "lock"),
