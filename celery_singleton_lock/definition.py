@@ -2,7 +2,6 @@
 
 import inspect
 import warnings
-from types import CodeType
 from typing import Any
 
 from celery import Celery
@@ -10,6 +9,7 @@ from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.guard import body_in, check_call_order
 from celery_singleton_lock.leases.key import KeyMaker
 from celery_singleton_lock.models import receiver_of
 from celery_singleton_lock.options import LockOptions, check_values, resolve
@@ -27,7 +27,7 @@ def check_definition(cls: type[Any], app: Celery, ours: type[Any]) -> None:
     Raises:
         ConfigurationError: Naming the task, what is wrong and what can be done.
     """
-    _check_call_order(cls, ours)
+    check_call_order(cls, ours)
     _check_task_class(cls, app, ours)
     check_option_names(cls, ours)
     check_values(cls)
@@ -65,23 +65,11 @@ def key_maker_of(cls: type[Any]) -> KeyMaker:
 
 def _run_signature(cls: type[Any]) -> inspect.Signature:
     """Signature of the body without a bound `self`, which Celery leaves on the class."""
-    run = inspect.getattr_static(cls, "run")
+    run = body_in(cls)
     if isinstance(run, staticmethod):
         return inspect.signature(run.__func__)
     signature = inspect.signature(run)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _check_call_order(cls: type[Any], ours: type[Any]) -> None:
-    """Refuse a `__call__` that would run the body past *ours*, as the Flask recipe's does."""
-    for base in cls.__mro__[: cls.__mro__.index(ours)]:
-        call = base.__dict__.get("__call__")
-        code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
-        if code is not None and "__call__" not in _names_in(code):
-            raise ConfigurationError(
-                f"task {cls.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would "
-                f"bypass the lock; call it there, or put {ours.__name__} first among the base classes"
-            )
 
 
 def _check_task_class(cls: type[Any], app: Celery, ours: type[Any]) -> None:
@@ -114,11 +102,3 @@ def why_unreadable(task: Any) -> str:
     if isinstance(task.backend, RPCBackend):
         return "rpc:// gives a result to its caller only; use another result backend"
     return "the task has ignore_result=True, so its holder keeps none" if task.ignore_result else ""
-
-
-def _names_in(code: CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names_in(constant)
-    return names

@@ -13,6 +13,7 @@ from celery_singleton_lock.admission import admit
 from celery_singleton_lock.definition import check_definition, key_maker_of, options_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.generic import P, R_co, TypedTask
+from celery_singleton_lock.guard import guard_body
 from celery_singleton_lock.leases.current import current_lease, held_here
 from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
 from celery_singleton_lock.leases.lease import Lease
@@ -229,6 +230,7 @@ class SingletonTask(TypedTask[P, R_co]):
         super().on_bound(app)
         if cls.is_lockable():
             check_definition(cls, app, SingletonTask)
+            guard_body(cls, SingletonTask)
 
     def _run_locked(self, args: Any, kwargs: Any) -> Any:
         key = self._key_of_run(args, kwargs)
@@ -249,6 +251,11 @@ class SingletonTask(TypedTask[P, R_co]):
     def _runs_without_lock(self) -> bool:
         called_itself = self.request.get("lock_run") is not None
         return self.request.called_directly or called_itself or not self.is_lockable()
+
+    def is_past_lock(self) -> bool:
+        """The body is about to run, and `__call__` was not called before it."""
+        needs_lock = self._is_item() or not self._runs_without_lock()
+        return needs_lock and not self.request.get("lock_continued")
 
     def _continues(self, lease: Lease | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under that one's lease."""

@@ -1815,6 +1815,34 @@ MUTANTS = [
         "pass",
         ("tests/unit/test_settings.py", "-k", "cannot_be_read"),
     ),
+    Mutant(
+        "a class before ours calls the next one",
+        "guard.py",
+        '{"super", "__call__"} <= ',
+        '{"__call__"} <= ',
+        ("tests/unit/test_guard.py", "-k", "refused_with_the_line"),
+    ),
+    Mutant(
+        "what cannot be looked into is refused",
+        "guard.py",
+        "code is not None and {",
+        "code is None or {",
+        ("tests/unit/test_guard.py", "-k", "refused_with_the_line"),
+    ),
+    Mutant(
+        "no branch leads past the lock",
+        "guard.py",
+        "            if task.is_past_lock():",
+        "            if False:",
+        ("tests/unit/test_guard.py", "-k", "branch_that_leads"),
+    ),
+    Mutant(
+        "nor does an item of a map",
+        "task.py",
+        "needs_lock = self._is_item() or not",
+        "needs_lock = not",
+        ("tests/unit/test_guard.py", "-k", "item_of_a_map"),
+    ),
 ]
 
 
