@@ -4,9 +4,10 @@ import inspect
 import warnings
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
+from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.guard import body_in, check_call_order
@@ -61,6 +62,27 @@ def key_maker_of(cls: type[Any]) -> KeyMaker:
         return KeyMaker(name, signature, cls.lock_key, receiver_of(cls, signature))
     except ConfigurationError as error:
         raise ConfigurationError(f"task {cls.name}: {error}") from None
+
+
+def request_class_of(task: Any, ours: type[Any]) -> type[Any]:
+    """The class of the task's requests: that of *ours*, joined with one that the user has given or a base has.
+
+    Raises:
+        ConfigurationError: The two cannot be joined.
+    """
+    written = [vars(each)["Request"] for each in (task, *type(task).__mro__) if "Request" in vars(each)]
+    theirs = next((each for each in written if each not in (ours.Request, Task.Request)), None)
+    request: type[Any] = symbol_by_name(ours.Request)
+    if theirs is None:
+        return request
+    try:
+        given: type[Any] = symbol_by_name(theirs)
+        return given if issubclass(given, request) else type("Request", (request, given), {})
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"task {task.name}: Request={theirs!r} cannot be joined with that of {ours.__name__} ({error}); derive it "
+            "from celery.worker.request.Request"
+        ) from error
 
 
 def _run_signature(cls: type[Any]) -> inspect.Signature:

@@ -10,7 +10,7 @@ from celery.exceptions import Reject
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.admission import admit
-from celery_singleton_lock.definition import check_definition, key_maker_of, options_of
+from celery_singleton_lock.definition import check_definition, key_maker_of, options_of, request_class_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.generic import P, R_co, TypedTask
 from celery_singleton_lock.guard import guard_body
@@ -223,6 +223,11 @@ class SingletonTask(TypedTask[P, R_co]):
             mark_stored(run)
         elif state != states.RETRY and not self._is_requeued(retval):
             unmark_unstarted(self)
+
+    def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
+        """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
+        self.Request = request_class_of(self, SingletonTask)
+        return super().start_strategy(app, consumer, **kwargs)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

@@ -1843,6 +1843,20 @@ MUTANTS = [
         "needs_lock = not",
         ("tests/unit/test_guard.py", "-k", "item_of_a_map"),
     ),
+    Mutant(
+        "a request class of the user's does not take the place of ours",
+        "task.py",
+        "        self.Request = request_class_of(self, SingletonTask)\n",
+        "",
+        ("tests/acceptance/test_request_class.py", "-k", "killed_child"),
+    ),
+    Mutant(
+        "nor does ours take the place of theirs",
+        "definition.py",
+        'written = [vars(each)["Request"] for each in (task, *type(task).__mro__)',
+        'written = [vars(each)["Request"] for each in (type(task),)',
+        ("tests/acceptance/test_request_class.py", "-k", "killed_child or on_the_object"),
+    ),
 ]
 
 
