@@ -14,6 +14,7 @@ from celery_singleton_lock.guard import body_in, check_call_order
 from celery_singleton_lock.leases.key import KeyMaker
 from celery_singleton_lock.models import receiver_of
 from celery_singleton_lock.options import LockOptions, check_values, resolve
+from celery_singleton_lock.own import own
 from celery_singleton_lock.spelling import check_option_names, check_setting_names
 
 
@@ -44,24 +45,27 @@ def options_of(task: Any, ours: type[Any]) -> LockOptions:
     """
     # Again, because Celery keeps a task that was refused, and gives it to the next caller.
     check_definition(type(task), task.app, ours)
+    check_values(task)
+    key_maker_of(task)
     check_setting_names(task.app)
     options = resolve(task.app, task)
     _check_policy(task, options)
     return options
 
 
-def key_maker_of(cls: type[Any]) -> KeyMaker:
-    """What makes the lock keys of a task.
+def key_maker_of(task: Any) -> KeyMaker:
+    """What makes the lock keys of a task, or of a class of tasks.
 
     Raises:
         ConfigurationError: `lock_name` or `lock_key` cannot work.
     """
-    name = cls.name if cls.lock_name is None else cls.lock_name
+    cls = task if isinstance(task, type) else type(task)
+    name = task.name if task.lock_name is None else task.lock_name
     signature = _run_signature(cls)
     try:
-        return KeyMaker(name, signature, cls.lock_key, receiver_of(cls, signature))
+        return KeyMaker(name, signature, own(task, "lock_key"), receiver_of(cls, signature))
     except ConfigurationError as error:
-        raise ConfigurationError(f"task {cls.name}: {error}") from None
+        raise ConfigurationError(f"task {task.name}: {error}") from None
 
 
 def request_class_of(task: Any, ours: type[Any]) -> type[Any]:

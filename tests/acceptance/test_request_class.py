@@ -1,4 +1,4 @@
-"""A request class of the user's and ours serve the same task: neither the release for dead children is lost, nor theirs."""
+"""A request class of the user's and ours serve the same task: neither loses what it does."""
 
 import os
 import signal
