@@ -1948,6 +1948,20 @@ MUTANTS = [
         "    if False:",
         ("tests/unit/test_own.py", "-k", "annotation_hides"),
     ),
+    Mutant(
+        "a beat's ttl of nothing is refused",
+        "beat.py",
+        "        if ttl is None:\n",
+        "        if not ttl:\n",
+        ("tests/unit/test_beat.py", "-k", "no_duration"),
+    ),
+    Mutant(
+        "client options are not quoted",
+        "settings.py",
+        "options=<a {type(options).__name__}> is",
+        "options={options!r:.40} is",
+        ("tests/unit/test_settings.py", "-k", "not_quoted"),
+    ),
 ]
 
 
