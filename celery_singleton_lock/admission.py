@@ -42,11 +42,13 @@ def admit(run: Run) -> Ended | None:
     policy = _policy_of(run)
     try:
         _say_what_is_unusual(run, policy)
-        wait_for_twin(run)
-        _look_for_its_run(run)
-        ended = policy.arrive(run)
-        if ended is not None:
-            return ended
+        if run.is_copy:
+            wait_for_twin(run)
+            _look_for_its_run(run)
+        if run.notes.joins:
+            ended = policy.arrive(run)
+            if ended is not None:
+                return ended
         answer = run.lease.acquire()
         if isinstance(answer, Conflict) and not answer.is_own and run.claim.crowds:
             run.is_in_crowd = True
@@ -74,7 +76,7 @@ def _look_for_its_run(run: Run) -> None:
 
     It asks with a limit of 0, so it is given no place: first it has to look for the result that it waits for.
     """
-    if run.is_copy and run.notes.joins:
+    if run.notes.joins:
         answer = run.store.acquire(replace(run.claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             turn_back(run, answer)

@@ -141,10 +141,11 @@ class RedisStore(Store):
         """Run release.lua, until those who wait have been told."""
         is_unusual = place != 1 or claim.min_hold or (ending is not None and ending.is_due)
         known_fields = "0" if is_unusual else str(field_count(claim))
-        keys, arguments = [claim.key], [claim.token, str(place or 0), known_fields, milliseconds(claim.min_hold)]
+        keys, arguments = [claim.key], [claim.token, known_fields, f"{place or 0} {milliseconds(claim.min_hold)}"]
         if ending is not None:
-            keys += [claim.marker]
-            arguments += [str(claim.facts.attempt), ending.outcome, milliseconds(ending.kept), str(int(ending.is_due))]
+            kept, is_due = milliseconds(ending.kept), int(ending.is_due)
+            keys.append(claim.marker)
+            arguments.append(f"{claim.facts.attempt} {ending.outcome} {kept} {is_due}")
         tries = 0
 
         def ask(timeout: float) -> Any:
@@ -165,7 +166,7 @@ class RedisStore(Store):
         give_up_at = clock() + bound
         # It is released, whatever becomes of this; those who wait look after their turn by themselves, if rarely.
         with suppress(StoreError):
-            while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0", "0")), list):
+            while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0 0")), list):
                 if clock() > give_up_at:
                     break
 
