@@ -1,12 +1,13 @@
 """The app of a stage, for its workers and for who sends: tasks of which the arguments say what the body does."""
 
+import dataclasses
 import faulthandler
 import json
 import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
@@ -19,16 +20,21 @@ from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
 
-from celery_singleton_lock import SingletonTask, current_lease, signals
-from tests.combinations.program import TTL, VISIBILITY
-from tests.fire.record import Record
+from celery_singleton_lock import Lock, SingletonTask, current_lease, signals
+from celery_singleton_lock.options import LockOptions
+from tests.combinations.program import TTL, VISIBILITY, Call
+from tests.fire.record import Record, now
 
 # Of all keys; a program's own are told apart by their arguments.
 LOCK = "combined"
 QUEUE = "combinations"
 # The header of a message with the number of its call.
 SENT_AS = "combined"
+# A call of it is on the next key.
+OTHER = " other"
 _SLICE = 0.05
+# A deploy reaches one worker later than another; who sends has it at once.
+_LAG = float(os.environ.get("COMBINATIONS_LAG", "0"))
 
 
 class AgainError(Exception):
@@ -60,6 +66,7 @@ _runs = count()
 _NOBODY = Execution("", "", "", False, -1)
 # Not on the request: an item of a map has none of its own.
 _execution: ContextVar[Execution] = ContextVar("_execution", default=_NOBODY)
+_deployed: ContextVar[Path | None] = ContextVar("_deployed", default=None)
 
 
 def record() -> Record:
@@ -117,6 +124,44 @@ class Locked(Noted, SingletonTask):
     """A task of ours."""
 
     abstract = True
+    deploy: str | None = None
+
+    @property
+    def lock_options(self) -> LockOptions:
+        """With the policy that this process has by now."""
+        options = super().lock_options
+        return dataclasses.replace(options, on_conflict=self.deploy) if self._is_deployed() else options
+
+    def _is_deployed(self) -> bool:
+        if not self.deploy:
+            return False
+        file = _deployed.get()
+        if file is None and (label := _execution.get().label):
+            file = deployed(os.environ["COMBINATIONS_RECORD"], label)
+        return file is not None and now() >= float(file.read_text(encoding="utf-8")) + _LAG
+
+
+def deployed(record_path: str, label: str) -> Path:
+    """The file with the moment at which the tasks of the program with this key are deployed."""
+    return Path(f"{record_path}.{label.partition(OTHER)[0]}")
+
+
+@contextmanager
+def sending(file: Path) -> Iterator[None]:
+    """Who sends inside executes nothing, and is told in this file when the tasks are deployed."""
+    token = _deployed.set(file)
+    try:
+        yield
+    finally:
+        _deployed.reset(token)
+
+
+class LockOfCalls(Lock):
+    """A `Lock` of a key that calls of the task are on as well."""
+
+    def __init__(self, task: Any, label: str, *, reentrant: bool) -> None:
+        super().__init__(LOCK, app=task.app, ttl=TTL, reentrant=reentrant)
+        self._key = task.lock_key_for(label)
 
 
 class Unlocked(Noted, Task):
@@ -158,6 +203,28 @@ def work(seconds: float) -> None:
         time.sleep(_SLICE)
 
 
+@contextmanager
+def worked(task: Any, key: str, script: Mapping[str, Any]) -> Iterator[None]:
+    """Work before what is inside; where the script says so, all of it under a `Lock`, or under one taken twice."""
+    if script["lock"] == "none" or not isinstance(task, Locked):
+        work(script["seconds"])
+        yield
+        return
+    # Its key comes after the body's own, so that no two wait for each other.
+    label, is_taken_again = key + OTHER, script["lock"] == "again inside"
+    lock = LockOfCalls(task, label, reentrant=is_taken_again)
+    run, facts = _execution.get().run, {"task_id": _execution.get().task_id}
+    record().write("asks", label, run, **facts)
+    with lock:
+        record().write("locked", label, run, **facts)
+        try:
+            work(script["seconds"])
+            with lock if is_taken_again else nullcontext():
+                yield
+        finally:
+            record().write("unlocked", label, run, **facts)
+
+
 def come_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> Any:
     """At the first attempt, do what the script says of retries; in eager mode a replacement has a result."""
     once = {**script, "retries": "none"}
@@ -166,7 +233,7 @@ def come_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> A
     if script["retries"] == "countdown":
         raise task.retry(countdown=1)
     if script["retries"] == "other arguments":
-        raise task.retry(args=(f"{key} other", number, once), kwargs={}, countdown=1)
+        raise task.retry(args=(key + OTHER, number, once), kwargs={}, countdown=1)
     return task.replace(task.si(key, number, once))
 
 
@@ -229,6 +296,7 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
         reject_on_worker_lost=task["late"],
         ignore_result=task["ignore"],
         max_retries=2,
+        deploy=task["deploy"],
         **again,
         **patience,
         **queued,
@@ -236,9 +304,8 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
     def runs(self: Any, key: str, number: int = 0, script: Any = None) -> int:
         if script is None:
             # An item of a map is nothing but a key.
-            number, script = _execution.get().sent_as, {"seconds": 0.1, "retries": "none", "ending": "return"}
-        with noted(self, key, number, script["seconds"]):
-            work(script["seconds"])
+            number, script = _execution.get().sent_as, Call().script
+        with noted(self, key, number, script["seconds"]), worked(self, key, script):
             if (replaced := come_again(self, key, number, script)) is not None:
                 return replaced
             if task["autoretry"] and not self.request.retries:

@@ -1,13 +1,12 @@
 """What has to be true of a program that has been played, whatever it combines: a function without side effects."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
-from math import inf
 
-from tests.combinations.program import Call, Program
-from tests.recorder import Event
+from tests.combinations.history import Answer, Body, Held, History, Known, read
+from tests.combinations.program import ROLLING, TTL, Call
 
 # A call that comes more often than that is a flood: so often at once, and so often for each second of its life.
 MOST_DELIVERIES = 40
@@ -18,7 +17,7 @@ LOOPS = ("map", "starmap", "chunks")
 # Of each of them.
 ITEMS = 2
 # Who gives up takes nobody along that it would have run for: those have to be told.
-GIVES_UP_FOR_NOBODY = ("rerun",)
+GIVES_UP_FOR_NOBODY = {"rerun"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
 
@@ -39,50 +38,6 @@ _ERRORS = {
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the sender of a call has got.
-
-    Attributes:
-        parts: The task ids of the messages of chunks, of which `task_id` is the group.
-        merged: It was not sent, and its sender was given the id of another.
-        state: As the sender sees it; HUNG if `.get()` did not return within the bound, or, where nothing can be
-            read, if no worker has ended it; ENDED where one has.
-        error, text: Of the exception; of one that sending has raised, too.
-        canvas: The same for the canvas it is in.
-        ran_again: Whether it has, where its id was used again when all was over.
-    """
-
-    call: int
-    task_id: str = ""
-    sent: float = 0.0
-    merged: bool = False
-    state: str = ""
-    error: str = ""
-    text: str = ""
-    canvas: str = ""
-    canvas_error: str = ""
-    ran_again: bool | None = None
-    parts: Sequence[str] = ()
-    published: float = 0.0
-
-
-@dataclass(frozen=True)
-class History:
-    """All that is known of a program.
-
-    Attributes:
-        left: Keys that stay in the store of locks.
-        open: What runs on when all should have ended.
-    """
-
-    program: Program
-    events: Sequence[Event]
-    answers: Sequence[Answer] = ()
-    left: Sequence[str] = ()
-    open: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
 class Finding:
     """Something that must not be."""
 
@@ -93,103 +48,11 @@ class Finding:
         return f"{self.rule}: {self.what}"
 
 
-@dataclass
-class Body:
-    """One execution of a body.
-
-    Attributes:
-        task_id: Of the message that has brought it: an item of a map has the map's.
-        number: Of the call whose arguments it has: merged ones are another's.
-    """
-
-    run: str
-    key: str
-    task_id: str
-    number: int
-    attempt: int
-    pid: int
-    host: str
-    fence: int
-    is_item: bool
-    entered: float
-    left: float = inf
-    outcome: str = ""
-
-    def __str__(self) -> str:
-        kind = "an item of " if self.is_item else ""
-        return f"{kind}number {self.number} ({self.task_id[:8]}, attempt {self.attempt})"
-
-
-@dataclass
-class Known:
-    """What the rules look at."""
-
-    history: History
-    plain: bool = False
-    bodies: list[Body] = field(default_factory=list)
-    began: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    skipped: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    @property
-    def program(self) -> Program:
-        return self.history.program
-
-    @property
-    def calls(self) -> Sequence[Call]:
-        return self.program.calls
-
-    @property
-    def broadcast(self) -> bool:
-        return bool(self.program.stage["broker"] == "broadcast")
-
-    @property
-    def eager(self) -> bool:
-        return bool(self.program.stage["pool"] == "eager")
-
-    @property
-    def failed(self) -> set[str]:
-        return {event.facts["task_id"] for event in self.history.events if event.name == "failed"}
-
-    @property
-    def rejected(self) -> set[str]:
-        ended = [event.facts for event in self.history.events if event.name == "ended"]
-        return {facts["task_id"] for facts in ended if facts["outcome"] == "Reject"}
-
-    def of(self, task_id: str) -> list[Body]:
-        return [body for body in self.bodies if body.task_id == task_id]
-
-    def messages(self, answer: Answer) -> set[str]:
-        """The task ids under which the call was sent."""
-        return {answer.task_id, *answer.parts}
-
-
 def check(history: History, plain: bool = False) -> list[Finding]:
     """What is wrong with it; of one that was played without the lock, only what Celery answers for."""
     known = read(history, plain)
     rules = OF_CELERY if plain else RULES
     return [Finding(rule.__name__.replace("_", " "), what) for rule in rules for what in rule(known)]
-
-
-def read(history: History, plain: bool = False) -> Known:
-    known = Known(history, plain)
-    bodies: dict[str, Body] = {}
-    for event in sorted(history.events, key=lambda event: event.at):
-        facts = event.facts
-        if event.name == "began" and facts["task_id"]:
-            known.began[facts["task_id"]].append(event.at)
-        elif event.name == "conflict" and facts["outcome"] == "skipped":
-            known.skipped[facts["task_id"]].append(event.at)
-        elif event.name == "enter":
-            some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["host"], facts["fence"])
-            bodies[event.run] = Body(event.run, event.key, *some, is_item=facts["item"], entered=event.at)
-        elif event.name == "leave" and event.run in bodies:
-            bodies[event.run].left, bodies[event.run].outcome = event.at, facts["outcome"]
-        elif event.name == "died":
-            for body in bodies.values():
-                if body.pid == facts["victim"] and body.left == inf:
-                    body.left, body.outcome = max(body.entered, facts["alive_at"]), "died"
-    known.bodies = sorted(bodies.values(), key=lambda body: body.entered)
-    return known
 
 
 # One at a time.
@@ -216,6 +79,18 @@ def one_at_a_time(known: Known) -> Iterator[str]:
             yield f"{len(with_it)} bodies of {body.key} at once: {', '.join(map(str, with_it))}"
 
 
+def a_lock_in_a_body_is_held_by_one(known: Known) -> Iterator[str]:
+    """Of a `Lock` never two are held at once; and where its key is one that a single run has, not beside that."""
+    runs = known.bodies if known.program.limit == 1 and known.program.mode != "until_executing" else []
+    for held in known.locks:
+        others: list[Body | Held] = [other for other in known.locks if other is not held and other.key == held.key]
+        others += [body for body in runs if body.key == held.key]
+        # Whoever entered first; of two at the same moment each did.
+        for other in others:
+            if _runs_at(other, held.entered) or (other in runs and _runs_at(held, other.entered)):
+                yield f"{held} of {held.key} and {other}"
+
+
 def _of_messages_of_ours(known: Known) -> list[Body]:
     """Without the items of maps that may have been delivered twice: Celery's own tasks are not locked."""
     return [body for body in known.bodies if not (body.is_item and known.program.stage["redelivers"])]
@@ -226,7 +101,7 @@ def _at_once(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
         yield from ((first, second) for first in bodies[:index] if first.left > second.entered)
 
 
-def _runs_at(body: Body, moment: float) -> bool:
+def _runs_at(body: Body | Held, moment: float) -> bool:
     return body.entered <= moment < body.left
 
 
@@ -251,7 +126,10 @@ def fences_grow(known: Known) -> Iterator[str]:
 
 
 def every_call_can_be_sent(known: Known) -> Iterator[str]:
-    """Sending raises nothing but `LockHeld`, where that is the policy."""
+    """Sending raises nothing but `LockHeld`, where that is the policy, from the very moment of a deploy.
+
+    It does so with any policy where a `Lock` has the key, because that has no id that could stand for the call's.
+    """
     for answer in known.history.answers:
         if answer.state == "UNSENT" and not (answer.error == "LockHeld" and _may_be_refused(known, answer)):
             yield f"number {answer.call}: {answer.error}: {answer.text}"
@@ -270,7 +148,11 @@ def every_call_ends(known: Known) -> Iterator[str]:
 
 
 def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
-    """A call fails with an error that is in its program."""
+    """A call fails with an error that is in its program.
+
+    With a deploy in between, one that a policy allows which it has met: a `LockHeld` of `raise`, or another call's
+    error with `join`. Of a policy that was gone when it was sent, or has come after its end, it has none.
+    """
     for answer in known.history.answers:
         if answer.state == "FAILURE" and answer.error not in may_fail_with(known, answer):
             yield f"number {answer.call} failed with {answer.error}: {answer.text[:200]}"
@@ -282,13 +164,16 @@ def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
 
 
 def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
-    """A call that was skipped, refused, merged or replaced names another that has run; siblings have one id."""
+    """A call that was skipped, refused, merged or replaced names another that has run; siblings have one id.
+
+    It does so under any policy, and so before a deploy and after it. But a `Lock` has no id that could be named.
+    """
     if known.broadcast:
         return
     texts = {
         task_id: answer.text
         for answer in known.history.answers
-        if answer.state == "REVOKED" or (_is_refused(answer) and _policy(known, answer) not in GIVES_UP_FOR_NOBODY)
+        if answer.state == "REVOKED" or (_is_refused(answer) and not _policies(known, answer) <= GIVES_UP_FOR_NOBODY)
         for task_id in known.messages(answer)
     }
     # Without a result backend nobody reads the error of one that was refused; its worker tells of it.
@@ -300,6 +185,8 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
         if answer.merged or not (_is_refused(answer) or answer.state == "REVOKED") or _is_stopped(known, answer):
             continue
         named = _named(known, answer)
+        if not named and _was_kept_out_by_a_lock(known, answer):
+            continue
         if not named:
             yield f"number {answer.call} ({answer.task_id[:8]}) names nobody else: {answer.text[:200]}"
         elif not _leads_to_a_body(known, named, texts):
@@ -307,7 +194,7 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
 
 
 def who_succeeds_has_run(known: Known) -> Iterator[str]:
-    """A success has a body, unless it is that of another by declaration."""
+    """A success has a body, unless it is that of another by declaration: if it may have been a `join` at any time."""
     for answer in known.history.answers:
         place = known.calls[answer.call].place
         if answer.state != "SUCCESS" or answer.merged or place == "chord header":
@@ -316,12 +203,12 @@ def who_succeeds_has_run(known: Known) -> Iterator[str]:
         ran = sum(body.outcome in _COMPLETED for body in known.bodies if body.task_id in ids)
         if place in LOOPS:
             # In the place of one that was skipped there is None, and who would join or come again waits.
-            ran += sum(len(known.skipped.get(task_id, ())) for task_id in ids)
+            ran += len(known.skipped(ids))
             # So there is in the place of one that made way: any other that has lost its lease fails the map.
             ran += sum(body.outcome == "LockLost" for body in known.bodies if body.task_id in ids)
             if ran < ITEMS:
                 yield f"number {answer.call} ({place}) succeeded with {ran} items of {ITEMS}"
-        elif not ran and _policy(known, answer) != "join":
+        elif not ran and "join" not in _policies(known, answer):
             yield f"number {answer.call} ({answer.task_id[:8]}) succeeded without a body"
 
 
@@ -333,7 +220,7 @@ def a_retry_makes_way_for_nobody_absent(known: Known) -> Iterator[str]:
         bodies = known.of(answer.task_id)
         if answer.state != "REVOKED" or _is_stopped(known, answer) or not bodies or bodies[-1].outcome != "Retry":
             continue
-        skipped = [at for at in known.skipped.get(answer.task_id, ()) if at > bodies[-1].left]
+        skipped = [at for at in known.skipped({answer.task_id}) if at > bodies[-1].left]
         for moment in skipped[-1:]:
             others = [body for body in known.bodies if body.entered <= moment and body.left >= moment - 2 * SLACK]
             if not others:
@@ -348,9 +235,13 @@ def an_id_can_be_used_again(known: Known) -> Iterator[str]:
 
 
 def the_newest_runs(known: Known) -> Iterator[str]:
-    """After `rerun` and `replace` some run has the newest arguments."""
-    policies = {task["policy"] for task in known.program.tasks}
-    if not policies <= {"rerun", "replace"} or not known.history.answers or known.broadcast or known.eager:
+    """After `rerun` and `replace`, and after a deploy from one to the other, some run has the newest arguments.
+
+    If a task has had another policy, nobody has promised that for the newest call of all; but see the next rule.
+    """
+    if not known.program.policies <= {"rerun", "replace"} or not known.history.answers:
+        return
+    if known.broadcast or known.eager:
         # In eager mode nobody can come again, so both are as good as `raise`.
         return
     if any(task["wait_timeout"] for task in known.program.tasks):
@@ -365,13 +256,41 @@ def the_newest_runs(known: Known) -> Iterator[str]:
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
 
 
+def what_was_merged_runs(known: Known) -> Iterator[str]:
+    """Who was merged into another call is run for, with its own arguments or newer ones.
+
+    The promise was made when it was merged, so a deploy of any other policy keeps it.
+    """
+    if known.broadcast or known.eager or any(_ends_early(known, call) for call in known.calls):
+        return
+    if "replace" in known.program.policies and any(task["wait_timeout"] for task in known.program.tasks):
+        # Who replaces gives up with those that it would have replaced; they name it, and it names the holder.
+        return
+    answers = {answer.call: answer for answer in known.history.answers}
+    for merged in (refused for refused in known.refused if refused.outcome == "merged"):
+        answer = next((answer for answer in answers.values() if merged.task_id in known.messages(answer)), None)
+        if answer is None or known.calls[answer.call].place in LOOPS:
+            continue
+        later = [body for body in known.bodies if body.key == merged.key and body.left + SLACK > merged.at]
+        numbers = {body.number for body in later if body.outcome not in ("LockLost", "died")}
+        since = _published(known, answer) - SLACK
+        if not any(_published(known, answers[number]) >= since for number in numbers):
+            yield f"number {answer.call} ({answer.task_id[:8]}) was merged, and nothing as new ran: {sorted(numbers)}"
+
+
 def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
-    """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs."""
+    """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs.
+
+    Both have to have met the same policy and no other: a call that came to wait by `rerun` is not replaced, it comes
+    after the one that replaces; and `replace` leaves its arguments to nobody.
+    """
     if known.broadcast or known.eager or known.program.limit > 1 or known.program.mode == "until_executing":
         return
     plain = [answer for answer in known.history.answers if _waits_for_its_turn(known, answer)]
     for older, newer in permutations(plain, 2):
         its_task = known.calls[newer.call].task == known.calls[older.call].task
+        if _policies(known, older) != _policies(known, newer):
+            continue
         if not its_task or older.sent + SLACK > newer.sent:
             continue
         entered, waits_until = known.of(older.task_id)[0].entered, known.of(newer.task_id)[0].entered
@@ -386,7 +305,7 @@ def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
         call.place == "single" and call.route in ("delay", "own id") and call.retries == "none" and not call.other
     )
     stopped = call.ending in _CUT_SHORT or known.program.tasks[call.task]["autoretry"]
-    succeeds = _policy(known, answer) in ("rerun", "replace")
+    succeeds = _policies(known, answer) in ({"rerun"}, {"replace"})
     return succeeds and is_plain and not stopped and bool(bodies) and bodies[0].number == answer.call
 
 
@@ -431,8 +350,8 @@ def _is_completed(known: Known, body: Body) -> bool:
 
 
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:
-    """A run that was interrupted to make way does not come again."""
-    if known.broadcast or "replace" not in {task["policy"] for task in known.program.tasks}:
+    """A run that was interrupted to make way does not come again, whatever its task's policy is by then."""
+    if known.broadcast or "replace" not in known.program.policies:
         return
     # Of a map, one item makes way and the next one comes; and one whose id was used again is another call.
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
@@ -459,7 +378,7 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
 
 def no_flood(known: Known) -> Iterator[str]:
     """One call does not become a thousand messages."""
-    comes_again = {task["policy"] for task in known.program.tasks} - {"skip", "raise"}
+    comes_again = known.program.policies - {"skip", "raise"}
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
     for task_id, began in known.began.items():
         in_its_life = MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0])
@@ -481,6 +400,7 @@ def nothing_is_left(known: Known) -> Iterator[str]:
 RULES = (
     one_body_of_a_message,
     one_at_a_time,
+    a_lock_in_a_body_is_held_by_one,
     fences_grow,
     every_call_can_be_sent,
     every_call_ends,
@@ -490,6 +410,7 @@ RULES = (
     a_retry_makes_way_for_nobody_absent,
     an_id_can_be_used_again,
     the_newest_runs,
+    what_was_merged_runs,
     nobody_older_runs_while_a_newer_one_waits,
     an_attempt_is_completed_once,
     who_was_replaced_is_over,
@@ -500,12 +421,35 @@ RULES = (
 OF_CELERY = (every_call_can_be_sent, every_call_ends, it_fails_for_what_it_does)
 
 
-def _policy(known: Known, answer: Answer) -> str:
-    return str(known.program.tasks[known.calls[answer.call].task]["policy"])
+def _policies(known: Known, answer: Answer) -> set[str]:
+    """Those that the call may have met: the old one until the last worker has the new one, that from the deploy on."""
+    task, deployed = known.program.tasks[known.calls[answer.call].task], known.history.deployed
+    if not task["deploy"]:
+        return {str(task["policy"])}
+    came = [at for task_id in known.messages(answer) for at in known.began.get(task_id, ())]
+    met_old = min([answer.sent, *came]) < deployed + ROLLING + SLACK
+    met_new = max([answer.sent, answer.published, *came]) + SLACK > deployed
+    return {*([str(task["policy"])] if met_old else []), *([str(task["deploy"])] if met_new else [])}
 
 
 def _may_be_refused(known: Known, answer: Answer) -> bool:
-    return _policy(known, answer) == "raise" and known.program.mode != "while_executing"
+    if known.program.mode == "while_executing":
+        return False
+    return "raise" in _policies(known, answer) or _was_kept_out_by_a_lock(known, answer)
+
+
+def _was_kept_out_by_a_lock(known: Known, answer: Answer) -> bool:
+    """When it was refused, a `Lock` in a body had the key, or a turn in its queue."""
+    ids = known.messages(answer)
+    moments = [each.at for each in known.refused if each.task_id in ids and not each.by][-1:]
+    # Who sends notes nothing.
+    since, until = (moments[0], moments[0]) if moments else (answer.sent, answer.sent + 1)
+    # Of one that has died, the key is free when its lease has ended.
+    return any(
+        held.asked - SLACK <= until and since <= held.left + SLACK + (2 * TTL if held.body.outcome == "died" else 0)
+        for held in known.locks
+        if moments or answer.state == "UNSENT"
+    )
 
 
 def waits_for_celery(known: Known, answer: Answer) -> bool:
@@ -524,9 +468,10 @@ def _is_left_by_celery(known: Known, answer: Answer) -> bool:
 def may_fail_with(known: Known, answer: Answer) -> set[str]:
     task = known.program.tasks[known.calls[answer.call].task]
     # Who joins fails as another does.
-    endings = {call.ending for call in known.calls} if task["policy"] == "join" else _endings(known, answer)
+    policies = _policies(known, answer)
+    endings = {call.ending for call in known.calls} if "join" in policies else _endings(known, answer)
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
-    if task["policy"] == "raise" or task["wait_timeout"] is not None:
+    if "raise" in policies or task["wait_timeout"] is not None:
         allowed.add("LockHeld")
     if task["policy"] in ("wait", "reschedule", "rerun", "replace", "join") and known.program.stage["pool"] == "eager":
         # There is nobody to come again.

@@ -14,7 +14,7 @@ from covertable import make
 
 from tests.combinations.factors import CALL, FACTORS, REASONS, STAGE, TASK, TRIPLES, Row, why_not
 
-# It takes twenty seconds to make them.
+# It takes a minute to make them.
 KEPT = Path(__file__).parent / "out"
 
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tests.combinations.app import make_app, name_of
-from tests.combinations.checker import Answer
+from tests.combinations.app import OTHER, make_app, name_of
+from tests.combinations.history import Answer
 from tests.combinations.program import Program, read
 from tests.combinations.stage import Stage
 from tests.fire.record import now
@@ -44,7 +44,7 @@ def _main(line: str, key: str) -> None:
     def apply(call: Any) -> None:
         time.sleep(max(0.0, began + call.at - time.monotonic()))
         task, sent = app.tasks[name_of(program.tasks[call.task])], now()
-        label = f"{key} other" if call.other else key
+        label = key + OTHER if call.other else key
         try:
             result = task.apply((label, call.number, call.script))
             error = result.result if isinstance(result.result, BaseException) else None

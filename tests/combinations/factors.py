@@ -25,6 +25,8 @@ TASK: dict[str, tuple[Any, ...]] = {
     "wait_timeout": (None, 3),
     "queue_ttl": (None, 4),
     "autoretry": (False, True),
+    # While its calls are queued, run or wait; which policy that is, is drawn.
+    "deploy": (None, "of another policy"),
 }
 CALL: dict[str, tuple[Any, ...]] = {
     "retries": ("none", "countdown", "other arguments", "replace"),
@@ -39,6 +41,8 @@ CALL: dict[str, tuple[Any, ...]] = {
     "serializer": ("json", "pickle"),
     "timing": ("now", "countdown", "eta", "expires"),
     "route": ("delay", "send_task", "own id", "id again"),
+    # A `Lock` in the body.
+    "lock": ("none", "once", "again inside"),
 }
 FACTORS = STAGE | TASK | CALL
 
@@ -49,6 +53,12 @@ TRIPLES = (
     ("mode", "policy", "autoretry"),
     ("mode", "policy", "place"),
     ("mode", "policy", "redelivers"),
+    ("mode", "policy", "deploy"),
+    ("policy", "ending", "deploy"),
+    ("policy", "retries", "deploy"),
+    ("mode", "policy", "lock"),
+    ("policy", "ending", "lock"),
+    ("policy", "retries", "lock"),
 )
 
 _LOOPS = ("map", "starmap", "chunks")
@@ -142,6 +152,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("place", "ending"),
         lambda row: row["place"] in _LOOPS and row["ending"] not in ("return", "raise"),
     ),
+    "an item of a map is nothing but a key: nothing tells it to take a Lock": (
+        ("place", "lock"),
+        lambda row: row["place"] == "map" and row["lock"] != "none",
+    ),
     "who sends by another way is no member of a canvas": (
         ("place", "route"),
         lambda row: row["place"] != "single" and row["route"] != "delay",
@@ -186,6 +200,14 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
     "eager calls are played alone": (("pool", "place"), lambda row: _eager(row) and row["place"] != "single"),
     "eager calls are made at once": (("pool", "timing"), lambda row: _eager(row) and row["timing"] != "now"),
     "eager calls are sent by nobody": (("pool", "route"), lambda row: _eager(row) and row["route"] != "delay"),
+    "eager calls end where they began: no deploy comes between": (
+        ("pool", "deploy"),
+        lambda row: _eager(row) and row["deploy"] is not None,
+    ),
+    "an eager retry runs inside of the body that holds the Lock, and would wait for it for ever": (
+        ("pool", "retries", "lock"),
+        lambda row: _eager(row) and row["retries"] != "none" and row["lock"] != "none",
+    ),
 }
 
 

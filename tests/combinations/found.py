@@ -123,4 +123,16 @@ FOUND = {
         '{"stage": {"results": "none"}, "tasks": [{"autoretry": true}], "calls": [{"retries": "replace", '
         '"ending": "soft limit"}]}'
     ),
+    "who joins a run that leaves no result in a later attempt waits for one": (
+        '{"stage": {}, "tasks": [{"policy": "join"}], "calls": [{"seconds": 1.2, "retries": '
+        '"countdown", "ending": "ignore"}, {"number": 1, "at": 2.6}]}'
+    ),
+    "a re-entrant Lock in a body waits for itself once it is asked to make way": (
+        '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"seconds": 4, "lock": "again inside"}, '
+        '{"number": 1, "at": 0.4, "other": true}]}'
+    ),
+    "merged arguments are lost once their task has another policy than rerun": (
+        '{"stage": {}, "tasks": [{"policy": "rerun", "deploy": "skip"}], "calls": [{"seconds": 4}, '
+        '{"number": 1, "at": 0.4}, {"number": 2, "at": 0.9}], "deployed_at": 1.6}'
+    ),
 }

@@ -239,6 +239,30 @@ LEDGER = (
         "a copy of a message without notes runs again",
         "an attempt is completed once",
     ),
+    Entry(
+        "who joins a run that leaves no result in a later attempt waits for one",
+        "policies/join.py",
+        "0 < run.notes.joins_fence <= fence_handed_on(run.task, joins)",
+        "0 < fence_handed_on(run.task, joins)",
+        "who joins a run that leaves no result in a later attempt waits for one",
+        "every call ends",
+    ),
+    Entry(
+        "a re-entrant Lock that is asked to make way waits for itself",
+        "leases/lease.py",
+        'return self.held or (self.lost_reason == "replaced" and',
+        "return self.held or (False and",
+        "a re-entrant Lock in a body waits for itself once it is asked to make way",
+        "every call ends",
+    ),
+    Entry(
+        "merged arguments are lost with the policy that has merged them",
+        "admission.py",
+        "    if run.notes.asked and policy.kind is None:\n",
+        "    if False:\n",
+        "merged arguments are lost once their task has another policy than rerun",
+        "what was merged runs",
+    ),
 )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import Any
 
 from celery import chain, chord, group, uuid
@@ -18,9 +19,10 @@ from celery.result import AsyncResult
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
-from tests.combinations.app import SENT_AS, name_of
-from tests.combinations.checker import ITEMS, LOOPS, Answer, Finding, History, check
+from tests.combinations.app import OTHER, SENT_AS, deployed, name_of, sending
+from tests.combinations.checker import ITEMS, LOOPS, Finding, check
 from tests.combinations.eager import eagerly
+from tests.combinations.history import Answer, History
 from tests.combinations.program import TTL, VISIBILITY, Call, Program
 from tests.combinations.stage import Stage
 from tests.fire.record import now
@@ -30,6 +32,8 @@ from tests.recorder import Event
 BOUND = 45.0
 # Programs at a time, where there are not slots enough for all.
 _ABREAST = {"solo": 4, "eager": 4}
+# A retry with other arguments is on the next key, and a `Lock` in its body on the one after that.
+_MOST_KEYS = 4
 # As long as there may be between two signs of life of a program.
 _QUIET = 2.0
 # A holder that has died leaves its key for two ttl.
@@ -81,6 +85,7 @@ class Part:
         self._left: list[str] = []
         self._open: list[str] = []
         self._read, self._own = 0, list[Event]()
+        self._deploy, self._deployed = deployed(stage.path, key), inf
 
     def play(self) -> None:
         if self._stage.facts["pool"] == "eager":
@@ -93,13 +98,16 @@ class Part:
 
     def played(self) -> Played:
         answers = [self.answers[number] for number in sorted(self.answers)]
-        history = History(self.program, self.events(), answers, self._left, self._open)
+        history = History(self.program, self.events(), answers, self._left, self._open, self._deployed)
         return Played(self.program, history, check(history, plain="COMBINATIONS_PLAIN" in os.environ))
 
     # Sending.
 
     def send_all(self) -> None:
         began = time.monotonic()
+        if self.program.is_deployed:
+            self._deployed = now() + self.program.deployed_at
+            self._deploy.write_text(str(self._deployed), encoding="utf-8")
         for call in self.program.calls:
             time.sleep(max(0.0, began + call.at - time.monotonic()))
             self._send(call)
@@ -107,7 +115,8 @@ class Part:
     def _send(self, call: Call) -> None:
         sent, known = now(), self._ids()
         try:
-            result, canvas = self._publish(call)
+            with sending(self._deploy):
+                result, canvas = self._publish(call)
         except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
             self.answers[call.number] = Answer(
                 call.number, sent=sent, state="UNSENT", error=type(error).__name__, text=str(error)
@@ -123,7 +132,7 @@ class Part:
     def _publish(self, call: Call) -> tuple[AsyncResult, Any]:
         """The call's own result, and that of its canvas, if there is one."""
         app, task = self._stage.app, self._task(call)
-        key = f"{self.key} other" if call.other else self.key
+        key = self.key + OTHER if call.other else self.key
         args = (key, call.number, self._script(call))
         options = self._options(call)
         if call.route == "send_task":
@@ -244,7 +253,8 @@ class Part:
             since = now()
             args = (self.key, call.number, Call().script)
             options = {**self._options(Call(number=call.number)), "countdown": _AGAIN, "task_id": answer.task_id}
-            self._task(call).apply_async(args, **options)
+            with sending(self._deploy):
+                self._task(call).apply_async(args, **options)
 
             def has_run(task_id: str = answer.task_id, since: float = since) -> bool:
                 return any(
@@ -281,8 +291,8 @@ class Part:
     def _bodies(self) -> list[Any]:
         return [body for body in self._stage.watch.bodies() if body.label in self._labels()]
 
-    def _labels(self) -> tuple[str, str]:
-        return (self.key, f"{self.key} other")
+    def _labels(self) -> list[str]:
+        return [self.key + number * OTHER for number in range(_MOST_KEYS)]
 
     def _keys(self) -> list[str]:
         """Of this program in the store of locks, whatever they are, with what is in them."""
@@ -380,7 +390,7 @@ def is_over(task_id: str, events: Sequence[Event]) -> bool:
         elif event.name == "ended":
             over = over or event.facts["outcome"] not in ("Retry", "Ignore")
         elif event.name == "conflict":
-            over = over or event.facts["outcome"] in ("skipped", "collapsed", "raised")
+            over = over or event.facts["outcome"] in ("skipped", "merged", "raised")
         elif event.name == "leave":
             over = over or event.facts["outcome"] in ("returned", "Ignore")
     return over

@@ -12,12 +12,14 @@ from tests.combinations.factors import CALL, STAGE, TASK, Row, plain, why_not
 
 VISIBILITY = 3.0
 TTL = 4.0
+# Seconds from the first worker that has a deploy to the last.
+ROLLING = 1.0
 MOST_CALLS = 5
 # Programs that are played on one stage at a time.
 HANDFUL = 12
 # Of the other calls, so many are as special as those of another row.
 SHARE_OF_SPECIAL = 0.35
-# Of the calls beside a retry with other arguments, so many have those from the beginning.
+# Of the calls beside a retry with other arguments, or a `Lock` in a body, so many are on their key from the beginning.
 SHARE_OF_OTHERS = 0.5
 _PAUSES = (0.0, 0.1, 0.4, 0.9, 1.6)
 _WORK = (0.1, 0.5, 1.2, 2.5)
@@ -32,7 +34,8 @@ class Call:
         number: Which call of the program; an argument that counts for no key.
         at: Seconds after the beginning.
         seconds: How long its body works.
-        other: It is on the key that a retry with other arguments is on.
+        other: It is on the key that a retry with other arguments is on, and a `Lock` in a body.
+        lock: How often its body takes a `Lock`.
     """
 
     task: int = 0
@@ -45,12 +48,13 @@ class Call:
     serializer: str = "json"
     timing: str = "now"
     route: str = "delay"
+    lock: str = "none"
     other: bool = False
 
     @property
     def script(self) -> dict[str, Any]:
         """What its body is to do."""
-        return {"seconds": self.seconds, "retries": self.retries, "ending": self.ending}
+        return {"seconds": self.seconds, "retries": self.retries, "ending": self.ending, "lock": self.lock}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +63,26 @@ class Program:
 
     Attributes:
         stage: Where: the stage's factors.
-        tasks: What each task declares: the task's factors, and its limit as a number.
+        tasks: What each task declares: the task's factors, its limit as a number, and the policy that is deployed.
         rows: Of the covering array, those it was drawn from.
+        deployed_at: Seconds after the beginning, if any of its tasks is given another policy.
     """
 
     stage: dict[str, Any]
     tasks: tuple[dict[str, Any], ...]
     calls: tuple[Call, ...]
     rows: tuple[dict[str, Any], ...] = ()
+    deployed_at: float = 0.0
+
+    @property
+    def is_deployed(self) -> bool:
+        """A task of it is given another policy meanwhile."""
+        return any(task["deploy"] for task in self.tasks)
+
+    @property
+    def policies(self) -> set[str]:
+        """All that its tasks have, before the deploy and after it."""
+        return {policy for task in self.tasks for policy in (task["policy"], task["deploy"]) if policy}
 
     @property
     def limit(self) -> int:
@@ -86,10 +102,12 @@ class Program:
     def line(self) -> str:
         """All of it in a line, without what is plain; `read` is the way back."""
         bare = plain()
+        deployed = {"deployed_at": self.deployed_at} if self.is_deployed else {}
         told = {
             "stage": _unlike(self.stage, bare),
             "tasks": [_unlike(task, {**bare, "limit": 1}) for task in self.tasks],
             "calls": [_unlike(dataclasses.asdict(call), dataclasses.asdict(Call())) for call in self.calls],
+            **deployed,
         }
         return json.dumps(told)
 
@@ -111,7 +129,8 @@ def read(line: str) -> Program:
     bare = plain()
     stage = {name: bare[name] for name in STAGE} | told["stage"]
     tasks = tuple(bare_task() | task for task in told["tasks"])
-    return Program(stage, tasks, tuple(Call(**call) for call in told["calls"]))
+    calls = tuple(Call(**call) for call in told["calls"])
+    return Program(stage, tasks, calls, deployed_at=told.get("deployed_at", 0.0))
 
 
 def draw(seed: int, number: int) -> list[Program]:
@@ -158,7 +177,7 @@ def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
         call = Call(
             task=rng.randrange(len(tasks)) if index else 0,
             seconds=VISIBILITY + 1.5 if long else rng.choice(_WORK),
-            other=bool(index) and row["retries"] == "other arguments" and rng.random() < SHARE_OF_OTHERS,
+            other=bool(index) and _has_another_key(row) and rng.random() < SHARE_OF_OTHERS,
             **{name: some[name] for name in CALL},
         )
         calls.append(call)
@@ -170,18 +189,32 @@ def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
     for number, call in enumerate(calls):
         timed.append(dataclasses.replace(call, number=number, at=round(at, 2)))
         at += rng.choice(_PAUSES)
-    return Program({name: row[name] for name in STAGE}, tasks, tuple(timed), tuple(used))
+    stage = {name: row[name] for name in STAGE}
+    return Program(stage, tasks, tuple(timed), tuple(used), round(rng.uniform(0.0, at + 1.0), 1))
+
+
+def _has_another_key(row: Row) -> bool:
+    return row["retries"] == "other arguments" or row["lock"] != "none"
 
 
 def _tasks(row: Row, others: Sequence[Row], rng: random.Random) -> tuple[dict[str, Any], ...]:
-    """The row's own; where its limit changes, as a deploy would change it; and sometimes one of another policy."""
+    """The row's own; where its limit changes, as a deploy would change it; and sometimes one of another policy.
+
+    A change of policy is no task of its own, because it is by their name that calls are merged.
+    """
     own = {name: row[name] for name in TASK}
+    if row["deploy"]:
+        own["deploy"] = rng.choice([policy for policy in TASK["policy"] if _may_become(row, policy)])
     tasks = [{**own, "limit": int(limit)} for limit in row["limit"].split(" then ")]
     if rng.random() < 0.3:
         policy = rng.choice(others)["policy"]
         if why_not({**row, "policy": policy}) is None:
             tasks.append({**tasks[0], "policy": policy})
     return tuple(tasks)
+
+
+def _may_become(row: Row, policy: str) -> bool:
+    return policy != row["policy"] and why_not({**row, "policy": policy}) is None
 
 
 def _unlike(some: dict[str, Any], bare: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from celery import Celery
 
-from tests.combinations.program import Program, tasks_of
+from tests.combinations.program import ROLLING, Program, tasks_of
 from tests.fire.record import Record
 from tests.fire.watch import Watch
 from tests.rabbit import Rabbit
@@ -121,8 +121,9 @@ class Stage:
 
     def _start(self) -> None:
         pool = self.facts["pool"]
-        for slots in _SLOTS[pool]:
-            worker = Worker("tests.combinations.app", self.env, pool=pool, concurrency=slots)
+        for lag, slots in enumerate(_SLOTS[pool]):
+            env = {**self.env, "COMBINATIONS_LAG": str(lag * ROLLING)}
+            worker = Worker("tests.combinations.app", env, pool=pool, concurrency=slots)
             self._stack.callback(worker.close)
             self._workers.append(worker.start())
         for worker in self._workers:

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from tests.combinations.checker import MOST_DELIVERIES, Answer, History, check
+from tests.combinations.checker import MOST_DELIVERIES, check
+from tests.combinations.history import Answer, History
 from tests.combinations.program import Call, Program, bare_task
 from tests.recorder import Event
 
@@ -51,6 +52,16 @@ class Story:
         self.at(since, "enter", run, number=number, fence=fence, **facts)
         if until is not None:
             self.at(until, "leave", run, outcome=outcome, task_id=task_id, pid=pid)
+
+    def lock(self, asked: float, since: float, until: float | None, key: str = "k other") -> None:
+        """A `Lock` in the latest body; never given back if *until* is None."""
+        moments = {"asks": asked, "locked": since, "unlocked": until}
+        for name, moment in moments.items():
+            if moment is not None:
+                self.at(moment, name, str(self._runs), key)
+
+    def refused(self, moment: float, task_id: str, outcome: str, holder: str | None, key: str = "k") -> None:
+        self.at(moment, "conflict", key=key, task_id=task_id, outcome=outcome, holder=holder)
 
     def answer(self, number: int, task_id: str = "aaa", state: str = "SUCCESS", **facts: Any) -> None:
         self.answers.append(Answer(number, task_id, state=state, **facts))
@@ -239,7 +250,7 @@ def test_all_items_of_a_map_run_or_are_skipped(story: Story) -> None:
     story.answer(0)
     assert story.rules() == {"who succeeds has run"}
 
-    story.at(3, "conflict", task_id="aaa", outcome="skipped")
+    story.refused(3, "aaa", "skipped", "bbb")
     assert story.rules() == set()
 
 
@@ -405,7 +416,7 @@ def test_a_replaced_run_that_comes_again_is_seen(story: Story) -> None:
 
 def test_a_retry_that_is_skipped_though_nobody_runs_is_seen(story: Story) -> None:
     story.body(1, 2, outcome="Retry")
-    story.at(5, "conflict", task_id="aaa", outcome="skipped")
+    story.refused(5, "aaa", "skipped", "bbb")
     story.body(9, 10, "bbb", number=1)
     story.answer(0, state="REVOKED", text="held by bbb")
 
@@ -449,3 +460,97 @@ def test_who_comes_again_now_and_then_for_long_is_no_flood(story: Story) -> None
 
 def test_a_key_that_is_left_is_seen(story: Story) -> None:
     assert story.rules(left=["singleton:v2:{combined:1}"]) == {"nothing is left"}
+
+
+def test_two_locks_of_a_key_at_once_are_too_many(story: Story) -> None:
+    story.declare(mode="until_executing")
+    story.body(1, 4)
+    story.lock(1.1, 1.2, 3)
+    story.body(1.5, 6, "bbb", number=1)
+    story.lock(1.6, 3.1, 5)
+    assert story.rules() == set()
+
+    story.body(4, 7, "ccc", number=1)
+    story.lock(4.1, 4.2, 6)
+    assert story.rules() == {"a lock in a body is held by one"}
+
+
+@pytest.mark.parametrize("entered", [1.5, 0.5])
+def test_a_lock_beside_a_run_of_its_key_is_one_too_many(story: Story, entered: float) -> None:
+    story.body(1, 4)
+    story.lock(1.1, 1.2, 3)
+    story.at(entered, "enter", "other", "k other", task_id="bbb", number=1, attempt=0, host="w", fence=7, item=False)
+    story.at(3.5, "leave", "other", "k other", outcome="returned", task_id="bbb")
+    assert story.rules() == {"a lock in a body is held by one"}
+
+    story.declare(limit=2)
+    assert story.rules() == set()
+
+
+def test_a_lock_of_a_body_that_was_killed_ends_with_its_process(story: Story) -> None:
+    story.body(1, None, pid=7)
+    story.lock(1.1, 1.2, None)
+    story.at(2, "died", victim=7, alive_at=2.0)
+    story.body(3, 8, "bbb", number=1)
+    story.lock(3.1, 6, 7)
+
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize(("moment", "wrong"), [(1.15, False), (2, False), (5, True)])
+def test_a_call_that_a_lock_has_kept_out_has_nobody_to_name(story: Story, moment: float, wrong: bool) -> None:
+    story.call(1, other=True)
+    story.body(1, 4)
+    story.lock(1.1, 1.2, 3)
+    story.answer(0)
+    story.answer(1, "bbb", "REVOKED", text="held by task_id=None")
+    story.refused(moment, "bbb", "skipped", None, "k other")
+
+    assert story.rules() == ({"who does not run names who does"} if wrong else set())
+
+
+@pytest.mark.parametrize(("sent", "wrong"), [(1.5, False), (5, True)])
+def test_a_duplicate_is_refused_where_it_is_sent_while_a_lock_has_its_key(
+    story: Story, sent: float, wrong: bool
+) -> None:
+    story.declare(mode="until_executed")
+    story.body(1, 4)
+    story.lock(1.1, 1.2, 3)
+    story.answer(0)
+    story.answer(1, "", "UNSENT", error="LockHeld", text="held by task_id=None", sent=sent)
+
+    assert ("every call can be sent" in story.rules()) is wrong
+
+
+@pytest.mark.parametrize(("sent", "began", "wrong"), [(1, 1, True), (1, 5, False), (6, 6, False)])
+def test_who_fails_as_the_new_policy_does_has_met_it(story: Story, sent: float, began: float, wrong: bool) -> None:
+    story.declare(policy="reschedule", deploy="raise")
+    story.body(0.5, 7)
+    story.at(began, "began", "again", task_id="bbb")
+    story.answer(0)
+    story.answer(1, "bbb", "FAILURE", error="LockHeld", text="held by aaa", sent=sent)
+
+    assert story.rules(deployed=4) == ({"it fails for what it does"} if wrong else set())
+
+
+@pytest.mark.parametrize(("sent", "wrong"), [(1, False), (6, True)])
+def test_who_ends_as_the_old_policy_does_has_met_it(story: Story, sent: float, wrong: bool) -> None:
+    story.declare(policy="join", deploy="skip")
+    story.answer(1, "bbb", sent=sent)
+
+    assert story.rules(deployed=4) == ({"who succeeds has run"} if wrong else set())
+
+
+def test_what_was_merged_before_a_deploy_and_never_ran_is_seen(story: Story) -> None:
+    story.declare(policy="rerun", deploy="skip")
+    story.calls.append(Call(number=2))
+    story.body(1, 4)
+    story.refused(3, "ccc", "merged", "bbb")
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", "REVOKED", text="held by aaa", sent=1.5)
+    story.answer(2, "ccc", "REVOKED", text="bbb runs in place of this one", sent=2.9)
+    story.body(5, 6, "bbb", number=1)
+    assert story.rules(deployed=4) == {"what was merged runs"}
+
+    story.body(7, 8, "bbb", number=2, attempt=1)
+    assert story.rules(deployed=4) == set()

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tests.combinations.checker import History as ProgramHistory
+from tests.combinations.history import History as ProgramHistory
 from tests.combinations.program import Program, tasks_of
 from tests.fire.checker import History, Verdict, check
 from tests.fire.drain import drain

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tests.combinations import checker as combinations
 from tests.combinations.app import name_of
-from tests.combinations.checker import Answer, History, Known
+from tests.combinations.history import Answer, History, Known
+from tests.combinations.history import read as read_history
 from tests.combinations.program import TTL, Program
 from tests.fire.checker import Finding, Run, Traces, crowded, exclusive, fenced, outcome_of, read, told, why_unended
 from tests.fire.kinds import Kind
@@ -17,7 +18,7 @@ _RULES = (combinations.who_succeeds_has_run, combinations.no_flood)
 
 def check(history: History, *, forgetful: bool) -> tuple[list[Finding], Counter[str]]:
     """What is wrong with it, and which overlaps were declared beforehand."""
-    known, runs = combinations.read(history), runs_of(history)
+    known, runs = read_history(history), runs_of(history)
     findings, excused = exclusive(runs)
     twice, _ = crowded("one body of a message", _by_message(known, runs), lambda _: 1)
     findings += [*twice, *fenced(runs), *told(runs)]
@@ -36,7 +37,7 @@ def runs_of(history: History) -> list[Run]:
 
 def unended(history: History, *, forgetful: bool) -> Iterator[str]:
     """The calls that have not ended, and nothing explains why."""
-    known, runs = combinations.read(history), runs_of(history)
+    known, runs = read_history(history), runs_of(history)
     for answer in history.answers:
         if answer.merged or answer.state in _ENDED or combinations.waits_for_celery(known, answer):
             continue

@@ -11,8 +11,8 @@ from typing import Any
 import redis
 from celery import Celery
 
-from tests.combinations.checker import Answer, History
 from tests.combinations.factors import why_not
+from tests.combinations.history import Answer, History
 from tests.combinations.play import Part, is_over
 from tests.combinations.program import TTL, Program, draw
 from tests.fire.load import states
@@ -36,8 +36,15 @@ def facts(*, broker_is_redis: bool) -> dict[str, Any]:
 
 def drawn(seed: int, number: int, stage: dict[str, Any]) -> list[Program]:
     """So many that make sense on this stage, whichever they were drawn for."""
-    moved = (dataclasses.replace(program, stage=stage) for program in draw(seed, round(number / _SHARE)))
+    moved = (_moved(program, stage) for program in draw(seed, round(number / _SHARE)))
     return list(islice(filter(_makes_sense, moved), number))
+
+
+def _moved(program: Program, stage: dict[str, Any]) -> Program:
+    """On this stage, without what fire's checker knows nothing of: a deploy, and a `Lock` in a body."""
+    tasks = tuple({**task, "deploy": None} for task in program.tasks)
+    calls = tuple(dataclasses.replace(call, lock="none") for call in program.calls)
+    return dataclasses.replace(program, stage=stage, tasks=tasks, calls=calls)
 
 
 def _makes_sense(program: Program) -> bool:
@@ -53,6 +60,7 @@ class Place:
     app: Celery
     watch: Watch
     locks: redis.Redis
+    path: str
 
 
 class Programs:
@@ -62,7 +70,7 @@ class Programs:
         from tests.fire.app import app
 
         self._stage, self._locks = stage, stage.client_of_locks()
-        place = Place(facts(broker_is_redis=stage.loses_messages), app, watch, self._locks)
+        place = Place(facts(broker_is_redis=stage.loses_messages), app, watch, self._locks, stage.path)
         self._parts = [Part(place, program, f"program {number}", 0) for number, program in enumerate(programs)]
         self._begun: list[Part] = []
         self._pause = seconds / (len(programs) + 1)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.combinations.app import name_of
-from tests.combinations.checker import Answer, History
+from tests.combinations.history import Answer, History
 from tests.combinations.program import TTL, Call, Program, bare_task
 from tests.fire.checker import PROMPT
 from tests.fire.program_checker import check
