@@ -158,9 +158,7 @@ def resolve(app: Celery, task: Any) -> LockOptions:
     resolved = {name: _resolve_one(app, name, getattr(task, f"lock_{name}")) for name in OPTIONS}
     transport = app.conf.broker_transport_options or {}
     timeout = float(transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
-    return LockOptions(
-        **resolved, prefix=prefix_of(app), visibility_timeout=timeout, skip_result=task.lock_skip_result
-    )
+    return LockOptions(**resolved, prefix=prefix_of(app), visibility_timeout=timeout, skip_result=task.lock_skip_result)
 
 
 def check_setting(app: Celery, name: str) -> None:

@@ -15,6 +15,9 @@ import signal
 import sys
 import threading
 import time
+
+# The one of `signal` looks for an enum of each answer, before each body.
+from _signal import getsignal
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +37,6 @@ _AGAIN = 0.05
 _PATIENCE_WITH_A_LOOP = 1.0
 
 _sent: deque["Interrupt"] = deque()
-_listens = False
 
 
 class Interrupt:
@@ -105,8 +107,7 @@ class Interrupt:
             if self._greenlet is not None:
                 call_soon(self.deliver_to_greenlet)
                 return True
-            # Unless the signal has become somebody else's.
-            by_signal = _SIGNAL is not None and _is_main(thread) and signal.getsignal(_SIGNAL) is _deliver
+            by_signal = _SIGNAL is not None and _is_main(thread)
             if by_signal:
                 _sent.append(self)
             if not self._raise(thread, by_signal):
@@ -198,10 +199,8 @@ def _is_main(thread: int) -> bool:
 
 
 def _listen() -> None:
-    global _listens  # noqa: PLW0603 (a process has one handler of a signal)
-    if _SIGNAL is not None and not _listens:
+    if _SIGNAL is not None and getsignal(_SIGNAL) is not _deliver:
         signal.signal(_SIGNAL, _deliver)
-        _listens = True
 
 
 def _deliver(_number: int, frame: FrameType | None) -> None:

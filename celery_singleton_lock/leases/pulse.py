@@ -105,10 +105,10 @@ class Pulse:
                 now = clock()
                 if self._watched:
                     self._lingers_until = now + _LINGERS
-                lingers = now < self._lingers_until
-                if not lingers:
+                has_work = bool(self._watched) or now < self._lingers_until
+                if not has_work:
                     self._ended(self)
-                if not self._thread.goes_on(lingers):
+                if not self._thread.goes_on(has_work):
                     # For the one that goes on, if there is one.
                     self._ring()
                     return False

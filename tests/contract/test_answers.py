@@ -99,7 +99,7 @@ def test_every_documented_answer_of_acquire_is_reached_in_its_shape(scripts: Scr
     assert usual == fence == since <= now
     for _, _, crowd, successor, holders in (held, own):
         assert (crowd, successor) == (0, "")
-        assert [holders[0], holders[1], *holders[4:]] == [1, "a", "id-of-a", "", ""]
+        assert [holders[0], holders[1], *holders[4:]] == [1, "a", "id-of-a", "host", ""]
         assert re.fullmatch(rf"{since} 0 30000 7 0 1000", holders[3])
     _, _, wait = queued
     assert 0 < wait <= 30_000_000
@@ -261,6 +261,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "joined": ("joined", r"\d+ j"),
         "next": ("next", r"\d+ id-of-p"),
         "next:by": ("next:by", r"\d+ replace t"),
+        "<place>:h": (r"\d:h", "host"),
         "with:<id>": ("with:id-of-m", "1"),
         "over:<id>": ("over:id-of-o", r"\d+ id-of-p"),
         "merged:<task name>": ("merged:t", "of n"),
@@ -292,4 +293,4 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         reached.add(name)
 
     assert reached == set(told)
-    assert all(name in documented_fields() for name in told if name != "<place>:i")
+    assert all(name in documented_fields() for name in told if name != "<place>:i" and name != "<place>:h")
