@@ -43,12 +43,10 @@ def admit(run: Run) -> Ended | None:
     try:
         _say_what_is_unusual(run, policy)
         if run.is_copy:
-            wait_for_twin(run)
             _look_for_its_run(run)
-        if run.notes.joins:
-            ended = policy.arrive(run)
-            if ended is not None:
-                return ended
+        ended = policy.arrive(run) if run.notes.joins else None
+        if ended is not None:
+            return ended
         answer = run.lease.acquire()
         if isinstance(answer, Conflict) and not answer.is_own and run.claim.crowds:
             run.is_in_crowd = True
@@ -72,10 +70,11 @@ def admit(run: Run) -> Ended | None:
 
 
 def _look_for_its_run(run: Run) -> None:
-    """Turn back a copy of a call that has joined, if a run of that call lives or has ended.
+    """Turn back a copy if its run is in this worker or, of a call that has joined, lives or has ended.
 
     It asks with a limit of 0, so it is given no place: first it has to look for the result that it waits for.
     """
+    wait_for_twin(run)
     if run.notes.joins:
         answer = run.store.acquire(replace(run.claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):

@@ -11,13 +11,11 @@ has ended the loop or the body.
 """
 
 import ctypes
+import inspect
 import signal
 import sys
 import threading
 import time
-
-# The one of `signal` looks for an enum of each answer, before each body.
-from _signal import getsignal
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +27,9 @@ from celery_singleton_lock.leases.greenlets import call_soon, current
 # Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
 # touch the real-time signals, and glibc keeps the first few of them for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
+
+# Without the enum that Python makes of each answer, because it is asked before each body.
+_handler_of = inspect.unwrap(signal.getsignal)
 
 # Seconds until a signal that was not heard is sent again.
 _AGAIN = 0.05
@@ -199,7 +200,7 @@ def _is_main(thread: int) -> bool:
 
 
 def _listen() -> None:
-    if _SIGNAL is not None and getsignal(_SIGNAL) is not _deliver:
+    if _SIGNAL is not None and _handler_of(_SIGNAL) is not _deliver:
         signal.signal(_SIGNAL, _deliver)
 
 
