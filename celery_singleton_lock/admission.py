@@ -8,6 +8,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
+from celery_singleton_lock.runs import waiting
 from celery_singleton_lock.runs.arguments import unpack
 from celery_singleton_lock.runs.redelivery import turn_back, wait_for_twin
 from celery_singleton_lock.runs.run import Run
@@ -17,6 +18,7 @@ from celery_singleton_lock.stores.records import Conflict, Done
 logger = logging.getLogger("celery_singleton_lock")
 
 _FIRST_DELAY = 0.25
+_SHORTEST_PATIENCE = 0.1
 # A store that stays away is asked by each call once in so many seconds.
 _LONGEST_DELAY = 60.0
 _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
@@ -121,6 +123,8 @@ def _say_what_is_unusual(run: Run, policy: Policy) -> None:
     claim.merges = run.task.name if takes_merged else ""
     claim.crowds = policy.comes_again and not run.notes.crowds
     claim.joins = policy is POLICIES["join"]
+    # A store that is silent is no reason to run out of time, either.
+    claim.patience = max(_SHORTEST_PATIENCE, waiting.longest_wait(run))
 
 
 def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:

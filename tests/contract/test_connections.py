@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -384,6 +385,44 @@ def test_a_resolver_that_hangs_does_not_outlast_the_bound(valkey: Server, resolv
     # Those that hang do not pile up.
     assert _thread._count() <= threads + 2
     store.close()
+
+
+def test_after_one_has_asked_in_vain_the_next_ask_once_until_there_is_an_answer() -> None:
+    server = Server("valkey")
+    store = RedisStore(server.url, {})
+
+    def refused() -> None:
+        with pytest.raises(StoreError):
+            store.acquire(MINE)
+
+    assert lasted(refused) > ACQUIRE_BOUND - SLACK
+    assert max(lasted(refused) for _ in range(5)) < SLACK
+    with suppress(StoreError):
+        store.release(MINE, 1)
+    assert lasted(refused) < SLACK
+
+    server.start()
+    assert isinstance(store.acquire(MINE), Grant)
+    server.stop()
+    assert lasted(refused) > ACQUIRE_BOUND - SLACK
+    store.close()
+    server.close()
+
+
+def test_a_claim_without_much_time_asks_no_longer_than_it_says() -> None:
+    server = Server("valkey")
+    store = RedisStore(server.url, {})
+    hasty = replace(MINE, patience=0.3)
+
+    def refused() -> None:
+        with pytest.raises(StoreError):
+            store.acquire(hasty)
+
+    assert lasted(refused) < 0.3 + SLACK
+    with store.waiter(hasty) as waiter, pytest.raises(StoreError):
+        waiter.ask()
+    store.close()
+    server.close()
 
 
 def test_a_name_is_asked_after_for_each_connection(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ class RedisWaiter(Waiter):
         self._wire = wire
         self._channel = f"{claim.key}:{claim.token}"
         self._ask = ask
+        self._patience = claim.patience
         self._granted = False
         self._ears: Any = None
 
@@ -37,7 +38,7 @@ class RedisWaiter(Waiter):
 
     def ask(self) -> Grant | Conflict | Done | float:
         """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
-        give_up_at = clock() + ACQUIRE_BOUND
+        give_up_at = clock() + min(ACQUIRE_BOUND, self._patience)
         self._listen()
         answer = self._ask(give_up_at - clock())
         self._granted = isinstance(answer, Grant)
