@@ -73,7 +73,8 @@ def ending_of(run: Run, error: Exception | None) -> Ending | None:
         return _ending(run, "retried")
     task = run.task
     # Celery 5.7 has an option for failures alone, which follows the older one where it is not set.
-    if error and task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout):
+    stays_unacknowledged = task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
+    if error is not None and stays_unacknowledged:
         return None
     return _ending(run, "ended")
 
