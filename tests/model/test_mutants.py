@@ -1815,6 +1815,48 @@ MUTANTS = [
         "pass",
         ("tests/unit/test_settings.py", "-k", "cannot_be_read"),
     ),
+    Mutant(
+        "leases that come one after another share a thread",
+        "leases/pulse.py",
+        "bool(self._watched) or now < self._lingers_until",
+        "bool(self._watched)",
+        ("tests/unit/test_heartbeat.py", "-k", "share_a_thread"),
+    ),
+    Mutant(
+        "while the store is away each call asks once",
+        "stores/redis/asking.py",
+        " or (is_one_of_many and self._is_away)",
+        "",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a store that comes back is asked patiently again",
+        "stores/redis/asking.py",
+        "                self._is_away = False\n",
+        "                pass\n",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a release in vain says nothing of the next acquire",
+        "stores/redis/asking.py",
+        "                    if is_one_of_many:\n                        self._is_away = is_passing(error)\n",
+        "                    self._is_away = is_one_of_many and is_passing(error)\n",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a claim asks for no longer than its time limit allows",
+        "admission.py",
+        "    claim.patience = max(_SHORTEST_PATIENCE, waiting.longest_wait(run))\n",
+        "",
+        ("tests/acceptance/test_store_outage.py", "-k", "time_limit"),
+    ),
+    Mutant(
+        "a waiter asks for no longer than it may",
+        "stores/redis/waiter.py",
+        "min(_LISTEN_BOUND, self._patience)",
+        "_LISTEN_BOUND",
+        ("tests/contract/test_connections.py", "-k", "without_much"),
+    ),
 ]
 
 

@@ -790,6 +790,22 @@ def test_a_lease_with_an_earlier_renewal_does_wake_it(heart: Heartbeat, store: S
     assert held.held
 
 
+def test_leases_that_come_one_after_another_share_a_thread(heart: Heartbeat, store: Store) -> None:
+    heart.forget(acquired(store, ttl=30)._renewal)
+    pulse = heart._pulses[store]
+    thread = pulse._thread._ident
+    # Twice, so that it has come to its end once.
+    for _ in range(2):
+        pulse._ring()
+        until(pulse._alarm.locked, "it looks, and finds nothing")
+
+    lease = acquired(store, ttl=30)
+
+    assert heart._pulses == {store: pulse}
+    assert pulse._thread._ident == thread
+    heart.forget(lease._renewal)
+
+
 def test_a_thread_that_wakes_up_for_nothing_ends(heart: Heartbeat, store: Store) -> None:
     acquired(store, ttl=0.6).release()
     pulse = heart._pulses[store]

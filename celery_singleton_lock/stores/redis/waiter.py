@@ -38,7 +38,7 @@ class RedisWaiter(Waiter):
 
     def ask(self) -> Grant | Conflict | Done | float:
         """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
-        give_up_at = clock() + min(ACQUIRE_BOUND, self._patience)
+        give_up_at = clock() + ACQUIRE_BOUND
         self._listen()
         answer = self._ask(give_up_at - clock())
         self._granted = isinstance(answer, Grant)
@@ -59,4 +59,4 @@ class RedisWaiter(Waiter):
     def _listen(self) -> None:
         if self._ears is None:
             with suppress(exceptions.RedisError):
-                self._ears = self._wire.subscribe(self._channel, _LISTEN_BOUND)
+                self._ears = self._wire.subscribe(self._channel, min(_LISTEN_BOUND, self._patience))
