@@ -19,7 +19,7 @@ from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
 from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
 from celery_singleton_lock.publish import continues, continuing, key_to_keep, publish
-from celery_singleton_lock.runs.body import body_of
+from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.marks import unmark_unstarted
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.redelivery import mark_stored
@@ -97,13 +97,14 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
+        request = self.request
         result: R_co
-        if self._is_item():
+        if self._is_item(request):
             result = self._run_item(args, kwargs)
-        elif self._runs_without_lock():
+        elif self._runs_without_lock(request):
             result = super().__call__(*args, **kwargs)
         else:
-            result = self._run_locked(args, kwargs)
+            result = self._run_locked(request, args, kwargs)
         return result
 
     @property
@@ -230,25 +231,25 @@ class SingletonTask(TypedTask[P, R_co]):
         if cls.is_lockable():
             check_definition(cls, app, SingletonTask)
 
-    def _run_locked(self, args: Any, kwargs: Any) -> Any:
-        key = self._key_of_run(args, kwargs)
-        if self.request.is_eager and self._continues(held_here(key)):
-            self.request.lock_continued = True
+    def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
+        notes = Notes.of(request.headers)
+        key = self._key_of_run(notes, args, kwargs)
+        if request.is_eager and self._continues(held_here(key)):
+            request.lock_continued = True
             # What its body calls is no part of the replacement.
             with continuing("", 0):
                 return super().__call__(*args, **kwargs)
-        run = self.request.lock_run = Run(self, self.lock_options, key, args, kwargs)
-        with run.given_back():
+        run = request.lock_run = Run(self, request, notes, key, args, kwargs)
+        with run:
             ended = admit(run)
             if ended is not None:
                 return ended.give()
-            self.request.args, self.request.kwargs = run.args, run.kwargs
-            with body_of(run):
-                return super().__call__(*run.args, **run.kwargs)
+            request.args, request.kwargs = run.args, run.kwargs
+            return run_body(run, super().__call__)
 
-    def _runs_without_lock(self) -> bool:
-        called_itself = self.request.get("lock_run") is not None
-        return self.request.called_directly or called_itself or not self.is_lockable()
+    def _runs_without_lock(self, request: Context) -> bool:
+        called_itself = request.get("lock_run") is not None
+        return request.called_directly or called_itself or not self.is_lockable()
 
     def _continues(self, lease: Lease | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under that one's lease."""
@@ -256,9 +257,9 @@ class SingletonTask(TypedTask[P, R_co]):
             return False
         return lease.claim.facts.task_id == self.request.id or self.request.get("lock_continued") or continues(lease)
 
-    def _is_item(self) -> bool:
+    def _is_item(self, request: Context) -> bool:
         """It is called directly by `celery.map` or `celery.starmap`, of which `chunks` is made."""
-        if not self.request.called_directly or not self.is_lockable():
+        if not request.called_directly or not self.is_lockable():
             return False
         caller = get_current_task()
         return caller is not None and caller.name in TASKS_OF_ITEMS
@@ -268,14 +269,14 @@ class SingletonTask(TypedTask[P, R_co]):
         # Called directly all the same, so that `retry` in the body does not publish the map's message.
         self.push_request(lock_item=caller.request.id, lock_map=caller.name, hostname=caller.request.hostname)
         try:
-            return self._run_locked(args, kwargs)
+            return self._run_locked(self.request, args, kwargs)
         finally:
             self.pop_request()
 
-    def _key_of_run(self, args: Any, kwargs: Any) -> str:
+    def _key_of_run(self, notes: Notes, args: Any, kwargs: Any) -> str:
         # The publisher's, so that a deploy that changes a default does not strand what is queued.
-        key = Notes.of(self.request.headers).key
-        return key if key.startswith(f"{self.lock_options.prefix}:") else self.lock_key_for(*args, **kwargs)
+        is_ours = notes.key.startswith(f"{self.lock_options.prefix}:")
+        return notes.key if is_ours else self.lock_key_for(*args, **kwargs)
 
     def _is_requeued(self, retval: Any) -> bool:
         return isinstance(retval, Reject) and bool(retval.requeue and self.acks_late)

@@ -32,7 +32,8 @@ def remember_limits(worker: Any) -> None:
 def longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
     timed = _timed(run)
-    limits = [limit for limit in _enforced(_limits_of(timed)) if limit]
+    known = _limits_of(timed)
+    limits = [limit for limit in _enforced(known) if limit] if any(known) else []
     if not limits or timed.request.is_eager:
         return float("inf")
     return min(limits) * _SHARE - _spent(timed) - run.age
