@@ -66,7 +66,7 @@ def section() -> str:
             _table([_heading("", scenarios), *(_scenario(each, scenarios) for each in scenarios["scenarios"])]),
             MEASURED,
             "![Throughput, time to start and round trips, beside plain Celery](docs/costs.svg)",
-            _table([_heading("", tasks), *(_cost(row, tasks) for row in tasks["rows"])]),
+            _table([_heading("", tasks), *(_cost(row, tasks) for row in tasks["rows"] if row["what"] in COSTS)]),
             ALONE,
             _locks(read("locks")["valkey"]["rows"]),
             _small_print(scenarios, tasks),

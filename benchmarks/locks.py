@@ -70,10 +70,10 @@ def pairs_and_conflicts(url: str, plan: Plan) -> tuple[list[Row], Spread]:
             return {label: Spread.of([server_side.commands(url, action)]) for label, action in of.items()}
 
         rows = [
-            Row(report.PAIR, PING, costs("pair")),
-            Row(report.PAIR_COMMANDS, "", commands(pairs)),
-            Row(report.CONFLICT, PING, costs("conflict")),
-            Row(report.CONFLICT_COMMANDS, "", commands(conflicts)),
+            report.row(report.PAIR, PING, costs("pair")),
+            report.row(report.PAIR_COMMANDS, "", commands(pairs)),
+            report.row(report.CONFLICT, PING, costs("conflict")),
+            report.row(report.CONFLICT_COMMANDS, "", commands(conflicts)),
         ]
     return rows, Spread.of([1e6 * ping for ping in seconds[PING]])
 
@@ -108,25 +108,25 @@ def renewals(url: str, plan: Plan) -> Iterator[Row]:
     actions = {candidate.label: candidate.renewal(LEASES) for candidate in candidates(url)}
     rounds = {PING: (client_of(url).ping, plan.calls), **{label: (action, 1) for label, action in actions.items()}}
     seconds = interleaved(rounds, plan.renewals)
-    yield Row(report.RENEWAL, PING, {label: ratio(seconds[label], seconds[PING]) for label in actions})
+    yield report.row(report.RENEWAL, PING, {label: ratio(seconds[label], seconds[PING]) for label in actions})
     scripts = server_side.longest_scripts(url, actions[OURS], plan.renewals)
-    yield Row(report.SCRIPT, "ms", {OURS: Spread.of(scripts)})
+    yield report.row(report.SCRIPT, "ms", {OURS: Spread.of(scripts)})
     turn = server_side.busy_turn(url, actions[OURS], plan.renewals)
     if turn is not None:
-        yield Row(report.TURN, "ms", {OURS: Spread.of([turn])})
+        yield report.row(report.TURN, "ms", {OURS: Spread.of([turn])})
 
 
 def hand_off(url: str, plan: Plan) -> Row:
     """To a waiter in another process."""
     seconds = hand_offs(url, plan.hand_offs)
     ping = seconds.pop(PING)
-    return Row(report.HAND_OFF, PING, {label: ratio(each, ping) for label, each in seconds.items()})
+    return report.row(report.HAND_OFF, PING, {label: ratio(each, ping) for label, each in seconds.items()})
 
 
 def memory(url: str) -> Row:
     """What the server keeps for a lock that is held."""
     sizes = {candidate.label: server_side.memory(url, candidate, "memory") for candidate in candidates(url)}
-    return Row(report.MEMORY, "bytes", {label: Spread.of([size]) for label, size in sizes.items()})
+    return report.row(report.MEMORY, "bytes", {label: Spread.of([size]) for label, size in sizes.items()})
 
 
 def main() -> None:

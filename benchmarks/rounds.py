@@ -66,3 +66,8 @@ def in_turns(rounds: Mapping[str, Callable[[], T]], cycles: int) -> dict[str, li
 def ratio(seconds: Sequence[float], unit: Sequence[float]) -> Spread:
     """The first as multiples of the second, cycle by cycle."""
     return Spread.of([one / other for one, other in zip(seconds, unit, strict=True)])
+
+
+def difference(seconds: Sequence[float], unit: Sequence[float]) -> Spread:
+    """By how many microseconds the first are more than the second, cycle by cycle."""
+    return Spread.of([1e6 * (one - other) for one, other in zip(seconds, unit, strict=True)])
