@@ -100,16 +100,16 @@ def _cost(row: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
 def _locks(rows: Sequence[Mapping[str, Any]]) -> str:
     everybody = [row for row in rows if set(LOCKS) <= set(row["values"])]
     heading = ["", *(HEADINGS.get(label, label) for label in LOCKS)]
-    return _table([heading, *([_named(row), *(_in_pings(row, label) for label in LOCKS)] for row in everybody)])
+    return _table([heading, *([_named(row), *(_told(row, label) for label in LOCKS)] for row in everybody)])
 
 
 def _named(row: Mapping[str, Any]) -> str:
     return str(row["what"]) if row["unit"] in ("", "PING") else f"{row['what']}, {row['unit']}"
 
 
-def _in_pings(row: Mapping[str, Any], label: str) -> str:
+def _told(row: Mapping[str, Any], label: str) -> str:
     spread = row["values"][label]
-    return _range(spread) if row["unit"] == "PING" else text(spread["median"])
+    return text(spread["median"]) if spread["low"] == spread["high"] else _range(spread)
 
 
 def _spread(row: Mapping[str, Any], spread: Mapping[str, float]) -> str:

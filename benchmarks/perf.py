@@ -1,6 +1,8 @@
 """Instructions, which repeat within a few percent where time does not: counted by Linux's `perf stat`, where it can."""
 
 import os
+import select
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,9 +56,12 @@ class Counter:
     def end(self) -> float:
         """The number since `begin`; NaN if there is none."""
         self._tell("disable")
-        with suppress(BrokenPipeError):
-            os.write(self._orders, b"stop\n")
-        return _counted(self._process.communicate(timeout=_PATIENCE)[1]) or float("nan")
+        # It would wait for the processes to end.
+        self._process.send_signal(signal.SIGINT)
+        counted = None
+        with suppress(subprocess.TimeoutExpired):
+            counted = _counted(self._process.communicate(timeout=_PATIENCE)[1])
+        return float("nan") if counted is None else counted
 
     def close(self) -> None:
         """Leave nothing behind."""
@@ -69,7 +74,8 @@ class Counter:
         """A perf that has ended says nothing, and its answer reads as empty."""
         with suppress(BrokenPipeError):
             os.write(self._orders, f"{order}\n".encode())
-            os.read(self._answers, 16)
+            if select.select([self._answers], [], [], _PATIENCE)[0]:
+                os.read(self._answers, 16)
 
 
 @contextmanager

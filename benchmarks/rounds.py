@@ -10,6 +10,9 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
+# In a row, what the unit is measured as a second time: how far two equal things are apart.
+AGAIN = "the unit again"
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:

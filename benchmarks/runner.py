@@ -3,21 +3,25 @@
 import itertools
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC
 from importlib import import_module
-from typing import Any, Self
+from multiprocessing import get_context
+from typing import Any, Self, TypeVar
 
 from redis import Redis
 
-from benchmarks import perf, processor
+from benchmarks import perf, processor, server_side
 from benchmarks.candidates import client_of
 from benchmarks.libraries import Library, late
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker
+
+T = TypeVar("T")
 
 APP = "benchmarks.noop_app"
 PATIENCE = 60
@@ -105,8 +109,10 @@ class Runner:
         for _ in range(2):
             self._start_of_one()
         self._tasks = 8 if self._start_of_one() < self._plan.seconds else FEWEST_TASKS
-        each = self._published_and_run()
-        self._tasks = max(FEWEST_TASKS, min(self._plan.most_tasks, round(self._plan.seconds / each)))
+        for _ in range(2):
+            # The first few of a worker are slower than the rest.
+            each = self._published_and_run()
+            self._tasks = max(FEWEST_TASKS, min(self._plan.most_tasks, round(self._plan.seconds / each)))
         return self
 
     def round(self) -> Timing:
@@ -139,6 +145,13 @@ class Runner:
         """Until the lock is given back, which may be after the result is there."""
         self._start_of_one()
         time.sleep(A_MOMENT)
+
+    def scripts(self, locks: str) -> list[list[str]]:
+        """What a worker sends for one task, in full: a call before the body, and one after it."""
+        self.run_one()
+        found = [command for command in server_side.sent(locks, self.run_one) if command[0] == "EVALSHA"]
+        assert len(found) == 2, found
+        return found
 
     @contextmanager
     def one_is_held(self) -> Iterator[None]:
@@ -203,3 +216,9 @@ class Runner:
 def database(store: Server, number: int) -> Redis:
     """A client of one database of that server."""
     return client_of(f"{store.url[:-1]}{number}")
+
+
+def in_a_process(measurement: Callable[..., T], *arguments: Any) -> T:
+    """Of its own, because an app, and some of the libraries, know one broker and one store for ever."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(measurement, *arguments).result()

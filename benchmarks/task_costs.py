@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from benchmarks import report
 from benchmarks.libraries import PLAIN, late
-from benchmarks.report import Row, Target
+from benchmarks.report import Row
 from benchmarks.rounds import Spread, difference, ratio
 from benchmarks.runner import Count, Timing
 
@@ -14,6 +14,8 @@ from benchmarks.runner import Count, Timing
 EARLY = f"{PLAIN}, acks early"
 
 Each = TypeVar("Each")
+# From what is measured to the name of its target.
+Asked = Callable[[str], str]
 Compared = Callable[[Sequence[float], Sequence[float]], Spread]
 
 
@@ -25,11 +27,11 @@ def of_one_kind(found: Mapping[str, Each], acks_late: bool) -> dict[str, Each]:
     return kind | ({EARLY: found[PLAIN]} if acks_late and found else {})
 
 
-def timings(found: Mapping[str, list[Timing]], targets: Mapping[str, Target] = report.TARGETS) -> list[Row]:
+def timings(found: Mapping[str, list[Timing]], asked: Asked) -> list[Row]:
     """Shares of plain Celery's throughput, multiples of its time, and microseconds above it; beside plain's own."""
 
     def row(what: str, unit: str, compared: Compared, of: str) -> Row:
-        return _row(what, unit, compared, _each(found, of), targets)
+        return _row(what, unit, compared, _each(found, of), asked(what))
 
     above = "µs above plain"
     return [
@@ -48,7 +50,7 @@ def instructions(found: Mapping[str, list[Count]]) -> list[Row]:
     """Thousands above plain's, and multiples."""
     if not found:
         return []
-    row = partial(_row, targets={}, scale=1e-3)
+    row = partial(_row, scale=1e-3)
     above = "thousands above plain"
     return [
         row(report.INSTRUCTIONS, PLAIN, ratio, _each(found, "worker")),
@@ -67,11 +69,11 @@ def _row(
     unit: str,
     compared: Compared,
     numbers: Mapping[str, list[float]],
-    targets: Mapping[str, Target],
+    asked: str = "",
     scale: float = 1e6,
 ) -> Row:
     values = {label: compared(each, numbers[PLAIN]) for label, each in numbers.items() if label != PLAIN}
-    return Row(what, unit, values, Spread.of([scale * one for one in numbers[PLAIN]]), targets.get(what))
+    return Row(what, unit, values, Spread.of([scale * one for one in numbers[PLAIN]]), asked)
 
 
 def _share(seconds: Sequence[float], unit: Sequence[float]) -> Spread:

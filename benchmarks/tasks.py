@@ -18,36 +18,29 @@ import json
 import os
 import platform
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import import_module
-from itertools import starmap
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeVar
-
-from rich.console import Console
 
 from benchmarks import floors, perf, report, server_side
 from benchmarks.candidates import OURS
 from benchmarks.libraries import FLOORS, HEIMDALL, PLAIN, PLAIN_AGAIN, late, problems, usable, versions
-from benchmarks.report import Rows, Target
+from benchmarks.report import Row, Rows
 from benchmarks.rounds import Spread, in_turns
-from benchmarks.runner import APP, Count, Plan, Runner, Timing, database
-from benchmarks.task_costs import EARLY, instructions, of_one_kind, timings
+from benchmarks.runner import APP, Count, Plan, Runner, Timing, database, in_a_process
+from benchmarks.task_costs import EARLY, Asked, instructions, of_one_kind, timings
 from tests.servers import Server, running
 from tests.workers import Worker
 
 T = TypeVar("T")
 Found = tuple[dict[str, list[Timing]], dict[str, list[Count]]]
-# What a row is made of.
-Counts = tuple[str, str, dict[str, Spread]]
 
 # What nobody reads of the notifications that results have come must not end the connection.
 UNREAD = ("--client-output-buffer-limit", "pubsub", "0", "0", "0")
 
-FULL = Plan(blocks=3, pinned_blocks=2, cycles=5, seconds=0.2, most_tasks=400, starts=5, counts=3)
+FULL = Plan(blocks=3, pinned_blocks=2, cycles=5, seconds=0.15, most_tasks=400, starts=5, counts=3)
 QUICK = Plan(blocks=1, pinned_blocks=1, cycles=3, seconds=0.05, most_tasks=10, starts=1, counts=1)
 
 # Waits for a quarter of a second at each task, which is told once; measuring it takes longer than all others.
@@ -66,18 +59,8 @@ def measure(plan: Plan) -> dict[str, list[Rows]]:
     timed = [*tables(TWO, [in_a_process(on_two_processes, plan, block) for block in range(plan.blocks)])]
     if len(_cores()) > 1:
         blocks = [in_a_process(on_two_cores, plan, block) for block in range(plan.pinned_blocks)]
-        timed += tables(PINNED, blocks, report.PINNED_TARGETS)
-    counts_of = in_a_process(counted, plan, 0)
-    return {
-        "timed": timed,
-        "counted": [Rows(title, list(starmap(report.row, each))) for title, each in counts_of.items()],
-    }
-
-
-def in_a_process(measurement: Callable[[Plan, int], T], plan: Plan, block: int) -> T:
-    """Of its own, because an app, and some of the libraries, know one broker and one store for ever."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(measurement, plan, block).result()
+        timed += tables(PINNED, blocks, report.pinned)
+    return {"timed": timed, "counted": in_a_process(counted, plan)}
 
 
 def on_two_processes(plan: Plan, block: int) -> Found:
@@ -105,19 +88,19 @@ def rounds(found: dict[str, Runner], plan: Plan, counts: bool) -> Found:
     return timed, in_turns({label: runner.count for label, runner in found.items()}, plan.counts)
 
 
-def tables(title: str, blocks: Sequence[Found], targets: Mapping[str, Target] = report.TARGETS) -> Iterator[Rows]:
+def tables(title: str, blocks: Sequence[Found], asked: Asked = str) -> Iterator[Rows]:
     """One without `acks_late`, and one with it."""
     timed, counts = ({label: _joined(found, label) for label in found[0]} for found in zip(*blocks, strict=True))
     for acks_late in (False, True):
-        rows = timings(of_one_kind(timed, acks_late), targets)
+        rows = timings(of_one_kind(timed, acks_late), asked)
         yield Rows(late(title) if acks_late else title, rows + instructions(of_one_kind(counts, acks_late)))
 
 
-def counted(plan: Plan, _: int) -> dict[str, list[Counts]]:
+def counted(plan: Plan) -> list[Rows]:
     """The locks have a server of their own, which sees nothing else."""
     with running("valkey") as store, running("valkey") as locks, runners(store, locks.url, plan, processes=1) as found:
         kinds = {COUNTED: of_one_kind(found, False), late(COUNTED): of_one_kind(found, True)}
-        return {title: list(counts(kind, locks.url)) for title, kind in kinds.items()}
+        return [Rows(title, list(counts(kind, locks.url))) for title, kind in kinds.items()]
 
 
 @contextmanager
@@ -140,35 +123,28 @@ def runners(
             for acks_late in ((False,) if library.label in SLOW else (False, True))
         ]
         found = {runner.label: runner for runner in every}
-        _record(found[OURS], store, locks)
+        # For the floors, which play it again.
+        database(store, 3).set(floors.RECORDED, json.dumps(found[OURS].scripts(locks)))
         yield found
     finally:
         for worker in started.values():
             worker.close()
 
 
-def _record(ours: Runner, store: Server, locks: str) -> None:
-    """For the floors, which play it again."""
-    ours.run_one()
-    calls = [command for command in server_side.sent(locks, ours.run_one) if command[0] == "EVALSHA"]
-    assert len(calls) == 2, calls
-    database(store, 3).set(floors.RECORDED, json.dumps(calls))
-
-
-def counts(found: Mapping[str, Runner], locks: str) -> Iterator[Counts]:
+def counts(found: Mapping[str, Runner], locks: str) -> Iterator[Row]:
     """What the server of the locks sees of one task."""
     locking = {label: runner for label, runner in found.items() if label not in (PLAIN, PLAIN_AGAIN, EARLY)}
 
     def seen(count: Callable[[str, Callable[[], object]], int]) -> dict[str, Spread]:
         return {label: Spread.of([count(locks, runner.run_one)]) for label, runner in locking.items()}
 
-    yield report.TASK_TRIPS, "", seen(server_side.round_trips)
-    yield report.TASK_COMMANDS, "", seen(server_side.commands)
+    yield Row(report.TASK_TRIPS, "", seen(server_side.round_trips))
+    yield Row(report.TASK_COMMANDS, "", seen(server_side.commands))
     if EARLY in found:
         # What a lock takes is the same.
         return
     kept = {label: memory(runner, locks) for label, runner in locking.items() if label not in FLOOR_LABELS}
-    yield report.TASK_MEMORY, "bytes", kept
+    yield Row(report.TASK_MEMORY, "bytes", kept)
 
 
 def memory(runner: Runner, locks: str) -> Spread:
@@ -215,10 +191,7 @@ def main() -> None:
         arguments.out,
     )
     report.save_markdown(every, missing, arguments.out.with_suffix(".md"))
-    console = Console()
-    for each in every:
-        console.print(report.table(each.title, each.rows, report.columns(each.rows)))
-    console.print(*missing, f"saved as {arguments.out}, and for reading beside it", sep="\n")
+    report.show(every, [*missing, f"saved as {arguments.out}, and for reading beside it"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The benchmarks run, and those of their numbers hold that do not depend on the machine."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import progress
 from benchmarks.candidates import OURS, PYTHON_REDIS_LOCK, REDIS_PY
 from benchmarks.libraries import (
     FLOOR_NATIVE,
@@ -23,16 +25,22 @@ from benchmarks.libraries import (
 from benchmarks.report import (
     CONFLICT,
     CONFLICT_COMMANDS,
+    CONFLICT_SHARE,
     HAND_OFF,
     MEMORY,
     PAIR,
     PAIR_COMMANDS,
+    PAIR_SHARE,
     RENEWAL,
     SCRIPT,
+    SERVER_PAIR,
+    SERVER_PAIR_INSTRUCTIONS,
     TASK_MEMORY,
     TASK_TRIPS,
     TURN,
 )
+from benchmarks.rounds import AGAIN
+from benchmarks.script_cost import EMPTY, SET_AND_DEL
 from benchmarks.task_costs import EARLY
 from tests.servers import SERVERS
 
@@ -68,8 +76,12 @@ def test_every_server_there_is_has_every_row_with_sane_numbers(reports: dict[str
     assert set(reports) == {kind for kind in SERVERS if kind != "redis" or shutil.which("redis-server")}
     for report in reports.values():
         rows = {row["what"]: row["values"] for row in report["rows"]}
-        for what in (PAIR, CONFLICT, RENEWAL, HAND_OFF, PAIR_COMMANDS, CONFLICT_COMMANDS, MEMORY):
+        for what in (PAIR, CONFLICT, PAIR_COMMANDS, CONFLICT_COMMANDS, MEMORY):
             assert set(rows.pop(what)) == EVERYBODY
+        for what in (PAIR_SHARE, CONFLICT_SHARE, RENEWAL, HAND_OFF):
+            assert set(rows.pop(what)) == {*EVERYBODY, AGAIN}
+        assert set(rows.pop(SERVER_PAIR)) == {OURS, AGAIN, SET_AND_DEL, EMPTY}
+        rows.pop(SERVER_PAIR_INSTRUCTIONS, None)
         assert {SCRIPT} <= set(rows) <= {SCRIPT, TURN}
         spreads = [spread for row in report["rows"] for spread in row["values"].values()]
         for spread in [report["ping_microseconds"], *spreads]:
@@ -114,6 +126,12 @@ def is_sane(row: dict[str, Any]) -> bool:
     return all(least < spread["low"] <= spread["median"] <= spread["high"] for spread in row["values"].values())
 
 
+def test_what_a_task_sends_costs_the_server_more_than_scripts_that_do_nothing(reports: dict[str, Any]) -> None:
+    for report in reports.values():
+        native, empty, scripts = (ours(report, SERVER_PAIR, label) for label in (SET_AND_DEL, EMPTY, OURS))
+        assert 0.1 < native < empty < scripts < 1000
+
+
 def test_the_tables_are_written_to_be_read_as_well(tasks: dict[str, Any], folder: Path) -> None:
     text = (folder / "tasks.md").read_text()
     for table in tasks["tables"]:
@@ -128,6 +146,18 @@ def test_a_lock_adds_two_round_trips_to_a_task_and_uniqueness_in_the_queue_one_m
 ) -> None:
     assert ours(tasks, TASK_TRIPS, label) == trips
     assert ours(tasks, TASK_MEMORY, label) <= 400
+
+
+def test_two_runs_are_told_beside_each_other_and_their_peers(
+    reports: dict[str, Any], tasks: dict[str, Any], folder: Path
+) -> None:
+    page = progress.page(folder, folder)
+    titles = [*(f"`Lock` at {server}" for server in reports), *(table["title"] for table in tasks["tables"])]
+    assert re.findall("^## (.*)$", page, re.MULTILINE) == titles
+    (line,) = re.findall(rf"^\| {re.escape(PAIR)}, PING .*$", page.partition("\n## ")[0], re.MULTILINE)
+    _, _, now, reached, asked, *_ = line.split("|")
+    assert now == reached
+    assert asked.strip() == "at most 1.9"
 
 
 def ours(report: dict[str, Any], what: str, label: str = OURS) -> float:
