@@ -49,13 +49,14 @@ def rows(server: Server, rounds: int) -> Iterator[Row]:
 
 def calls_of_a_task(server: Server) -> list[list[str]]:
     """With the holder's facts: hostname, pid, task id, name and what else a worker tells."""
-    os.environ.update(BENCH_STORE=server.url, BENCH_LOCKS=f"{server.url[:-1]}2")
+    locks = f"{server.url[:-1]}2"
+    os.environ.update(BENCH_STORE=server.url, BENCH_LOCKS=locks)
     library = named(OURS)
     worker = Worker(APP, {}, "--queues", import_module(APP).queue_of(library), concurrency=1)
     try:
         worker.start().ready()
         plan = Plan(blocks=1, pinned_blocks=0, cycles=1, seconds=0, most_tasks=1, starts=1, counts=0)
-        return Runner(library, False, worker, server, plan).scripts(server.url)
+        return Runner(library, False, worker, server, plan).scripts(locks)
     finally:
         worker.close()
 

@@ -12,7 +12,6 @@ from benchmarks.candidates import Candidate, client_of
 _SCRIPTS_ONLY = 20
 _AT_MOST = 1000
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
-_BY_A_SCRIPT = re.compile(r"\S+ \[\d+ lua\]")
 
 
 def commands(url: str, action: Callable[[], object]) -> int:
@@ -22,15 +21,16 @@ def commands(url: str, action: Callable[[], object]) -> int:
 
 
 def sent(url: str, action: Callable[[], object]) -> list[list[str]]:
-    """The commands that clients send to that server in one *action*, in all of its databases."""
+    """The commands of clients to that database in one *action*; brokers and workers never rest in theirs."""
     client, observer = client_of(url), client_of(url)
+    from_a_client = re.compile(rf"\S+ \[{client.connection_pool.connection_kwargs['db']} (?!lua\])")
     client.ping()
     found: list[list[str]] = []
     with observer.monitor() as monitor:
         action()
         client.echo("over")
         while (command := _words(line := str(monitor.connection.read_response()))) != ["ECHO", "over"]:
-            if not _BY_A_SCRIPT.match(line):
+            if from_a_client.match(line):
                 found.append(command)
     return found
 
