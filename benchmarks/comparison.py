@@ -53,7 +53,10 @@ MEASURED = (
     "shares and multiples of plain Celery's numbers with their quartiles, on a worker with two pool processes."
 )
 
-ALONE = "`Lock` without a task, in multiples of a PING in the same run, beside two other locks for Python:"
+ALONE = (
+    "`Lock` without a task, in multiples of a PING in the same run if nothing else is said, "
+    "beside two other locks for Python:"
+)
 LOCKS = (OURS, REDIS_PY, PYTHON_REDIS_LOCK)
 
 

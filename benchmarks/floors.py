@@ -63,6 +63,31 @@ class WithSetAndDel(Floor):
         return ("SET", key, f"{os.getpid():032}", "NX", "PX", str(1000 * TTL)), ("DEL", key)
 
 
+class WithSetWhenPublished(Task):
+    """The least for a call that is unique in the queue: taken by its publisher, freed by the worker."""
+
+    abstract = True
+    _connection: Any = None
+
+    def apply_async(self, args: Any = None, *rest: Any, **options: Any) -> Any:
+        """As long as everybody publishes by this."""
+        self._send(b"*6\r\n$3\r\nSET\r\n$16\r\n%016d\r\n$1\r\n1\r\n$2\r\nNX\r\n$2\r\nPX\r\n$5\r\n60000\r\n" % args[0])
+        return super().apply_async(args, *rest, **options)
+
+    def __call__(self, number: int) -> Any:
+        """Freed after the body."""
+        try:
+            return self.run(number)
+        finally:
+            self._send(b"*2\r\n$3\r\nDEL\r\n$16\r\n%016d\r\n" % number)
+
+    def _send(self, packed: bytes) -> None:
+        if self._connection is None:
+            self._connection = client_of(self.app.conf["floor_locks"]).connection_pool.get_connection()
+        self._connection.send_packed_command([packed], check_health=False)
+        assert self._connection.read_response() in ("OK", 1), "each call has a key of its own"
+
+
 class WithOurScripts(Floor):
     """What a worker of ours has sent for a task, word for word, but on a key of this process."""
 

@@ -14,6 +14,7 @@ OURS_QUEUED = f"{OURS}, until_executed"
 SINGLETON, ONCE, HEIMDALL = "celery-singleton", "celery-once", "celery-heimdall"
 HEIMDALL_AT_ONCE = f"{HEIMDALL}, not blocking"
 FLOOR_SCRIPTS, FLOOR_NATIVE = "leanest client, our scripts", "leanest client, SET and DEL"
+FLOOR_PUBLISHED = "leanest client, SET when published"
 
 
 class Library(ABC):
@@ -177,6 +178,12 @@ class FloorOfNative(FloorOfScripts):
     label, base = FLOOR_NATIVE, "WithSetAndDel"
 
 
+class FloorWhenPublished(FloorOfScripts):
+    """No library: the least for a call that is unique in the queue."""
+
+    label, base = FLOOR_PUBLISHED, "WithSetWhenPublished"
+
+
 def _heimdall_at_the_locks(base: Any) -> Any:
     from redis import Redis  # noqa: PLC0415 (only where it is used)
 
@@ -190,7 +197,7 @@ def _heimdall_at_the_locks(base: Any) -> Any:
 
 
 LOCKING: tuple[Library, ...] = (Ours(), OursInTheQueue(), Singleton(), Once(), Heimdall())
-FLOORS: tuple[Library, ...] = (FloorOfScripts(), FloorOfNative())
+FLOORS: tuple[Library, ...] = (FloorOfScripts(), FloorOfNative(), FloorWhenPublished())
 LIBRARIES = (Plain(), PlainAgain(), *LOCKING, HeimdallAtOnce(), *FLOORS)
 
 

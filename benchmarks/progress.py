@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.candidates import OURS, PYTHON_REDIS_LOCK, REDIS_PY
-from benchmarks.libraries import FLOOR_NATIVE, FLOOR_SCRIPTS, ONCE, OURS_QUEUED, PLAIN_AGAIN, SINGLETON
+from benchmarks.libraries import FLOORS, ONCE, OURS_QUEUED, PLAIN_AGAIN, SINGLETON
 from benchmarks.report import text
 from benchmarks.rounds import AGAIN
 from benchmarks.script_cost import EMPTY, SET_AND_DEL
 
 OF_LOCKS = (REDIS_PY, PYTHON_REDIS_LOCK, SET_AND_DEL, EMPTY, AGAIN)
-OF_TASKS = (SINGLETON, ONCE, FLOOR_SCRIPTS, FLOOR_NATIVE, PLAIN_AGAIN)
+OF_TASKS = (SINGLETON, ONCE, *(floor.label for floor in FLOORS), PLAIN_AGAIN)
 
 Found = Mapping[str, Any]
 

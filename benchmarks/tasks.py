@@ -3,12 +3,13 @@
 Every library has a worker of its own: what one of them leaves running in a process, such as a thread, is then charged
 to nobody else. All share the broker, the result backend and the machine, and take turns in short rounds, so that
 whatever else happens there falls on all alike. Plain Celery takes part twice. How far the two are apart is what can
-be told from noise. Two rows are no libraries: the least that a client could send, which is the floor.
+be told from noise. Three are no libraries but the least that a client could send, which is the floor.
 
 Everything is measured twice, on a worker with two pool processes, and with one, where the worker has a core for itself
-and the server the other. The publisher is on the server's core then: while tasks run that were published before, it
-sleeps, and while it publishes, the worker remains the slower of the two with every library. On the worker's core it
-would be charged to the tasks. Both are told without `acks_late` and with it, which the same workers take in turn.
+and the server the other. The publisher is on the server's core then: it sleeps while the tasks run that it has
+published before, so "run" tells of nothing but worker and server. On the worker's core it would be charged to the
+tasks; free to move, to whatever it meets. Where a publisher is slower than the worker, "published and run" tells of it.
+Both are told without `acks_late` and with it, which the same workers take in turn.
 
 Each call has an argument of its own, so no lock is ever contended.
 """

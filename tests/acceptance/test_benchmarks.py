@@ -14,6 +14,7 @@ from benchmarks import progress
 from benchmarks.candidates import OURS, PYTHON_REDIS_LOCK, REDIS_PY
 from benchmarks.libraries import (
     FLOOR_NATIVE,
+    FLOOR_PUBLISHED,
     FLOOR_SCRIPTS,
     HEIMDALL,
     HEIMDALL_AT_ONCE,
@@ -35,6 +36,7 @@ from benchmarks.report import (
     SCRIPT,
     SERVER_PAIR,
     SERVER_PAIR_INSTRUCTIONS,
+    TASK_COMMANDS,
     TASK_MEMORY,
     TASK_TRIPS,
     TURN,
@@ -45,7 +47,7 @@ from benchmarks.task_costs import EARLY
 from tests.servers import SERVERS
 
 ROOT = Path(__file__).parents[2]
-FLOORS = {FLOOR_SCRIPTS, FLOOR_NATIVE}
+FLOORS = {FLOOR_SCRIPTS, FLOOR_NATIVE, FLOOR_PUBLISHED}
 EVERYBODY = {OURS, REDIS_PY, PYTHON_REDIS_LOCK}
 
 
@@ -146,6 +148,10 @@ def test_a_lock_adds_two_round_trips_to_a_task_and_uniqueness_in_the_queue_one_m
 ) -> None:
     assert ours(tasks, TASK_TRIPS, label) == trips
     assert ours(tasks, TASK_MEMORY, label) <= 400
+
+
+def test_a_floor_sends_two_commands(tasks: dict[str, Any]) -> None:
+    assert {ours(tasks, what, floor) for what in (TASK_TRIPS, TASK_COMMANDS) for floor in FLOORS} == {2}
 
 
 def test_two_runs_are_told_beside_each_other_and_their_peers(
