@@ -27,7 +27,7 @@ help:
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
 	@echo "                   under another Celery with CELERY=5.4"
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
-	@echo "make bench   what a lock costs, beside the others (four minutes)"
+	@echo "make bench   what a lock costs, beside the others (ten minutes)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make scale   what one process and one worker can carry (ten minutes)"
 	@echo "make compare write README's comparison and docs/scale.md anew"

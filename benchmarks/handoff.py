@@ -8,32 +8,29 @@ from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import Connection
 
-from benchmarks.candidates import PATIENCE, Candidate, candidates, client_of
-from benchmarks.rounds import seconds_per_call
+from redis import Redis
+
+from benchmarks.candidates import PATIENCE, PYTHON_REDIS_LOCK, Candidate, candidates, client_of
+from benchmarks.rounds import AGAIN, in_turns
 from tests.waiting import until
 
 _NAME = "handed-on"
 # The waiter is asleep by then; spread over the 0.1 s in which redis-py looks once.
 _SHORTEST_HOLD, _LONGEST_HOLD = 0.005, 0.105
 _START_TIMEOUT = 30
-_PINGS = 20
 
 
 def hand_offs(url: str, trials: int) -> dict[str, list[float]]:
-    """Seconds of each hand-off, and of a PING in the same cycle, one number per trial."""
-    known = candidates(url)
+    """Seconds of each hand-off, in turns, one number per trial; python-redis-lock twice, to know what is noise."""
+    known = {candidate.label: candidate for candidate in candidates(url)}
+    known |= {AGAIN: known[PYTHON_REDIS_LOCK]}
     client = client_of(url)
-    seconds: dict[str, list[float]] = {"PING": [], **{candidate.label: [] for candidate in known}}
     with _waiter(url) as waiter:
-        for _ in range(trials):
-            seconds["PING"].append(seconds_per_call(client.ping, _PINGS))
-            for candidate in known:
-                client.config_resetstat()
-                seconds[candidate.label].append(_hand_off(candidate, waiter))
-    return seconds
+        return in_turns({who: partial(_hand_off, each, client, waiter) for who, each in known.items()}, trials)
 
 
-def _hand_off(candidate: Candidate, waiter: Connection) -> float:
+def _hand_off(candidate: Candidate, client: Redis, waiter: Connection) -> float:
+    client.config_resetstat()
     lock = candidate.lock(_NAME)
     lock.acquire()
     waiter.send(candidate.label)

@@ -13,6 +13,8 @@ PLAIN, PLAIN_AGAIN = "plain Celery", "plain Celery again"
 OURS_QUEUED = f"{OURS}, until_executed"
 SINGLETON, ONCE, HEIMDALL = "celery-singleton", "celery-once", "celery-heimdall"
 HEIMDALL_AT_ONCE = f"{HEIMDALL}, not blocking"
+FLOOR_SCRIPTS, FLOOR_NATIVE = "leanest client, our scripts", "leanest client, SET and DEL"
+FLOOR_PUBLISHED = "leanest client, SET when published"
 
 
 class Library(ABC):
@@ -156,6 +158,32 @@ class HeimdallAtOnce(Heimdall):
         return {**options, "heimdall": {**options["heimdall"], "unique_lock_blocking": False}}
 
 
+class FloorOfScripts(Library):
+    """No library: the same scripts, sent by hand, and nothing else in Python."""
+
+    label, distribution, module, base = FLOOR_SCRIPTS, "redis", "benchmarks.floors", "WithOurScripts"
+
+    def options(self, expiry: int | None) -> dict[str, Any]:  # noqa: ARG002 (as the recorded call has it)
+        """None."""
+        return {"base": self.named(self.base)}
+
+    def settings(self, locks: str) -> dict[str, Any]:
+        """One URL."""
+        return {"floor_locks": locks}
+
+
+class FloorOfNative(FloorOfScripts):
+    """No library: the least that could be called a lock."""
+
+    label, base = FLOOR_NATIVE, "WithSetAndDel"
+
+
+class FloorWhenPublished(FloorOfScripts):
+    """No library: the least for a call that is unique in the queue."""
+
+    label, base = FLOOR_PUBLISHED, "WithSetWhenPublished"
+
+
 def _heimdall_at_the_locks(base: Any) -> Any:
     from redis import Redis  # noqa: PLC0415 (only where it is used)
 
@@ -169,12 +197,18 @@ def _heimdall_at_the_locks(base: Any) -> Any:
 
 
 LOCKING: tuple[Library, ...] = (Ours(), OursInTheQueue(), Singleton(), Once(), Heimdall())
-LIBRARIES = (Plain(), PlainAgain(), *LOCKING, HeimdallAtOnce())
+FLOORS: tuple[Library, ...] = (FloorOfScripts(), FloorOfNative(), FloorWhenPublished())
+LIBRARIES = (Plain(), PlainAgain(), *LOCKING, HeimdallAtOnce(), *FLOORS)
 
 
 def named(label: str) -> Library:
     """The library of that label."""
     return next(library for library in LIBRARIES if library.label == label)
+
+
+def late(label: str) -> str:
+    """How its tasks with `acks_late` are called."""
+    return f"{label}, acks_late"
 
 
 def usable(libraries: tuple[Library, ...] = LIBRARIES) -> list[Library]:

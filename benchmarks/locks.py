@@ -1,9 +1,9 @@
-"""What a lock costs, in multiples of a PING in the same cycle.
+"""What a lock costs alone, in multiples of a PING, and of what redis-py or python-redis-lock takes in the same cycle.
 
-All candidates take turns in short rounds on the same server, on loopback, so a
-ratio is worth more than the microseconds behind it. It still depends on what a
-PING costs here: less where client and server find themselves on one core, and
-then everything is more PINGs. --one-core makes that so, for numbers that repeat.
+All candidates take turns in short rounds on the same server, on loopback, so a ratio is worth more than the
+microseconds behind it. What a PING costs depends on the machine: less where client and server find themselves on one
+core, and then everything is more PINGs. So what is mostly work of a processor is told beside others who do the same.
+The unit takes part once more, for what is noise. --one-core is for numbers that repeat.
 """
 
 import argparse
@@ -14,16 +14,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
-from benchmarks import report, server_side
-from benchmarks.candidates import OURS, Candidate, candidates, client_of
+from benchmarks import perf, report, script_cost, server_side
+from benchmarks.candidates import OURS, PYTHON_REDIS_LOCK, REDIS_PY, TTL, Candidate, RedisPy, candidates, client_of
 from benchmarks.handoff import hand_offs
-from benchmarks.report import Row, ServerReport
-from benchmarks.rounds import Spread, interleaved, ratio
+from benchmarks.report import Row, Rows, ServerReport
+from benchmarks.rounds import AGAIN, Spread, interleaved, ratio
+from benchmarks.runner import in_a_process
 from tests.servers import SERVERS, running
 
 PING = "PING"
+PIPELINE = "redis-py's pipeline of PEXPIRE"
 LEASES = 1000
 
 
@@ -48,6 +48,8 @@ def measure(kind: str, plan: Plan) -> ServerReport:
         info = client.info("server")
         version = info.get("valkey_version") or info["redis_version"]
         rows, ping = pairs_and_conflicts(server.url, plan)
+        rows += script_cost.rows(server, plan.renewals)
+        client.flushall()
         rows += renewals(server.url, plan)
         client.flushall()
         rows += [hand_off(server.url, plan), memory(server.url)]
@@ -60,7 +62,10 @@ def pairs_and_conflicts(url: str, plan: Plan) -> tuple[list[Row], Spread]:
     with ExitStack() as held:
         pairs = {candidate.label: _pair(candidate) for candidate in known}
         conflicts = {candidate.label: _conflict(candidate, held) for candidate in known}
-        actions = {PING: client_of(url).ping, **_named("pair", pairs), **_named("conflict", conflicts)}
+        again = RedisPy(url)
+        named = _named("pair", {**pairs, AGAIN: _pair(again)})
+        named |= _named("conflict", {**conflicts, AGAIN: _conflict(again, held, "held-again")})
+        actions = {PING: client_of(url).ping, **named}
         seconds = interleaved({name: (action, plan.calls) for name, action in actions.items()}, plan.cycles)
 
         def costs(of: str) -> dict[str, Spread]:
@@ -71,11 +76,23 @@ def pairs_and_conflicts(url: str, plan: Plan) -> tuple[list[Row], Spread]:
 
         rows = [
             Row(report.PAIR, PING, costs("pair")),
+            _beside(report.PAIR_SHARE, REDIS_PY, "redis-py's Lock", _of("pair", seconds)),
             Row(report.PAIR_COMMANDS, "", commands(pairs)),
             Row(report.CONFLICT, PING, costs("conflict")),
+            _beside(report.CONFLICT_SHARE, REDIS_PY, "redis-py's Lock", _of("conflict", seconds)),
             Row(report.CONFLICT_COMMANDS, "", commands(conflicts)),
         ]
     return rows, Spread.of([1e6 * ping for ping in seconds[PING]])
+
+
+def _of(what: str, seconds: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {name.removeprefix(f"{what} "): each for name, each in seconds.items() if name.startswith(f"{what} ")}
+
+
+def _beside(what: str, unit: str, of: str, seconds: dict[str, list[float]]) -> Row:
+    """As multiples of what one of them takes."""
+    values = {label: ratio(each, seconds[unit]) for label, each in seconds.items() if label != PIPELINE}
+    return Row(what, f"multiples of {of}", values, Spread.of([1e6 * one for one in seconds[unit]]))
 
 
 def _named(what: str, actions: dict[str, Callable[[], None]]) -> dict[str, Callable[[], None]]:
@@ -92,8 +109,8 @@ def _pair(candidate: Candidate) -> Callable[[], None]:
     return pair
 
 
-def _conflict(candidate: Candidate, held: ExitStack) -> Callable[[], None]:
-    holder, lock = candidate.lock("held"), candidate.lock("held")
+def _conflict(candidate: Candidate, held: ExitStack, name: str = "held") -> Callable[[], None]:
+    holder, lock = candidate.lock(name), candidate.lock(name)
     holder.acquire()
     held.callback(holder.release)
 
@@ -106,9 +123,9 @@ def _conflict(candidate: Candidate, held: ExitStack) -> Callable[[], None]:
 def renewals(url: str, plan: Plan) -> Iterator[Row]:
     """Start the time of many held leases afresh."""
     actions = {candidate.label: candidate.renewal(LEASES) for candidate in candidates(url)}
-    rounds = {PING: (client_of(url).ping, plan.calls), **{label: (action, 1) for label, action in actions.items()}}
-    seconds = interleaved(rounds, plan.renewals)
-    yield Row(report.RENEWAL, PING, {label: ratio(seconds[label], seconds[PING]) for label in actions})
+    pipelines = {PIPELINE: pipeline(url), AGAIN: pipeline(url)}
+    seconds = interleaved({label: (action, 1) for label, action in {**actions, **pipelines}.items()}, plan.renewals)
+    yield _beside(report.RENEWAL, PIPELINE, PIPELINE, seconds)
     scripts = server_side.longest_scripts(url, actions[OURS], plan.renewals)
     yield Row(report.SCRIPT, "ms", {OURS: Spread.of(scripts)})
     turn = server_side.busy_turn(url, actions[OURS], plan.renewals)
@@ -116,11 +133,24 @@ def renewals(url: str, plan: Plan) -> Iterator[Row]:
         yield Row(report.TURN, "ms", {OURS: Spread.of([turn])})
 
 
+def pipeline(url: str) -> Callable[[], object]:
+    """The least that redis-py could do to renew as many, whoever holds them."""
+    client = client_of(url)
+    keys = [f"piped-{number}" for number in range(LEASES)]
+    client.mset(dict.fromkeys(keys, f"{1:016}"))
+
+    def renew() -> None:
+        commands = client.pipeline(transaction=False)
+        for key in keys:
+            commands.pexpire(key, 1000 * TTL)
+        assert sum(commands.execute()) == LEASES
+
+    return renew
+
+
 def hand_off(url: str, plan: Plan) -> Row:
     """To a waiter in another process."""
-    seconds = hand_offs(url, plan.hand_offs)
-    ping = seconds.pop(PING)
-    return Row(report.HAND_OFF, PING, {label: ratio(each, ping) for label, each in seconds.items()})
+    return _beside(report.HAND_OFF, PYTHON_REDIS_LOCK, PYTHON_REDIS_LOCK, hand_offs(url, plan.hand_offs))
 
 
 def memory(url: str) -> Row:
@@ -138,15 +168,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.one_core:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    console, reports = Console(), []
+    notes = [f"Instructions are not counted: {why}."] if (why := perf.problem()) else []
+    reports = []
     for kind in SERVERS:
         if kind == "redis" and shutil.which("redis-server") is None:
-            console.print("redis-server is not installed, so there are no numbers for it")
+            notes.append("redis-server is not installed, so there are no numbers for it.")
             continue
-        reports.append(measure(kind, QUICK if arguments.quick else FULL))
-        report.show(reports[-1], console)
+        reports.append(in_a_process(measure, kind, QUICK if arguments.quick else FULL))
+    tables = [Rows(each.title, each.rows) for each in reports]
     report.save(report.by_server(reports), arguments.out)
-    console.print(f"saved as {arguments.out}")
+    report.save_markdown(tables, notes, arguments.out.with_suffix(".md"))
+    report.show(tables, [*notes, f"saved as {arguments.out}, and for reading beside it"])
 
 
 if __name__ == "__main__":

@@ -8,7 +8,8 @@ from typing import Any
 import redis
 from celery import Celery
 
-from benchmarks.libraries import Library, usable
+from benchmarks import floors
+from benchmarks.libraries import Library, late, usable
 
 STORE = os.environ.get("BENCH_STORE", "redis://127.0.0.1:6379/0")
 LOCKS = os.environ.get("BENCH_LOCKS", STORE.removesuffix("/0") + "/2")
@@ -16,6 +17,7 @@ SIGNALS = STORE.removesuffix("/0") + "/3"
 
 app = Celery("noop", broker=STORE, backend=STORE.removesuffix("/0") + "/1")
 app.conf.broker_connection_retry_on_startup = True
+app.conf[floors.RECORDED_AT] = SIGNALS
 
 # Two lines in the log for each task would cost more than most of what is measured.
 for name in ("celery.worker.strategy", "celery.app.trace"):
@@ -27,8 +29,8 @@ def queue_of(library: Library) -> str:
     return library.label.replace(", ", "-").replace(" ", "-")
 
 
-def _noop(library: Library) -> Any:
-    @app.task(name=f"noop {library.label}", **library.options(None))
+def _noop(library: Library, label: str, **options: bool) -> Any:
+    @app.task(name=f"noop {label}", **library.options(None), **options)
     def noop(number: int) -> float:  # noqa: ARG001 (makes each call another one)
         return time.time()
 
@@ -47,5 +49,6 @@ def _held(library: Library) -> Any:
 
 for each in usable():
     app.conf.update(each.settings(LOCKS))
-NOOPS = {each.label: _noop(each) for each in usable()}
+NOOPS = {each.label: _noop(each, each.label) for each in usable()}
+NOOPS_LATE = {late(each.label): _noop(each, late(each.label), acks_late=True) for each in usable()}
 HELD = {each.label: _held(each) for each in usable()}

@@ -10,6 +10,9 @@ from typing import Self, TypeVar
 
 T = TypeVar("T")
 
+# In a row, what the unit is measured as a second time: how far two equal things are apart.
+AGAIN = "the unit again"
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -66,3 +69,8 @@ def in_turns(rounds: Mapping[str, Callable[[], T]], cycles: int) -> dict[str, li
 def ratio(seconds: Sequence[float], unit: Sequence[float]) -> Spread:
     """The first as multiples of the second, cycle by cycle."""
     return Spread.of([one / other for one, other in zip(seconds, unit, strict=True)])
+
+
+def difference(seconds: Sequence[float], unit: Sequence[float]) -> Spread:
+    """By how many microseconds the first are more than the second, cycle by cycle."""
+    return Spread.of([1e6 * (one - other) for one, other in zip(seconds, unit, strict=True)])

@@ -1,5 +1,7 @@
 """What only the server knows: commands received, bytes kept, and how long a script blocked it."""
 
+import ast
+import re
 from collections.abc import Callable
 
 from redis import Redis
@@ -9,20 +11,33 @@ from benchmarks.candidates import Candidate, client_of
 # Commands inside a script are quicker than that, so none of them is logged at the script's expense.
 _SCRIPTS_ONLY = 20
 _AT_MOST = 1000
+_QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 def commands(url: str, action: Callable[[], object]) -> int:
     """How many commands clients send in one *action*; those a script runs are not theirs."""
-    client, observer = client_of(url), client_of(url)
     action()
+    return len(sent(url, action))
+
+
+def sent(url: str, action: Callable[[], object]) -> list[list[str]]:
+    """The commands of clients to that database in one *action*; brokers and workers never rest in theirs."""
+    client, observer = client_of(url), client_of(url)
+    from_a_client = re.compile(rf"\S+ \[{client.connection_pool.connection_kwargs['db']} (?!lua\])")
     client.ping()
+    found: list[list[str]] = []
     with observer.monitor() as monitor:
         action()
         client.echo("over")
-        sent = 0
-        while (command := monitor.next_command())["command"] != "ECHO over":
-            sent += command["client_type"] != "lua"
-    return sent
+        while (command := _words(line := str(monitor.connection.read_response()))) != ["ECHO", "over"]:
+            if from_a_client.match(line):
+                found.append(command)
+    return found
+
+
+def _words(line: str) -> list[str]:
+    """Of a line of MONITOR: time, origin, and the command, each word of it in quotes."""
+    return [ast.literal_eval(word) for word in _QUOTED.findall(line)]
 
 
 def round_trips(url: str, action: Callable[[], object]) -> int:

@@ -8,6 +8,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
+from celery_singleton_lock.runs import waiting
 from celery_singleton_lock.runs.arguments import unpack
 from celery_singleton_lock.runs.redelivery import turn_back, wait_for_twin
 from celery_singleton_lock.runs.run import Run
@@ -17,6 +18,7 @@ from celery_singleton_lock.stores.records import Conflict, Done
 logger = logging.getLogger("celery_singleton_lock")
 
 _FIRST_DELAY = 0.25
+_SHORTEST_PATIENCE = 0.1
 # A store that stays away is asked by each call once in so many seconds.
 _LONGEST_DELAY = 60.0
 _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
@@ -42,9 +44,9 @@ def admit(run: Run) -> Ended | None:
     policy = _policy_of(run)
     try:
         _say_what_is_unusual(run, policy)
-        wait_for_twin(run)
-        _look_for_its_run(run)
-        ended = policy.arrive(run)
+        if run.is_copy:
+            _look_for_its_run(run)
+        ended = policy.arrive(run) if run.notes.joins else None
         if ended is not None:
             return ended
         answer = run.lease.acquire()
@@ -70,11 +72,12 @@ def admit(run: Run) -> Ended | None:
 
 
 def _look_for_its_run(run: Run) -> None:
-    """Turn back a copy of a call that has joined, if a run of that call lives or has ended.
+    """Turn back a copy if its run is in this worker or, of a call that has joined, lives or has ended.
 
     It asks with a limit of 0, so it is given no place: first it has to look for the result that it waits for.
     """
-    if run.is_copy and run.notes.joins:
+    wait_for_twin(run)
+    if run.notes.joins:
         answer = run.store.acquire(replace(run.claim, limit=0))
         if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
             turn_back(run, answer)
@@ -120,6 +123,8 @@ def _say_what_is_unusual(run: Run, policy: Policy) -> None:
     claim.merges = run.task.name if takes_merged else ""
     claim.crowds = policy.comes_again and not run.notes.crowds
     claim.joins = policy is POLICIES["join"]
+    # A store that is silent is no reason to run out of time, either.
+    claim.patience = max(_SHORTEST_PATIENCE, waiting.longest_wait(run))
 
 
 def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:

@@ -13,6 +13,7 @@ from celery_singleton_lock.leases.deadman import why_unavailable
 from celery_singleton_lock.leases.key import KeyChoice
 
 DEFAULT_PREFIX = "singleton"
+DEFAULT_VISIBILITY_TIMEOUT = 3600.0
 
 
 class _Unset(Enum):
@@ -107,7 +108,7 @@ OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """The options of one task, checked. Durations are seconds."""
+    """The options of one task, checked, and the app's settings that each of its runs needs. Durations are seconds."""
 
     mode: Mode
     limit: int
@@ -119,6 +120,7 @@ class LockOptions:
     min_hold: float
     queue_ttl: float
     prefix: str
+    visibility_timeout: float = DEFAULT_VISIBILITY_TIMEOUT
     skip_result: Any = UNSET
 
     @property
@@ -154,7 +156,9 @@ def resolve(app: Celery, task: Any) -> LockOptions:
         ConfigurationError: A `singleton_lock_*` setting has a value that is not allowed.
     """
     resolved = {name: _resolve_one(app, name, getattr(task, f"lock_{name}")) for name in OPTIONS}
-    return LockOptions(**resolved, prefix=prefix_of(app), skip_result=task.lock_skip_result)
+    transport = app.conf.broker_transport_options or {}
+    timeout = float(transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
+    return LockOptions(**resolved, prefix=prefix_of(app), visibility_timeout=timeout, skip_result=task.lock_skip_result)
 
 
 def check_setting(app: Celery, name: str) -> None:

@@ -20,7 +20,7 @@ from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
 from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
 from celery_singleton_lock.own import forget_options, unless_behind
 from celery_singleton_lock.publish import continues, continuing, key_to_keep, publish
-from celery_singleton_lock.runs.body import body_of
+from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.marks import unmark_unstarted
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.redelivery import mark_stored
@@ -49,8 +49,7 @@ class SingletonTask(TypedTask[P, R_co]):
             while it runs. `"until_and_while_executing"`: unique in the queue, and one at a time.
         lock_key: Which arguments make two calls the same. None: all of them. A list of parameter names: those;
             `()`: none, the task as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
-        lock_name: First part of the key, by default the task's name. Tasks that
-            share it exclude one another.
+        lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30, so that a
             killed worker blocks nobody for long and a lease survives two missed renewals.
         lock_limit: How many may run at once, by default 1; a run may while fewer than its own limit do.
@@ -95,13 +94,14 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
+        request = self.request
         result: R_co
-        if self._is_item():
+        if self._is_item(request):
             result = self._run_item(args, kwargs)
-        elif self._runs_without_lock():
+        elif self._runs_without_lock(request):
             result = super().__call__(*args, **kwargs)
         else:
-            result = self._run_locked(args, kwargs)
+            result = self._run_locked(request, args, kwargs)
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -242,29 +242,30 @@ class SingletonTask(TypedTask[P, R_co]):
             check_definition(cls, app, SingletonTask)
             guard_body(cls, SingletonTask)
 
-    def _run_locked(self, args: Any, kwargs: Any) -> Any:
-        key = self._key_of_run(args, kwargs)
-        if self.request.is_eager and self._continues(held_here(key)):
-            self.request.lock_continued = True
+    def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
+        notes = Notes.of(request.headers)
+        key = self._key_of_run(notes, args, kwargs)
+        if request.is_eager and self._continues(held_here(key)):
+            request.lock_continued = True
             # What its body calls is no part of the replacement.
             with continuing("", 0):
                 return super().__call__(*args, **kwargs)
-        run = self.request.lock_run = Run(self, self.lock_options, key, args, kwargs)
-        with run.given_back():
+        run = request.lock_run = Run(self, request, notes, key, args, kwargs)
+        with run:
             ended = admit(run)
             if ended is not None:
                 return ended.give()
-            self.request.args, self.request.kwargs = run.args, run.kwargs
-            with body_of(run):
-                return super().__call__(*run.args, **run.kwargs)
+            request.args, request.kwargs = run.args, run.kwargs
+            return run_body(run, super().__call__)
 
-    def _runs_without_lock(self) -> bool:
-        called_itself = self.request.get("lock_run") is not None
-        return self.request.called_directly or called_itself or not self.is_lockable()
+    def _runs_without_lock(self, request: Context) -> bool:
+        called_itself = request.get("lock_run") is not None
+        return request.called_directly or called_itself or not self.is_lockable()
 
     def is_past_lock(self) -> bool:
         """The body is about to run, and `__call__` was not called before it."""
-        return (self._is_item() or not self._runs_without_lock()) and not self.request.get("lock_continued")
+        at = self.request
+        return (self._is_item(at) or not self._runs_without_lock(at)) and not at.get("lock_continued")
 
     def _continues(self, lease: Lease | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under that one's lease."""
@@ -272,9 +273,9 @@ class SingletonTask(TypedTask[P, R_co]):
             return False
         return lease.claim.facts.task_id == self.request.id or self.request.get("lock_continued") or continues(lease)
 
-    def _is_item(self) -> bool:
+    def _is_item(self, request: Context) -> bool:
         """It is called directly by `celery.map` or `celery.starmap`, of which `chunks` is made."""
-        if not self.request.called_directly or not self.is_lockable():
+        if not request.called_directly or not self.is_lockable():
             return False
         caller = get_current_task()
         return caller is not None and caller.name in TASKS_OF_ITEMS
@@ -284,14 +285,14 @@ class SingletonTask(TypedTask[P, R_co]):
         # Called directly all the same, so that `retry` in the body does not publish the map's message.
         self.push_request(lock_item=caller.request.id, lock_map=caller.name, hostname=caller.request.hostname)
         try:
-            return self._run_locked(args, kwargs)
+            return self._run_locked(self.request, args, kwargs)
         finally:
             self.pop_request()
 
-    def _key_of_run(self, args: Any, kwargs: Any) -> str:
+    def _key_of_run(self, notes: Notes, args: Any, kwargs: Any) -> str:
         # The publisher's, so that a deploy that changes a default does not strand what is queued.
-        key = Notes.of(self.request.headers).key
-        return key if key.startswith(f"{self.lock_options.prefix}:") else self.lock_key_for(*args, **kwargs)
+        is_ours = notes.key.startswith(f"{self.lock_options.prefix}:")
+        return notes.key if is_ours else self.lock_key_for(*args, **kwargs)
 
     @classmethod
     def is_lockable(cls) -> bool:

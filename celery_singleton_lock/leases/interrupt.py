@@ -11,6 +11,7 @@ has ended the loop or the body.
 """
 
 import ctypes
+import inspect
 import signal
 import sys
 import threading
@@ -26,6 +27,9 @@ from celery_singleton_lock.leases.greenlets import call_soon, current
 # Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
 # touch the real-time signals, and glibc keeps the first few of them for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
+
+# Without the enum that Python makes of each answer, because it is asked before each body.
+_handler_of = inspect.unwrap(signal.getsignal)
 
 # Seconds until a signal that was not heard is sent again.
 _AGAIN = 0.05
@@ -43,34 +47,38 @@ class Interrupt:
         delivered: What was sent has been raised in the body, whatever that has made of it.
     """
 
-    def __init__(self) -> None:
-        self.delivered = False
-        self._guard = threading.Lock()
-        self._thread: int | None = None
-        self._greenlet: Any = None
-        self._error: Exception | None = None
-        self._held_back = False
-        self._kept: Exception | None = None
-        self._outer_callback: FrameType | None = None
-        self._spares_until = 0.0
-        self._rests_until = 0.0
-        self._has_landed = False
+    delivered = False
+    _thread: int | None = None
+    _greenlet: Any = None
+    _error: Exception | None = None
+    _held_back = False
+    _kept: Exception | None = None
+    _outer_callback: FrameType | None = None
+    _spares_until = 0.0
+    _rests_until = 0.0
+    _has_landed = False
 
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+
+    def allowed(self) -> "_Allowed":
         """Let `send` reach the code inside."""
+        return _Allowed(self)
+
+    def begin(self) -> None:
+        """What runs from here on can be reached."""
         self._greenlet = current()
         if self._greenlet is None and threading.current_thread() is threading.main_thread():
             _listen()
         self._outer_callback = _callback_around(sys._getframe())  # noqa: SLF001 (there is no other way)
-        self._thread = thread = threading.get_ident()
-        try:
-            yield
-        finally:
-            with self._guard:
-                self._thread = self._outer_callback = None
-                if self._error is not None and self._greenlet is None and not _is_main(thread):
-                    _raise_in(thread, None, self)
+        self._thread = threading.get_ident()
+
+    def end(self) -> None:
+        """Nothing can be reached any more."""
+        with self._guard:
+            thread, self._thread, self._outer_callback = self._thread, None, None
+            if thread is not None and self._error is not None and self._greenlet is None and not _is_main(thread):
+                _raise_in(thread, None, self)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -174,12 +182,25 @@ class Interrupt:
         return self._error
 
 
+class _Allowed:
+    __slots__ = ("_interrupt",)
+
+    def __init__(self, interrupt: Interrupt) -> None:
+        self._interrupt = interrupt
+
+    def __enter__(self) -> None:
+        self._interrupt.begin()
+
+    def __exit__(self, *_: object) -> None:
+        self._interrupt.end()
+
+
 def _is_main(thread: int) -> bool:
     return thread == threading.main_thread().ident
 
 
 def _listen() -> None:
-    if _SIGNAL is not None and signal.getsignal(_SIGNAL) is not _deliver:
+    if _SIGNAL is not None and _handler_of(_SIGNAL) is not _deliver:
         signal.signal(_SIGNAL, _deliver)
 
 
@@ -195,7 +216,9 @@ def _deliver(_number: int, frame: FrameType | None) -> None:
 def _callback_around(frame: FrameType | None) -> FrameType | None:
     """The innermost callback of an event loop that has called what runs in *frame*; each step of a task is one."""
     asyncio = sys.modules.get("asyncio.events")
-    return _frame_of(asyncio.Handle._run, frame) if asyncio is not None else None  # noqa: SLF001
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001
+        return None
+    return _frame_of(asyncio.Handle._run, frame)  # noqa: SLF001
 
 
 def _is_what_the_loop_runs_for(callback: FrameType) -> bool:

@@ -24,6 +24,8 @@ _LONGEST_FORGET = 2.0
 _SHORTEST_WAIT = 0.05
 _LONGEST_SLEEP = 3600.0
 _LOOK_AGAIN = 0.005
+# Tasks that come one after another do not each start a thread.
+_LINGERS = 5.0
 # Of one beat, if it is the same for all: thousands of lines would keep a process from the next beat.
 _MOST_LINES = 10
 _NEVER = float("inf")
@@ -32,8 +34,8 @@ _NEVER = float("inf")
 class Pulse:
     """Renews what a process holds in one store, each time that something is due.
 
-    The thread starts with the first lease and ends when it wakes up and finds
-    none. A short task that comes and goes in between does not wake it.
+    The thread starts with the first lease and ends when there has been none for
+    a while. A short task that comes and goes in between does not wake it.
 
     Arguments:
         lock: The heartbeat's, an `RLock`, which it holds while it calls.
@@ -48,6 +50,7 @@ class Pulse:
         self._watched: dict[ref[Renewal], None] = {}
         self._in_flight: frozenset[Renewal] = frozenset()
         self._wakes_at = _NEVER
+        self._lingers_until = clock() + _LINGERS
         # Not a condition, whose methods are not safe where a signal may raise.
         self._alarm = threading.Lock()
         self._thread = OneThread("heartbeat", self._run, lock)
@@ -99,11 +102,18 @@ class Pulse:
         while True:
             with self._lock:
                 self._drop_those_left_behind()
-                if not self._thread.goes_on(bool(self._watched)):
+                now = clock()
+                if self._watched:
+                    self._lingers_until = now + _LINGERS
+                has_work = bool(self._watched) or now < self._lingers_until
+                if not has_work:
+                    self._ended(self)
+                if not self._thread.goes_on(has_work):
                     # For the one that goes on, if there is one.
                     self._ring()
                     return False
-                self._wakes_at = min((min(one.next_renewal, one.deadline) for one in self.watched()), default=_NEVER)
+                due = [min(one.next_renewal, one.deadline) for one in self.watched()]
+                self._wakes_at = min(due, default=self._lingers_until)
             remaining = self._wakes_at - clock()
             if remaining <= 0:
                 return True
@@ -118,8 +128,6 @@ class Pulse:
         left = [known for known in list(self._watched) if (one := known()) is None or one.is_over]
         for known in left:
             del self._watched[known]
-        if not self._watched:
-            self._ended(self)
 
     def _beat(self) -> None:
         self._tell_late()

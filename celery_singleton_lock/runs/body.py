@@ -1,35 +1,49 @@
 """What holds while the body of a run goes on."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Any
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.leases.current import running_under
-from celery_singleton_lock.runs.redelivery import telling_later_deliveries
-from celery_singleton_lock.runs.replaced import making_way
+from celery_singleton_lock.runs.redelivery import ending_of
+from celery_singleton_lock.runs.replaced import end_as_replaced, has_made_way
 from celery_singleton_lock.runs.run import Run
 
 logger = logging.getLogger("celery_singleton_lock")
 
 
-@contextmanager
-def body_of(run: Run) -> Iterator[None]:
-    """Run the body inside: interrupted if its lease is lost, and found by later deliveries of its message."""
+def run_body(run: Run, body: Callable[..., Any]) -> Any:
+    """Call the body: interrupted if its lease is lost, and found by later deliveries of its message.
+
+    Raises:
+        Exception: The body's; or `Revoked`, if the run was told to make way, whatever its body has made of that.
+    """
     run.begins()
-    if run.is_unlocked:
-        with telling_later_deliveries(run):
-            yield
-        return
+    try:
+        result = body(*run.args, **run.kwargs) if run.is_unlocked else _under_its_lease(run, body)
+    except Exception as error:
+        run.ending = ending_of(run, error)
+        if not has_made_way(run, error):
+            raise
+    else:
+        run.ending = ending_of(run, None)
+        if not has_made_way(run, None):
+            _tell_if_outlived(run)
+            return result
+    end_as_replaced(run)
+    return None
+
+
+def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     signals.lock_acquired.send(sender=run.task, lease=run.lease)
-    with making_way(run), telling_later_deliveries(run), running_under(run.lease), run.interrupt.allowed():
-        yield
-    _tell_if_outlived(run)
+    with running_under(run.lease), run.interrupt.allowed():
+        return body(*run.args, **run.kwargs)
 
 
 def _tell_if_outlived(run: Run) -> None:
     """Say that a body has ended well without its lock: it was only to be warned, or has caught the error."""
     # A run that was told to make way keeps its lease until it has ended.
-    if run.lease.lost and run.lease.lost_reason != "replaced":
+    if run.lease.lost and run.lease.lost_reason != "replaced" and not run.is_unlocked:
         event = "lock.outlived key=%s task_id=%s reason=%s: the body has lost its lock and gone on to its end"
         logger.error(event, run.key, run.task_id, run.lease.lost_reason)

@@ -4,7 +4,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from celery import Task
@@ -35,8 +35,7 @@ ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
 """Where a beat tells which entry it has sent, and when it was due."""
 
-_DEFAULT_VISIBILITY_TIMEOUT = 3600.0
-# For so much of it nobody else is given a message that was delivered here.
+# For so much of the visibility timeout nobody else is given a message that was delivered here.
 _NEARLY = 0.9
 # Seconds from the end of a body until the broker has heard of it, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
@@ -51,9 +50,9 @@ _PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Notes:
-    """What we have written on a message.
+    """What we have written on a message; what goes without saying is 0, empty or false.
 
     Attributes:
         key: The lock key of the call, as its publisher made it.
@@ -97,9 +96,8 @@ class Notes:
         written = (headers or {}).get(HEADER)
         if written is None:
             return cls()
-        known = {field.name: type(field.default) for field in fields(cls)}
         if not isinstance(written, Mapping) or any(
-            type(value) is not known.get(name) for name, value in written.items()
+            type(value) is not _TYPES.get(name) for name, value in written.items()
         ):
             raise ConfigurationError(
                 f"header {HEADER}={written!r:.200} is not ours; give a header of your own another name"
@@ -108,8 +106,7 @@ class Notes:
 
     def header(self) -> dict[str, Any]:
         """The notes as a header, without what goes without saying."""
-        silent = Notes()
-        return {name: value for name, value in asdict(self).items() if value != getattr(silent, name)}
+        return {name: value for name, value in vars(self).items() if value}
 
     def dated(self) -> "Notes":
         """With a time of publication: now, if there is none."""
@@ -120,6 +117,16 @@ class Notes:
         return Notes(key=self.key, published=self.published)
 
 
+_OF_THE_CALL = {"key", "published"}
+_TYPES = {field.name: type(field.default) for field in fields(Notes)}
+
+
+def tells_more_than_the_call(headers: Mapping[str, Any] | None) -> bool:
+    """Something else is noted than key and publication, or not even those; both are on each message that is new."""
+    written = (headers or {}).get(HEADER)
+    return written is None or written.keys() != _OF_THE_CALL
+
+
 def marker_of(key: str, task_id: str, notes: Notes) -> str:
     """Where the done marker of a message is: by its publication, for an id may be used again."""
     return f"{key}:done:{task_id}:{0 if notes.is_bare else notes.published}"
@@ -128,13 +135,14 @@ def marker_of(key: str, task_id: str, notes: Notes) -> str:
 def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
     """*headers* with these notes in place of others."""
     kept = {name: value for name, value in (headers or {}).items() if name not in _OF_THIS_DELIVERY}
-    return {**kept, HEADER: notes.header()}
+    kept[HEADER] = notes.header()
+    return kept
 
 
 def visibility_timeout(task: Task) -> float:
     """Seconds after which the broker may deliver a message again that was not acknowledged."""
-    options = task.app.conf.broker_transport_options or {}
-    return float(options.get("visibility_timeout", _DEFAULT_VISIBILITY_TIMEOUT))
+    timeout: float = task.lock_options.visibility_timeout
+    return timeout
 
 
 def kept(task: Task) -> float:
@@ -149,36 +157,37 @@ def hands_over(request: Context) -> bool:
     return bool(request.retries or (request.get("replaced_task_nesting") and is_in_its_place))
 
 
-def is_broadcast(task: Task) -> bool:
+def is_broadcast(task: Task, request: Context) -> bool:
     """The message came by a fanout exchange, so its siblings bear the same id and none is a copy."""
-    exchange = (task.request.delivery_info or {}).get("exchange")
-    queues = task.app.amqp.queues.values() if exchange else ()
+    exchange = (request.delivery_info or {}).get("exchange")
+    if not exchange:
+        return False
+    queues = task.app.amqp.queues.values()
     return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
 
 
-def may_be_copy(task: Task, notes: Notes) -> bool:
+def may_be_copy(task: Task, request: Context, notes: Notes) -> bool:
     """The message may be delivered more than once; equal ids alone do not make a copy."""
-    request = task.request
-    if request.is_eager or is_broadcast(task):
+    if request.is_eager or is_broadcast(task, request):
         return False
     # Our own countdowns are far shorter than any visibility timeout.
-    return has_copies(task, notes) or bool(request.eta and not notes.tries)
+    return has_copies(task, request, notes) or bool(request.eta and not notes.tries)
 
 
-def has_copies(task: Task, notes: Notes) -> bool:
+def has_copies(task: Task, request: Context, notes: Notes) -> bool:
     """The message was delivered before, or has been here for so long that it may have been delivered elsewhere."""
-    is_redelivered = bool((task.request.delivery_info or {}).get("redelivered"))
-    return is_redelivered or notes.is_copy or _since_delivery(task) > visibility_timeout(task) * _NEARLY
+    is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
+    return is_redelivered or notes.is_copy or _since_delivery(request) > visibility_timeout(task) * _NEARLY
 
 
-def will_have_copies(task: Task, notes: Notes) -> bool:
+def will_have_copies(task: Task, request: Context, notes: Notes) -> bool:
     """The same by the time at which the broker hears that a body which ends now has ended."""
-    ends = _since_delivery(task) + _LATEST_ACKNOWLEDGEMENT
-    return has_copies(task, notes) or bool(task.acks_late and ends > visibility_timeout(task))
+    ends = _since_delivery(request) + _LATEST_ACKNOWLEDGEMENT
+    return bool(task.acks_late and ends > visibility_timeout(task)) or has_copies(task, request, notes)
 
 
-def _since_delivery(task: Task) -> float:
-    received = task.request.get(RECEIVED)
+def _since_delivery(request: Context) -> float:
+    received = request.get(RECEIVED)
     return 0.0 if received is None else clock() - received
 
 

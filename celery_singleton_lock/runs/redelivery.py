@@ -6,8 +6,6 @@ was delivered again may be so once more, or its first delivery still wait in a b
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal, NoReturn
 
 from celery import Task
@@ -52,7 +50,7 @@ def wait_for_twin(run: Run) -> None:
     Raises:
         Ignore: Without a trace in the result, which is the run's.
     """
-    if run.is_copy and run.request.get(message.TWIN):
+    if run.request.get(message.TWIN):
         _park(run, Holder.former(run.key, run.task_id, run.request.retries or 0), float("inf"))
 
 
@@ -65,34 +63,26 @@ def _park(run: Run, holder: Holder, expires_in: float) -> NoReturn:
     run.turn_back("another run of this very task holds the lock")
 
 
-@contextmanager
-def telling_later_deliveries(run: Run) -> Iterator[None]:
-    """Let them know how the body has ended, if they have to be dropped for it."""
-    try:
-        yield
-    except Reject as rejected:
+def ending_of(run: Run, error: Exception | None) -> Ending | None:
+    """What later deliveries have to know of a body that has ended so; None if they are to run it again."""
+    if isinstance(error, Reject):
         # With requeue the message is meant to come again.
-        run.ending = None if rejected.requeue else _ending(run, "retried")
-        raise
-    except Ignore:
-        # Nothing is stored for it, or a replacement goes on with its work.
-        run.ending = _ending(run, "retried")
-        raise
-    except Retry:
-        run.ending = _ending(run, "retried")
-        raise
-    except Exception:
-        # Celery 5.7 has an option for failures alone, which follows the older one where it is not set.
-        if not run.task.acks_late or getattr(run.task, "acks_on_failure", run.task.acks_on_failure_or_timeout):
-            run.ending = _ending(run, "ended")
-        raise
-    run.ending = _ending(run, "ended")
+        return None if error.requeue else _ending(run, "retried")
+    if isinstance(error, Ignore | Retry):
+        # Of Ignore: nothing is stored for it, or a replacement goes on with its work.
+        return _ending(run, "retried")
+    task = run.task
+    # Celery 5.7 has an option for failures alone, which follows the older one where it is not set.
+    stays_unacknowledged = task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
+    if error is not None and stays_unacknowledged:
+        return None
+    return _ending(run, "ended")
 
 
 def _ending(run: Run, outcome: Literal["ended", "retried"]) -> Ending | None:
     if not run.can_come_again:
         return None
-    return Ending(outcome, message.kept(run.task), is_due=message.will_have_copies(run.task, run.notes))
+    return Ending(outcome, message.kept(run.task), is_due=message.will_have_copies(run.task, run.request, run.notes))
 
 
 def mark_stored(run: Run) -> None:
@@ -107,7 +97,9 @@ def mark_stored(run: Run) -> None:
 def keep_result(task: Task) -> None:
     """Remember the result before Celery stores STARTED over it, if this may be a later delivery."""
     request = task.request
-    if task.track_started and not request.is_eager and message.may_be_copy(task, message.Notes.of(request.headers)):
+    if not task.track_started or request.is_eager:
+        return
+    if message.may_be_copy(task, request, message.Notes.of(request.headers)):
         request.lock_result = end_of(task, request.id)
 
 

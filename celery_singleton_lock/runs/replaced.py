@@ -1,32 +1,17 @@
 """What becomes of a run that was replaced by its successor."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from celery_singleton_lock.errors import LockLost, StoreError
 from celery_singleton_lock.runs.message import marker_of
 from celery_singleton_lock.runs.run import Run
 
 
-@contextmanager
-def making_way(run: Run) -> Iterator[None]:
-    """End as REVOKED a run that was told to make way, whatever its body has made of that."""
-    try:
-        yield
-    except Exception as error:
-        if not (run.was_replaced or _is_own(run, error)):
-            raise
-    else:
-        if not run.was_replaced:
-            return
-    _end_as_replaced(run)
+def has_made_way(run: Run, error: Exception | None) -> bool:
+    """The run was told to make way, whatever its body has made of that."""
+    return run.was_replaced or (isinstance(error, LockLost) and error.key == run.key and error.reason == "replaced")
 
 
-def _is_own(run: Run, error: Exception) -> bool:
-    return isinstance(error, LockLost) and error.key == run.key and error.reason == "replaced"
-
-
-def _end_as_replaced(run: Run) -> None:
+def end_as_replaced(run: Run) -> None:
+    """End as REVOKED, in favour of the successor."""
     try:
         successor = run.store.successor(run.key)
         if run.retry_key is not None:

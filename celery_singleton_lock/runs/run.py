@@ -4,14 +4,12 @@ import logging
 import os
 import random
 import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 from weakref import ref
 
 from celery import Task
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
@@ -39,17 +37,14 @@ class Run:
     """One execution of a task whose key it has to hold.
 
     Arguments:
-        task: The task, with the request of this execution.
-        options: The task's.
+        task: The task.
+        request: The one of this execution.
+        notes: What is written on its message.
         key: The lock key.
         args, kwargs: What the body is called with.
 
-    Raises:
-        ConfigurationError: The message bears a header that only looks like ours.
-
     Attributes:
         lease: Its right to run, once it is granted.
-        notes: What is written on its message.
         is_copy: Its message may have been delivered before.
         hands_over: It continues an earlier run, as its next attempt or by a `replace()`.
         can_come_again: Its message can go back to the broker.
@@ -61,27 +56,26 @@ class Run:
         has_marker: They will find it in the store.
     """
 
-    def __init__(self, task: Task, options: LockOptions, key: str, args: Any, kwargs: Any) -> None:
-        self.task, self.options, self.key = task, options, key
+    def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
+        self.task, self.request, self.notes, self.key = task, request, notes, key
         self.args, self.kwargs = args, kwargs
-        self.request = request = task.request
-        self.notes = Notes.of(request.headers)
-        self.is_broadcast = message.is_broadcast(task)
-        self.is_copy = not self.is_item and message.may_be_copy(task, self.notes)
-        self.hands_over = message.hands_over(request) or bool(self.notes.continues)
+        self.options: LockOptions = task.lock_options
+        self.is_broadcast = message.is_broadcast(task, request)
+        self.is_copy = not self.is_item and message.may_be_copy(task, request, notes)
+        self.hands_over = message.hands_over(request) or bool(notes.continues)
         self.can_come_again = not (request.is_eager or self.is_item or self.is_broadcast)
         self.interrupt = Interrupt()
         self._began_at = clock()
         self.lease = Lease(
             store_of(task.app),
             self._claim(),
-            deadman=deadman_for(task, options),
+            deadman=deadman_for(task, self.options),
             on_lost=partial(_tell_lost, ref(self)),
-            refused_at=self.notes.since,
+            refused_at=notes.since,
         )
         self.has_begun = self.is_unlocked = False
         self.retry_key: str | None = None
-        self.is_in_crowd = self.notes.crowds
+        self.is_in_crowd = notes.crowds
         self.ending: Ending | None = None
         self.has_marker = self._goes_on = False
 
@@ -251,16 +245,14 @@ class Run:
 
     # What it holds, and leaves behind.
 
-    @contextmanager
-    def given_back(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Give back at the end what it holds, and end what it has left in the store if it did not run."""
-        try:
-            yield
-        finally:
-            # After a Retry the next attempt could end before Celery has stored RETRY, over
-            # that end: `handlers` gives it back.
-            if not isinstance(sys.exception(), Retry):
-                self.give_back()
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        # After a Retry the next attempt could end before Celery has stored RETRY, over
+        # that end: `handlers` gives it back.
+        if error is None or not issubclass(error, Retry):
+            self.give_back()
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
@@ -280,9 +272,11 @@ class Run:
     def begins(self) -> None:
         """Its body is about to run: a retry of it begins a new wait."""
         self.has_begun = True
-        self.notes = self.notes.dated()
-        if self.request.headers:
-            self.request.headers = message.with_notes(self.request.headers, self.notes.of_the_call())
+        headers = self.request.headers
+        if message.tells_more_than_the_call(headers):
+            self.notes = self.notes.dated()
+            if headers:
+                self.request.headers = message.with_notes(headers, self.notes.of_the_call())
 
 
 def _tell_lost(run: "ref[Run]", lease: Lease) -> None:

@@ -32,7 +32,10 @@ def remember_limits(worker: Any) -> None:
 def longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
     timed = _timed(run)
-    limits = [limit for limit in _enforced(_limits_of(timed)) if limit]
+    known = _limits_of(timed)
+    if known == (None, None):
+        return float("inf")
+    limits = [limit for limit in _enforced(known) if limit]
     if not limits or timed.request.is_eager:
         return float("inf")
     return min(limits) * _SHARE - _spent(timed) - run.age
@@ -64,9 +67,9 @@ def _spent(timed: Task) -> float:
 
 def _limits_of(timed: Task) -> Limits:
     """The hard one and the soft one, each chosen as a worker does."""
-    of_the_call = timed.request.timelimit or (None, None)
-    of_the_task = timed.time_limit, timed.soft_time_limit
-    hard, soft = (a or b or c for a, b, c in zip(of_the_call, of_the_task, _of_the_worker, strict=True))
+    hard, soft = timed.request.timelimit or (None, None)
+    hard = hard or timed.time_limit or _of_the_worker[0]
+    soft = soft or timed.soft_time_limit or _of_the_worker[1]
     return hard, soft
 
 

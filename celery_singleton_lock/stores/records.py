@@ -51,6 +51,7 @@ class Claim:
         returns: It has come again; a claim that `crowds` will, for the first time.
         crowds: It will come again if it is refused, and does so for the first time.
         joins: It waits for the holder's result if it is refused, so its mark keeps nobody from running.
+        patience: Seconds for which it may ask at most, all tries together.
     """
 
     key: str
@@ -68,6 +69,7 @@ class Claim:
     returns: bool = False
     crowds: bool = False
     joins: bool = False
+    patience: float = float("inf")
 
 
 @dataclass(slots=True)

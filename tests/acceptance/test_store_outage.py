@@ -49,6 +49,31 @@ def test_a_job_that_gets_no_answer_gives_up_after_its_lock_wait_timeout(tasks: A
     assert worker.log().count("lock.unanswered") == 1
 
 
+def test_a_time_limit_is_not_used_up_by_a_store_that_is_silent(
+    tasks: Any, env: dict[str, str], valkey: Server, recorder: Recorder
+) -> None:
+    with Proxy(valkey.port) as proxy, workers(APP, {**env, "TEST_LOCKS": proxy.url}) as (worker,):
+        proxy.black_hole()
+        limited = tasks.skipped.apply_async(("soft",), soft_time_limit=2)
+        killed = tasks.skipped.apply_async(("hard",), time_limit=3)
+        until(lambda: worker.log().count("lock.unanswered") >= 2, "both have noticed")
+        # What was swallowed would be answered never.
+        proxy.cut()
+        proxy.forward()
+
+        assert limited.get(timeout=30) == killed.get(timeout=30) == "ran"
+    assert len(recorder.events("enter")) == 2
+
+
+def test_many_that_find_the_store_away_leave_room_for_the_tasks_of_others(tasks: Any, worker: Worker) -> None:
+    for number in range(30):
+        tasks.skipped.delay(number)
+    until(lambda: worker.log().count("lock.unanswered") >= 1, "the first has noticed")
+
+    # Each of the others would keep a process for five seconds.
+    assert tasks.collect.delay("ran").get(timeout=20) == "ran"
+
+
 def test_raise_fails_the_job_with_the_store_named(tasks: Any, worker: Worker, store: Server) -> None:
     with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
         tasks.raising_without_store.delay("k").get(timeout=20)

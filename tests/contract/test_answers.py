@@ -47,15 +47,15 @@ class Scripts:
         merges: str = "",
     ) -> Any:
         task_id = task or f"id-of-{token}"
-        rest = [words, f"7 {attempt} 1000", task_id, merges, "1:i", task_id]
-        return self._run("acquire", [KEY, MARKER] if copy else [KEY], [token, 30_000, limit, *rest])
+        rest = [f"7 {attempt} 1000", task_id, "host", "", merges]
+        return self._run("acquire", [KEY, MARKER] if copy else [KEY], [token, 30_000, f"{limit} {words}", *rest])
 
     def renew(self, *leases: tuple[str, str]) -> Any:
         return self._run("renew", [key for key, _ in leases], [30_000, *[token for _, token in leases]])
 
     def release(self, token: str, *, outcome: str = "") -> Any:
-        keys, ending = ([KEY, MARKER], [0, outcome, 60_000, 1]) if outcome else ([KEY], [])
-        return self._run("release", keys, [token, 0, 0, 0, *ending])
+        keys, ending = ([KEY, MARKER], [f"0 {outcome} 60000 1"]) if outcome else ([KEY], [])
+        return self._run("release", keys, [token, 0, "0 0", *ending])
 
     def mark_queued(self, task_id: str) -> Any:
         return self._run("mark_queued", [KEY], [task_id, 30_000, 0, 60_000])
@@ -99,7 +99,7 @@ def test_every_documented_answer_of_acquire_is_reached_in_its_shape(scripts: Scr
     assert usual == fence == since <= now
     for _, _, crowd, successor, holders in (held, own):
         assert (crowd, successor) == (0, "")
-        assert [holders[0], holders[1], *holders[4:]] == [1, "a", "id-of-a", "", ""]
+        assert [holders[0], holders[1], *holders[4:]] == [1, "a", "id-of-a", "host", ""]
         assert re.fullmatch(rf"{since} 0 30000 7 0 1000", holders[3])
     _, _, wait = queued
     assert 0 < wait <= 30_000_000
@@ -236,7 +236,7 @@ def test_the_usual_acquire_writes_what_the_other_one_writes(scripts: Scripts, cl
 
     unusual = new_fields(client, lambda: scripts.acquire("a"))
 
-    assert set(usual) == {"1", "a", "fence", "1:", "1:i"}
+    assert set(usual) == {"1", "a", "fence", "1:", "1:i", "1:h"}
     assert set(unusual) == set(usual) - {"fence"}
     assert re.fullmatch(r"\d+ 0 30000 7 0 1000", usual["1:"])
     assert re.fullmatch(r"\d+ 0 30000 7 0 1000", unusual["1:"])
@@ -261,6 +261,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "joined": ("joined", r"\d+ j"),
         "next": ("next", r"\d+ id-of-p"),
         "next:by": ("next:by", r"\d+ replace t"),
+        "<place>:h": (r"\d:h", "host"),
         "with:<id>": ("with:id-of-m", "1"),
         "over:<id>": ("over:id-of-o", r"\d+ id-of-p"),
         "merged:<task name>": ("merged:t", "of n"),
@@ -292,4 +293,4 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         reached.add(name)
 
     assert reached == set(told)
-    assert all(name in documented_fields() for name in told if name != "<place>:i")
+    assert all(name in documented_fields() for name in told if name not in {"<place>:i", "<place>:h"})

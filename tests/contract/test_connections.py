@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from celery_singleton_lock.leases.lease import own_heartbeat
 from celery_singleton_lock.leases.leftovers import Unreleased
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant, Slot
-from celery_singleton_lock.stores.redis import wire
+from celery_singleton_lock.stores.redis import names, wire
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.test_bounds import KEY, MINE, SLACK, asked
 from tests.integration.test_lock import in_a_fork
@@ -386,8 +387,51 @@ def test_a_resolver_that_hangs_does_not_outlast_the_bound(valkey: Server, resolv
     store.close()
 
 
+def test_after_one_has_asked_in_vain_the_next_ask_once_until_there_is_an_answer() -> None:
+    server = Server("valkey")
+    store = RedisStore(server.url, {})
+
+    def refused() -> None:
+        with pytest.raises(StoreError):
+            store.acquire(MINE)
+
+    assert lasted(refused) > ACQUIRE_BOUND - SLACK
+    assert max(lasted(refused) for _ in range(5)) < SLACK
+    with suppress(StoreError):
+        store.release(MINE, 1)
+    assert lasted(refused) < SLACK
+
+    server.start()
+    assert isinstance(store.acquire(MINE), Grant)
+    server.stop()
+    assert lasted(refused) > ACQUIRE_BOUND - SLACK
+    store.close()
+    server.close()
+
+
+def test_a_claim_without_much_time_asks_no_longer_than_it_says(valkey: Server) -> None:
+    hasty = replace(MINE, patience=0.3)
+
+    def asks() -> None:
+        with pytest.raises(StoreError):
+            store.acquire(hasty)
+
+    def waits() -> None:
+        with store.waiter(hasty) as waiter, pytest.raises(StoreError):
+            waiter.ask()
+
+    for refused, bound in ((asks, 0.3), (waits, 0.6)):
+        with Proxy(valkey.port) as proxy:
+            proxy.black_hole()
+            store = RedisStore(proxy.url, {})
+            assert lasted(refused) < bound + SLACK
+            store.close()
+
+
 def test_a_name_is_asked_after_for_each_connection(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     real, leads_to = socket.getaddrinfo, ["127.0.0.9"]
+    # A busy machine would go by the address that another test has found.
+    monkeypatch.setattr(names, "_known", {})
 
     def resolve(host: str, *arguments: Any, **options: Any) -> Any:
         is_name = host == "localhost" and not options.get("flags")

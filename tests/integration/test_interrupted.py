@@ -25,6 +25,7 @@ from celery.app.trace import build_tracer
 import celery_singleton_lock
 from celery_singleton_lock import Lease, Lock, SingletonLockError, SingletonTask, settings
 from celery_singleton_lock.leases import one_thread as one_thread_module
+from celery_singleton_lock.leases import pulse as pulse_module
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.leftovers import leftovers
@@ -189,6 +190,12 @@ def threads_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     threads = SimpleNamespace(start_new_thread=start, get_ident=threading.get_ident)
     monkeypatch.setattr(one_thread_module, "_thread", threads)
+
+
+@pytest.fixture(autouse=True)
+def no_thread_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of thousands of turns would take as long."""
+    monkeypatch.setattr(pulse_module, "_LINGERS", 0.0)
 
 
 @pytest.fixture(autouse=True)

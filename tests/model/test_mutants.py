@@ -39,8 +39,8 @@ MUTANTS = [
     Mutant(
         "token check on release",
         "stores/redis/lua/release.lua",
-        "each.token == token and (ARGV[2]",
-        "(ARGV[2]",
+        "each.token == token and (own_place",
+        "(own_place",
         ("tests/contract/test_stores.py", "-k", "stranger"),
     ),
     Mutant(
@@ -53,8 +53,8 @@ MUTANTS = [
     Mutant(
         "nothing else is known at the usual release",
         "stores/redis/lua/parts/usual_release.lua",
-        "redis.call('HLEN', KEYS[1]) == tonumber(ARGV[3]) and ",
-        "ARGV[3] ~= '0' and ",
+        "redis.call('HLEN', KEYS[1]) == tonumber(ARGV[2]) and ",
+        "ARGV[2] ~= '0' and ",
         ("tests/contract/test_stores.py", "-k", "successor or newest or survives"),
     ),
     Mutant(
@@ -340,8 +340,8 @@ MUTANTS = [
     Mutant(
         "a marker only where it is needed",
         "stores/redis/lua/release.lua",
-        "if KEYS[2] and (answer < 1 or copy_has_come or ARGV[8] == '1') then",
-        "if KEYS[2] then",
+        "  if answer < 1 or copy_has_come or is_due == '1' then",
+        "  if true then",
         ("tests/contract/test_stores.py", "-k", "no_marker"),
     ),
     Mutant(
@@ -690,8 +690,8 @@ MUTANTS = [
     Mutant(
         "release in a finally",
         "runs/run.py",
-        "            if not isinstance(sys.exception(), Retry):\n                self.give_back()\n",
-        "            pass\n",
+        "        if error is None or not issubclass(error, Retry):\n            self.give_back()\n",
+        "        pass\n",
         ("tests/integration/test_task.py", "-k", "next_step"),
     ),
     Mutant(
@@ -704,14 +704,14 @@ MUTANTS = [
     Mutant(
         "a message that a worker has kept for long asks as a copy",
         "runs/message.py",
-        " or _since_delivery(task) > visibility_timeout(task) * _NEARLY",
+        " or _since_delivery(request) > visibility_timeout(task) * _NEARLY",
         "",
         ("tests/unit/test_message.py", "-k", "more_than_once"),
     ),
     Mutant(
         "a copy that runs leaves word for another",
         "runs/redelivery.py",
-        "is_due=message.will_have_copies(run.task, run.notes)",
+        "is_due=message.will_have_copies(run.task, run.request, run.notes)",
         "is_due=False",
         ("tests/acceptance/test_redelivery.py", "-k", "never_meet"),
     ),
@@ -760,8 +760,8 @@ MUTANTS = [
     Mutant(
         "a lock is held until RETRY is stored",
         "runs/run.py",
-        "            if not isinstance(sys.exception(), Retry):\n",
-        "            if True:\n",
+        "        if error is None or not issubclass(error, Retry):\n",
+        "        if True:\n",
         ("tests/acceptance/test_store_outage.py", "-k", "slow_release"),
     ),
     Mutant(
@@ -844,7 +844,7 @@ MUTANTS = [
     Mutant(
         "a step of what replaces a run is no new call",
         "runs/run.py",
-        " or bool(self.notes.continues)",
+        " or bool(notes.continues)",
         "",
         ("tests/unit/test_admission.py", "-k", "step"),
     ),
@@ -1138,7 +1138,7 @@ MUTANTS = [
     ),
     Mutant(
         "what has to be set is told",
-        "stores/redis/store.py",
+        "stores/redis/asking.py",
         "if advice is None else",
         "if True else",
         ("tests/contract/test_refusals.py", "-k", "missing_right"),
@@ -1159,7 +1159,7 @@ MUTANTS = [
     ),
     Mutant(
         "pauses between tries are capped",
-        "stores/redis/store.py",
+        "stores/redis/asking.py",
         "pause = min(2 * pause, _LONGEST_PAUSE)",
         "pause = 2 * pause",
         ("tests/contract/test_bounds.py", "-k", "nearly_to_its_bound"),
@@ -1608,8 +1608,8 @@ MUTANTS = [
     Mutant(
         "a clock that is set back keeps no place",
         "stores/redis/lua/release.lua",
-        "math.min(grant_of(key, place).since, now) + ARGV",
-        "grant_of(key, place).since + ARGV",
+        "math.min(grant_of(key, place).since, now) + min_hold",
+        "grant_of(key, place).since + min_hold",
         ("tests/integration/test_clocks.py", "-k", "keeps_no_place"),
     ),
     Mutant(
@@ -1643,7 +1643,7 @@ MUTANTS = [
     Mutant(
         "a body that has caught LockLost is told",
         "runs/body.py",
-        '    if run.lease.lost and run.lease.lost_reason != "replaced":\n',
+        '    if run.lease.lost and run.lease.lost_reason != "replaced" and not run.is_unlocked:\n',
         "    if False:\n",
         ("tests/integration/test_task.py", "-k", "goes_on_without"),
     ),
@@ -1839,7 +1839,7 @@ MUTANTS = [
     Mutant(
         "nor does an item of a map",
         "task.py",
-        "return (self._is_item() or not ",
+        "return (self._is_item(at) or not ",
         "return (not ",
         ("tests/unit/test_guard.py", "-k", "item_of_a_map"),
     ),
@@ -1961,6 +1961,48 @@ MUTANTS = [
         "options=<a {type(options).__name__}> is",
         "options={options!r:.40} is",
         ("tests/unit/test_settings.py", "-k", "not_quoted"),
+    ),
+    Mutant(
+        "leases that come one after another share a thread",
+        "leases/pulse.py",
+        "bool(self._watched) or now < self._lingers_until",
+        "bool(self._watched)",
+        ("tests/unit/test_heartbeat.py", "-k", "share_a_thread"),
+    ),
+    Mutant(
+        "while the store is away each call asks once",
+        "stores/redis/asking.py",
+        " or (is_one_of_many and self._is_away)",
+        "",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a store that comes back is asked patiently again",
+        "stores/redis/asking.py",
+        "                self._is_away = False\n",
+        "                pass\n",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a release in vain says nothing of the next acquire",
+        "stores/redis/asking.py",
+        "                    if is_one_of_many:\n                        self._is_away = is_passing(error)\n",
+        "                    self._is_away = is_one_of_many and is_passing(error)\n",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a claim asks for no longer than its time limit allows",
+        "admission.py",
+        "    claim.patience = max(_SHORTEST_PATIENCE, waiting.longest_wait(run))\n",
+        "",
+        ("tests/acceptance/test_store_outage.py", "-k", "time_limit"),
+    ),
+    Mutant(
+        "a waiter asks for no longer than it may",
+        "stores/redis/waiter.py",
+        "min(_LISTEN_BOUND, self._patience)",
+        "_LISTEN_BOUND",
+        ("tests/contract/test_connections.py", "-k", "without_much"),
     ),
 ]
 

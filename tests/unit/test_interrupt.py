@@ -231,7 +231,7 @@ def test_an_interrupt_that_meets_the_end_of_a_body_is_whole_or_not_raised_at_all
     def at_the_last_moment(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
         if error is not None:
             end.set()
-            until(lambda: is_in("allowed", thread), "the body has ended")
+            until(lambda: is_in("end", thread), "the body has ended")
         return raise_in(thread, error, interrupt)
 
     monkeypatch.setattr(interrupt_module, "_raise_in", at_the_last_moment)

@@ -77,6 +77,12 @@ def pushed(task: Any, **request: Any) -> Context:
     return task.request
 
 
+def visible_for(task: Any, seconds: float) -> None:
+    """The setting as a new process finds it."""
+    task.app.conf.broker_transport_options = {"visibility_timeout": seconds}
+    vars(task).pop("lock_options", None)
+
+
 def received(task: Any, found: Any) -> Context:
     """The request that a worker makes of a message, and pushes."""
     request = SingletonRequest(found, app=task.app, task=task, hostname="here")
@@ -183,7 +189,7 @@ def test_what_may_be_delivered_more_than_once(
     task.app.conf.broker_transport_options = {"visibility_timeout": 10}
     pushed(task, **request_)
 
-    assert message.may_be_copy(task, notes) is expected
+    assert message.may_be_copy(task, task.request, notes) is expected
 
 
 @pytest.mark.parametrize(
@@ -194,19 +200,19 @@ def test_what_may_be_delivered_again_before_it_is_acknowledged(
     task: Any, monkeypatch: pytest.MonkeyPatch, received: float, late: bool, expected: bool
 ) -> None:
     monkeypatch.setattr(message, "clock", lambda: NOW)
-    task.app.conf.broker_transport_options = {"visibility_timeout": 100}
+    visible_for(task, 100)
     task.acks_late = late
     pushed(task, **{RECEIVED: received})
 
-    assert message.will_have_copies(task, Notes()) is expected
+    assert message.will_have_copies(task, task.request, Notes()) is expected
 
-    task.app.conf.broker_transport_options = {"visibility_timeout": 1000}
+    visible_for(task, 1000)
     pushed(task, **{RECEIVED: NOW - 895})
-    assert not message.will_have_copies(task, Notes())
+    assert not message.will_have_copies(task, task.request, Notes())
 
-    task.app.conf.broker_transport_options = {"visibility_timeout": 20}
+    visible_for(task, 20)
     pushed(task, **{RECEIVED: NOW - 12})
-    assert message.will_have_copies(task, Notes()) is late
+    assert message.will_have_copies(task, task.request, Notes()) is late
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,7 @@ def test_what_continues_an_earlier_run(request_: Any, expected: bool) -> None:
 def test_what_came_by_a_fanout_exchange(task: Any, info: Any, expected: bool) -> None:
     pushed(task, delivery_info=info)
 
-    assert message.is_broadcast(task) is expected
+    assert message.is_broadcast(task, task.request) is expected
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, 3720), ({"visibility_timeout": 60}, 180)])

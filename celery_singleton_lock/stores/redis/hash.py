@@ -6,43 +6,48 @@ from itertools import groupby
 from typing import Any
 
 from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder
 
 _VALUES_PER_HOLDER = 7
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 _RENEWALS_PER_SCRIPT = 50
 
 
-def fields_of(facts: Facts) -> list[str]:
-    """The fields of place 1 that describe its holder: name, value, name, value."""
-    # Task id and hostname apart, because a value of over 64 bytes doubles what the hash takes.
-    named = (("1:i", facts.task_id), ("1:h", facts.hostname), ("1:n", facts.task_name))
-    return [part for name, value in named if value for part in (name, value)]
-
-
-def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) -> tuple[str, ...]:
-    """The arguments of acquire.lua."""
+def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) -> list[str]:
+    """The arguments of acquire.lua; few, because each one costs the server as much as the client."""
     facts = claim.facts
-    words = {
-        "waits": waits,
-        "heeds": claim.heeds_queued,
-        "asked": claim.asked,
-        "crowds": claim.crowds,
-        "returns": claim.returns,
-        "joins": claim.joins,
-        str(claim.succeeds): bool(claim.succeeds),
-        f"above={lowest_fence}": bool(lowest_fence),
-    }
-    return (
+    arguments = [
         claim.token,
         milliseconds(claim.ttl),
-        str(claim.limit),
-        " ".join(word for word, is_said in words.items() if is_said),
+        _limit_and_words(claim, waits, lowest_fence),
         f"{facts.pid} {facts.attempt} {facts.published}",
         facts.task_id,
-        claim.merges,
-        *fields_of(facts),
-    )
+        facts.hostname,
+    ]
+    if facts.task_name or claim.merges:
+        arguments += facts.task_name, claim.merges
+    return arguments
+
+
+def _limit_and_words(claim: Claim, waits: bool, lowest_fence: int) -> str:
+    words = [str(claim.limit)]
+    if waits:
+        words.append("waits")
+    if claim.heeds_queued:
+        words.append("heeds")
+    if claim.asked:
+        words.append("asked")
+    if claim.crowds:
+        words.append("crowds")
+    if claim.returns:
+        words.append("returns")
+    if claim.joins:
+        words.append("joins")
+    if claim.succeeds:
+        words.append(claim.succeeds)
+    if lowest_fence:
+        words.append(f"above={lowest_fence}")
+    return " ".join(words)
 
 
 def renewals_of(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[str]]]:
@@ -57,7 +62,7 @@ def renewals_of(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[str]]
 
 def field_count(claim: Claim) -> int:
     """How many fields the hash has if nothing is known but this holder, in place 1."""
-    return 4 + len(fields_of(claim.facts)) // 2
+    return 6 + bool(claim.facts.task_name)
 
 
 def grant_in(reply: Any, sent_at: float) -> Grant:

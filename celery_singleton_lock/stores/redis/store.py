@@ -1,14 +1,13 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from redis import exceptions
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreRefused
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
 from celery_singleton_lock.stores.records import (
     Answer,
@@ -25,6 +24,7 @@ from celery_singleton_lock.stores.records import (
     Succession,
     Turn,
 )
+from celery_singleton_lock.stores.redis.asking import Asking
 from celery_singleton_lock.stores.redis.clock import ServerClock
 from celery_singleton_lock.stores.redis.hash import (
     arguments_of,
@@ -37,7 +37,6 @@ from celery_singleton_lock.stores.redis.hash import (
     renewals_of,
 )
 from celery_singleton_lock.stores.redis.opening import pool_of
-from celery_singleton_lock.stores.redis.refusals import is_passing, what_to_set
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import Script, Wire
@@ -55,8 +54,6 @@ UNMARK = Script("unmark", "clock", "places", "marks", "idle")
 MARK_DONE = Script("mark_done", "clock", "done")
 CLAIM_SLOT = Script("claim_slot")
 
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 0.25
 # Longer than a year, for the entry that is due once in one.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
@@ -86,7 +83,7 @@ class RedisStore(Store):
             ) from None
         self._url, self._options = url, options
         self._address = _address(url)
-        self._user = pool.connection_kwargs.get("username") or "default"
+        self._asking = Asking(self._address, pool.connection_kwargs.get("username") or "default")
         self._wire = Wire(pool, self._reconnected)
         self._reserved = Wire(pool, self._reconnected)
         self._clock = ServerClock(self._stepped)
@@ -102,11 +99,11 @@ class RedisStore(Store):
 
     def try_out(self, key: str, bound: float) -> None:
         """Run acquire.lua and release.lua, and listen."""
-        self._persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
+        self._asking.persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
 
     def now(self) -> int:
         """Ask the server for its time."""
-        time, _ = self._persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
+        time, _ = self._asking.persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
         return microseconds(time)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
@@ -122,7 +119,7 @@ class RedisStore(Store):
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Run renew.lua on a connection that nothing else uses, all parts in one go."""
         calls = list(renewals_of(claims))
-        replies, sent_at = self._persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
+        replies, sent_at = self._asking.persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
         for *_, now in replies[-1:]:
             self._clock.tells(now, sent_at)
         return [_ANSWERS[answer] for *answers, _ in replies for answer in answers]
@@ -130,7 +127,7 @@ class RedisStore(Store):
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         """Read each token's deadline."""
         commands = [("TIME",), *(("HMGET", claim.key, claim.token, f"!{claim.token}") for claim in claims)]
-        (time, *deadlines), _ = self._persist(lambda left: self._reserved.call_many(commands, left), timeout)
+        (time, *deadlines), _ = self._asking.persist(lambda left: self._reserved.call_many(commands, left), timeout)
         now = microseconds(time)
         known = [usual or asked_to_make_way for usual, asked_to_make_way in deadlines]
         return [(int(deadline) - now) / 1_000_000 if deadline else None for deadline in known]
@@ -141,10 +138,11 @@ class RedisStore(Store):
         """Run release.lua, until those who wait have been told."""
         is_unusual = place != 1 or claim.min_hold or (ending is not None and ending.is_due)
         known_fields = "0" if is_unusual else str(field_count(claim))
-        keys, arguments = [claim.key], [claim.token, str(place or 0), known_fields, milliseconds(claim.min_hold)]
+        keys, arguments = [claim.key], [claim.token, known_fields, f"{place or 0} {milliseconds(claim.min_hold)}"]
         if ending is not None:
-            keys += [claim.marker]
-            arguments += [str(claim.facts.attempt), ending.outcome, milliseconds(ending.kept), str(int(ending.is_due))]
+            kept, is_due = milliseconds(ending.kept), int(ending.is_due)
+            keys.append(claim.marker)
+            arguments.append(f"{claim.facts.attempt} {ending.outcome} {kept} {is_due}")
         tries = 0
 
         def ask(timeout: float) -> Any:
@@ -152,7 +150,7 @@ class RedisStore(Store):
             tries += 1
             return self._wire.run(RELEASE, keys, arguments, timeout)
 
-        reply, _ = self._persist(ask, bound)
+        reply, _ = self._asking.persist(ask, bound)
         answer = _ANSWERS[reply[0] if isinstance(reply, list) else reply]
         if isinstance(reply, list):
             self._wake_the_rest(claim, bound)
@@ -165,7 +163,7 @@ class RedisStore(Store):
         give_up_at = clock() + bound
         # It is released, whatever becomes of this; those who wait look after their turn by themselves, if rarely.
         with suppress(StoreError):
-            while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0", "0")), list):
+            while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0 0")), list):
                 if clock() > give_up_at:
                     break
 
@@ -214,7 +212,9 @@ class RedisStore(Store):
 
     def slots(self, key: str) -> dict[str, Slot]:
         """Read the hash."""
-        fields, _ = self._persist(lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND)
+        fields, _ = self._asking.persist(
+            lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND
+        )
         pairs = zip(fields[::2], fields[1::2], strict=True)
         return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in pairs}
 
@@ -229,7 +229,11 @@ class RedisStore(Store):
         keys = [claim.key, claim.marker] if claim.may_be_copy else [claim.key]
         lowest = self._clock.lowest_fence()
         script, arguments = ACQUIRE_ABOVE if lowest else ACQUIRE, arguments_of(claim, waits=waits, lowest_fence=lowest)
-        reply, sent_at = self._persist(lambda timeout: self._ask_for_place(script, keys, arguments, timeout), bound)
+
+        def ask(timeout: float) -> Any:
+            return self._ask_for_place(script, keys, arguments, timeout)
+
+        reply, sent_at = self._asking.persist(ask, min(bound, claim.patience), is_one_of_many=True)
         self._clock.tells(reply if isinstance(reply, int) else reply[1], sent_at)
         if isinstance(reply, int) or reply[0] == _GRANTED:
             grant = grant_in(reply, sent_at)
@@ -252,29 +256,7 @@ class RedisStore(Store):
         return replace(again, took_over=grant.took_over) if isinstance(again, Grant) else again
 
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
-        return self._persist(lambda timeout: self._wire.run(script, [key], arguments, timeout), bound)[0]
-
-    def _persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float]:
-        """Ask until there is an answer, for *bound* seconds at most, all tries together.
-
-        Returns:
-            The answer, and the time at which the request it belongs to was sent.
-        """
-        give_up_at = clock() + bound
-        pause = _FIRST_PAUSE
-        while True:
-            sent_at = clock()
-            try:
-                return ask(give_up_at - sent_at), sent_at
-            except exceptions.RedisError as error:
-                if not is_passing(error) or clock() + pause >= give_up_at:
-                    raise self._unanswered(error) from error
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _unanswered(self, error: exceptions.RedisError) -> StoreError:
-        problem, advice = f"{type(error).__name__}: {error}", what_to_set(error, self._user)
-        return StoreError(self._address, problem) if advice is None else StoreRefused(self._address, problem, advice)
+        return self._asking.persist(lambda timeout: self._wire.run(script, [key], arguments, timeout), bound)[0]
 
     def _reconnected(self) -> None:
         if self.on_reconnect is not None:

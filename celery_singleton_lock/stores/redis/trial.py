@@ -24,8 +24,8 @@ def try_out(wire: Wire, acquire: Script, release: Script, key: str, timeout: flo
             [
                 (acquire, key, arguments_of(holder)),
                 (acquire, key, arguments_of(waiter, waits=True)),
-                (release, key, (holder.token, "1", "0", "0")),
-                (release, key, (waiter.token, "0", "0", "0")),
+                (release, key, (holder.token, "0", "1 0")),
+                (release, key, (waiter.token, "0", "0 0")),
             ],
             give_up_at - clock(),
         )

@@ -25,6 +25,7 @@ class RedisWaiter(Waiter):
         self._wire = wire
         self._channel = f"{claim.key}:{claim.token}"
         self._ask = ask
+        self._patience = claim.patience
         self._granted = False
         self._ears: Any = None
 
@@ -58,4 +59,4 @@ class RedisWaiter(Waiter):
     def _listen(self) -> None:
         if self._ears is None:
             with suppress(exceptions.RedisError):
-                self._ears = self._wire.subscribe(self._channel, _LISTEN_BOUND)
+                self._ears = self._wire.subscribe(self._channel, min(_LISTEN_BOUND, self._patience))

@@ -8,15 +8,15 @@
 -- KEYS[2]  done marker of the message, if this may be a copy of one that was delivered before
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds
--- ARGV[3]  limit: a place is granted while fewer are held
--- ARGV[4]  words: `waits` takes a turn; `heeds` a queued mark; `asked` before to be the successor; `crowds` will come
---          again, for the first time; `returns` has come again; `joins` waits for the holder's result; `rerun` or
---          `replace` is the policy by which it would be merged with the successor, or replaced by it;
---          `above=<fence>` has seen a later time of this server
--- ARGV[5]  pid, attempt and time of publication
--- ARGV[6]  task id of the caller, or an empty text
--- ARGV[7]  task whose merged arguments it takes, or an empty text
--- ARGV[8]  facts about the caller from here on: field of place 1, value, field, value, ...
+-- ARGV[3]  limit: a place is granted while fewer are held; then words: `waits` takes a turn; `heeds` a queued mark;
+--          `asked` before to be the successor; `crowds` will come again, for the first time; `returns` has come again;
+--          `joins` waits for the holder's result; `rerun` or `replace` is the policy by which it would be merged with the
+--          successor, or replaced by it; `above=<fence>` has seen a later time of this server
+-- ARGV[4]  pid, attempt and time of publication
+-- ARGV[5]  task id of the caller, or an empty text
+-- ARGV[6]  its hostname, or an empty text
+-- ARGV[7]  its task's name where the lock has another name, or an empty text
+-- ARGV[8]  task whose merged arguments it takes, or an empty text
 --
 -- Returns  fence                                granted place 1 of a lock of which nothing was known
 --          {1, now, place, fence, took_over, since, arguments}  granted; merged arguments, or an empty text
@@ -27,19 +27,20 @@
 
 local RESULT_GRACE = 5000000 -- a result is stored right after its run; so much later, its process has died in between
 
-local key, token, ttl, limit, task_id, merges = KEYS[1], ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[6], ARGV[7]
-local attempt, published = string.match(ARGV[5], '^%S+ (%d+) (%d+)$')
+local key, token, ttl, task_id, task_name, merges = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[5], ARGV[7], ARGV[8] or ''
+local limit = tonumber(string.match(ARGV[3], '^%d+'))
+local attempt, published = string.match(ARGV[4], '^%S+ (%d+) (%d+)$')
 local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'crowd', 'w' .. token, 'joined')
 local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[8])
 local successor, queued, crowd = mark_of(known[5]), mark_of(known[6]), tonumber(known[7] or 0)
 local places = read_places(key, highest, now + ttl * 1000)
 
 local function says(word)
-  return string.find(ARGV[4], word, 1, true)
+  return string.find(ARGV[3], word, 1, true)
 end
 
 local function lowest_fence()
-  return tonumber(string.match(ARGV[4], 'above=(%d+)') or 0)
+  return tonumber(string.match(ARGV[3], 'above=(%d+)') or 0)
 end
 
 local function refuse(verdict, holders)
@@ -143,14 +144,15 @@ end
 local function grant(place, took_over, fence)
   local fields = {
     place, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
-    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[5],
+    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[4],
+    place .. ':i', task_id, place .. ':h', ARGV[6],
   }
   local function add(name, value)
     fields[#fields + 1] = name
     fields[#fields + 1] = value
   end
-  for i = 8, #ARGV, 2 do
-    add(place .. string.sub(ARGV[i], 2), ARGV[i + 1])
+  if task_name and task_name ~= '' then
+    add(place .. ':n', task_name)
   end
   local arguments = merges ~= '' and take_merged() or ''
   if arguments ~= '' then

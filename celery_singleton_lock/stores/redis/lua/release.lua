@@ -3,13 +3,11 @@
 -- KEYS[1]  lock key
 -- KEYS[2]  done marker of the message, if its run has ended for good
 -- ARGV[1]  token given to acquire.lua
--- ARGV[2]  place, or 0 for a caller whose acquire was never answered
--- ARGV[3]  how many fields the hash has if nothing is known but this holder, or 0
--- ARGV[4]  milliseconds for which the place stays taken, counted from when it was given
--- ARGV[5]  attempt that has ended
--- ARGV[6]  its outcome
--- ARGV[7]  milliseconds for which the marker is kept
--- ARGV[8]  1 to leave the marker although no copy has come yet, or 0
+-- ARGV[2]  how many fields the hash has if nothing is known but this holder, or 0
+-- ARGV[3]  place, or 0 for a caller whose acquire was never answered; milliseconds for which it stays taken, counted from
+--          when it was given
+-- ARGV[4]  of a run that has ended for good: attempt, outcome, milliseconds for which the marker is kept, and 1 to leave
+--          it although no copy has come yet, or 0
 --
 -- Returns  3 released, and a done marker was left | 1 released | 0 the lock is somebody else's | -1 nobody has it
 --          {answer} as above, but only dead waiters were found so far: ask again, for those behind them
@@ -17,6 +15,7 @@
 local MOST_DEAD = 50 -- waiters that nobody listens for, found by one release
 
 local key, token = KEYS[1], ARGV[1]
+local own_place, min_hold = string.match(ARGV[3], '^(%d+) (%d+)$')
 local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token)
 local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2]), tonumber(known[3]), tonumber(known[4])
 local answer = redis.call('EXISTS', key) - 1
@@ -34,7 +33,7 @@ local function leave_place(place)
     forget_merged(key, merged)
   end
   -- If this server's clock was set back since it was given, nobody is kept out for the difference.
-  local free_at = math.min(grant_of(key, place).since, now) + ARGV[4] * 1000
+  local free_at = math.min(grant_of(key, place).since, now) + min_hold * 1000
   local is_kept = free_at > now
   if is_kept then
     keep_place_until(place, free_at)
@@ -69,7 +68,7 @@ end
 
 local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
 for _, each in ipairs(read_places(key, highest, math.huge)) do
-  local is_mine = each.token == token and (ARGV[2] == '0' or tonumber(ARGV[2]) == each.place)
+  local is_mine = each.token == token and (own_place == '0' or tonumber(own_place) == each.place)
   if is_mine then
     copy_has_come = redis.call('HEXISTS', key, each.place .. ':c') == 1
     is_kept = leave_place(each.place)
@@ -88,9 +87,12 @@ if highest_left < highest then
 end
 
 -- Whether a copy has come is not known of a place that was lost, so the marker is left then, too.
-if KEYS[2] and (answer < 1 or copy_has_come or ARGV[8] == '1') then
-  write_marker(KEYS[2], tonumber(ARGV[5]), ARGV[6], ARGV[7])
-  answer = answer == 1 and 3 or answer
+if KEYS[2] then
+  local attempt, outcome, kept, is_due = string.match(ARGV[4], '^(%d+) (%S+) (%d+) (%d)$')
+  if answer < 1 or copy_has_come or is_due == '1' then
+    write_marker(KEYS[2], tonumber(attempt), outcome, kept)
+    answer = answer == 1 and 3 or answer
+  end
 end
 local goes_on = first and wake(held, is_kept)
 delete_if_idle(key)

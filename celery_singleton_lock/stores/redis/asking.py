@@ -1,0 +1,64 @@
+"""Asking a server again and again, until it answers or the time for it is over."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from redis import exceptions
+
+from celery_singleton_lock.errors import StoreError, StoreRefused
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.redis.refusals import is_passing, what_to_set
+
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.25
+
+
+class Asking:
+    """Asks one server.
+
+    Arguments:
+        address: Of the server, for errors.
+        user: As which we ask, for errors.
+    """
+
+    def __init__(self, address: str, user: str) -> None:
+        self._address, self._user = address, user
+        self._is_away = False
+
+    def persist(self, ask: Callable[[float], Any], bound: float, *, is_one_of_many: bool = False) -> tuple[Any, float]:
+        """Ask until there is an answer, for *bound* seconds at most, all tries together.
+
+        Arguments:
+            ask: Does so once, in so many seconds.
+            bound: The seconds in all.
+            is_one_of_many: Many ask the same, each in a slot of a pool. So after one of them has asked in vain,
+                each tries only once, until the server answers somebody.
+
+        Returns:
+            The answer, and the time at which the request it belongs to was sent.
+
+        Raises:
+            StoreError: No answer.
+        """
+        give_up_at = clock() + bound
+        pause = _FIRST_PAUSE
+        while True:
+            sent_at = clock()
+            try:
+                answer = ask(give_up_at - sent_at)
+            except exceptions.RedisError as error:
+                is_last = clock() + pause >= give_up_at or (is_one_of_many and self._is_away)
+                if is_last or not is_passing(error):
+                    if is_one_of_many:
+                        self._is_away = is_passing(error)
+                    raise self._unanswered(error) from error
+            else:
+                self._is_away = False
+                return answer, sent_at
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _unanswered(self, error: exceptions.RedisError) -> StoreError:
+        problem, advice = f"{type(error).__name__}: {error}", what_to_set(error, self._user)
+        return StoreError(self._address, problem) if advice is None else StoreRefused(self._address, problem, advice)
