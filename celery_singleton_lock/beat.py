@@ -208,7 +208,9 @@ class SingletonSchedulerMixin(Scheduler):
     @property
     def _ttl(self) -> float:
         conf = self.app.conf
-        ttl = conf.get("singleton_beat_ttl") or conf.get("singleton_lock_ttl", 30)
+        ttl = conf.get("singleton_beat_ttl")
+        if ttl is None:
+            ttl = conf.get("singleton_lock_ttl", 30)
         return seconds("singleton_beat_ttl", ttl, least=1)
 
     @property

@@ -2,17 +2,19 @@
 
 import inspect
 import warnings
-from types import CodeType
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 from celery.backends.base import DisabledBackend
 from celery.backends.rpc import RPCBackend
+from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.guard import body_in, check_call_order
 from celery_singleton_lock.leases.key import KeyMaker
 from celery_singleton_lock.models import receiver_of
 from celery_singleton_lock.options import LockOptions, check_values, resolve
+from celery_singleton_lock.own import own
 from celery_singleton_lock.spelling import check_option_names, check_setting_names
 
 
@@ -27,7 +29,7 @@ def check_definition(cls: type[Any], app: Celery, ours: type[Any]) -> None:
     Raises:
         ConfigurationError: Naming the task, what is wrong and what can be done.
     """
-    _check_call_order(cls, ours)
+    check_call_order(cls, ours)
     _check_task_class(cls, app, ours)
     check_option_names(cls, ours)
     check_values(cls)
@@ -43,45 +45,57 @@ def options_of(task: Any, ours: type[Any]) -> LockOptions:
     """
     # Again, because Celery keeps a task that was refused, and gives it to the next caller.
     check_definition(type(task), task.app, ours)
+    check_values(task)
+    key_maker_of(task)
     check_setting_names(task.app)
     options = resolve(task.app, task)
     _check_policy(task, options)
     return options
 
 
-def key_maker_of(cls: type[Any]) -> KeyMaker:
-    """What makes the lock keys of a task.
+def key_maker_of(task: Any) -> KeyMaker:
+    """What makes the lock keys of a task, or of a class of tasks.
 
     Raises:
         ConfigurationError: `lock_name` or `lock_key` cannot work.
     """
-    name = cls.name if cls.lock_name is None else cls.lock_name
+    cls = task if isinstance(task, type) else type(task)
+    name = task.name if task.lock_name is None else task.lock_name
     signature = _run_signature(cls)
     try:
-        return KeyMaker(name, signature, cls.lock_key, receiver_of(cls, signature))
+        return KeyMaker(name, signature, own(task, "lock_key"), receiver_of(cls, signature))
     except ConfigurationError as error:
-        raise ConfigurationError(f"task {cls.name}: {error}") from None
+        raise ConfigurationError(f"task {task.name}: {error}") from None
+
+
+def request_class_of(task: Any, ours: type[Any]) -> type[Any]:
+    """The class of the task's requests: that of *ours*, joined with one that the user has given or a base has.
+
+    Raises:
+        ConfigurationError: The two cannot be joined.
+    """
+    written = [vars(each)["Request"] for each in (task, *type(task).__mro__) if "Request" in vars(each)]
+    theirs = next((each for each in written if each not in (ours.Request, Task.Request)), None)
+    request: type[Any] = symbol_by_name(ours.Request)
+    if theirs is None:
+        return request
+    try:
+        given: type[Any] = symbol_by_name(theirs)
+        return given if issubclass(given, request) else type("Request", (request, given), {})
+    except (ImportError, AttributeError, TypeError) as error:
+        raise ConfigurationError(
+            f"task {task.name}: Request={theirs!r} cannot be joined with that of {ours.__name__} ({error}); derive it "
+            "from celery.worker.request.Request"
+        ) from error
 
 
 def _run_signature(cls: type[Any]) -> inspect.Signature:
     """Signature of the body without a bound `self`, which Celery leaves on the class."""
-    run = inspect.getattr_static(cls, "run")
+    run = body_in(cls)
     if isinstance(run, staticmethod):
         return inspect.signature(run.__func__)
     signature = inspect.signature(run)
     return signature.replace(parameters=list(signature.parameters.values())[1:])
-
-
-def _check_call_order(cls: type[Any], ours: type[Any]) -> None:
-    """Refuse a `__call__` that would run the body past *ours*, as the Flask recipe's does."""
-    for base in cls.__mro__[: cls.__mro__.index(ours)]:
-        call = base.__dict__.get("__call__")
-        code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
-        if code is not None and "__call__" not in _names_in(code):
-            raise ConfigurationError(
-                f"task {cls.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would "
-                f"bypass the lock; call it there, or put {ours.__name__} first among the base classes"
-            )
 
 
 def _check_task_class(cls: type[Any], app: Celery, ours: type[Any]) -> None:
@@ -114,11 +128,3 @@ def why_unreadable(task: Any) -> str:
     if isinstance(task.backend, RPCBackend):
         return "rpc:// gives a result to its caller only; use another result backend"
     return "the task has ignore_result=True, so its holder keeps none" if task.ignore_result else ""
-
-
-def _names_in(code: CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            names |= _names_in(constant)
-    return names

@@ -141,7 +141,7 @@ class Lock:
         name: str,
         *,
         url: str | None = None,
-        app: Celery | None = None,
+        app: "Celery[Any] | None" = None,
         ttl: Duration = 30,
         limit: int = 1,
         reentrant: bool = False,

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery.app import base
 
+from celery_singleton_lock.guard import body_in
 from celery_singleton_lock.leases.key import Receive
 
 # What Celery's wrapper calls the body that it wraps.
@@ -18,7 +19,7 @@ def receiver_of(cls: type[Any], signature: inspect.Signature) -> Receive | None:
 
     It runs the code of the models, and raises whatever that raises.
     """
-    run = inspect.getattr_static(cls, "run")
+    run = body_in(cls)
     itself = () if isinstance(run, staticmethod) else (None,)
     wrapper: Any = run.__func__ if isinstance(run, staticmethod) else run
     if getattr(wrapper, "__globals__", None) is not vars(base) or _BODY not in wrapper.__code__.co_freevars:

@@ -134,19 +134,19 @@ class LockOptions:
         return self.skip_result is not UNSET
 
 
-def check_values(cls: type[Any]) -> None:
-    """Check what a task sets itself.
+def check_values(task: Any) -> None:
+    """Check what a task sets itself, or a class of tasks.
 
     Raises:
         ConfigurationError: Naming the task, the option, the value and what is allowed.
     """
     try:
         for name, option in OPTIONS.items():
-            value = getattr(cls, f"lock_{name}")
+            value = getattr(task, f"lock_{name}")
             if value is not None:
                 option.check(f"lock_{name}", value)
     except ConfigurationError as error:
-        raise ConfigurationError(f"task {cls.name}: {error}") from None
+        raise ConfigurationError(f"task {task.name}: {error}") from None
 
 
 def resolve(app: Celery, task: Any) -> LockOptions:

@@ -83,8 +83,9 @@ def _client_options(app: Celery) -> Mapping[str, Any]:
     options = app.conf.get("singleton_lock_client_options", {})
     if not isinstance(options, Mapping):
         raise ConfigurationError(
-            f"singleton_lock_client_options={options!r:.40} is not allowed: give a dict of arguments for redis-py's "
-            "connections, such as {'ssl_ca_certs': 'ca.pem'}"
+            # Not what it is: there may be a password in it.
+            f"singleton_lock_client_options=<a {type(options).__name__}> is not allowed: give a dict of arguments for "
+            "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
     return options
 

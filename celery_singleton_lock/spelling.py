@@ -3,9 +3,10 @@
 import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import lru_cache
 from typing import Any
 
-from celery import Celery
+from celery import Celery, Task
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.options import OPTIONS, SingletonOptions
@@ -41,28 +42,99 @@ FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
     "singleton_lock_expiry": ("celery-singleton", "singleton_lock_queue_ttl"),
     "singleton_raise_on_duplicate": ("celery-singleton", "singleton_lock_on_conflict"),
 }
+# What else such an option is called.
+_SAID_FOR: Mapping[str, str] = {"unique_key": "lock_key"}
+_PREFIX = "lock_"
+_OF_CELERY = frozenset(dir(Task))
+# How like an option a name is, of 1, that is none in spite of its annotation, and that begins in another way.
+_NEARLY, _VERY_NEARLY = 0.8, 0.87
 _ANYWHERE = ("singleton_lock_", "singleton_beat_")
 
 
 def check_option_names(cls: type[Any], ours: type[Any]) -> None:
     """Refuse an option that does not exist.
 
-    A name is a class's own, and no misspelt option, if a class that the user wrote declares it with an annotation, or
-    as a method or property.
+    A name is a class's own, and no misspelt option, if a class that the user wrote declares it as a method or a
+    property, or with an annotation and is not nearly an option. What a class is like that knows nothing of *ours*, is
+    nobody's business unless it begins with `lock_`.
 
     Raises:
         ConfigurationError: Naming the task, the option, and the one that was probably meant.
     """
     theirs = [each for each in cls.__mro__ if each not in ours.__mro__]
-    known = _OPTIONS.union(*(_declared(each) for each in theirs))
+    for each in theirs:
+        for name in _annotated(each):
+            _check_annotation(cls, name)
+    known = _declared_in(cls, ours)
+    strangers = {name for each in theirs if not issubclass(each, ours) for name in vars(each)}
     for name in (name for each in theirs for name in vars(each) if name not in known):
-        if name in FOREIGN_OPTIONS:
-            raise ConfigurationError(f"task {cls.name}: {_foreign(name, 'an option', FOREIGN_OPTIONS)}")
-        if name.lower().startswith("lock_"):
+        _check_name(cls, name, is_ours=name not in strangers)
+
+
+def check_option_name(cls: type[Any], ours: type[Any], name: str) -> None:
+    """Refuse an option that does not exist, where it is set on the object.
+
+    Raises:
+        ConfigurationError: Naming the task, the option, and the one that was probably meant.
+    """
+    is_new = not any(name in vars(each) for each in cls.__mro__)
+    if is_new and name not in _declared_in(cls, ours):
+        _check_name(cls, name, is_ours=False)
+
+
+def check_call_options(task: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option of the task that is given with a call.
+
+    Raises:
+        ConfigurationError: Naming the task, the option, and where it belongs.
+    """
+    for name in options:
+        option = _meant(name)
+        if (option or name.startswith(_PREFIX)) and name not in (options.get("stamped_headers") or ()):
+            if option in FOREIGN_OPTIONS:
+                raise ConfigurationError(f"task {task}: {_foreign(option, 'an option', FOREIGN_OPTIONS)}")
             raise ConfigurationError(
-                f"task {cls.name}: there is no option {name}{_nearest(name.lower(), _OPTIONS)} An attribute of your "
-                "own whose name begins with lock_ has to be annotated in its class, or to be a method or a property"
+                f"task {task}: {name} is no option of a call, but of the task: write "
+                f"`@app.task(base=SingletonTask, {option or 'lock_...'}=...)`"
             )
+
+
+def _check_annotation(cls: type[Any], name: str) -> None:
+    near = get_close_matches(name.lower(), _OPTIONS, n=1, cutoff=_NEARLY) if name.lower().startswith(_PREFIX) else ()
+    if near and name not in _OPTIONS:
+        raise ConfigurationError(
+            f"task {cls.name}: there is no option {name}; did you mean {near[0]}? An attribute of your own needs a "
+            "name that is less like it"
+        )
+
+
+def _check_name(cls: type[Any], name: str, *, is_ours: bool) -> None:
+    may_be_near = is_ours and not name.startswith("_") and name not in _OF_CELERY
+    meant = _meant(name) if may_be_near or name in FOREIGN_OPTIONS else ""
+    if meant in FOREIGN_OPTIONS:
+        raise ConfigurationError(f"task {cls.name}: {_foreign(meant, 'an option', FOREIGN_OPTIONS)}")
+    if name.lower().startswith(_PREFIX):
+        raise ConfigurationError(
+            f"task {cls.name}: there is no option {name}{_nearest(name.lower(), _OPTIONS)} An attribute of your "
+            "own whose name begins with lock_ has to be annotated in its class, or to be a method or a property"
+        )
+    if meant:
+        raise ConfigurationError(
+            f"task {cls.name}: there is no option {name}; did you mean {meant}? An attribute of your own with "
+            "such a name has to be annotated in its class, or to be a method or a property"
+        )
+
+
+@lru_cache(maxsize=1000)
+def _meant(name: str) -> str:
+    """The option, ours or another library's, that a name is or is nearly; empty if there is none."""
+    bare = name.lower().removeprefix("singleton_")
+    option = _SAID_FOR.get(bare) or _PREFIX + bare.removeprefix(_PREFIX)
+    # Of one word, such as `ttl`, it may be anybody's.
+    if option in _OPTIONS and ("_" in bare or bare != name.lower()):
+        return option
+    near = get_close_matches(name.lower(), [*_OPTIONS, *FOREIGN_OPTIONS], n=1, cutoff=_VERY_NEARLY)
+    return near[0] if near else ""
 
 
 def check_setting_names(app: Celery) -> None:
@@ -105,16 +177,30 @@ def _spelt(name: str, namespace: str) -> str:
     return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()
 
 
-def _declared(cls: type[Any]) -> Iterable[str]:
-    """The names that are a class's own by their annotation or their kind."""
-    if "_decorated" in vars(cls):
-        # Celery has made it of a function, its annotations, and what the decorator was given.
+def _declared_in(cls: type[Any], ours: type[Any]) -> set[str]:
+    """The options, and the names that are a class's own by their annotation or their kind."""
+    known = set(_OPTIONS)
+    for each in cls.__mro__:
+        if each not in ours.__mro__ and not _is_made_by_celery(each):
+            known |= {
+                *_annotated(each),
+                *(name for name, value in vars(each).items() if hasattr(type(value), "__get__")),
+            }
+    return known
+
+
+def _annotated(cls: type[Any]) -> Iterable[str]:
+    if _is_made_by_celery(cls):
         return ()
     if sys.version_info >= (3, 14):
-        annotated = get_annotations(cls, format=Format.FORWARDREF)
-    else:
-        annotated = vars(cls).get("__annotations__", {})
-    return {*annotated, *(name for name, value in vars(cls).items() if hasattr(type(value), "__get__"))}
+        return get_annotations(cls, format=Format.FORWARDREF)
+    annotations: Mapping[str, Any] = vars(cls).get("__annotations__", {})
+    return annotations
+
+
+def _is_made_by_celery(cls: type[Any]) -> bool:
+    """Of a function, its annotations, and what the decorator was given."""
+    return "_decorated" in vars(cls)
 
 
 def _foreign(name: str, kind: str, table: Mapping[str, tuple[str, str]]) -> str:

@@ -6,18 +6,19 @@ from typing import Any
 from celery import Celery, states
 from celery._state import get_current_task
 from celery.app.task import Context
-from celery.exceptions import Reject
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.admission import admit
-from celery_singleton_lock.definition import check_definition, key_maker_of, options_of
+from celery_singleton_lock.definition import check_definition, key_maker_of, options_of, request_class_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.generic import P, R_co, TypedTask
+from celery_singleton_lock.guard import guard_body
 from celery_singleton_lock.leases.current import current_lease, held_here
 from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
 from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
+from celery_singleton_lock.own import forget_options, unless_behind
 from celery_singleton_lock.publish import continues, continuing, key_to_keep, publish
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.marks import unmark_unstarted
@@ -27,6 +28,7 @@ from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, handing_on
 from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.spelling import check_call_options, check_option_name
 from celery_singleton_lock.stores.records import Holder
 
 
@@ -45,21 +47,16 @@ class SingletonTask(TypedTask[P, R_co]):
         lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in
             the queue, until the body starts. `"until_executed"`: unique in the queue and
             while it runs. `"until_and_while_executing"`: unique in the queue, and one at a time.
-        lock_key: Which arguments make two calls the same. None: all of them. A
-            list of parameter names: those; `()`: none, the task as a whole. A
-            format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
-        lock_name: First part of the key, by default the task's name. Tasks that
-            share it exclude one another.
-        lock_ttl: Seconds a lease lasts without renewal, at least 1; by default
-            30, so that a killed worker blocks nobody for long and a lease
-            survives two missed renewals.
+        lock_key: Which arguments make two calls the same. None: all of them. A list of parameter names: those;
+            `()`: none, the task as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
+        lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
+        lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30, so that a
+            killed worker blocks nobody for long and a lease survives two missed renewals.
         lock_limit: How many may run at once, by default 1; a run may while fewer than its own limit do.
-        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place,
-            first come, first served, which occupies a place in the pool for at most a quarter of a time
-            limit at once, `"join"`,
-            which ends with the holder's own result or error, `"rerun"`, one more run
-            after the present one, with the newest arguments, or `"replace"`, which
-            cancels the holder and takes over.
+        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place, first come, first
+            served, which occupies a place in the pool for at most a quarter of a time limit at once, `"join"`,
+            which ends with the holder's own result or error, `"rerun"`, one more run after the present one,
+            with the newest arguments, or `"replace"`, which cancels the holder and takes over.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits or comes again gives up with
             `LockHeld`; by default never, and never with `"join"`. Also for which a call tries
@@ -82,18 +79,18 @@ class SingletonTask(TypedTask[P, R_co]):
     abstract = True
     Request = "celery_singleton_lock.request:SingletonRequest"
 
-    lock_mode: Mode | None = None
-    lock_key: KeyChoice = None
-    lock_name: str | None = None
-    lock_limit: int | None = None
-    lock_ttl: Duration | None = None
-    lock_on_conflict: OnConflict | None = None
-    lock_skip_result: Any = UNSET
-    lock_wait_timeout: Duration | None = None
-    lock_on_lost: OnLost | None = None
-    lock_on_store_error: OnStoreError | None = None
-    lock_min_hold: Duration | None = None
-    lock_queue_ttl: Duration | None = None
+    lock_mode: Mode | None = unless_behind(None)
+    lock_key: KeyChoice = unless_behind(None)
+    lock_name: str | None = unless_behind(None)
+    lock_limit: int | None = unless_behind(None)
+    lock_ttl: Duration | None = unless_behind(None)
+    lock_on_conflict: OnConflict | None = unless_behind(None)
+    lock_skip_result: Any = unless_behind(UNSET)
+    lock_wait_timeout: Duration | None = unless_behind(None)
+    lock_on_lost: OnLost | None = unless_behind(None)
+    lock_on_store_error: OnStoreError | None = unless_behind(None)
+    lock_min_hold: Duration | None = unless_behind(None)
+    lock_queue_ttl: Duration | None = unless_behind(None)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
@@ -106,6 +103,12 @@ class SingletonTask(TypedTask[P, R_co]):
         else:
             result = self._run_locked(request, args, kwargs)
         return result
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """An option may be set on the object as well, and counts from then on."""
+        check_option_name(type(self), SingletonTask, name)
+        super().__setattr__(name, value)
+        forget_options(self, name)
 
     @property
     def lock(self) -> Lease | Unlocked:
@@ -128,7 +131,7 @@ class SingletonTask(TypedTask[P, R_co]):
     @cached_property
     def _lock_keys(self) -> KeyMaker:
         # Not made in on_bound: another thread may use the task before Celery has bound it.
-        return key_maker_of(type(self))
+        return key_maker_of(self)
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The lock key of a call with these arguments.
@@ -160,6 +163,7 @@ class SingletonTask(TypedTask[P, R_co]):
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
         send = partial(super().apply_async, args, kwargs, *rest)
+        check_call_options(self.name, options)
         if not self.is_lockable() or rest:
             return send(**options)
         key = key_to_keep(options.get("headers"))
@@ -178,6 +182,7 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""
+        check_call_options(self.name, kwargs)
         result = super().apply(*args, **kwargs)
         if isinstance(result.result, Revoked):
             error, throw = result.result.error, kwargs.get("throw")
@@ -221,8 +226,13 @@ class SingletonTask(TypedTask[P, R_co]):
         if run is not None:
             run.give_back()
             mark_stored(run)
-        elif state != states.RETRY and not self._is_requeued(retval):
-            unmark_unstarted(self)
+        else:
+            unmark_unstarted(self, state, retval)
+
+    def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
+        """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
+        vars(self)["Request"] = request_class_of(self, SingletonTask)
+        return super().start_strategy(app, consumer, **kwargs)
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:
@@ -230,6 +240,7 @@ class SingletonTask(TypedTask[P, R_co]):
         super().on_bound(app)
         if cls.is_lockable():
             check_definition(cls, app, SingletonTask)
+            guard_body(cls, SingletonTask)
 
     def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
         notes = Notes.of(request.headers)
@@ -250,6 +261,11 @@ class SingletonTask(TypedTask[P, R_co]):
     def _runs_without_lock(self, request: Context) -> bool:
         called_itself = request.get("lock_run") is not None
         return request.called_directly or called_itself or not self.is_lockable()
+
+    def is_past_lock(self) -> bool:
+        """The body is about to run, and `__call__` was not called before it."""
+        at = self.request
+        return (self._is_item(at) or not self._runs_without_lock(at)) and not at.get("lock_continued")
 
     def _continues(self, lease: Lease | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under that one's lease."""
@@ -277,9 +293,6 @@ class SingletonTask(TypedTask[P, R_co]):
         # The publisher's, so that a deploy that changes a default does not strand what is queued.
         is_ours = notes.key.startswith(f"{self.lock_options.prefix}:")
         return notes.key if is_ours else self.lock_key_for(*args, **kwargs)
-
-    def _is_requeued(self, retval: Any) -> bool:
-        return isinstance(retval, Reject) and bool(retval.requeue and self.acks_late)
 
     @classmethod
     def is_lockable(cls) -> bool:

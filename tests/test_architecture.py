@@ -20,7 +20,7 @@ STOREYS = (
     {"stores"},
     {"leases"},
     # Ground for all that knows Celery.
-    {"options", "settings", "definition", "models", "spelling", "generic", "signals"},
+    {"options", "own", "settings", "definition", "guard", "models", "spelling", "generic", "signals"},
     {"runs"},
     {"policies"},
     {"admission", "publish", "start"},

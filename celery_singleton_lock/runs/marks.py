@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery, Task, states
+from celery.exceptions import Reject
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.leftovers import leftovers
@@ -38,9 +39,11 @@ def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
         unmark_later(store_of(app), notes.key, str(headers["id"]), returns=notes.crowds)
 
 
-def unmark_unstarted(task: Task) -> None:
+def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     """End it for the present request, which was refused before it came to its lock, by `before_start` say."""
-    request = task.request
+    request, is_requeued = task.request, isinstance(retval, Reject) and retval.requeue and task.acks_late
+    if state == states.RETRY or is_requeued:
+        return
     try:
         notes = Notes() if request.called_directly else Notes.of(request.headers)
     except ConfigurationError:

@@ -1,9 +1,9 @@
 """What both type checkers have to accept, and the types that they have to find."""
 
 from datetime import datetime, timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
-from celery import Celery
+from celery import Celery, Task
 from celery.result import AsyncResult
 
 from celery_singleton_lock import Lease, Lock, LockHeld, LockLost, SingletonOptions, SingletonTask, current_lease
@@ -60,6 +60,16 @@ for holder in import_prices.lock_holders(7):
 with Lock("stock", ttl=timedelta(seconds=5)) as lease:
     assert_type(lease, Lease)
     assert_type(lease.token, str)
+
+
+class CompanyTask(Task[..., Any]):
+    abstract = True
+
+
+shop = Celery("shop", task_cls=CompanyTask)
+assert_type(Lock("stock", app=shop), Lock)
+assert_type(Lock("stock", app=Celery("shop", task_cls="shop:CompanyTask")), Lock)
+assert_type(Lock("stock", app=app), Lock)
 
 stock = Lock("stock", url="redis://").acquire(timeout=timedelta(seconds=1))
 assert_type(stock, Lease | None)

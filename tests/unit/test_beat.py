@@ -8,7 +8,7 @@ from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import crontab, schedule, solar
 
-from celery_singleton_lock import StoreError
+from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.beat import SingletonSchedulerMixin, due_of
 from celery_singleton_lock.settings import store_of
 
@@ -58,6 +58,21 @@ def test_who_could_not_read_what_was_sent_does_not_lead(app: Celery, monkeypatch
     assert len(backend.holders(scheduler._key)) == 1
     scheduler.close()
     assert backend.holders(scheduler._key) == []
+
+
+@pytest.mark.parametrize("value", [0, False, "", "30", -1])
+def test_a_ttl_that_is_no_duration_is_refused(app: Celery, value: Any) -> None:
+    app.conf.update(singleton_lock_url="memory://ttl", singleton_beat_ttl=value)
+
+    with pytest.raises(ConfigurationError, match=f"^singleton_beat_ttl={value!r} is not allowed"):
+        _ = SingletonSchedulerMixin(app)._ttl
+
+
+@pytest.mark.parametrize(("settings", "ttl"), [({}, 30), ({"singleton_beat_ttl": None, "singleton_lock_ttl": 7}, 7)])
+def test_a_ttl_that_is_not_given_is_that_of_the_locks(app: Celery, settings: dict[str, Any], ttl: float) -> None:
+    app.conf.update(settings)
+
+    assert SingletonSchedulerMixin(app)._ttl == ttl
 
 
 def unanswered(_: str) -> Any:

@@ -282,12 +282,14 @@ def test_client_options_reach_the_connection() -> None:
     assert (connection.username, connection.password) == ("shop", SECRET)
 
 
-@pytest.mark.parametrize("value", ["x", None, ["db", 1], 5])
-def test_client_options_that_are_no_dict_are_refused(value: Any) -> None:
+@pytest.mark.parametrize("value", ["x", None, ["db", 1], 5, [("password", SECRET)], f"password={SECRET}"])
+def test_client_options_that_are_no_dict_are_refused_and_not_quoted(value: Any) -> None:
     app = app_with(singleton_lock_url="redis://locks/0", singleton_lock_client_options=value)
 
-    with pytest.raises(ConfigurationError, match=r"singleton_lock_client_options=.* is not allowed: give a dict"):
+    told = rf"^singleton_lock_client_options=<a {type(value).__name__}> is not allowed: give a dict"
+    with pytest.raises(ConfigurationError, match=told) as refused:
         store_of(app)
+    assert SECRET not in str(refused.value)
 
 
 def test_an_unknown_client_option_is_refused_by_name() -> None:

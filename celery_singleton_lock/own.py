@@ -1,0 +1,39 @@
+"""Where a task says what its options are: in its class, in one behind ours, or on the object."""
+
+from typing import Any
+
+from celery_singleton_lock.options import SingletonOptions
+
+# What a task keeps that was made of its options.
+_MADE = ("lock_options", "_lock_keys")
+
+
+class _Unless:
+    """An option on our class of tasks: what a class behind it says, which else would be hidden, or *value*."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __set_name__(self, owner: type[Any], name: str) -> None:
+        self._owner, self._name = owner, name
+
+    def __get__(self, task: Any, cls: type[Any]) -> Any:
+        return getattr(super(self._owner, cls), self._name, self._value)
+
+
+def unless_behind(value: Any) -> Any:
+    """*value*, unless a class behind ours sets the option."""
+    return _Unless(value)
+
+
+def own(task: Any, name: str) -> Any:
+    """The value of an option on a task, or on a class of tasks, where a function is no method."""
+    cls = task if isinstance(task, type) else type(task)
+    return getattr(cls, name) if task is cls else vars(task).get(name, getattr(cls, name))
+
+
+def forget_options(task: Any, name: str) -> None:
+    """Have all that was made of the options made again, if *name* is one of them."""
+    if name in SingletonOptions.__annotations__:
+        for made in _MADE:
+            vars(task).pop(made, None)

@@ -1,0 +1,78 @@
+"""A request class of the user's and ours serve the same task: neither loses what it does."""
+
+import os
+import signal
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.worker.request import Request
+
+from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock.definition import request_class_of
+from celery_singleton_lock.request import SingletonRequest
+from tests.acceptance.request_app import TASKS, Own, Told
+from tests.recorder import Recorder
+from tests.waiting import until
+from tests.workers import workers
+
+APP = "tests.acceptance.request_app"
+
+
+def test_the_key_of_a_killed_child_is_free_within_seconds_and_their_class_is_told(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env, concurrency=len(TASKS)):
+        for name, task in TASKS.items():
+            task.delay(name)
+        begun = until(lambda: len(found := recorder.events("enter")) == len(TASKS) and found, "all run")
+        for event in begun:
+            os.kill(event.pid, signal.SIGKILL)
+
+        for name, task in TASKS.items():
+            until(lambda t=task, n=name: not t.lock_holders(n), f"the key of {name} is free", timeout=8)
+        told = until(lambda: len(found := recorder.events("told")) == len(TASKS) and found, "theirs is told")
+
+    assert {event.key for event in told} == set(TASKS)
+
+
+def made(base: type, **options: Any) -> Any:
+    app = Celery("shop", set_as_current=False)
+
+    @app.task(base=base, name="stay", shared=False, **options)
+    def stay() -> None: ...
+
+    return app.tasks["stay"]
+
+
+class Ours(SingletonRequest):
+    """Somebody has read our code."""
+
+
+@pytest.mark.parametrize("given", [Ours, "tests.acceptance.test_request_class:Ours"])
+def test_a_class_that_comes_from_ours_is_taken_as_it_is(given: Any) -> None:
+    assert request_class_of(made(SingletonTask, Request=given), SingletonTask) is Ours
+
+
+@pytest.mark.parametrize("given", [SingletonTask.Request, Task.Request])
+def test_celerys_own_gives_way_to_ours(given: str) -> None:
+    assert request_class_of(made(SingletonTask, Request=given), SingletonTask) is SingletonRequest
+
+
+def test_a_class_that_is_set_on_the_object_counts() -> None:
+    task = made(Own)
+    task.Request = type("Other", (Told,), {})
+
+    assert request_class_of(task, SingletonTask).__mro__[1:4] == (SingletonRequest, task.Request, Told)
+
+
+@pytest.mark.parametrize("given", [7, "no.such.module:Request", "celery:NoSuchRequest", len])
+def test_what_cannot_be_joined_is_refused_with_what_to_do(given: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"task stay: Request=.*; derive it from celery.worker.request.Request"
+    ):
+        request_class_of(made(SingletonTask, Request=given), SingletonTask)
+
+
+def test_the_request_of_celery_itself_does_no_harm() -> None:
+    assert issubclass(request_class_of(made(SingletonTask, Request=Request), SingletonTask), SingletonRequest)

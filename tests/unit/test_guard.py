@@ -1,0 +1,170 @@
+"""A `__call__` of the user's before ours leads through the lock, or the task does not run."""
+
+from collections.abc import Callable
+from functools import partialmethod, wraps
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.contrib.django.task import DjangoTask
+
+from celery_singleton_lock import ConfigurationError, SingletonTask
+
+
+@pytest.fixture
+def app() -> Celery:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://guard"
+    return app
+
+
+def make(app: Celery, base: type, **options: Any) -> Any:
+    @app.task(base=base, name="shop.tasks.sync", bind=True, shared=False, **options)
+    def sync(self: Any, x: Any = 0) -> Any:
+        return x or self.lock.held
+
+    app.finalize()
+    return app.tasks["shop.tasks.sync"]
+
+
+class TaskBase(Task):
+    """As older recipes for Flask have it."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return Task.__call__(self, *args, **kwargs)
+
+
+class Plain:
+    """No task itself."""
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return Task.__call__(self, *args, **kwargs)
+
+
+class Unknown:
+    """What stands here is a descriptor that nobody can look into."""
+
+    class Descriptor:
+        def __get__(self, task: Any, owner: Any) -> Any:
+            return task.run
+
+    __call__ = Descriptor()
+
+
+class Partial:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+    __call__ = partialmethod(call)
+
+
+@pytest.mark.parametrize("mixin", [TaskBase, Plain, Unknown, Partial], ids=lambda each: each.__name__)
+def test_what_names_no_call_of_the_next_class_is_refused_with_the_line_to_write(app: Celery, mixin: Any) -> None:
+    class Base(mixin, SingletonTask):  # type: ignore[misc]
+        abstract = True
+
+    with pytest.raises(ConfigurationError) as refused:
+        make(app, Base)
+
+    line = "write `return super().__call__(*args, **kwargs)`"
+    for words in ("task shop.tasks.sync", f"{mixin.__name__}.__call__", line, "put SingletonTask first"):
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("mixin", [TaskBase, Plain, Unknown, Partial, DjangoTask], ids=lambda each: each.__name__)
+def test_behind_ours_they_are_fine(app: Celery, mixin: Any) -> None:
+    class Base(SingletonTask, mixin):  # type: ignore[misc]
+        abstract = True
+
+    assert mixin in type(make(app, Base)).__mro__
+
+
+def timed(call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    return around
+
+
+class Wrapped:
+    @timed
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("mixin", [Wrapped, DjangoTask])
+def test_a_call_of_the_next_class_is_seen_through_a_wrapper(app: Celery, mixin: Any) -> None:
+    class Base(mixin, SingletonTask):  # type: ignore[misc]
+        abstract = True
+
+    assert make(app, Base).apply().get() is True
+
+
+class Branches(Task):
+    """It knows the right way, and takes another one when it is told to."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        way = self.app.conf.get("way")
+        if way == "run":
+            return self.run(*args, **kwargs)
+        if way == "Task":
+            return Task.__call__(self, *args, **kwargs)
+        return super().__call__(*args, **kwargs)
+
+
+class BothWays(Branches, SingletonTask):
+    abstract = True
+
+
+@pytest.mark.parametrize("way", ["run", "Task"])
+@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}], ids=["", "autoretry"])
+def test_a_branch_that_leads_past_the_lock_fails_before_the_body(app: Celery, way: str, options: Any) -> None:
+    task = make(app, BothWays, **options)
+    assert task.apply().get() is True
+
+    app.conf.way = way
+    with pytest.raises(ConfigurationError, match=r"sync: Branches.__call__ did not call super\(\).__call__\(\)"):
+        task.apply().get()
+
+
+def test_an_item_of_a_map_does_not_pass_the_lock_either(app: Celery) -> None:
+    task = make(app, BothWays)
+    assert task.map([1, 2]).apply().get() == [1, 2]
+
+    app.conf.way = "run"
+    with pytest.raises(ConfigurationError, match=r"Branches.__call__ did not call"):
+        task.map([1, 2]).apply().get()
+
+
+@pytest.mark.parametrize("way", ["", "run", "Task"])
+def test_a_direct_call_needs_no_lock(app: Celery, way: str) -> None:
+    task = make(app, BothWays)
+    app.conf.way = way
+
+    assert task(7) == 7
+
+
+def test_a_class_may_call_its_own_body_and_that_of_the_class_it_comes_from(app: Celery) -> None:
+    class First(BothWays):
+        name = "shop.tasks.first"
+
+        def run(self, x: int) -> Any:
+            return [x, self.lock.held]
+
+    class Second(First):
+        name = "shop.tasks.second"
+
+        def run(self, x: int) -> Any:
+            return super().run(x)
+
+    app.register_task(First())
+    Celery("other", set_as_current=False).register_task(Second())
+    task = app.register_task(Second())
+
+    assert task.apply((7,)).get() == [7, True]
+    assert task.lock_key_for(7) == task.lock_key_for(x=7)
