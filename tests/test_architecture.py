@@ -196,7 +196,9 @@ def test_below_options_and_settings_nothing_knows_celery(name: str) -> None:
 def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
     knowing = [name for name, path in FILES.items() if "redis" in packages(path)]
 
-    assert knowing == [f"stores/redis/{name}.py" for name in ("asking", "opening", "refusals", "store", "waiter", "wire")]
+    assert knowing == [
+        f"stores/redis/{name}.py" for name in ("asking", "opening", "refusals", "store", "waiter", "wire")
+    ]
 
 
 def test_only_the_list_of_stores_knows_the_store_in_redis() -> None:
