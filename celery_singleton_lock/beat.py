@@ -21,7 +21,6 @@ from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
 from celery.beat import PersistentScheduler, Scheduler
-from celery.signals import beat_init
 from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
@@ -224,13 +223,6 @@ class SingletonSchedulerMixin(Scheduler):
     @property
     def _slots(self) -> str:
         return f"{self._key}:slots"
-
-
-@beat_init.connect(weak=False)
-def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
-    """Refuse to start with what cannot work."""
-    if isinstance(sender.scheduler, SingletonSchedulerMixin):
-        sender.scheduler.check()
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):

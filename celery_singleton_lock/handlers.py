@@ -4,13 +4,13 @@ from contextlib import suppress
 from typing import Any
 
 from celery.bootsteps import Step
-from celery.signals import task_postrun, task_prerun, task_rejected, task_unknown, worker_init
+from celery.signals import beat_init, task_postrun, task_prerun, task_rejected, task_unknown, worker_init
 
 from celery_singleton_lock.request import LostAcknowledgements
 from celery_singleton_lock.runs.marks import unmark_unread
 from celery_singleton_lock.runs.redelivery import keep_result
 from celery_singleton_lock.runs.waiting import remember_limits
-from celery_singleton_lock.start import check_worker
+from celery_singleton_lock.start import check_definitions, check_worker
 from celery_singleton_lock.task import SingletonTask
 
 
@@ -30,6 +30,17 @@ def add_our_steps(sender: Any = None, **_: Any) -> None:
     remember_limits(sender)
     sender.app.steps["worker"].add(Start)
     sender.app.steps["consumer"].add(LostAcknowledgements)
+
+
+@beat_init.connect(weak=False)
+def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
+    """Refuse to start a beat with what cannot work."""
+    from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (of no use but in a beat)
+
+    if isinstance(sender.scheduler, SingletonSchedulerMixin):
+        sender.scheduler.check()
+    else:
+        check_definitions(sender.app)
 
 
 @task_unknown.connect(weak=False)

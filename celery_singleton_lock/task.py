@@ -27,6 +27,7 @@ from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, handing_on
 from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.start import holds_back
 from celery_singleton_lock.stores.records import Holder
 
 
@@ -227,8 +228,13 @@ class SingletonTask(TypedTask[P, R_co]):
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
-        if cls.is_lockable():
+        if not cls.is_lockable():
+            return
+        try:
             check_definition(cls, app, SingletonTask)
+        except ConfigurationError as error:
+            if not holds_back(app, error):
+                raise
 
     def _run_locked(self, args: Any, kwargs: Any) -> Any:
         key = self._key_of_run(args, kwargs)

@@ -144,6 +144,64 @@ def test_each_task_that_cannot_work_is_a_line(start: Start, valkey: Server) -> N
         assert all(word in line for word in (f"task-{number}", "lock_on_conflict='join'", "result_backend"))
 
 
+FAULTY: list[dict[str, Any]] = [
+    {"lock_on_conflict": "skpi", "lock_limit": 0, "lock_name": 7},
+    {"lock_tll": 5, "is_shared": True},
+    {},
+    {"lock_on_conflict": "join", "lazy": False},
+    {"lock_ttl": 0, "lazy": False},
+]
+
+
+def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Server) -> None:
+    annotations = {"task-2": {"lock_ttl": -1}}
+    wrong = {"singleton_lock_tll": 5, "singleton_lock_min_hold": "1h", "singleton_lock_url": "nowhere://"}
+
+    lines = start(env_of(valkey, *FAULTY, task_annotations=annotations, **wrong)).refused()
+
+    for words in (
+        ("there is no setting singleton_lock_tll", "singleton_lock_ttl"),
+        ("singleton_lock_min_hold='1h'",),
+        ("task-0: lock_on_conflict='skpi'",),
+        ("task-0: lock_limit=0",),
+        ("task-0: lock_name=7",),
+        ("task-1: there is no option lock_tll",),
+        ("task-2: lock_ttl=-1",),
+        ("task-3: lock_on_conflict='join'", "result_backend"),
+        ("task-4: lock_ttl=0",),
+        ("singleton_lock_url", "nowhere"),
+    ):
+        assert [line for line in lines if all(word in line for word in words)], (words, lines)
+    assert len(lines) == 10
+
+
+def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path: Path, valkey: Server) -> None:
+    env = env_of(valkey, {"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
+    process = Process(env, tmp_path, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
+    try:
+        lines = process.refused()
+    finally:
+        process.close()
+
+    assert len(lines) == 2
+    for words in ("task-0: lock_on_conflict='skpi'", "task-1: there is no option lock_tll"):
+        assert [line for line in lines if words in line]
+
+
+def test_a_task_that_cannot_work_is_an_error_in_a_shell(valkey: Server) -> None:
+    env = {**os.environ, **env_of(valkey, {"lock_on_conflict": "skpi"})}
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", APP, "shell", "--python"],
+        input="app.tasks['task-0']\n",
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert "ConfigurationError: task task-0: lock_on_conflict='skpi'" in done.stderr
+
+
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_kill_is_refused_where_runs_have_no_process_of_their_own(
     worker: Callable[..., Process], valkey: Server, pool: str
