@@ -1414,7 +1414,14 @@ MUTANTS = [
         "stores/redis/trial.py",
         "        hear(ears, give_up_at - clock())\n",
         "",
-        ("tests/acceptance/test_start.py", "-k", "wakes_nobody"),
+        ("tests/contract/test_rights.py", "-k", "wakes_nobody"),
+    ),
+    Mutant(
+        "a trial uses each command that a run may need",
+        "stores/redis/trial.py",
+        "            commands_on(key),\n",
+        "            [],\n",
+        ("tests/contract/test_rights.py", "-k", "asks_for_each"),
     ),
     Mutant(
         "a start tells of a definition instead of showing a traceback",
@@ -1862,7 +1869,7 @@ MUTANTS = [
 
 def mutated(mutant: Mutant, directory: Path) -> Path:
     """A copy of the checkout's tests and package with the guard taken out."""
-    for name in ("celery_singleton_lock", "tests", "pyproject.toml"):
+    for name in ("celery_singleton_lock", "tests", "pyproject.toml", "README.md"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__"))

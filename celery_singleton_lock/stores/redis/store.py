@@ -101,7 +101,7 @@ class RedisStore(Store):
         return RedisStore(self._url, self._options)
 
     def try_out(self, key: str, bound: float) -> None:
-        """Run acquire.lua and release.lua, and listen."""
+        """Use each command, run acquire.lua and release.lua, and listen."""
         self._persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
 
     def now(self) -> int:
