@@ -30,6 +30,7 @@ from celery_singleton_lock.options import prefix_of, seconds
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.start import check_beat
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, Slot
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -37,6 +38,7 @@ logger = logging.getLogger("celery_singleton_lock")
 _LOOKS_PER_TTL = 5
 _LOOKS_PER_COMPARISON = 5
 _LONGEST_PAUSE = 1.0
+_LONGEST_SILENCE = 60.0
 _LONGEST_NAME = 100
 
 
@@ -53,6 +55,8 @@ class SingletonSchedulerMixin(Scheduler):
     _looks = 0
     _has_told_of_strangers = False
     _is_sent = False
+    _tells_again_at = 0.0
+    _silence = 0.0
 
     def check(self) -> None:
         """Return if this beat can work; what cannot pass ends it."""
@@ -67,8 +71,9 @@ class SingletonSchedulerMixin(Scheduler):
         try:
             leads = self._leads()
         except StoreError as error:
-            logger.warning("beat.unanswered: %s", error)
+            self._tell_unanswered(error)
             return _LONGEST_PAUSE
+        self._tells_again_at = self._silence = 0.0
         if not leads:
             return min(_LONGEST_PAUSE, self._ttl / _LOOKS_PER_TTL)
         pause: float = super().tick(*args, **kwargs)
@@ -141,6 +146,13 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease, self._looks = lease, 0
         logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.took_over)
         return True
+
+    def _tell_unanswered(self, error: StoreError) -> None:
+        """At once, and then ever more rarely: a store that refuses us may do so for days."""
+        if clock() >= self._tells_again_at:
+            logger.warning("beat.unanswered: %s", error)
+            self._silence = min(2 * self._silence or 2 * _LONGEST_PAUSE, _LONGEST_SILENCE)
+            self._tells_again_at = clock() + self._silence
 
     def _stand_by(self, leader: Holder) -> None:
         """Say once that another leads, and look now and then whether its schedule is this one."""

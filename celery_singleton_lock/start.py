@@ -228,7 +228,7 @@ def _try_store(app: Celery, lock_name: Callable[[], str]) -> None:
         raise
     except StoreError as error:
         event = (
-            "lock.unready store=%s: acquire, wake-up and release were not answered within %g s (%s); start it, or mend "
+            "lock.unready store=%s: acquire, wake-up and release did not work within %g s (%s); start it, or mend "
             "singleton_lock_url; until it answers, lock_on_store_error decides what becomes of each task"
         )
         logger.error(event, error.store, BOUND, error.problem)

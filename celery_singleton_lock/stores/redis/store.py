@@ -37,7 +37,7 @@ from celery_singleton_lock.stores.redis.hash import (
     renewals_of,
 )
 from celery_singleton_lock.stores.redis.opening import pool_of
-from celery_singleton_lock.stores.redis.refusals import is_passing, what_to_set
+from celery_singleton_lock.stores.redis.refusals import is_passing, problem_of, what_to_set
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import Script, Wire
@@ -273,7 +273,7 @@ class RedisStore(Store):
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _unanswered(self, error: exceptions.RedisError) -> StoreError:
-        problem, advice = f"{type(error).__name__}: {error}", what_to_set(error, self._user)
+        problem, advice = problem_of(error), what_to_set(error, self._user)
         return StoreError(self._address, problem) if advice is None else StoreRefused(self._address, problem, advice)
 
     def _reconnected(self) -> None:
