@@ -92,8 +92,9 @@ def _client_options(app: Celery) -> Mapping[str, Any]:
     options = app.conf.get("singleton_lock_client_options", {})
     if not isinstance(options, Mapping):
         raise ConfigurationError(
-            f"singleton_lock_client_options={options!r:.40} is not allowed: give a dict of arguments for redis-py's "
-            "connections, such as {'ssl_ca_certs': 'ca.pem'}"
+            # Without its value, which may have a password in it.
+            f"singleton_lock_client_options cannot be a {type(options).__name__}: give a dict of arguments for "
+            "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
     return options
 

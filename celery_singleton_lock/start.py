@@ -173,6 +173,9 @@ def _fault_in(question: Question) -> str:
         question()
     except ConfigurationError as error:
         return str(error)
+    except Exception:
+        # Of a router, a provider of passwords or a setting of the user's, which may work the next time.
+        logger.exception("lock.unchecked: a part of the check has failed, and the rest goes on")
     return ""
 
 

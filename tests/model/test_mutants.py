@@ -1137,6 +1137,27 @@ MUTANTS = [
         ("tests/contract/test_refusals.py", "-k", "password_is_told or certificate"),
     ),
     Mutant(
+        "an encoding that cannot speak to Redis is refused",
+        "stores/redis/opening.py",
+        "    if not understood:\n",
+        "    if False:\n",
+        ("tests/unit/test_settings.py", "-k", "can_never_work"),
+    ),
+    Mutant(
+        "a provider of passwords is one",
+        "stores/redis/opening.py",
+        '    if provider is not None and not hasattr(provider, "get_credentials"):\n',
+        "    if False:\n",
+        ("tests/unit/test_settings.py", "-k", "can_never_work"),
+    ),
+    Mutant(
+        "a check that stumbles is told as what it is",
+        "start.py",
+        "    except Exception:\n        # Of a router",
+        "    except ZeroDivisionError:\n        # Of a router",
+        ("tests/unit/test_settings.py", "-k", "stumbles"),
+    ),
+    Mutant(
         "what a server can never do is told",
         "stores/redis/refusals.py",
         "next((advice for says, advice in _NEVER if says.search(text)), None)",

@@ -35,7 +35,7 @@ _NEVER = (
     ),
     (
         re.compile(r"unknown (?:redis )?command|unknown subcommand", re.IGNORECASE),
-        "let singleton_lock_url name a Redis (7.0 or newer) or a Valkey with this command, which rename-command may hide",
+        "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command; rename-command may hide it",
     ),
     (
         re.compile(r"(?:^|-)WRONGTYPE\b"),

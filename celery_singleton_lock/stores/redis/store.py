@@ -36,7 +36,7 @@ from celery_singleton_lock.stores.redis.hash import (
     milliseconds,
     renewals_of,
 )
-from celery_singleton_lock.stores.redis.opening import pool_of
+from celery_singleton_lock.stores.redis.opening import pool_of, unreadable
 from celery_singleton_lock.stores.redis.refusals import is_passing, problem_of, what_to_set
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
@@ -79,11 +79,7 @@ class RedisStore(Store):
         except (TypeError, exceptions.RedisError) as error:
             raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
         except ValueError:
-            # Without its words, in which a password that was not escaped would stand as the port.
-            raise ConfigurationError(
-                "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
-                "the database as a number, with any other character in user and password percent-encoded"
-            ) from None
+            raise unreadable() from None
         self._url, self._options = url, options
         self._address = _address(url)
         self._user = pool.connection_kwargs.get("username") or "default"
