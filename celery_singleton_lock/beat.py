@@ -15,11 +15,14 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
+from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler
 from celery.utils.time import maybe_make_aware
 
@@ -60,7 +63,7 @@ class SingletonSchedulerMixin(Scheduler):
 
     def check(self) -> None:
         """Return if this beat can work; what cannot pass ends it."""
-        check_beat(self.app, lambda: self._key, lambda: self._ttl)
+        check_beat(self.app, *questions_of(self.app))
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Lead, or look whether somebody has to.
@@ -218,23 +221,35 @@ class SingletonSchedulerMixin(Scheduler):
 
     @property
     def _ttl(self) -> float:
-        conf = self.app.conf
-        ttl = conf.get("singleton_beat_ttl") or conf.get("singleton_lock_ttl", 30)
-        return seconds("singleton_beat_ttl", ttl, least=1)
+        return _ttl_of(self.app)
 
     @property
     def _key(self) -> str:
-        name = self.app.conf.get("singleton_beat_name")
-        if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME):
-            raise ConfigurationError(
-                f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME} characters, "
-                "the same for all beats of one schedule"
-            )
-        return key_of(prefix_of(self.app), checked_name(f"celery.beat.{name or self.app.main}"), {})
+        return _key_of(self.app)
 
     @property
     def _slots(self) -> str:
         return f"{self._key}:slots"
+
+
+def questions_of(app: Celery) -> tuple[Callable[[], str], Callable[[], float]]:
+    """What has to be answered by the settings of a beat of this app: its key, and its ttl."""
+    return partial(_key_of, app), partial(_ttl_of, app)
+
+
+def _key_of(app: Celery) -> str:
+    name = app.conf.get("singleton_beat_name")
+    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME):
+        raise ConfigurationError(
+            f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME} characters, "
+            "the same for all beats of one schedule"
+        )
+    return key_of(prefix_of(app), checked_name(f"celery.beat.{name or app.main}"), {})
+
+
+def _ttl_of(app: Celery) -> float:
+    ttl = app.conf.get("singleton_beat_ttl") or app.conf.get("singleton_lock_ttl", 30)
+    return seconds("singleton_beat_ttl", ttl, least=1)
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):

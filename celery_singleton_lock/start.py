@@ -51,8 +51,8 @@ def holds_back(app: Celery, error: ConfigurationError) -> bool:
     return True
 
 
-def check_worker(app: Celery, pool: type) -> None:
-    """Return if a worker with that pool can work.
+def check_worker(app: Celery, pool: type, *of_beat: Any) -> None:
+    """Return if a worker with that pool can work, and the beat it has inside can answer those questions, its key first.
 
     Raises:
         SystemExit: It cannot; the log says why.
@@ -61,7 +61,7 @@ def check_worker(app: Celery, pool: type) -> None:
     _is_first_look(app)
     tasks = _lockable(app.tasks.values())
     of_pool = [partial(_check_pool, app, pool), *(partial(_check_task, app, task, pool) for task in tasks)]
-    if _tell_faults([*of_pool, *_about(app, tasks)]):
+    if _tell_faults([*of_pool, *_about(app, tasks), *_about_beat(app, tasks, *of_beat)]):
         _end()
 
 
@@ -74,9 +74,7 @@ def check_beat(app: Celery, key: Callable[[], str], *questions: Question) -> Non
     tasks = _lockable(app.tasks.values())
     # A worker that has it inside has looked at its tasks, and at the store for them.
     rest = _about(app, tasks) if _is_first_look(app) else []
-    if not tasks:
-        rest = [partial(_try_store, app, lambda: lock_name_of(key()))]
-    if _tell_faults([key, *questions, *rest]):
+    if _tell_faults([*_about_beat(app, tasks, key, *questions), *rest]):
         _end()
 
 
@@ -124,6 +122,18 @@ def _about(app: Celery, tasks: list[Any]) -> list[Question]:
         *(partial(getattr, task, "lock_options") for task in tasks),
         # A name that is in use, because the rights of a user may depend on it.
         partial(_try_store, app, partial(_name_in_use, tasks)),
+    ]
+
+
+def _about_beat(app: Celery, tasks: list[Any], *questions: Any) -> list[Question]:
+    """What a beat needs beside those tasks; nothing without questions, for then there is none."""
+    if tasks or not questions:
+        return list(questions)
+    key = questions[0]
+    return [
+        partial(check_setting_names, app),
+        *questions,
+        partial(_try_store, app, lambda: lock_name_of(key())),
     ]
 
 

@@ -254,6 +254,38 @@ def test_a_beat_whose_own_settings_cannot_work_is_refused(beat: Start, valkey: S
     assert "singleton_beat_ttl='30s'" in lines[1]
 
 
+@pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
+def test_a_worker_is_refused_with_a_beat_inside_that_cannot_work(
+    worker: Callable[..., Process], valkey: Server, tasks: list[Any]
+) -> None:
+    env = {**env_of(valkey, singleton_beat_ttl="30s", singleton_beat_name=7), "TEST_TASKS": json.dumps(tasks)}
+
+    lines = worker(env, "prefork", "-B", *BEAT[:2]).refused()
+
+    assert len(lines) == 2
+    assert "singleton_beat_name=7" in lines[0]
+    assert "singleton_beat_ttl='30s'" in lines[1]
+
+
+def test_a_worker_without_tasks_of_ours_is_refused_with_a_beat_that_has_no_store(
+    worker: Callable[..., Process], valkey: Server
+) -> None:
+    env = {**env_of(valkey, singleton_lock_url="nowhere://"), "TEST_TASKS": "[]"}
+
+    (line,) = worker(env, "prefork", "-B", *BEAT[:2]).refused()
+
+    assert "nowhere" in line
+
+
+@pytest.mark.parametrize("more", [(), ("-B",)], ids=["no beat", "a beat of Celery's own"])
+def test_the_settings_of_a_beat_that_is_not_inside_do_not_matter(
+    worker: Callable[..., Process], valkey: Server, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    env = env_of(valkey, singleton_beat_ttl="30s", beat_schedule_filename=str(tmp_path / "schedule"))
+
+    assert worker(env, "prefork", *more).started().lines("lock.misconfigured") == []
+
+
 @pytest.fixture(params=SERVERS)
 def own(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of each kind that belongs to one test, which may mistreat it."""

@@ -1151,6 +1151,20 @@ MUTANTS = [
         ("tests/unit/test_settings.py", "-k", "can_never_work"),
     ),
     Mutant(
+        "a worker asks for the beat that it has inside",
+        "handlers.py",
+        "*(_questions_of_beat(worker) if beat else ())",
+        "*()",
+        ("tests/acceptance/test_start.py", "-k", "beat_inside_that"),
+    ),
+    Mutant(
+        "but only for one of ours",
+        "handlers.py",
+        "questions_of(worker.app) if issubclass(scheduler, SingletonSchedulerMixin) else ()",
+        "questions_of(worker.app)",
+        ("tests/acceptance/test_start.py", "-k", "not_inside"),
+    ),
+    Mutant(
         "a check that stumbles is told as what it is",
         "start.py",
         "    except Exception:\n        # Of a router",
