@@ -23,7 +23,7 @@ app.conf.update({"beat_schedule": {}, "singleton_beat_ttl": 3, **SETTINGS})
 def task_of(number: int, options: Any) -> Any:
     define = shared_task if options.pop("is_shared", False) else app.task
 
-    @define(base=SingletonTask, name=f"task-{number}", **options)
+    @define(base=SingletonTask, **{"name": f"task-{number}", **options})
     def runs(follows: bool = False) -> str:
         if follows:
             tasks[0].delay()
