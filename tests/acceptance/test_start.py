@@ -148,8 +148,8 @@ FAULTY: list[dict[str, Any]] = [
     {"lock_on_conflict": "skpi", "lock_limit": 0, "lock_name": 7},
     {"lock_tll": 5, "is_shared": True},
     {},
-    {"lock_on_conflict": "join", "lazy": False},
-    {"lock_ttl": 0, "lazy": False},
+    {"lock_on_conflict": "join"},
+    {"lock_ttl": 0},
 ]
 
 
