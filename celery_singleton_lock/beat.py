@@ -15,13 +15,15 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
+from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler
-from celery.signals import beat_init
 from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
@@ -31,6 +33,7 @@ from celery_singleton_lock.options import prefix_of, seconds
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.start import check_beat
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, Slot
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -38,6 +41,7 @@ logger = logging.getLogger("celery_singleton_lock")
 _LOOKS_PER_TTL = 5
 _LOOKS_PER_COMPARISON = 5
 _LONGEST_PAUSE = 1.0
+_LONGEST_SILENCE = 60.0
 _LONGEST_NAME = 100
 
 
@@ -54,10 +58,12 @@ class SingletonSchedulerMixin(Scheduler):
     _looks = 0
     _has_told_of_strangers = False
     _is_sent = False
+    _tells_again_at = 0.0
+    _silence = 0.0
 
     def check(self) -> None:
         """Return if this beat can work; what cannot pass ends it."""
-        check_beat(self.app, lambda: self._key, lambda: self._ttl)
+        check_beat(self.app, *questions_of(self.app))
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Lead, or look whether somebody has to.
@@ -68,8 +74,9 @@ class SingletonSchedulerMixin(Scheduler):
         try:
             leads = self._leads()
         except StoreError as error:
-            logger.warning("beat.unanswered: %s", error)
+            self._tell_unanswered(error)
             return _LONGEST_PAUSE
+        self._tells_again_at = self._silence = 0.0
         if not leads:
             return min(_LONGEST_PAUSE, self._ttl / _LOOKS_PER_TTL)
         pause: float = super().tick(*args, **kwargs)
@@ -143,6 +150,13 @@ class SingletonSchedulerMixin(Scheduler):
         logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.took_over)
         return True
 
+    def _tell_unanswered(self, error: StoreError) -> None:
+        """At once, and then ever more rarely: a store that refuses us may do so for days."""
+        if clock() >= self._tells_again_at:
+            logger.warning("beat.unanswered: %s", error)
+            self._silence = min(2 * self._silence or 2 * _LONGEST_PAUSE, _LONGEST_SILENCE)
+            self._tells_again_at = clock() + self._silence
+
     def _stand_by(self, leader: Holder) -> None:
         """Say once that another leads, and look now and then whether its schedule is this one."""
         if self._looks == 0:
@@ -207,32 +221,37 @@ class SingletonSchedulerMixin(Scheduler):
 
     @property
     def _ttl(self) -> float:
-        conf = self.app.conf
-        ttl = conf.get("singleton_beat_ttl")
-        if ttl is None:
-            ttl = conf.get("singleton_lock_ttl", 30)
-        return seconds("singleton_beat_ttl", ttl, least=1)
+        return _ttl_of(self.app)
 
     @property
     def _key(self) -> str:
-        name = self.app.conf.get("singleton_beat_name")
-        if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME):
-            raise ConfigurationError(
-                f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME} characters, "
-                "the same for all beats of one schedule"
-            )
-        return key_of(prefix_of(self.app), checked_name(f"celery.beat.{name or self.app.main}"), {})
+        return _key_of(self.app)
 
     @property
     def _slots(self) -> str:
         return f"{self._key}:slots"
 
 
-@beat_init.connect(weak=False)
-def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
-    """Refuse to start with what cannot work."""
-    if isinstance(sender.scheduler, SingletonSchedulerMixin):
-        sender.scheduler.check()
+def questions_of(app: Celery) -> tuple[Callable[[], str], Callable[[], float]]:
+    """What has to be answered by the settings of a beat of this app: its key, and its ttl."""
+    return partial(_key_of, app), partial(_ttl_of, app)
+
+
+def _key_of(app: Celery) -> str:
+    name = app.conf.get("singleton_beat_name")
+    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME):
+        raise ConfigurationError(
+            f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME} characters, "
+            "the same for all beats of one schedule"
+        )
+    return key_of(prefix_of(app), checked_name(f"celery.beat.{name or app.main}"), {})
+
+
+def _ttl_of(app: Celery) -> float:
+    ttl = app.conf.get("singleton_beat_ttl")
+    if ttl is None:
+        ttl = app.conf.get("singleton_lock_ttl", 30)
+    return seconds("singleton_beat_ttl", ttl, least=1)
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):

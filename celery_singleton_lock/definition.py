@@ -49,7 +49,7 @@ def options_of(task: Any, ours: type[Any]) -> LockOptions:
     key_maker_of(task)
     check_setting_names(task.app)
     options = resolve(task.app, task)
-    _check_policy(task, options)
+    check_results(task, options.on_conflict)
     return options
 
 
@@ -114,9 +114,9 @@ def _check_task_class(cls: type[Any], app: Celery, ours: type[Any]) -> None:
     )
 
 
-def _check_policy(task: Any, options: LockOptions) -> None:
+def check_results(task: Any, on_conflict: str) -> None:
     """Refuse a policy that cannot work with the task's results."""
-    why = why_unreadable(task) if options.on_conflict == "join" else ""
+    why = why_unreadable(task) if on_conflict == "join" else ""
     if why:
         raise ConfigurationError(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
 

@@ -83,7 +83,7 @@ class ConfigurationError(SingletonLockError, ValueError):
 
 
 class StoreRefused(StoreError, ConfigurationError):
-    """The store wants another password, right or certificate; to ask again is of no use.
+    """The store wants another password, right, certificate or database, or cannot serve us; to ask again is of no use.
 
     Arguments:
         store: Address of the store, without credentials.

@@ -32,15 +32,24 @@ def store_of(app: Celery) -> Store:
     if store is not None and not _has_moved(app):
         return store
     check_setting_names(app)
-    _refuse_later_settings(app)
-    url, options = _location(app)
-    opened = store_from_url(_redis_py_url(url), {**options, **_client_options(app)})
+    opened = open_store(app)
     if store is not None:
         _stores.pop(app, None)
     # Of threads that come at once, all use that of the first.
     store = _stores.setdefault(app, opened)
     _urls[app] = _assigned_url(app)
     return store
+
+
+def open_store(app: Celery) -> Store:
+    """The app's store of locks, with connections of its own.
+
+    Raises:
+        ConfigurationError: There is none that this library can use.
+    """
+    _refuse_later_settings(app)
+    url, options = _location(app)
+    return store_from_url(_redis_py_url(url), {**options, **_client_options(app)})
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:

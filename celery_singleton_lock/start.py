@@ -5,21 +5,25 @@ so is all that a process finds which publishes, for it has other things to do.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
+import click
 from celery import Celery, Task
 from celery.platforms import EX_FAILURE
 
+from celery_singleton_lock.definition import check_results, key_maker_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.key import checked_name, key_of
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.teller import Teller
 from celery_singleton_lock.options import OPTIONS, check_setting, prefix_of
 from celery_singleton_lock.runs.loss import wants_to_be_killed
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.settings import open_store
+from celery_singleton_lock.spelling import check_setting_names
 from celery_singleton_lock.stores.base import lock_name_of
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -30,12 +34,35 @@ BOUND = 1.0
 Question = Callable[[], object]
 """Something that raises a `ConfigurationError` if it cannot work."""
 
+_CHECKED_COMMANDS = ("worker", "beat")
 _looked_at: WeakKeyDictionary[Celery, object] = WeakKeyDictionary()
+_held_back: WeakKeyDictionary[Celery, list[ConfigurationError]] = WeakKeyDictionary()
 _in_background = Teller("start")
 
 
-def check_worker(app: Celery, pool: type) -> None:
-    """Return if a worker with that pool can work.
+@contextmanager
+def faults_held_back(app: Celery) -> Iterator[None]:
+    """Keep the fault of a definition, if this process is about to tell it with all others, and then ends.
+
+    Celery makes the tasks of a worker and of a beat before there is a log, and would show a traceback of the first.
+    """
+    try:
+        yield
+    except ConfigurationError as error:
+        if not _holds_back(app, error):
+            raise
+
+
+def _holds_back(app: Celery, error: ConfigurationError) -> bool:
+    context = click.get_current_context(silent=True)
+    if context is None or context.find_root().invoked_subcommand not in _CHECKED_COMMANDS or app in _looked_at:
+        return False
+    _held_back.setdefault(app, []).append(error)
+    return True
+
+
+def check_worker(app: Celery, pool: type, *of_beat: Any) -> None:
+    """Return if a worker with that pool can work, and the beat it has inside can answer those questions, its key first.
 
     Raises:
         SystemExit: It cannot; the log says why.
@@ -44,7 +71,7 @@ def check_worker(app: Celery, pool: type) -> None:
     _is_first_look(app)
     tasks = _lockable(app.tasks.values())
     of_pool = [partial(_check_pool, app, pool), *(partial(_check_task, app, task, pool) for task in tasks)]
-    if _tell_faults([*of_pool, *_about(app, tasks)]):
+    if _tell_faults([*of_pool, *_about(app, tasks), *_about_beat(app, tasks, *of_beat)]):
         _end()
 
 
@@ -57,9 +84,17 @@ def check_beat(app: Celery, key: Callable[[], str], *questions: Question) -> Non
     tasks = _lockable(app.tasks.values())
     # A worker that has it inside has looked at its tasks, and at the store for them.
     rest = _about(app, tasks) if _is_first_look(app) else []
-    if not tasks:
-        rest = [partial(_try_store, app, lambda: lock_name_of(key()))]
-    if _tell_faults([key, *questions, *rest]):
+    if _tell_faults([*_about_beat(app, tasks, key, *questions), *rest]):
+        _end()
+
+
+def check_definitions(app: Celery) -> None:
+    """Return if a beat of another library, which the rest does not concern, has only tasks that can work.
+
+    Raises:
+        SystemExit: It has others; the log says which.
+    """
+    if app in _held_back and _tell_faults(_about_definitions(app, _lockable(app.tasks.values()))):
         _end()
 
 
@@ -90,11 +125,59 @@ def _about(app: Celery, tasks: list[Any]) -> list[Question]:
     if not tasks:
         return []
     return [
+        partial(check_setting_names, app),
         *(partial(check_setting, app, name) for name in OPTIONS),
+        *_about_definitions(app, tasks),
+        *(partial(check_results, task, _of_task(task, "on_conflict")) for task in tasks),
         *(partial(getattr, task, "lock_options") for task in tasks),
         # A name that is in use, because the rights of a user may depend on it.
-        partial(_try_store, app, lambda: tasks[0].lock_name or tasks[0].name),
+        partial(_try_store, app, partial(_name_in_use, tasks)),
     ]
+
+
+def _about_beat(app: Celery, tasks: list[Any], *questions: Any) -> list[Question]:
+    """What a beat needs beside those tasks; nothing without questions, for then there is none."""
+    if tasks or not questions:
+        return list(questions)
+    key = questions[0]
+    return [
+        partial(check_setting_names, app),
+        *questions,
+        partial(_try_store, app, lambda: lock_name_of(key())),
+    ]
+
+
+def _about_definitions(app: Celery, tasks: list[Any]) -> list[Question]:
+    """Each by itself: the first fault of a task must not hide the others."""
+    return [
+        *(partial(_raise, error) for error in _held_back.get(app, ())),
+        *(partial(_check_value, task, name) for task in tasks for name in OPTIONS),
+        *(partial(key_maker_of, type(task)) for task in tasks),
+    ]
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
+
+
+def _check_value(task: Any, name: str) -> None:
+    value = getattr(task, f"lock_{name}")
+    try:
+        if value is not None:
+            OPTIONS[name].check(f"lock_{name}", value)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"task {task.name}: {error}") from None
+
+
+def _of_task(task: Any, name: str) -> Any:
+    """The value of an option, whether it is allowed or not."""
+    own = getattr(task, f"lock_{name}")
+    return task.app.conf.get(f"singleton_lock_{name}", OPTIONS[name].default) if own is None else own
+
+
+def _name_in_use(tasks: list[Any]) -> str:
+    names = (task.lock_name or task.name for task in tasks)
+    return next((name for name in names if isinstance(name, str)), tasks[0].name)
 
 
 def _tell_faults(questions: Iterable[Question]) -> bool:
@@ -110,6 +193,9 @@ def _fault_in(question: Question) -> str:
         question()
     except ConfigurationError as error:
         return str(error)
+    except Exception:
+        # Of a router, a provider of passwords or a setting of the user's, which may work the next time.
+        logger.exception("lock.unchecked: a part of the check has failed, and the rest goes on")
     return ""
 
 
@@ -158,14 +244,14 @@ def _try_store(app: Celery, lock_name: Callable[[], str]) -> None:
     """
     key = key_of(prefix_of(app), checked_name(lock_name()), {"start": new_token()})
     # Connections of its own, which no pool process inherits.
-    store = store_of(app).twin()
+    store = open_store(app)
     try:
         store.try_out(key, BOUND)
     except ConfigurationError:
         raise
     except StoreError as error:
         event = (
-            "lock.unready store=%s: acquire, wake-up and release were not answered within %g s (%s); start it, or mend "
+            "lock.unready store=%s: acquire, wake-up and release did not work within %g s (%s); start it, or mend "
             "singleton_lock_url; until it answers, lock_on_store_error decides what becomes of each task"
         )
         logger.error(event, error.store, BOUND, error.problem)

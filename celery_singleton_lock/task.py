@@ -1,7 +1,7 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 from celery import Celery, states
 from celery._state import get_current_task
@@ -29,6 +29,7 @@ from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_option_name
+from celery_singleton_lock.start import faults_held_back
 from celery_singleton_lock.stores.records import Holder
 
 
@@ -95,14 +96,11 @@ class SingletonTask(TypedTask[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
         request = self.request
-        result: R_co
         if self._is_item(request):
-            result = self._run_item(args, kwargs)
-        elif self._runs_without_lock(request):
-            result = super().__call__(*args, **kwargs)
-        else:
-            result = self._run_locked(request, args, kwargs)
-        return result
+            return cast(R_co, self._run_item(args, kwargs))
+        if self._runs_without_lock(request):
+            return cast(R_co, super().__call__(*args, **kwargs))
+        return cast(R_co, self._run_locked(request, args, kwargs))
 
     def __setattr__(self, name: str, value: Any) -> None:
         """An option may be set on the object as well, and counts from then on."""
@@ -239,8 +237,9 @@ class SingletonTask(TypedTask[P, R_co]):
         """Check the options as soon as the task exists."""
         super().on_bound(app)
         if cls.is_lockable():
-            check_definition(cls, app, SingletonTask)
-            guard_body(cls, SingletonTask)
+            with faults_held_back(app):
+                check_definition(cls, app, SingletonTask)
+                guard_body(cls, SingletonTask)
 
     def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
         notes = Notes.of(request.headers)
@@ -259,8 +258,8 @@ class SingletonTask(TypedTask[P, R_co]):
             return run_body(run, super().__call__)
 
     def _runs_without_lock(self, request: Context) -> bool:
-        called_itself = request.get("lock_run") is not None
-        return request.called_directly or called_itself or not self.is_lockable()
+        # With a run it calls itself.
+        return request.called_directly or request.get("lock_run") is not None or not self.is_lockable()
 
     def is_past_lock(self) -> bool:
         """The body is about to run, and `__call__` was not called before it."""

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.redis.opening import unreadable
 from celery_singleton_lock.stores.redis.store import RedisStore
 
 _REDIS_SCHEMES = {
@@ -43,7 +44,10 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
-    scheme = urlsplit(url).scheme
+    try:
+        scheme = urlsplit(url).scheme
+    except ValueError:
+        raise unreadable() from None
     if scheme == "memory":
         return _memory.setdefault(url, MemoryStore())
     if scheme in _LATER_SCHEMES:

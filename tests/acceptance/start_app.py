@@ -7,7 +7,7 @@ import sys
 import time
 from typing import Any
 
-from celery import Celery
+from celery import Celery, shared_task
 
 from celery_singleton_lock import SingletonTask
 from tests.waiting import until
@@ -21,7 +21,9 @@ app.conf.update({"beat_schedule": {}, "singleton_beat_ttl": 3, **SETTINGS})
 
 
 def task_of(number: int, options: Any) -> Any:
-    @app.task(base=SingletonTask, name=f"task-{number}", **options)
+    define = shared_task if options.pop("is_shared", False) else app.task
+
+    @define(base=SingletonTask, **{"name": f"task-{number}", **options})
     def runs(follows: bool = False) -> str:
         if follows:
             tasks[0].delay()

@@ -144,6 +144,64 @@ def test_each_task_that_cannot_work_is_a_line(start: Start, valkey: Server) -> N
         assert all(word in line for word in (f"task-{number}", "lock_on_conflict='join'", "result_backend"))
 
 
+FAULTY: list[dict[str, Any]] = [
+    {"lock_on_conflict": "skpi", "lock_limit": 0, "lock_name": 7},
+    {"lock_tll": 5, "is_shared": True},
+    {},
+    {"lock_on_conflict": "join"},
+    {"lock_ttl": 0},
+]
+
+
+def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Server) -> None:
+    annotations = {"task-2": {"lock_ttl": -1}}
+    wrong = {"singleton_lock_tll": 5, "singleton_lock_min_hold": "1h", "singleton_lock_url": "nowhere://"}
+
+    lines = start(env_of(valkey, *FAULTY, task_annotations=annotations, **wrong)).refused()
+
+    for words in (
+        ("there is no setting singleton_lock_tll", "singleton_lock_ttl"),
+        ("singleton_lock_min_hold='1h'",),
+        ("task-0: lock_on_conflict='skpi'",),
+        ("task-0: lock_limit=0",),
+        ("task-0: lock_name=7",),
+        ("task-1: there is no option lock_tll",),
+        ("task-2: lock_ttl=-1",),
+        ("task-3: lock_on_conflict='join'", "result_backend"),
+        ("task-4: lock_ttl=0",),
+        ("singleton_lock_url", "nowhere"),
+    ):
+        assert [line for line in lines if all(word in line for word in words)], (words, lines)
+    assert len(lines) == 10
+
+
+def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path: Path, valkey: Server) -> None:
+    env = env_of(valkey, {"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
+    process = Process(env, tmp_path, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
+    try:
+        lines = process.refused()
+    finally:
+        process.close()
+
+    assert len(lines) == 2
+    for words in ("task-0: lock_on_conflict='skpi'", "task-1: there is no option lock_tll"):
+        assert [line for line in lines if words in line]
+
+
+def test_a_task_that_cannot_work_is_an_error_in_a_shell(valkey: Server) -> None:
+    env = {**os.environ, **env_of(valkey, {"lock_on_conflict": "skpi"})}
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", APP, "shell", "--python"],
+        input="app.tasks['task-0']\n",
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert "ConfigurationError: task task-0: lock_on_conflict='skpi'" in done.stderr
+
+
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_kill_is_refused_where_runs_have_no_process_of_their_own(
     worker: Callable[..., Process], valkey: Server, pool: str
@@ -196,6 +254,38 @@ def test_a_beat_whose_own_settings_cannot_work_is_refused(beat: Start, valkey: S
     assert "singleton_beat_ttl='30s'" in lines[1]
 
 
+@pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
+def test_a_worker_is_refused_with_a_beat_inside_that_cannot_work(
+    worker: Callable[..., Process], valkey: Server, tasks: list[Any]
+) -> None:
+    env = {**env_of(valkey, singleton_beat_ttl="30s", singleton_beat_name=7), "TEST_TASKS": json.dumps(tasks)}
+
+    lines = worker(env, "prefork", "-B", *BEAT[:2]).refused()
+
+    assert len(lines) == 2
+    assert "singleton_beat_name=7" in lines[0]
+    assert "singleton_beat_ttl='30s'" in lines[1]
+
+
+def test_a_worker_without_tasks_of_ours_is_refused_with_a_beat_that_has_no_store(
+    worker: Callable[..., Process], valkey: Server
+) -> None:
+    env = {**env_of(valkey, singleton_lock_url="nowhere://"), "TEST_TASKS": "[]"}
+
+    (line,) = worker(env, "prefork", "-B", *BEAT[:2]).refused()
+
+    assert "nowhere" in line
+
+
+@pytest.mark.parametrize("more", [(), ("-B",)], ids=["no beat", "a beat of Celery's own"])
+def test_the_settings_of_a_beat_that_is_not_inside_do_not_matter(
+    worker: Callable[..., Process], valkey: Server, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    env = env_of(valkey, singleton_beat_ttl="30s", beat_schedule_filename=str(tmp_path / "schedule"))
+
+    assert worker(env, "prefork", *more).started().lines("lock.misconfigured") == []
+
+
 @pytest.fixture(params=SERVERS)
 def own(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server of each kind that belongs to one test, which may mistreat it."""
@@ -212,7 +302,13 @@ def refused(app: Celery, caplog: pytest.LogCaptureFixture) -> str:
     return record.getMessage()
 
 
-RIGHTS = {"channel": "~* +@all resetchannels", "evalsha": "~* &* +@all -eval -evalsha", "key": "~shop:* &* +@all"}
+RIGHTS = {
+    "channel": "~* +@all resetchannels",
+    "evalsha": "~* &* +@all -evalsha",
+    "key": "~shop:* &* +@all",
+    "publish": "~* &* +@all -publish",
+    "get": "~* &* +@all -get",
+}
 """What is missing in the rights of a user, and the rights."""
 
 
@@ -226,15 +322,6 @@ def test_a_user_without_a_right_is_refused(own: Server, missing: str, caplog: py
     for word in (missing, f"127.0.0.1:{own.port}", "singleton_lock_url", "user shop", "ACL SETUSER"):
         assert word in line
     assert "secret" not in line
-
-
-def test_a_release_that_wakes_nobody_is_told(own: Server, caplog: pytest.LogCaptureFixture) -> None:
-    with own.client() as client:
-        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", *["~*", "&*", "+@all", "-publish"])
-
-    check_worker(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), Solo)
-
-    assert "lock.unready" in caplog.text
 
 
 def test_a_user_needs_no_right_but_to_what_begins_with_the_prefix(own: Server) -> None:

@@ -224,6 +224,58 @@ def test_a_missing_right_is_told_at_the_first_try_with_the_setting(own: Server, 
     assert "secret" not in str(refused.value) + repr(refused.value)
 
 
+def wrong_type(client: Any) -> None:
+    client.set(KEY, "somebody else's")
+
+
+NEVER = {
+    "database": ((), "/99", ("DB index", "counts from /0", "singleton_lock_url")),
+    "select": (("--cluster-enabled", "yes"), "/1", ("SELECT", "cluster", "/0")),
+    "command": (("--rename-command", "EVALSHA", ""), "/0", ("unknown command", "EVALSHA", "rename-command")),
+    "command in a script": (("--rename-command", "HSET", ""), "/0", ("nknown", "rename-command")),
+    "type": ((), "/0", ("WRONGTYPE", "singleton_lock_prefix")),
+}
+"""What a server is started with, what is asked of it, and what is told of its answer."""
+
+
+@pytest.mark.parametrize("never", NEVER)
+def test_what_a_server_can_never_do_is_told_at_the_first_try(never: str) -> None:
+    arguments, database, words = NEVER[never]
+    cluster_port = ("--cluster-port", str(free_port())) if never == "select" else ()
+    with running("redis", *arguments, *cluster_port) as server:
+        if never == "type":
+            with server.client() as client:
+                wrong_type(client)
+        began = clock()
+
+        with pytest.raises(ConfigurationError) as refused:
+            RedisStore(server.url.removesuffix("/0") + database, {}).acquire(MINE)
+
+    assert clock() - began < AT_ONCE
+    for word in words:
+        assert word in str(refused.value)
+
+
+def test_a_password_is_not_told_by_a_server_that_knows_no_passwords() -> None:
+    with running("redis", "--rename-command", "AUTH", "") as server:
+        store = RedisStore(f"redis://shop:s3cret@127.0.0.1:{server.port}/0", {})
+
+        with pytest.raises(ConfigurationError) as refused:
+            store.acquire(MINE)
+
+    assert "'AUTH'" in str(refused.value)
+    assert "s3cret" not in str(refused.value) + repr(refused.value)
+
+
+def test_a_cluster_of_several_nodes_is_no_store() -> None:
+    moved = exceptions.MovedError("866 127.0.0.1:7001")
+    crossed = exceptions.ResponseError("CROSSSLOT Keys in request don't hash to the same slot")
+
+    for error in (moved, crossed):
+        assert "cluster" in str(what_to_set(error))
+        assert not is_passing(error)
+
+
 @pytest.mark.parametrize("user", ["", ":wr0ng-secret@", "nobody:wr0ng-secret@"])
 def test_a_wrong_or_missing_password_is_told_at_the_first_try_with_the_setting(own: Server, user: str) -> None:
     with own.client() as client:

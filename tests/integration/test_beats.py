@@ -180,3 +180,30 @@ def test_a_duplicate_that_is_refused_counts_as_sent(valkey: Server) -> None:
 
     assert slots_of(beat)["unique"].sent
     beat.close()
+
+
+def test_a_beat_that_is_refused_says_so_ever_more_rarely_until_it_leads(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(beat: Beat, seconds: int) -> list[int]:
+        """At which of so many seconds it is told, by a clock that goes on by a tick's pause."""
+        begun, told = now[0], []
+        while now[0] < begun + seconds:
+            caplog.clear()
+            now[0] += beat.tick()
+            told += [round(now[0] - begun)] * caplog.text.count("beat.unanswered")
+        return told
+
+    now = [1000.0]
+    monkeypatch.setattr("celery_singleton_lock.beat.clock", lambda: now[0])
+    with running("valkey") as server, server.client() as client:
+        client.config_set("requirepass", "secret")
+        beat = beat_of(server.url)
+        assert told(beat, 300) == [1, 3, 7, 15, 31, 63, 123, 183, 243]
+
+        client.config_set("requirepass", "")
+        assert told(beat, 1) == []
+        client.config_set("requirepass", "secret")
+        client.client_kill_filter(_type="normal", skipme=True)
+        beat._give_up()
+        assert told(beat, 2) == [1]

@@ -1137,6 +1137,69 @@ MUTANTS = [
         ("tests/contract/test_refusals.py", "-k", "password_is_told or certificate"),
     ),
     Mutant(
+        "an encoding that cannot speak to Redis is refused",
+        "stores/redis/opening.py",
+        "    if not understood:\n",
+        "    if False:\n",
+        ("tests/unit/test_settings.py", "-k", "can_never_work"),
+    ),
+    Mutant(
+        "a provider of passwords is one",
+        "stores/redis/opening.py",
+        '    if provider is not None and not hasattr(provider, "get_credentials"):\n',
+        "    if False:\n",
+        ("tests/unit/test_settings.py", "-k", "can_never_work"),
+    ),
+    Mutant(
+        "a worker asks for the beat that it has inside",
+        "handlers.py",
+        "*(_questions_of_beat(worker) if beat else ())",
+        "*()",
+        ("tests/acceptance/test_start.py", "-k", "beat_inside_that"),
+    ),
+    Mutant(
+        "but only for one of ours",
+        "handlers.py",
+        "questions_of(worker.app) if issubclass(scheduler, SingletonSchedulerMixin) else ()",
+        "questions_of(worker.app)",
+        ("tests/acceptance/test_start.py", "-k", "not_inside"),
+    ),
+    Mutant(
+        "a check that stumbles is told as what it is",
+        "start.py",
+        "    except Exception:\n        # Of a router",
+        "    except ZeroDivisionError:\n        # Of a router",
+        ("tests/unit/test_settings.py", "-k", "stumbles"),
+    ),
+    Mutant(
+        "what a server can never do is told",
+        "stores/redis/refusals.py",
+        "next((advice for says, advice in _NEVER if says.search(text)), None)",
+        "None",
+        ("tests/contract/test_refusals.py", "-k", "never_do"),
+    ),
+    Mutant(
+        "what was sent is not told",
+        "stores/redis/refusals.py",
+        "{_ARGUMENTS.sub('', str(error))}",
+        "{error}",
+        ("tests/contract/test_refusals.py", "-k", "knows_no_passwords"),
+    ),
+    Mutant(
+        "a beat that is refused is told ever more rarely",
+        "beat.py",
+        "        if clock() >= self._tells_again_at:\n",
+        "        if True:\n",
+        ("tests/integration/test_beats.py", "-k", "rarely"),
+    ),
+    Mutant(
+        "and at once again when it has led",
+        "beat.py",
+        "        self._tells_again_at = self._silence = 0.0\n",
+        "",
+        ("tests/integration/test_beats.py", "-k", "rarely"),
+    ),
+    Mutant(
         "what has to be set is told",
         "stores/redis/asking.py",
         "if advice is None else",
@@ -1414,7 +1477,56 @@ MUTANTS = [
         "stores/redis/trial.py",
         "        hear(ears, give_up_at - clock())\n",
         "",
-        ("tests/acceptance/test_start.py", "-k", "wakes_nobody"),
+        ("tests/contract/test_rights.py", "-k", "wakes_nobody"),
+    ),
+    Mutant(
+        "a trial uses each command that a run may need",
+        "stores/redis/trial.py",
+        "            commands_on(key),\n",
+        "            [],\n",
+        ("tests/contract/test_rights.py", "-k", "asks_for_each"),
+    ),
+    Mutant(
+        "a start tells of a definition instead of showing a traceback",
+        "start.py",
+        "        if not _holds_back(app, error):\n",
+        "        if True:\n",
+        ("tests/acceptance/test_start.py", "-k", "none_hides and worker"),
+    ),
+    Mutant(
+        "only what ends by itself holds a fault back",
+        "start.py",
+        " or context.find_root().invoked_subcommand not in _CHECKED_COMMANDS",
+        "",
+        ("tests/acceptance/test_start.py", "-k", "in_a_shell"),
+    ),
+    Mutant(
+        "a beat of another scheduler tells what was held back",
+        "handlers.py",
+        "        check_definitions(sender.app)\n",
+        "        pass\n",
+        ("tests/acceptance/test_start.py", "-k", "celerys_own"),
+    ),
+    Mutant(
+        "each value of a task is looked at by itself",
+        "start.py",
+        "        *(partial(_check_value, task, name) for task in tasks for name in OPTIONS),\n",
+        "",
+        ("tests/acceptance/test_start.py", "-k", "none_hides and worker"),
+    ),
+    Mutant(
+        "the key of a task is looked at by itself",
+        "start.py",
+        "        *(partial(key_maker_of, type(task)) for task in tasks),\n",
+        "",
+        ("tests/acceptance/test_start.py", "-k", "none_hides and worker"),
+    ),
+    Mutant(
+        "the results of a task are looked at by themselves",
+        "start.py",
+        '        *(partial(check_results, task, _of_task(task, "on_conflict")) for task in tasks),\n',
+        "",
+        ("tests/acceptance/test_start.py", "-k", "none_hides and worker"),
     ),
     Mutant(
         "deployments told apart by their keyprefix",
@@ -1951,8 +2063,8 @@ MUTANTS = [
     Mutant(
         "a beat's ttl of nothing is refused",
         "beat.py",
-        "        if ttl is None:\n",
-        "        if not ttl:\n",
+        "    if ttl is None:\n",
+        "    if not ttl:\n",
         ("tests/unit/test_beat.py", "-k", "no_duration"),
     ),
     Mutant(
@@ -2009,7 +2121,7 @@ MUTANTS = [
 
 def mutated(mutant: Mutant, directory: Path) -> Path:
     """A copy of the checkout's tests and package with the guard taken out."""
-    for name in ("celery_singleton_lock", "tests", "pyproject.toml"):
+    for name in ("celery_singleton_lock", "tests", "pyproject.toml", "README.md"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__"))

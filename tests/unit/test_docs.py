@@ -207,6 +207,7 @@ ABOUT_NO_LOCK = (
     "lock.heartbeat ",
     "lock.misconfigured:",
     "lock.unready ",
+    "lock.unchecked:",
     "lock.untold:",
     "lock.unsure: the store ",
 )

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from redis import Connection, SSLConnection, UnixDomainSocketConnection
+from redis import Connection, CredentialProvider, SSLConnection, UnixDomainSocketConnection
 
-from celery_singleton_lock import ConfigurationError, SingletonTask, StoreError
+from celery_singleton_lock import ConfigurationError, Lock, SingletonTask, StoreError
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
 from celery_singleton_lock.stores.redis.store import RedisStore
-from tests.servers import free_port
+from tests.servers import free_port, running
+from tests.waiting import until
 
 SECRET = "hunter2"
 
@@ -194,12 +195,47 @@ def test_replicas_are_of_a_later_version() -> None:
         store_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
 
 
+@pytest.mark.parametrize("url", ["redis://u:p[w@locks/0", "redis://locks/abc"])
+def test_a_url_that_cannot_be_parsed_raises_no_other_error_for_a_lock(url: str) -> None:
+    with pytest.raises(ConfigurationError, match="singleton_lock_url"):
+        Lock("stock", url=url).acquire(timeout=0)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoding": "latin-9999"},
+        {"encoding": "utf-16"},
+        {"encoding": 5},
+        {"encoding_errors": "hope"},
+        {"credential_provider": SECRET},
+        {"credential_provider": {"password": SECRET}},
+        [("password", SECRET)],
+        {"password": SECRET, "paswort": SECRET},
+    ],
+)
+def test_options_of_redis_py_that_can_never_work_are_refused_without_their_values(options: Any) -> None:
+    app = app_with(broker_url="memory://", singleton_lock_url="redis://locks/0", singleton_lock_client_options=options)
+
+    @app.task(base=SingletonTask, name="task", shared=False, lock_mode="until_executed")
+    def task() -> None: ...
+
+    with pytest.raises(ConfigurationError) as refused:
+        task.delay()
+
+    assert "singleton_lock_" in str(refused.value)
+    assert SECRET not in str(refused.value) + repr(refused.value)
+
+
 @pytest.mark.parametrize(
     "url",
     [
         "redis://locks:port/0",
         "redis://locks/0?db=one",
         "redis://u:p/w@locks/0",
+        "redis://u:p[w@locks/0",
+        "redis://:p]w@locks/0",
+        "redis://[::1/0",
         "redis://locks/abc",
         "rediss://locks/0x1",
         "valkey://locks/1/2/x",
@@ -465,3 +501,23 @@ def test_opening_a_store_makes_no_connection() -> None:
 
         with pytest.raises(BlockingIOError):
             listener.accept()
+
+
+def test_a_check_that_stumbles_is_told_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Provider(CredentialProvider):
+        def get_credentials(self) -> Any:
+            raise KeyError("vault")
+
+    with running("valkey") as server:
+        options = {"credential_provider": Provider()}
+        app = app_with(broker_url="memory://", singleton_lock_url=server.url, singleton_lock_client_options=options)
+
+        @app.task(base=SingletonTask, name="task", shared=False)
+        def task() -> None: ...
+
+        task.delay()
+
+        until(lambda: "lock." in caplog.text, "it is told")
+    (record,) = [record for record in caplog.records if record.name == "celery_singleton_lock"]
+    assert record.getMessage().startswith("lock.unchecked")
+    assert record.exc_info is not None

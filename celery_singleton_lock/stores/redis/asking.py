@@ -8,7 +8,7 @@ from redis import exceptions
 
 from celery_singleton_lock.errors import StoreError, StoreRefused
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.redis.refusals import is_passing, what_to_set
+from celery_singleton_lock.stores.redis.refusals import is_passing, problem_of, what_to_set
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
@@ -60,5 +60,5 @@ class Asking:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _unanswered(self, error: exceptions.RedisError) -> StoreError:
-        problem, advice = f"{type(error).__name__}: {error}", what_to_set(error, self._user)
+        problem, advice = problem_of(error), what_to_set(error, self._user)
         return StoreError(self._address, problem) if advice is None else StoreRefused(self._address, problem, advice)

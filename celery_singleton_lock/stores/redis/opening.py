@@ -1,5 +1,6 @@
 """Opening a connection, from its name to its database, within one bound."""
 
+import codecs
 import inspect
 import socket
 import ssl
@@ -19,6 +20,7 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.retry import Retry
 
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.redis.names import addresses_of
 
@@ -105,8 +107,36 @@ def pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
     # Again, because from_url lets what the URL says win.
     pool.connection_kwargs.update(_OURS)
     pool.connection_class = _OPENING_IN_TIME.get(pool.connection_class, pool.connection_class)
-    pool.connection_class(**pool.connection_kwargs)
+    _check_values(pool.connection_class(**pool.connection_kwargs))
     return pool
+
+
+def unreadable() -> ConfigurationError:
+    """What is to be told of a URL; not in Python's words, in which a password that was not escaped would stand."""
+    return ConfigurationError(
+        "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
+        "the database as a number, with any other character in user and password percent-encoded"
+    )
+
+
+def _check_values(connection: Any) -> None:
+    """Refuse what redis-py would stumble over when it connects, in words that do not quote it.
+
+    Raises:
+        TypeError: An option has a value that can never work.
+    """
+    try:
+        codecs.lookup_error(connection.encoder.encoding_errors)
+        understood = "PING".encode(connection.encoder.encoding) == b"PING"
+    except (LookupError, TypeError):
+        understood = False
+    if not understood:
+        raise TypeError(
+            "encoding in singleton_lock_client_options has to be one like 'utf-8', encoding_errors 'strict'"
+        )
+    provider = connection.credential_provider
+    if provider is not None and not hasattr(provider, "get_credentials"):
+        raise TypeError("credential_provider in singleton_lock_client_options has to be a redis.CredentialProvider")
 
 
 def opened(pool: ConnectionPool, timeout: float) -> Any:

@@ -20,6 +20,34 @@ _UNKNOWN = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumber
 # A server that wants a password first takes no command as long as ours, and does not say why.
 _SAYS_UNKNOWN = re.compile(r"^(?:NOAUTH|WRONGPASS)\b|unauthenticated")
 _SAYS_FORBIDDEN = re.compile(r"(?:^|-)NOPERM\b|^ACL failure in script|user executing the script can't")
+_NEVER = (
+    (
+        re.compile(r"DB index is out of range|invalid DB index", re.IGNORECASE),
+        "let singleton_lock_url end with a database that the server has, which counts from /0",
+    ),
+    (
+        re.compile(r"SELECT is not allowed in cluster mode"),
+        "a server in cluster mode has one database: let singleton_lock_url end with /0",
+    ),
+    (
+        re.compile(r"^ASK\b|(?:^|-)CROSSSLOT\b"),
+        "a cluster cannot be used in this version: let singleton_lock_url name a server that is not in cluster mode",
+    ),
+    (
+        re.compile(r"unknown (?:redis )?command|unknown subcommand", re.IGNORECASE),
+        "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command; rename-command may hide it",
+    ),
+    (
+        re.compile(r"(?:^|-)WRONGTYPE\b"),
+        "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database",
+    ),
+    (
+        re.compile(r"^Client names cannot contain"),
+        "give another client_name in singleton_lock_client_options",
+    ),
+)
+# Of which the password is one, if the command is AUTH.
+_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _CERTIFICATE = re.compile(r"CERTIFICATE|UNKNOWN_CA")
 
 
@@ -43,15 +71,23 @@ def what_to_set(error: exceptions.RedisError, user: str = "default") -> str | No
         )
     if isinstance(error, exceptions.NoPermissionError) or _SAYS_FORBIDDEN.search(text):
         return (
-            f"give the user {user} of singleton_lock_url that right with ACL SETUSER, "
-            "or let singleton_lock_url name a user who has it"
+            f"give the user {user} of singleton_lock_url that right with ACL SETUSER, or let singleton_lock_url name a "
+            "user who has it; the README lists all that are needed"
         )
     if _is_about_certificates(error):
         return (
             "set ssl_ca_certs, and ssl_certfile and ssl_keyfile if the server asks for a certificate, "
             "in singleton_lock_client_options, and in singleton_lock_url the host that the server's certificate names"
         )
-    return None
+    if isinstance(error, exceptions.AskError):
+        # Or MOVED, which redis-py has cut off.
+        text = f"ASK {text}"
+    return next((advice for says, advice in _NEVER if says.search(text)), None)
+
+
+def problem_of(error: exceptions.RedisError) -> str:
+    """What happened, in the words of the server or of redis-py, without what we have sent."""
+    return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error))}"
 
 
 def _is_about_certificates(error: BaseException) -> bool:

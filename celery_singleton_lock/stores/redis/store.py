@@ -36,7 +36,7 @@ from celery_singleton_lock.stores.redis.hash import (
     milliseconds,
     renewals_of,
 )
-from celery_singleton_lock.stores.redis.opening import pool_of
+from celery_singleton_lock.stores.redis.opening import pool_of, unreadable
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import Script, Wire
@@ -76,11 +76,7 @@ class RedisStore(Store):
         except (TypeError, exceptions.RedisError) as error:
             raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
         except ValueError:
-            # Without its words, in which a password that was not escaped would stand as the port.
-            raise ConfigurationError(
-                "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
-                "the database as a number, with any other character in user and password percent-encoded"
-            ) from None
+            raise unreadable() from None
         self._url, self._options = url, options
         self._address = _address(url)
         self._asking = Asking(self._address, pool.connection_kwargs.get("username") or "default")
@@ -98,7 +94,7 @@ class RedisStore(Store):
         return RedisStore(self._url, self._options)
 
     def try_out(self, key: str, bound: float) -> None:
-        """Run acquire.lua and release.lua, and listen."""
+        """Use each command, run acquire.lua and release.lua, and listen."""
         self._asking.persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
 
     def now(self) -> int:

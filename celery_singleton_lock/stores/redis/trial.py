@@ -10,8 +10,20 @@ from celery_singleton_lock.stores.redis.wire import Script, Wire
 _TTL = 1.0
 
 
+def commands_on(key: str) -> list[tuple[str, ...]]:
+    """Each command that a script or a client of ours needs, once: a user may lack any of them. They leave nothing."""
+    of_strings = [("GET", key), ("SET", key, "", "PX", "1000"), ("DEL", key)]
+    writing = [("HSET", key, "a", "0"), ("PEXPIRE", key, "1000"), ("HSETNX", key, "b", "0"), ("HINCRBY", key, "a", "1")]
+    reading = [("HGET", key, "a"), ("HMGET", key, "a"), ("HEXISTS", key, "a")]
+    reading_all = [("HGETALL", key), ("HLEN", key), ("EXISTS", key)]
+    others = [("TIME",), ("EVAL", "return 1", "0"), ("PUBLISH", f"{key}:nobody", "")]
+    return [*others, *of_strings, *writing, *reading, *reading_all, ("HDEL", key, "a", "b")]
+
+
 def try_out(wire: Wire, acquire: Script, release: Script, key: str, timeout: float) -> None:
-    """Take a lock and queue for it, release it, and hear of that; all scripts in one go, for a server that is far away.
+    """Use each command, take a lock and queue for it, release it, and hear of that.
+
+    All in one go, for a server that is far away.
 
     Raises:
         RedisError: The server does not let us, or not all of it was answered within *timeout* seconds.
@@ -21,6 +33,7 @@ def try_out(wire: Wire, acquire: Script, release: Script, key: str, timeout: flo
     ears = wire.subscribe(f"{key}:{waiter.token}", timeout)
     try:
         wire.run_all(
+            commands_on(key),
             [
                 (acquire, key, arguments_of(holder)),
                 (acquire, key, arguments_of(waiter, waits=True)),

@@ -136,14 +136,16 @@ class Wire:
             # The first loads it for the others.
             return self.call_many([("EVAL", script.text, *plain[0]), *known[1:]], give_up_at - clock())
 
-    def run_all(self, calls: Sequence[tuple[Script, str, Sequence[str]]], timeout: float) -> list[Any]:
-        """Run several scripts, each on one key, in one round trip, or two if the server does not know them all."""
+    def run_all(
+        self, commands: Sequence[Sequence[str]], calls: Sequence[tuple[Script, str, Sequence[str]]], timeout: float
+    ) -> None:
+        """Send commands, then run scripts, each on one key; one round trip, or two if the server does not know all."""
         give_up_at = clock() + timeout
+        known = [("EVALSHA", one.digest, "1", key, *args) for one, key, args in calls]
         try:
-            return self.call_many([("EVALSHA", one.digest, "1", key, *args) for one, key, args in calls], timeout)
+            self.call_many([*commands, *known], timeout)
         except exceptions.NoScriptError:
-            known = [("EVAL", one.text, "1", key, *args) for one, key, args in calls]
-            return self.call_many(known, give_up_at - clock())
+            self.call_many([("EVAL", one.text, "1", key, *args) for one, key, args in calls], give_up_at - clock())
 
     def make_sure(self, key: str, timeout: float) -> None:
         """Ask the connection that was used last whether its server is a master, unless it was asked just now.

@@ -1,0 +1,87 @@
+"""The rights that the README lists are those that runs need, and the start asks for each of them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+
+import pytest
+from redis import exceptions
+
+from celery_singleton_lock import ConfigurationError
+from celery_singleton_lock.stores.records import Claim, Ending, Facts, Grant, Slot
+from celery_singleton_lock.stores.redis.store import ACQUIRE, UNMARK, RedisStore
+from celery_singleton_lock.stores.redis.trial import commands_on, try_out
+from tests.servers import SERVERS, Server, running
+
+ROOT = Path(__file__).parents[2]
+KEY = "singleton:v1:{rights:00}"
+FACTS = Facts(task_id="t", task_name="task", hostname="h", pid=1)
+(LINE,) = re.findall(r"^ACL SETUSER shop .*(?:\n +\S.*)*", (ROOT / "README.md").read_text(), re.MULTILINE)
+RIGHTS = LINE.split()[3:]
+COMMANDS = sorted(right[1:] for right in RIGHTS if right.startswith("+"))
+
+
+@pytest.fixture(scope="module", params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with running(request.param) as server:
+        yield server
+
+
+def store_of(server: Server, *more: str) -> RedisStore:
+    """As a user who has the rights of the README and *more*."""
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "reset", *RIGHTS, *more)
+    return RedisStore(f"redis://shop:secret@127.0.0.1:{server.port}/1", {})
+
+
+def test_all_that_runs_do_is_allowed(server: Server) -> None:
+    store = store_of(server)
+    claim = Claim(KEY, "a", 30.0, facts=FACTS, marker=f"{KEY}:done")
+    later = replace(claim, token="b", may_be_copy=True)
+
+    store.try_out(f"{KEY}:trial", 1.0)
+    store.now()
+    assert isinstance(store.acquire(claim), Grant)
+    with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
+        assert isinstance(waiter.ask(), float)
+    store.acquire(later)
+    store.renew([claim], 1.0)
+    store.remaining([claim], 1.0)
+    store.look(KEY)
+    store.succeed(claim, "rerun", "task", "[]", 30.0)
+    store.mark_queued(KEY, "u", 30.0, limit=1, quiet=1.0)
+    store.unmark(KEY, "u")
+    store.release(claim, 1, ending=Ending("ended", 30.0, is_due=True))
+    store.mark_done(later.marker, 1, "stored", 30.0)
+    store.claim_slot(f"{KEY}:slots", Slot("entry", 1, 1))
+    store.slots(f"{KEY}:slots")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_start_asks_for_each_right(server: Server, command: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        store_of(server, f"-{command}").try_out(f"{KEY}:{command}", 1.0)
+
+    assert f"'{command}'" in str(refused.value)
+    assert "ACL SETUSER" in str(refused.value)
+
+
+def test_the_rights_are_those_of_all_scripts() -> None:
+    folder = resources.files("celery_singleton_lock.stores.redis").joinpath("lua")
+    files = [*folder.iterdir(), *folder.joinpath("parts").iterdir()]
+    texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".lua")]
+    of_scripts = {name.lower() for text in texts for name in re.findall(r"call\(\s*'([A-Z]+)'", text)}
+    of_clients = {"eval", "evalsha", "select", "subscribe", "unsubscribe", "hgetall"}
+
+    assert of_scripts | of_clients == set(COMMANDS)
+    assert {name.lower() for name, *_ in commands_on(KEY)} == of_scripts | {"eval", "hgetall"}
+
+
+def test_a_release_that_wakes_nobody_is_told(server: Server) -> None:
+    store = store_of(server)
+
+    with pytest.raises(exceptions.TimeoutError):
+        # In place of a release, a script that tells nobody.
+        try_out(store._wire, ACQUIRE, UNMARK, f"{KEY}:deaf", 0.5)
