@@ -17,6 +17,8 @@ COMPANIONS = {
     "5.7": (),
 }
 TESTS = ("tests/unit", "tests/contract", "tests/integration", "tests/acceptance")
+# redis-py 5.0 leaves sockets to the garbage collector, in cycles of its own; ours are looked at with the newest.
+NOT_OURS = {"5.4": ("-W", "ignore:unclosed <socket:ResourceWarning")}
 # They look at the benchmarks and the example, which `make test` does under the newest.
 ELSEWHERE = ("test_benchmarks.py", "test_scenarios.py", "test_demo.py", "test_tickets.py")
 
@@ -28,7 +30,14 @@ def celery(session: nox.Session, celery: str) -> None:
     install(session, celery)
     ignored = [f"--ignore=tests/acceptance/{name}" for name in ELSEWHERE]
     # More at a time than there are cores, for they wait most of the time.
-    session.run("pytest", "--numprocesses=4", "--dist=worksteal", *ignored, *(session.posargs or TESTS))
+    session.run(
+        "pytest",
+        "--numprocesses=4",
+        "--dist=worksteal",
+        *NOT_OURS.get(celery, ()),
+        *ignored,
+        *(session.posargs or TESTS),
+    )
 
 
 @nox.session

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from celery import VERSION as CELERY
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld
@@ -87,6 +88,9 @@ def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
     assert refused["reschedule"].get(timeout=PROMPTLY) == 5
 
 
+@pytest.mark.skipif(
+    CELERY < (5, 5), reason="a warm shutdown may leave what waits for its time in the worker to the visibility timeout"
+)
 @pytest.mark.parametrize("policy", ["skip", "reschedule", "replace"])
 def test_merged_arguments_run_though_their_task_has_another_policy_by_then(
     tasks: Any, valkey: Server, recorder: Recorder, opened: list[str], policy: str
