@@ -176,9 +176,10 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
         if answer.state == "REVOKED" or (_is_refused(answer) and not _policies(known, answer) <= GIVES_UP_FOR_NOBODY)
         for task_id in known.messages(answer)
     }
-    # Without a result backend nobody reads the error of one that was refused; its worker tells of it.
+    # Without a result backend nobody reads the error of one that was refused, and one that joins has none; its worker
+    # tells of it.
     for event in known.history.events:
-        if event.name == "conflict" and event.facts["outcome"] == "raised":
+        if event.name == "conflict" and event.facts["outcome"] in ("raised", "joined"):
             texts.setdefault(event.facts["task_id"], "")
             texts[event.facts["task_id"]] += f" {event.facts['holder']}"
     for answer in known.history.answers:
@@ -454,7 +455,16 @@ def _was_kept_out_by_a_lock(known: Known, answer: Answer) -> bool:
 
 def waits_for_celery(known: Known, answer: Answer) -> bool:
     """Celery itself ends nothing that raises Ignore or Reject; and who joins that has nothing to join."""
-    return bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
+    is_ended_by_nobody = bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
+    return is_ended_by_nobody or _has_retry_stored_over_revoked(known, answer)
+
+
+def _has_retry_stored_over_revoked(known: Known, answer: Answer) -> bool:
+    """Celery publishes a retry before it stores RETRY, and another worker has thrown that away as revoked in between."""
+    revoked = [event for event in known.history.events if event.name == "revoked"]
+    moments = [event.at for event in revoked if event.facts["task_id"] == answer.task_id]
+    retried = [body for body in known.of(answer.task_id) if body.outcome == "Retry"]
+    return any(body.entered < at < body.left + SLACK for body in retried for at in moments)
 
 
 def _is_left_by_celery(known: Known, answer: Answer) -> bool:

@@ -238,6 +238,29 @@ def test_who_was_refused_may_be_named_though_nobody_read_its_error(story: Story)
     assert story.rules() == set()
 
 
+def test_who_joins_may_be_named_though_it_has_no_body(story: Story) -> None:
+    story.declare(mode="until_and_while_executing", policy="join")
+    story.calls.append(Call(number=2))
+    story.body(1, 2)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", sent=1.5)
+    story.answer(2, "", "UNSENT", error="LockHeld", text="held by bbb")
+    assert "who does not run names who does" in story.rules()
+
+    story.at(1.6, "conflict", task_id="bbb", outcome="joined", holder="aaa")
+    assert "who does not run names who does" not in story.rules()
+
+
+def test_a_retry_that_is_revoked_before_celery_has_stored_it_is_left_by_celery(story: Story) -> None:
+    story.call(0, retries="countdown", ending="revoke")
+    story.body(1, 2, outcome="Retry")
+    story.answer(0, state="HUNG")
+    assert story.rules() == {"every call ends"}
+
+    story.at(1.9, "revoked", task_id="aaa")
+    assert story.rules() == set()
+
+
 def test_a_success_without_a_body_is_seen(story: Story) -> None:
     story.answer(0)
 
