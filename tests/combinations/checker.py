@@ -460,7 +460,7 @@ def waits_for_celery(known: Known, answer: Answer) -> bool:
 
 
 def _has_retry_stored_over_revoked(known: Known, answer: Answer) -> bool:
-    """Celery publishes a retry before it stores RETRY, and another worker has thrown that away as revoked in between."""
+    """Celery publishes a retry before it stores RETRY, and a worker has thrown that away as revoked meanwhile."""
     revoked = [event for event in known.history.events if event.name == "revoked"]
     moments = [event.at for event in revoked if event.facts["task_id"] == answer.task_id]
     retried = [body for body in known.of(answer.task_id) if body.outcome == "Retry"]
