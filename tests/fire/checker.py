@@ -390,7 +390,7 @@ def _failure(call: Call, traces: Traces) -> tuple[str, str]:
         return settled, ""
     if call.error == "WorkerLostError" and not _is_late(call):
         return "killed after an early ack", ""
-    if call.error == "Reject" and any(run.kind.how != "work" and run.outcome == "Reject" for run in traces.runs):
+    if call.error == "Reject" and _has_lost_its_retry(traces):
         return "its retry could not be published", ""
     if call.error in _INHERITED and ("joined" in traces.conflicts or not call.alone):
         return "failed with another", ""
@@ -412,12 +412,19 @@ def why_unended(state: str, late: bool, traces: Traces, forgetful: bool) -> tupl
     """The same of a call in this state, which is none of an end."""
     if state == "RETRY" and _is_overwritten(late, traces):
         return "ended, and RETRY was stored over that", ""
+    if _has_lost_its_retry(traces):
+        # Celery rejects the message then, once and for all.
+        return "its retry could not be published", ""
     if not late and any(run.was_cut_short for run in traces.runs):
         # Acknowledged when it began: at most once, as Celery has it.
         return "killed after an early ack", ""
     if forgetful:
         return "lost by the broker", ""
     return "lost", f"it ended nowhere: {state}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"
+
+
+def _has_lost_its_retry(traces: Traces) -> bool:
+    return any(run.kind.how != "work" and run.outcome == "Reject" for run in traces.runs)
 
 
 def _is_overwritten(late: bool, traces: Traces) -> bool:

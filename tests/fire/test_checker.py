@@ -272,6 +272,14 @@ def test_who_asked_first_and_was_stopped_before_its_body_may_have_the_lower_fenc
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RETRY", "STARTED"])
+def test_a_retry_that_celery_could_not_publish_is_told_apart_from_a_call_that_is_lost(story: Story, state: str) -> None:
+    story.run(1, 2, task="retrying", outcome="Reject")
+    story.call("a", state, task="retrying")
+
+    assert check(story.history()).fates == {"its retry could not be published": 1}
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RETRY", "STARTED"])
 def test_a_call_without_an_end_is_seen(story: Story, state: str) -> None:
     story.run(1, 2, "another")
     story.call("a", state)

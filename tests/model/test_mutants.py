@@ -2116,6 +2116,13 @@ MUTANTS = [
         "_LISTEN_BOUND",
         ("tests/contract/test_connections.py", "-k", "without_much"),
     ),
+    Mutant(
+        "no call ends in favour of a Lock",
+        "stores/redis/lua/succeed.lua",
+        "    if task_id and task_id ~= '' then\n",
+        "    if task_id then\n",
+        ("tests/contract/test_stores.py", "-k", "in_favour_of_a_lock"),
+    ),
 ]
 
 

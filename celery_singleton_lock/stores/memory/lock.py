@@ -209,10 +209,11 @@ class Lock:
     def holder_published_after(self, moment: float, now: float, like: Claim | None = None) -> str | None:
         """Task id of a holder whose call is newer than *moment*; of the same task, if it has to be *like* another."""
         for place in self.holders(now):
-            if like is not None and place.claim.facts.task_name != like.facts.task_name:
-                continue
-            if (place.claim.facts.published / 1_000_000 or place.since) > moment:
-                return place.claim.facts.task_id or None
+            facts = place.claim.facts
+            is_meant = like is None or facts.task_name == like.facts.task_name
+            # A `Lock` is no call: nobody ends in its favour.
+            if is_meant and facts.task_id and (facts.published / 1_000_000 or place.since) > moment:
+                return facts.task_id
         return None
 
     def _replaces(self, task_id: str) -> bool:

@@ -432,6 +432,20 @@ class Succession(Contract):
 
         assert succeed(store, again(call("b", 2000)), "rerun") == merged_into("newer")
 
+    @pytest.mark.parametrize("policy", ["rerun", "replace"])
+    def test_no_call_ends_in_favour_of_a_lock_that_was_taken_later(self, store: Store, policy: Rule) -> None:
+        # It has no task id, and does not do the work of the call.
+        granted(store.acquire(claim("lock")))
+
+        assert succeed(store, again(call("b", 2000)), policy) == MINE
+
+    @pytest.mark.parametrize("policy", ["rerun", "replace"])
+    def test_but_in_favour_of_a_newer_one_behind_it(self, store: Store, policy: Rule) -> None:
+        granted(store.acquire(claim("lock", limit=2)))
+        granted(store.acquire(call("newer", 3000, limit=2)))
+
+        assert succeed(store, again(call("b", 2000)), policy) == merged_into("newer")
+
     def test_a_successor_that_was_given_up_is_next_again_while_only_older_ones_run(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "rerun")

@@ -57,11 +57,13 @@ local function runs_my_task(holder)
   return (redis.call('HGET', key, holder.place .. ':n') or '') == ARGV[8]
 end
 
+-- A `Lock` is no call: nobody ends in its favour.
 local function holder_published_after(moment, is_meant)
   for _, each in ipairs(all_holders()) do
     local newer = (each.grant.published > 0 and each.grant.published or each.grant.since) > moment
-    if newer and (not is_meant or is_meant(each)) then
-      return redis.call('HGET', key, each.place .. ':i')
+    local task_id = newer and (not is_meant or is_meant(each)) and redis.call('HGET', key, each.place .. ':i')
+    if task_id and task_id ~= '' then
+      return task_id
     end
   end
 end
