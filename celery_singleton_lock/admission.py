@@ -18,7 +18,8 @@ from celery_singleton_lock.stores.records import Conflict, Done
 logger = logging.getLogger("celery_singleton_lock")
 
 _FIRST_DELAY = 0.25
-_SHORTEST_PATIENCE = 0.1
+# Else a store that is far away would never be reached.
+_SHORTEST_PATIENCE = 0.5
 # A store that stays away is asked by each call once in so many seconds.
 _LONGEST_DELAY = 60.0
 _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {

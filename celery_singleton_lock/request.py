@@ -176,7 +176,7 @@ class SingletonRequest(Request):
         if not self.task.is_lockable():
             return None
         notes = message.Notes.of({message.HEADER: self.request_dict.get(message.HEADER)})
-        key = notes.key or self.task.lock_key_without_user_code(self.args, self.kwargs)
+        key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
         if key is None:
             return None
         options = self.task.lock_options

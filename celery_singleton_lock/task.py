@@ -145,6 +145,10 @@ class SingletonTask(TypedTask[P, R_co]):
         except ConfigurationError as error:
             raise ConfigurationError(f"task {self.name}: {error}") from error
 
+    def lock_key_in(self, notes: Notes) -> str:
+        """The lock key that is noted on a message; empty if it is another lock's, or was made for another prefix."""
+        return notes.key if self._lock_keys.has_made(self.lock_options.prefix, notes.key) else ""
+
     def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
         """The lock key, if neither a callable, a format nor a model of the user has to make it."""
         keys = self._lock_keys
@@ -243,7 +247,8 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
         notes = Notes.of(request.headers)
-        key = self._key_of_run(notes, args, kwargs)
+        # The publisher's, so that a deploy that changes a default does not strand what is queued.
+        key = self.lock_key_in(notes) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and self._continues(held_here(key)):
             request.lock_continued = True
             # What its body calls is no part of the replacement.
@@ -287,11 +292,6 @@ class SingletonTask(TypedTask[P, R_co]):
             return self._run_locked(self.request, args, kwargs)
         finally:
             self.pop_request()
-
-    def _key_of_run(self, notes: Notes, args: Any, kwargs: Any) -> str:
-        # The publisher's, so that a deploy that changes a default does not strand what is queued.
-        is_ours = notes.key.startswith(f"{self.lock_options.prefix}:")
-        return notes.key if is_ours else self.lock_key_for(*args, **kwargs)
 
     @classmethod
     def is_lockable(cls) -> bool:

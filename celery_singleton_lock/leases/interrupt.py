@@ -11,6 +11,7 @@ has ended the loop or the body.
 """
 
 import ctypes
+import gc
 import inspect
 import signal
 import sys
@@ -57,6 +58,7 @@ class Interrupt:
     _spares_until = 0.0
     _rests_until = 0.0
     _has_landed = False
+    _is_raised = False
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -117,10 +119,14 @@ class Interrupt:
         return True
 
     def _raise(self, thread: int, by_signal: bool) -> bool:
-        if not by_signal or _SIGNAL is None:
-            return _raise_in(thread, self._error, self)
-        signal.pthread_kill(thread, _SIGNAL)
-        return True
+        if by_signal and _SIGNAL is not None:
+            signal.pthread_kill(thread, _SIGNAL)
+            return True
+        if _starts_a_thread(thread):
+            # Until that runs, CPython takes it for the one that has started it, and would raise in it.
+            return True
+        self._is_raised = True
+        return _raise_in(thread, self._error, self)
 
     def _insist(self, thread: int, by_signal: bool) -> None:
         """Raise it until it has landed."""
@@ -130,7 +136,7 @@ class Interrupt:
                 if not self.is_under_way:
                     return
                 # A signal that comes just before a call into the kernel does not end that.
-                if by_signal or (self.delivered and time.monotonic() > self._rests_until):
+                if by_signal or not self._is_raised or (self.delivered and time.monotonic() > self._rests_until):
                     self._raise(thread, by_signal)
 
     @property
@@ -197,6 +203,19 @@ class _Allowed:
 
 def _is_main(thread: int) -> bool:
     return thread == threading.main_thread().ident
+
+
+def _starts_a_thread(thread: int) -> bool:
+    was_enabled = gc.isenabled()
+    # Python 3.11 lists the frames under a lock, which a collection that begins meanwhile may want as well.
+    gc.disable()
+    try:
+        frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
+    finally:
+        if was_enabled:
+            gc.enable()
+    start = _frame_of(threading.Thread.start, frame)
+    return start is not None and not start.f_locals["self"]._started.is_set()  # noqa: SLF001 (there is no other way)
 
 
 def _listen() -> None:

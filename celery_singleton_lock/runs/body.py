@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.errors import LockLost
 from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.replaced import end_as_replaced, has_made_way
@@ -38,6 +39,9 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     signals.lock_acquired.send(sender=run.task, lease=run.lease)
     with running_under(run.lease), run.interrupt.allowed():
+        # Nobody could be told of a loss before.
+        if run.lease.lost and run.options.on_lost != "warn":
+            raise LockLost(run.key, run.lease.lost_reason or "expired")
         return body(*run.args, **run.kwargs)
 
 

@@ -456,7 +456,8 @@ def _was_kept_out_by_a_lock(known: Known, answer: Answer) -> bool:
 def waits_for_celery(known: Known, answer: Answer) -> bool:
     """Celery itself ends nothing that raises Ignore or Reject; and who joins that has nothing to join."""
     is_ended_by_nobody = bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
-    return is_ended_by_nobody or _has_retry_stored_over_revoked(known, answer)
+    joined = {some.by for some in known.refused if some.outcome == "joined" and some.task_id in known.messages(answer)}
+    return is_ended_by_nobody or bool(joined & known.rejected) or _has_retry_stored_over_revoked(known, answer)
 
 
 def _has_retry_stored_over_revoked(known: Known, answer: Answer) -> bool:
@@ -534,7 +535,7 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
         answer = next((answer for answer in known.history.answers if task_id in known.messages(answer)), None)
         if known.of(task_id) or (answer and known.calls[answer.call].ending in _CUT_SHORT):
             return True
-        if answer and known.calls[answer.call].timing == "expires":
+        if answer and (known.calls[answer.call].timing == "expires" or _was_kept_out_by_a_lock(known, answer)):
             return True
         open_ends += _ids_in(known, texts.get(task_id, ""))
     return False

@@ -251,6 +251,18 @@ def test_who_joins_may_be_named_though_it_has_no_body(story: Story) -> None:
     assert "who does not run names who does" not in story.rules()
 
 
+def test_who_joins_one_that_rejects_has_nothing_to_join(story: Story) -> None:
+    story.declare(policy="wait", deploy="join")
+    story.body(1, 2, outcome="Reject")
+    story.at(2, "ended", outcome="Reject", task_id="aaa")
+    story.answer(0, state="HUNG")
+    story.answer(1, "bbb", state="HUNG")
+    assert story.rules() == {"every call ends"}
+
+    story.at(1.5, "conflict", task_id="bbb", outcome="joined", holder="aaa")
+    assert story.rules() == set()
+
+
 def test_a_retry_that_is_revoked_before_celery_has_stored_it_is_left_by_celery(story: Story) -> None:
     story.call(0, retries="countdown", ending="revoke")
     story.body(1, 2, outcome="Retry")

@@ -19,7 +19,7 @@ from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.lease import own_heartbeat
 from celery_singleton_lock.leases.leftovers import Unreleased
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, clock
-from celery_singleton_lock.stores.records import Answer, Claim, Grant, Slot
+from celery_singleton_lock.stores.records import Answer, Claim, Facts, Grant, Slot
 from celery_singleton_lock.stores.redis import names, wire
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.test_bounds import KEY, MINE, SLACK, asked
@@ -387,26 +387,54 @@ def test_a_resolver_that_hangs_does_not_outlast_the_bound(valkey: Server, resolv
     store.close()
 
 
-def test_after_one_has_asked_in_vain_the_next_ask_once_until_there_is_an_answer() -> None:
+def test_after_one_has_asked_in_vain_the_next_do_not_persist_until_there_is_an_answer() -> None:
     server = Server("valkey")
     store = RedisStore(server.url, {})
+    of_a_task = replace(MINE, facts=Facts(task_id="a"))
 
-    def refused() -> None:
+    def refused(claim: Claim = of_a_task) -> None:
         with pytest.raises(StoreError):
-            store.acquire(MINE)
+            store.acquire(claim)
 
+    assert lasted(lambda: refused(replace(of_a_task, patience=0.3))) < SLACK
     assert lasted(refused) > ACQUIRE_BOUND - SLACK
     assert max(lasted(refused) for _ in range(5)) < SLACK
     with suppress(StoreError):
         store.release(MINE, 1)
     assert lasted(refused) < SLACK
+    # A `Lock` waits for as long as it says.
+    assert lasted(lambda: refused(MINE)) > ACQUIRE_BOUND - SLACK
 
     server.start()
-    assert isinstance(store.acquire(MINE), Grant)
+    assert isinstance(store.acquire(of_a_task), Grant)
     server.stop()
     assert lasted(refused) > ACQUIRE_BOUND - SLACK
     store.close()
     server.close()
+
+
+def test_a_try_that_meets_a_connection_of_before_is_followed_by_another(valkey: Server) -> None:
+    of_a_task = replace(MINE, facts=Facts(task_id="a"))
+    with Proxy(valkey.port) as proxy:
+        store = RedisStore(proxy.url, {})
+        assert isinstance(store.acquire(of_a_task), Grant)
+        store._asking._is_away = True
+        proxy.cut()
+
+        assert isinstance(store.acquire(of_a_task), Grant)
+        store.release(of_a_task, 1)
+        store.close()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_a_name_of_any_letters_is_one_key_in_each_encoding(valkey: Server, encoding: str) -> None:
+    store = RedisStore(valkey.url, {"encoding": encoding})
+    claim = replace(MINE, key="singleton:v2:{größe:00}")
+
+    assert isinstance(store.acquire(claim), Grant)
+    assert store.renew([claim], 1.0) == [Answer.DONE]
+    assert store.release(claim, 1) is Answer.DONE
+    store.close()
 
 
 def test_a_claim_without_much_time_asks_no_longer_than_it_says(valkey: Server) -> None:

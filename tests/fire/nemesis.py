@@ -23,8 +23,8 @@ PAUSE = (0.3, 1.5)
 _LONGEST_GOODBYE = {"warm": LONGEST_WARM_SHUTDOWN, "soft": LONGEST_COLD_SHUTDOWN, "cold": LONGEST_COLD_SHUTDOWN}
 # Where a cold shutdown hangs by itself: it waits for the rest of a message from a child that billiard has ended in the
 # midst of it; or its signal came while amqp waited for an answer, which the handler, that asks as well, has read; or
-# while billiard told of a result, under a lock that the handler wants as well.
-_HANGS_OF_CELERY = ("_flush_outqueue", "blocking_read", "_set_terminated")
+# while amqp sent something, or billiard told of a result, under a lock that the handler wants as well.
+_HANGS_OF_CELERY = ("_flush_outqueue", "blocking_read", "write_frame", "_set_terminated")
 
 
 class Nemesis:

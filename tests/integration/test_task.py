@@ -20,6 +20,7 @@ from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from celery_singleton_lock import (
     ConfigurationError,
     LockHeld,
+    LockLost,
     SingletonTask,
     StoreError,
     current_lease,
@@ -273,6 +274,43 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
     until(lambda: lost, "the receiver is told")
     assert lost == [(body.lock_key_for(), "expired")]
     until(lambda: f"lock.lost key={body.lock_key_for()}" in caplog.text, "the log tells")
+
+
+def test_a_key_that_comes_with_the_headers_of_another_task_is_not_taken(app: Celery) -> None:
+    @app.task(base=SingletonTask)
+    def first() -> None: ...
+
+    @app.task(base=SingletonTask, bind=True)
+    def second(self: Any) -> str:
+        return str(self.lock.key)
+
+    forwarded = {"singleton_lock": {"key": first.lock_key_for(), "published": 1}}
+
+    assert second.apply(headers=forwarded).result == second.lock_key_for()
+
+
+def test_a_lease_that_is_lost_before_the_body_begins_is_told_to_the_body(app: Celery, server: Server) -> None:
+    began = []
+
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1)
+    def body(self: Any) -> None:
+        began.append(self.request.id)
+
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1, lock_on_lost="warn")
+    def is_warned(self: Any) -> str:
+        return "went on"
+
+    def slow_receiver(lease: Lease, **_: Any) -> None:
+        with server.client() as client:
+            client.delete(lease.key)
+        until(lambda: lease.lost, "the heartbeat has found it gone")
+
+    for task in (body, is_warned):
+        signals.lock_acquired.connect(slow_receiver, sender=task)
+
+    assert isinstance(body.apply().result, LockLost)
+    assert began == []
+    assert is_warned.apply().result == "went on"
 
 
 def test_a_body_that_goes_on_without_its_lock_to_its_end_is_told(

@@ -1643,8 +1643,8 @@ MUTANTS = [
     Mutant(
         "a call that is published from far away leaves a connection for the next",
         "stores/redis/store.py",
-        "            self._wire.open_ahead()\n",
-        "",
+        "            self._wire.open_ahead()\n            raise\n        return None if reply",
+        "            raise\n        return None if reply",
         ("tests/contract/test_connections.py", "-k", "published_from_far"),
     ),
     Mutant(
@@ -2084,7 +2084,7 @@ MUTANTS = [
     Mutant(
         "while the store is away each call asks once",
         "stores/redis/asking.py",
-        " or (is_one_of_many and self._is_away)",
+        "does_not_persist or ",
         "",
         ("tests/contract/test_connections.py", "-k", "in_vain"),
     ),
@@ -2098,8 +2098,8 @@ MUTANTS = [
     Mutant(
         "a release in vain says nothing of the next acquire",
         "stores/redis/asking.py",
-        "                    if is_one_of_many:\n                        self._is_away = is_passing(error)\n",
-        "                    self._is_away = is_one_of_many and is_passing(error)\n",
+        "self._is_away |= is_one_of_many and ",
+        "self._is_away = is_one_of_many and ",
         ("tests/contract/test_connections.py", "-k", "in_vain"),
     ),
     Mutant(
@@ -2122,6 +2122,55 @@ MUTANTS = [
         "    if task_id and task_id ~= '' then\n",
         "    if task_id then\n",
         ("tests/contract/test_stores.py", "-k", "in_favour_of_a_lock"),
+    ),
+    Mutant(
+        "a question with little time says nothing of the store",
+        "stores/redis/asking.py",
+        " and bound >= ACQUIRE_BOUND",
+        "",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a Lock persists though a task has asked in vain",
+        "stores/redis/store.py",
+        "bool(claim.facts.task_id) and not waits",
+        "not waits",
+        ("tests/contract/test_connections.py", "-k", "in_vain"),
+    ),
+    Mutant(
+        "a try that meets a connection of before is followed by another",
+        "stores/redis/asking.py",
+        " and (tries > 1 or isinstance(error, _SILENT))",
+        "",
+        ("tests/contract/test_connections.py", "-k", "of_before"),
+    ),
+    Mutant(
+        "requests are packed in one encoding",
+        "stores/redis/wire.py",
+        "[text.encode()] if text.isascii() else connection.pack_command(*command)",
+        "[text.encode()]",
+        ("tests/contract/test_connections.py", "-k", "any_letters"),
+    ),
+    Mutant(
+        "a body that starts a thread is interrupted later",
+        "leases/interrupt.py",
+        "        if _starts_a_thread(thread):\n",
+        "        if False:\n",
+        ("tests/unit/test_interrupt.py", "-k", "starts_threads"),
+    ),
+    Mutant(
+        "a lease that is lost before the body begins is told",
+        "runs/body.py",
+        '        if run.lease.lost and run.options.on_lost != "warn":\n',
+        "        if False:\n",
+        ("tests/integration/test_task.py", "-k", "before_the_body_begins"),
+    ),
+    Mutant(
+        "a key of another lock is not taken from the headers",
+        "leases/key.py",
+        "return key.startswith(_begin_of(prefix, self._name))",
+        'return key.startswith(f"{prefix}:")',
+        ("tests/integration/test_task.py", "-k", "headers_of_another"),
     ),
 ]
 

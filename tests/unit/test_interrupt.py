@@ -294,6 +294,20 @@ def test_a_body_that_nobody_interrupts_just_ends(run: Callable[..., Any]) -> Non
     assert run(lambda _: loop(0.01)) is None
 
 
+def test_a_body_that_starts_threads_is_interrupted_and_none_of_them_is() -> None:
+    # Until a new thread runs, CPython takes it for the one that has started it; and that one waits for it to begin.
+    def starts_threads() -> None:
+        while True:
+            child = threading.Thread(target=int)
+            child.start()
+            child.join()
+
+    for _ in range(20):
+        run = Run(starts_threads)
+        run.interrupt.send(LOST)
+        assert run.ended() is LOST
+
+
 @both
 def test_what_comes_while_it_is_held_back_comes_when_that_has_returned(run: Callable[..., Any]) -> None:
     reached: list[str] = []

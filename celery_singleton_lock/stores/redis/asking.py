@@ -7,11 +7,12 @@ from typing import Any
 from redis import exceptions
 
 from celery_singleton_lock.errors import StoreError, StoreRefused
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.redis.refusals import is_passing, problem_of, what_to_set
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
+_SILENT = exceptions.TimeoutError
 
 
 class Asking:
@@ -32,8 +33,8 @@ class Asking:
         Arguments:
             ask: Does so once, in so many seconds.
             bound: The seconds in all.
-            is_one_of_many: Many ask the same, each in a slot of a pool. So after one of them has asked in vain,
-                each tries only once, until the server answers somebody.
+            is_one_of_many: Many ask the same, each in a slot of a pool. So after one of them has asked in vain for
+                as long as any may, they do not persist, until the server answers somebody.
 
         Returns:
             The answer, and the time at which the request it belongs to was sent.
@@ -43,15 +44,17 @@ class Asking:
         """
         give_up_at = clock() + bound
         pause = _FIRST_PAUSE
+        tries = 0
         while True:
+            tries += 1
             sent_at = clock()
             try:
                 answer = ask(give_up_at - sent_at)
             except exceptions.RedisError as error:
-                is_last = clock() + pause >= give_up_at or (is_one_of_many and self._is_away)
-                if is_last or not is_passing(error):
-                    if is_one_of_many:
-                        self._is_away = is_passing(error)
+                # What was refused may have gone to a connection of before.
+                does_not_persist = is_one_of_many and self._is_away and (tries > 1 or isinstance(error, _SILENT))
+                if does_not_persist or clock() + pause >= give_up_at or not is_passing(error):
+                    self._is_away |= is_one_of_many and bound >= ACQUIRE_BOUND and is_passing(error)
                     raise self._unanswered(error) from error
             else:
                 self._is_away = False

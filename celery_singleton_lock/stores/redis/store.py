@@ -229,7 +229,14 @@ class RedisStore(Store):
         def ask(timeout: float) -> Any:
             return self._ask_for_place(script, keys, arguments, timeout)
 
-        reply, sent_at = self._asking.persist(ask, min(bound, claim.patience), is_one_of_many=True)
+        # What waits for a `Lock`, or has a turn in the queue, persists.
+        is_one_of_many = bool(claim.facts.task_id) and not waits
+        try:
+            reply, sent_at = self._asking.persist(ask, min(bound, claim.patience), is_one_of_many=is_one_of_many)
+        except StoreError:
+            # From far away, opening may take longer than a caller with a time limit may wait.
+            self._wire.open_ahead()
+            raise
         self._clock.tells(reply if isinstance(reply, int) else reply[1], sent_at)
         if isinstance(reply, int) or reply[0] == _GRANTED:
             grant = grant_in(reply, sent_at)

@@ -39,13 +39,11 @@ class Script:
         self.digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-def packed(command: Sequence[str]) -> bytes:
+def packed(connection: Any, command: Sequence[str]) -> Any:
     """*command* as it goes over the wire, in a third of the time that redis-py takes."""
     text = f"*{len(command)}\r\n" + "".join([f"${len(part)}\r\n{part}\r\n" for part in command])
-    if text.isascii():
-        return text.encode()
-    parts = [part.encode() for part in command]
-    return b"*%d\r\n" % len(parts) + b"".join([b"$%d\r\n%b\r\n" % (len(part), part) for part in parts])
+    # The rest is a matter of the connection's encoding.
+    return [text.encode()] if text.isascii() else connection.pack_command(*command)
 
 
 class Wire:
@@ -79,7 +77,7 @@ class Wire:
         """Send one command and return its reply within *timeout* seconds, raising redis-py's errors."""
         connection, idle_since, timeout = self._checkout(timeout)
         try:
-            connection.send_packed_command([packed(command)], check_health=False)
+            connection.send_packed_command(packed(connection, command), check_health=False)
             if timeout < REPLY_TIMEOUT:
                 hear(connection, timeout)
             reply = connection.read_response()
