@@ -146,8 +146,8 @@ class SingletonTask(TypedTask[P, R_co]):
             raise ConfigurationError(f"task {self.name}: {error}") from error
 
     def lock_key_in(self, notes: Notes) -> str:
-        """The lock key that is noted on a message; empty if it is another lock's, or was made for another prefix."""
-        return notes.key if self._lock_keys.has_made(self.lock_options.prefix, notes.key) else ""
+        """The lock key that is noted on a message; empty if it was made for another prefix."""
+        return notes.key if notes.key.startswith(f"{self.lock_options.prefix}:") else ""
 
     def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
         """The lock key, if neither a callable, a format nor a model of the user has to make it."""

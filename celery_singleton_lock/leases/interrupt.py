@@ -215,7 +215,9 @@ def _starts_a_thread(thread: int) -> bool:
         if was_enabled:
             gc.enable()
     start = _frame_of(threading.Thread.start, frame)
-    return start is not None and not start.f_locals["self"]._started.is_set()  # noqa: SLF001 (there is no other way)
+    # Where it waits for that, the rest can be broken off; before, it has to undo what the new thread undoes as well.
+    waits = start is not frame
+    return start is not None and not (waits and start.f_locals["self"]._started.is_set())  # noqa: SLF001
 
 
 def _listen() -> None:

@@ -89,10 +89,6 @@ class KeyMaker:
             args, kwargs = self._receive(args, kwargs)
         return key_of(prefix, self._name, self._subject(args, kwargs))
 
-    def has_made(self, prefix: str, key: str) -> bool:
-        """Whether *key* is that of some call, and not one of another lock that has come with its headers."""
-        return key.startswith(_begin_of(prefix, self._name))
-
     @property
     def runs_user_code(self) -> bool:
         """To make a key runs a callable or a model, or formats arguments, which may do anything."""
@@ -131,11 +127,7 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
     """The lock key for a checked name and what distinguishes the calls that share it."""
-    return f"{_begin_of(prefix, name)}{digest(subject)}}}"
-
-
-def _begin_of(prefix: str, name: str) -> str:
-    return f"{prefix}:v2:{{{name}:"
+    return f"{prefix}:v2:{{{name}:{digest(subject)}}}"
 
 
 def digest(subject: Any) -> str:

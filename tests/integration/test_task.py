@@ -276,19 +276,6 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
     until(lambda: f"lock.lost key={body.lock_key_for()}" in caplog.text, "the log tells")
 
 
-def test_a_key_that_comes_with_the_headers_of_another_task_is_not_taken(app: Celery) -> None:
-    @app.task(base=SingletonTask)
-    def first() -> None: ...
-
-    @app.task(base=SingletonTask, bind=True)
-    def second(self: Any) -> str:
-        return str(self.lock.key)
-
-    forwarded = {"singleton_lock": {"key": first.lock_key_for(), "published": 1}}
-
-    assert second.apply(headers=forwarded).result == second.lock_key_for()
-
-
 def test_a_lease_that_is_lost_before_the_body_begins_is_told_to_the_body(app: Celery, server: Server) -> None:
     began = []
 

@@ -2165,13 +2165,6 @@ MUTANTS = [
         "        if False:\n",
         ("tests/integration/test_task.py", "-k", "before_the_body_begins"),
     ),
-    Mutant(
-        "a key of another lock is not taken from the headers",
-        "leases/key.py",
-        "return key.startswith(_begin_of(prefix, self._name))",
-        'return key.startswith(f"{prefix}:")',
-        ("tests/integration/test_task.py", "-k", "headers_of_another"),
-    ),
 ]
 
 
