@@ -233,9 +233,10 @@ class RedisStore(Store):
         is_one_of_many = bool(claim.facts.task_id) and not waits
         try:
             reply, sent_at = self._asking.persist(ask, min(bound, claim.patience), is_one_of_many=is_one_of_many)
-        except StoreError:
-            # From far away, opening may take longer than a caller with a time limit may wait.
-            self._wire.open_ahead()
+        except StoreError as error:
+            if not isinstance(error, ConfigurationError):
+                # From far away, opening may take longer than a caller with a time limit may wait.
+                self._wire.open_ahead()
             raise
         self._clock.tells(reply if isinstance(reply, int) else reply[1], sent_at)
         if isinstance(reply, int) or reply[0] == _GRANTED:
