@@ -101,8 +101,9 @@ class Sabotaged(Locked):
 
     abstract = True
 
-    def _key_of_run(self, args: Any, kwargs: Any) -> str:
-        return f"{super()._key_of_run(args, kwargs)}:{os.getpid()}:{next(_runs)}"
+    def lock_key_in(self, notes: Any) -> str:
+        key = super().lock_key_in(notes)
+        return f"{key}:{os.getpid()}:{next(_runs)}" if key else ""
 
 
 @contextmanager
