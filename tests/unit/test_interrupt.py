@@ -38,7 +38,7 @@ class Run:
         self.began = threading.Event()
         self.error: BaseException | None = None
         self._body = body
-        self.thread = threading.Thread(target=self._run)
+        self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
         assert self.began.wait(20)
 
