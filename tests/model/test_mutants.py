@@ -2156,7 +2156,7 @@ MUTANTS = [
         "leases/interrupt.py",
         "        if _starts_a_thread(thread):\n",
         "        if False:\n",
-        ("tests/unit/test_interrupt.py", "-k", "starts_threads"),
+        ("tests/unit/test_interrupt.py", "-k", "until_a_thread"),
     ),
     Mutant(
         "a lease that is lost before the body begins is told",

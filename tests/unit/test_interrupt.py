@@ -294,6 +294,46 @@ def test_a_body_that_nobody_interrupts_just_ends(run: Callable[..., Any]) -> Non
     assert run(lambda _: loop(0.01)) is None
 
 
+def test_nothing_is_raised_in_a_body_until_a_thread_that_it_starts_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_it, goes_on = threading.Event(), threading.Event()
+    asked: list[bool] = []
+    raised: list[Any] = []
+    start, raise_in = threading._start_new_thread, interrupt_module._raise_in
+    starts_a_thread = interrupt_module._starts_a_thread
+
+    def slow_start(*arguments: Any) -> Any:
+        if threading.current_thread().name == "body":
+            at_it.set()
+            goes_on.wait(20)
+        return start(*arguments)
+
+    def body() -> None:
+        threading.current_thread().name = "body"
+        threading.Thread(target=int).start()
+        loop()
+
+    def answer(thread: int) -> bool:
+        asked.append(starts_a_thread(thread))
+        return asked[-1]
+
+    def note(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
+        raised.append(error)
+        return raise_in(thread, error, interrupt)
+
+    monkeypatch.setattr(threading, "_start_new_thread", slow_start)
+    monkeypatch.setattr(interrupt_module, "_starts_a_thread", answer)
+    monkeypatch.setattr(interrupt_module, "_raise_in", note)
+    run = Run(body)
+    assert at_it.wait(20)
+    run.interrupt.send(LOST)
+    until(lambda: raised or len(asked) >= 3, "it has been tried a few times")
+    too_early = list(raised)
+    goes_on.set()
+
+    assert run.ended() is LOST
+    assert too_early == []
+
+
 def test_a_body_that_starts_threads_is_interrupted_and_none_of_them_is() -> None:
     # Until a new thread runs, CPython takes it for the one that has started it; and that one waits for it to begin.
     def starts_threads() -> None:
