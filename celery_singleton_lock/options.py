@@ -140,11 +140,20 @@ def check_values(task: Any) -> None:
     Raises:
         ConfigurationError: Naming the task, the option, the value and what is allowed.
     """
+    for name in OPTIONS:
+        check_value(task, name)
+
+
+def check_value(task: Any, name: str) -> None:
+    """Check one of them.
+
+    Raises:
+        ConfigurationError: Naming the task, the option, the value and what is allowed.
+    """
+    value = getattr(task, f"lock_{name}")
     try:
-        for name, option in OPTIONS.items():
-            value = getattr(task, f"lock_{name}")
-            if value is not None:
-                option.check(f"lock_{name}", value)
+        if value is not None:
+            OPTIONS[name].check(f"lock_{name}", value)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {task.name}: {error}") from None
 

@@ -55,8 +55,8 @@ def check_option_names(cls: type[Any], ours: type[Any]) -> None:
     """Refuse an option that does not exist.
 
     A name is a class's own, and no misspelt option, if a class that the user wrote declares it as a method or a
-    property, or with an annotation and is not nearly an option. What a class is like that knows nothing of *ours*, is
-    nobody's business unless it begins with `lock_`.
+    property, or with an annotation and is not nearly an option. In a class that does not come from *ours*, only names
+    that begin with `lock_` are looked at.
 
     Raises:
         ConfigurationError: Naming the task, the option, and the one that was probably meant.

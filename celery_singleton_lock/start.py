@@ -20,7 +20,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.key import checked_name, key_of
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.teller import Teller
-from celery_singleton_lock.options import OPTIONS, check_setting, prefix_of
+from celery_singleton_lock.options import OPTIONS, check_setting, check_value, prefix_of
 from celery_singleton_lock.runs.loss import wants_to_be_killed
 from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.spelling import check_setting_names
@@ -151,22 +151,13 @@ def _about_definitions(app: Celery, tasks: list[Any]) -> list[Question]:
     """Each by itself: the first fault of a task must not hide the others."""
     return [
         *(partial(_raise, error) for error in _held_back.get(app, ())),
-        *(partial(_check_value, task, name) for task in tasks for name in OPTIONS),
+        *(partial(check_value, task, name) for task in tasks for name in OPTIONS),
         *(partial(key_maker_of, type(task)) for task in tasks),
     ]
 
 
 def _raise(error: Exception) -> NoReturn:
     raise error
-
-
-def _check_value(task: Any, name: str) -> None:
-    value = getattr(task, f"lock_{name}")
-    try:
-        if value is not None:
-            OPTIONS[name].check(f"lock_{name}", value)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"task {task.name}: {error}") from None
 
 
 def _of_task(task: Any, name: str) -> Any:

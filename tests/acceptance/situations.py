@@ -178,7 +178,7 @@ class Scene:
 def skipped(scene: Scene) -> Seen:
     """`lock_on_conflict="skip"`, the default: another run has the key.
 
-    Nothing to do. [The result names the holder](results.md), so a web page can say who is at it.
+    Nothing to do. [The result names the holder](results.md), so a web page can say which call runs.
     """
     scene.hold(tasks.skip)
     seen = scene.end(tasks.skip, scene.call(tasks.skip, 2))

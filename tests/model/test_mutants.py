@@ -1510,7 +1510,7 @@ MUTANTS = [
     Mutant(
         "each value of a task is looked at by itself",
         "start.py",
-        "        *(partial(_check_value, task, name) for task in tasks for name in OPTIONS),\n",
+        "        *(partial(check_value, task, name) for task in tasks for name in OPTIONS),\n",
         "",
         ("tests/acceptance/test_start.py", "-k", "none_hides and worker"),
     ),
