@@ -7,7 +7,7 @@ from celery.bootsteps import Step
 from celery.signals import beat_init, task_postrun, task_prerun, task_rejected, task_unknown, worker_init
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
-from celery_singleton_lock.request import LostAcknowledgements
+from celery_singleton_lock.lost_connection import LostConnection
 from celery_singleton_lock.runs.marks import unmark_unread
 from celery_singleton_lock.runs.redelivery import keep_result
 from celery_singleton_lock.runs.waiting import remember_limits
@@ -45,7 +45,7 @@ def add_our_steps(sender: Any = None, **_: Any) -> None:
     """Refuse to start with what cannot work, and learn of a connection that is lost with acknowledgements under way."""
     remember_limits(sender)
     sender.app.steps["worker"].add(Start)
-    sender.app.steps["consumer"].add(LostAcknowledgements)
+    sender.app.steps["consumer"].add(LostConnection)
 
 
 @beat_init.connect(weak=False)

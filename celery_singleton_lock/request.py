@@ -17,7 +17,6 @@ from weakref import WeakSet
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
-from celery.bootsteps import StartStopStep
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request, logger
@@ -39,8 +38,6 @@ from celery_singleton_lock.stores.records import Claim, Facts
 
 # A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
-# Seconds after which a broker has heard what was written to it, or the connection has broken.
-_LOST_WITH_THE_CONNECTION = 60.0
 _MOST_REMEMBERED = 200
 
 
@@ -68,7 +65,7 @@ class SingletonRequest(Request):
         self._is_cut_off = False
         self.acknowledged_at = float("inf")
         self.request_dict[message.TWIN] = bool((self.delivery_info or {}).get("redelivered") and self._has_a_twin())
-        _known.add(self)
+        known.add(self)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Keep the child's lease alive from now on, if it runs in a process of its own."""
@@ -116,7 +113,7 @@ class SingletonRequest(Request):
 
     def _acknowledge(self, acknowledge: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.acknowledged_at = clock()
-        _acknowledged.append(self)
+        acknowledged.append(self)
         # The message has this request by it: both would wait for the garbage collector.
         del self.message.ack
         try:
@@ -249,21 +246,6 @@ def _is_turned_away(error: BaseException) -> bool:
     return isinstance(error, Ignore | Reject)
 
 
-class LostAcknowledgements(StartStopStep):
-    """A step of the worker's consumer: messages acknowledged just before the connection broke may come again."""
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-
-    def stop(self, consumer: Any) -> None:  # noqa: ARG002
-        """The connection is lost, or the worker ends."""
-        if state.should_stop is None and state.should_terminate is None:
-            since = clock() - _LOST_WITH_THE_CONNECTION
-            for request in list(_known):
-                if request.acknowledged_at > since:
-                    request.cut_off()
-        _acknowledged.clear()
-
-
 def _late_renewals() -> list[Renewal]:
     """Those that children may not have done by themselves."""
     late = []
@@ -284,7 +266,7 @@ def _active_requests() -> list[Any]:
             continue
 
 
-_known: WeakSet[SingletonRequest] = WeakSet()
+known: WeakSet[SingletonRequest] = WeakSet()
 # For as long as it matters, somebody has to have them.
-_acknowledged: deque[SingletonRequest] = deque(maxlen=_MOST_REMEMBERED)
+acknowledged: deque[SingletonRequest] = deque(maxlen=_MOST_REMEMBERED)
 keepalive = Keepalive(_late_renewals)

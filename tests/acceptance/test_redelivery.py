@@ -178,6 +178,26 @@ def test_a_copy_that_rabbitmq_delivers_after_the_end_is_dropped(
     assert result.state == "SUCCESS"
 
 
+def test_a_run_that_ends_while_the_broker_is_away_does_not_run_again(
+    tasks: Any, rabbit: str, env: dict[str, str], recorder: Recorder
+) -> None:
+    tasks.app.conf.broker_url = rabbit
+    tasks.app.control.purge()
+    with Proxy(port_of(rabbit)) as proxy:
+        behind = rabbit.replace(str(port_of(rabbit)), str(proxy.port))
+        with workers(APP, {**env, "TEST_BROKER": behind}, 1) as (worker,):
+            result = tasks.late.delay("k", 1, 2)
+            until(lambda: runs(recorder), "it runs")
+            proxy.reset()
+            assert result.get(timeout=10) == 1
+            proxy.forward()
+
+            until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
+
+    assert len(runs(recorder)) == 1
+    assert result.state == "SUCCESS"
+
+
 def test_a_copy_that_rabbitmq_delivers_for_want_of_an_early_acknowledgement_is_dropped(
     tasks: Any, rabbit: str, env: dict[str, str], recorder: Recorder
 ) -> None:

@@ -893,10 +893,25 @@ MUTANTS = [
     ),
     Mutant(
         "acknowledgements lost with the connection leave word",
-        "request.py",
+        "lost_connection.py",
         "                    request.cut_off()\n",
         "                    pass\n",
         ("tests/unit/test_request.py", "-k", "lost_with_the_connection"),
+    ),
+    # Celery 5.7 does as much, so only one before it shows the difference at a real loss.
+    Mutant(
+        "a job that runs is not forgotten with the connection",
+        "lost_connection.py",
+        "        jobs.update(",
+        "        dict(",
+        ("tests/unit/test_lost_connection.py",),
+    ),
+    Mutant(
+        "a job that has ended meanwhile is not kept",
+        "lost_connection.py",
+        " if not job.ready()",
+        "",
+        ("tests/unit/test_lost_connection.py",),
     ),
     Mutant(
         "a later run says again that it goes on",

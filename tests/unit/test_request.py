@@ -18,9 +18,10 @@ from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
 
-from celery_singleton_lock import LockHeld, SingletonTask, StoreError, request, settings
+from celery_singleton_lock import LockHeld, SingletonTask, StoreError, lost_connection, request, settings
 from celery_singleton_lock.leases.leftovers import leftovers
-from celery_singleton_lock.request import LostAcknowledgements, SingletonRequest
+from celery_singleton_lock.lost_connection import LostConnection
+from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Done, Facts
@@ -46,7 +47,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # What a worker of this process would have told.
     monkeypatch.setattr(state, "should_stop", None)
     monkeypatch.setattr(state, "should_terminate", None)
-    request._acknowledged.clear()
+    request.acknowledged.clear()
 
     @app.task(base=SingletonTask, acks_late=True)
     def task() -> None: ...
@@ -54,7 +55,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with app.connection_for_write() as connection:
         connection.default_channel.queue_purge("celery")
     yield task
-    request._acknowledged.clear()
+    request.acknowledged.clear()
     app.close()
 
 
@@ -110,7 +111,7 @@ def test_a_request_that_has_ended_does_not_wait_for_the_garbage_collector(task: 
         with delivery_of(task) as delivered:
             ends(delivered, None)
             known = ref(delivered)
-        request._acknowledged.clear()
+        request.acknowledged.clear()
         del delivered
         assert known() is None
     finally:
@@ -146,7 +147,7 @@ def test_a_run_whose_acknowledgement_is_lost_with_the_connection_does_not_run_ag
     ends(delivered, RUN[end])
     assert not is_dropped_when_it_comes_again(delivered)
     settings.store_of(delivered.app).clear()
-    LostAcknowledgements(None).stop(None)
+    LostConnection(None).stop(None)
 
     assert is_dropped_when_it_comes_again(delivered)
 
@@ -155,7 +156,7 @@ def test_a_run_that_ends_after_its_connection_was_lost_does_not_run_again(
     delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state, "active_requests", {delivered})
-    LostAcknowledgements(None).stop(None)
+    LostConnection(None).stop(None)
     ends(delivered, None)
 
     assert is_dropped_when_it_comes_again(delivered)
@@ -170,7 +171,7 @@ def test_a_call_that_was_turned_away_runs_later_whatever_becomes_of_its_acknowle
     if loss == "fails":
         breaks_the_acknowledgement(delivered)
     ends(delivered, TURNED_AWAY[end], elsewhere=elsewhere)
-    LostAcknowledgements(None).stop(None)
+    LostConnection(None).stop(None)
 
     assert not is_dropped_when_it_comes_again(delivered)
 
@@ -179,8 +180,8 @@ def test_an_acknowledgement_that_the_broker_has_heard_leaves_nothing(
     delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ends(delivered, None)
-    monkeypatch.setattr(request, "clock", lambda: clock() + request._LOST_WITH_THE_CONNECTION + 1)
-    LostAcknowledgements(None).stop(None)
+    monkeypatch.setattr(lost_connection, "clock", lambda: clock() + lost_connection._LOST_WITH_THE_CONNECTION + 1)
+    LostConnection(None).stop(None)
 
     assert not is_dropped_when_it_comes_again(delivered)
 
@@ -191,7 +192,7 @@ def test_a_worker_that_ends_in_peace_has_lost_no_acknowledgement(
 ) -> None:
     ends(delivered, None)
     monkeypatch.setattr(state, order, 0)
-    LostAcknowledgements(None).stop(None)
+    LostConnection(None).stop(None)
 
     assert not is_dropped_when_it_comes_again(delivered)
 
