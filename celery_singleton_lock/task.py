@@ -178,8 +178,8 @@ class SingletonTask(TypedTask[P, R_co]):
             # Celery's to raise, now or in the worker: it knows of typing=False, and of models.
             return send(**options)
         run: Run | None = self.request.get("lock_run")
-        if run is not None and options.get("task_id") == run.task_id and options.get("retries"):
-            run.retry_key = key
+        if run is not None and run.has_begun and options.get("task_id") == run.task_id and options.get("retries"):
+            run.is_retried(key)
         return publish(self, key, options, send)
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
@@ -193,14 +193,15 @@ class SingletonTask(TypedTask[P, R_co]):
             return EagerResult(result.id, error, states.REVOKED, name=self.name)
         return result
 
-    def retry(self, *args: Any, **kwargs: Any) -> Any:
+    def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; a lease that is lost meanwhile does not break off the publishing, which would lose the retry."""
         run: Run | None = self.request.get("lock_run")
         if run is None:
-            return super().retry(*args, **kwargs)
+            return super().retry(args, kwargs, exc, *rest, **options)
         run.check_not_replaced()
+        run.retries_because_of = exc
         with run.interrupt.held_back(), handing_on(run):
-            return super().retry(*args, **kwargs)
+            return super().retry(args, kwargs, exc, *rest, **options)
 
     def replace(self, sig: Any) -> Any:
         """As Celery's; a run that was replaced by its successor has no other."""

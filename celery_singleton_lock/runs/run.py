@@ -5,6 +5,7 @@ import os
 import random
 import socket
 from functools import partial
+from traceback import format_exception
 from typing import Any, NoReturn
 from weakref import ref
 
@@ -52,6 +53,7 @@ class Run:
         is_unlocked: Its body runs without a lock of its own.
         is_in_crowd: The store counts it as one of those that come again.
         retry_key: The key of the retry that its body has published.
+        retries_because_of: The error for which its body wants to come again.
         ending: What later deliveries of its message have to know, once its body has ended.
         has_marker: They will find it in the store.
     """
@@ -75,9 +77,10 @@ class Run:
         )
         self.has_begun = self.is_unlocked = False
         self.retry_key: str | None = None
+        self.retries_because_of: BaseException | None = None
         self.is_in_crowd = notes.crowds
         self.ending: Ending | None = None
-        self.has_marker = self._goes_on = False
+        self.has_marker = self._goes_on = self._retry_is_stored = False
 
     def _claim(self) -> Claim:
         options, request, notes = self.options, self.request, self.notes
@@ -167,22 +170,26 @@ class Run:
         Raises:
             Retry: Always.
         """
-        is_stored = self._store_retry(why)
+        self._store_retry(why)
         again = self.send_again(delay, **notes)
-        if is_stored:
-            # Celery would store it once more, over the end of the next delivery if that is quick.
-            self.request.ignore_result = True
         raise Retry(str(why), exc=why, when=delay, sig=again)
 
-    def _store_retry(self, why: Exception) -> bool:
+    def is_retried(self, key: str) -> None:
+        """Its body is about to publish its next attempt, with this key."""
+        self.retry_key = key
+        error = self.retries_because_of
+        self._store_retry(error, "".join(format_exception(error)) if error is not None else None)
+
+    def _store_retry(self, why: BaseException | None, traceback: str | None = None) -> None:
+        """Store it before the message leaves; Celery does so afterwards, over an end that comes at once."""
         if self.task.ignore_result or self.request.ignore_result:
-            return False
+            return
         try:
-            self.task.backend.mark_as_retry(self.request.id, why, request=self.request)
+            self.task.backend.mark_as_retry(self.request.id, why, traceback, request=self.request)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises; Celery tries again, and tells)
             logger.warning("lock.unstored key=%s task_id=%s: %s", self.key, self.task_id, error)
-            return False
-        return True
+            return
+        self._retry_is_stored = True
 
     # How it ends without its body.
 
@@ -249,10 +256,12 @@ class Run:
         """Give back at the end what it holds, and end what it has left in the store if it did not run."""
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        # After a Retry the next attempt could end before Celery has stored RETRY, over
-        # that end: `handlers` gives it back.
         if error is None or not issubclass(error, Retry):
             self.give_back()
+        elif self._retry_is_stored:
+            # Not once more. Where Celery does so all the same, or has to, the next
+            # attempt could end before, so `handlers` gives back what is held.
+            self.request.ignore_result = True
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""

@@ -737,6 +737,20 @@ MUTANTS = [
         ("tests/unit/test_admission.py", "-k", "not_stored_over"),
     ),
     Mutant(
+        "RETRY of a body that retries is stored before its message leaves",
+        "runs/run.py",
+        "        self._store_retry(error, ",
+        "        _ = (error, ",
+        ("tests/unit/test_admission.py", "-k", "not_stored_over"),
+    ),
+    Mutant(
+        "a body that goes on after its retry has a result",
+        "runs/run.py",
+        "        elif self._retry_is_stored:\n",
+        "        if self._retry_is_stored:\n",
+        ("tests/unit/test_admission.py", "-k", "goes_on_after_its_retry"),
+    ),
+    Mutant(
         "a message that comes again waits for the broker",
         "runs/message.py",
         "            if clock() > give_up_at:\n",

@@ -192,7 +192,7 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Make the world for a task with these options."""
     connected: list[Any] = []
 
-    def make(**options: Any) -> World:
+    def make(its_body: Callable[..., Any] | None = None, **options: Any) -> World:
         def body(_: Any, number: int = 1) -> str:
             world.ran.append(((number,), task.lock.held))
             return "ran"
@@ -211,7 +211,7 @@ def world_of(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
             world.told.append(f"unanswered, {outcome}")
 
         app.tasks.pop("task", None)
-        task = app.task(base=SingletonTask, bind=True, name="task", **{"lock_key": (), **options})(body)
+        task = app.task(base=SingletonTask, bind=True, name="task", **{"lock_key": (), **options})(its_body or body)
         world = World(task, Steered(), task.lock_key_for())
         monkeypatch.setitem(settings._stores, app, world.store)
         monkeypatch.setattr(app, "send_task", send)
@@ -1364,6 +1364,44 @@ def test_that_it_comes_again_is_not_stored_over_the_end_of_the_delivery_to_come(
     monkeypatch.setattr(world.task.app, "send_task", end_elsewhere)
 
     assert deliver(world, first)[0] == states.REVOKED
+
+
+@pytest.mark.skipif(not hasattr(trace, "get_actual_ignore_result"), reason="before 5.7 Celery stores it again")
+@pytest.mark.parametrize("by", ["retry", "autoretry_for"])
+def test_a_retry_of_the_body_is_not_stored_over_an_end_that_comes_at_once(
+    world_of: Callable[..., World], monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    # As for one that has expired by then, or was revoked: a worker throws it away as it comes.
+    def body(task: Any, number: int = 1) -> None:
+        try:
+            raise KeyError("not yet")
+        except KeyError as error:
+            if by == "retry":
+                raise task.retry(exc=error) from error
+            raise
+
+    world = world_of(body, autoretry_for=(KeyError,) if by == "autoretry_for" else ())
+
+    def end_elsewhere(*_: Any, **__: Any) -> Any:
+        stored = world.task.AsyncResult(ME)
+        assert (stored.state, type(stored.result)) == (states.RETRY, KeyError)
+        assert 'raise KeyError("not yet")' in stored.traceback
+        world.task.backend.mark_as_revoked(ME, "ended elsewhere")
+
+    monkeypatch.setattr(world.task.app, "send_task", end_elsewhere)
+
+    assert deliver(world, first)[0] == states.REVOKED
+
+
+def test_a_body_that_goes_on_after_its_retry_ends_as_it_does(world_of: Callable[..., World]) -> None:
+    def body(task: Any, number: int = 1) -> str:
+        task.retry(throw=False)
+        return "went on"
+
+    world = world_of(body)
+
+    assert deliver(world, first)[0] == states.SUCCESS
+    assert world.task.AsyncResult(ME).result == "went on"
 
 
 def test_it_comes_again_though_its_state_cannot_be_stored(
