@@ -31,6 +31,7 @@ from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.marks import LateMarker, unmark_later
+from celery_singleton_lock.runs.message import Delivery
 from celery_singleton_lock.runs.results import end_of, store_end
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
@@ -55,17 +56,20 @@ class SingletonRequest(Request):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.request_dict[message.TOKEN] = new_token()
-        self.request_dict[message.EVENTS] = bool(self.eventer and self.eventer.enabled and self.task.send_events)
-        self.request_dict[message.RECEIVED] = clock()
-        self.request_dict[message.CONTENT_TYPE] = self.content_type
         self._claim: Claim | None = None
         self._has_run = True
         self._has_ended = False
         self._is_cut_off = False
         self.acknowledged_at = float("inf")
-        self.request_dict[message.TWIN] = bool((self.delivery_info or {}).get("redelivered") and self._has_a_twin())
+        sends_events = bool(self.eventer and self.eventer.enabled and self.task.send_events)
+        has_twin = bool((self.delivery_info or {}).get("redelivered") and self._has_a_twin())
+        self._tell(Delivery(new_token(), clock(), sends_events, self.content_type, has_twin))
         known.add(self)
+
+    def _tell(self, delivery: Delivery) -> None:
+        self._delivery = delivery
+        # As what it is made of: a class of ours would travel with each message.
+        self.request_dict[message.DELIVERY] = tuple(delivery)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Keep the child's lease alive from now on, if it runs in a process of its own."""
@@ -126,7 +130,7 @@ class SingletonRequest(Request):
         """The broker does not hear of the end of this delivery, so another one is to come."""
         self._is_cut_off = True
         # If it has yet to begin, the other one may go before it.
-        self.request_dict[message.RECEIVED] = float("-inf")
+        self._tell(self._delivery._replace(received=float("-inf")))
         if self._has_ended:
             self._leave_marker()
 
@@ -177,7 +181,7 @@ class SingletonRequest(Request):
         if key is None:
             return None
         options = self.task.lock_options
-        token, marker = self.request_dict[message.TOKEN], message.marker_of(key, self.id, notes)
+        token, marker = self._delivery.token, message.marker_of(key, self.id, notes)
         return Claim(key, token, options.ttl, options.limit, Facts(task_id=self.id), marker=marker)
 
     def _runs_in_a_child(self) -> bool:

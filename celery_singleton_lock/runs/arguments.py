@@ -8,7 +8,7 @@ from typing import Any
 from kombu.exceptions import ContentDisallowed
 from kombu.serialization import dumps, loads, prepare_accept_content, registry
 
-from celery_singleton_lock.runs.message import CONTENT_TYPE
+from celery_singleton_lock.runs.message import delivery_of
 from celery_singleton_lock.runs.run import Run
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -16,7 +16,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 def pack(run: Run) -> str:
     """The arguments, in the serialiser of the message."""
-    serializer = registry.type_to_name.get(run.request.get(CONTENT_TYPE)) or run.task.serializer
+    serializer = registry.type_to_name.get(delivery_of(run.request).content_type) or run.task.serializer
     content_type, encoding, payload = dumps((list(run.args), run.kwargs), serializer=serializer)
     data = payload.encode() if isinstance(payload, str) else payload
     return json.dumps([content_type, encoding, base64.b64encode(data).decode()])

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Task
 from celery.app.task import Context
@@ -22,14 +22,8 @@ logger = logging.getLogger("celery_singleton_lock")
 HEADER = "singleton_lock"
 """The one header we write on a message: the notes."""
 
-TOKEN = "singleton_token"
-EVENTS = "singleton_events"
-RECEIVED = "singleton_received"
-CONTENT_TYPE = "singleton_content_type"
-TWIN = "singleton_twin"
-"""What the main process of a worker tells a pool process beside the message."""
-
-_OF_THIS_DELIVERY = frozenset({TOKEN, EVENTS, RECEIVED, CONTENT_TYPE, TWIN})
+DELIVERY = "singleton_delivery"
+"""Under which the main process of a worker tells a pool process of this delivery, beside the message."""
 
 ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
@@ -48,6 +42,33 @@ _PAUSE = 0.5
 _PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
 # What RabbitMQ's delayed delivery puts before a routing key, as bits of the countdown.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
+
+
+class Delivery(NamedTuple):
+    """What the main process of a worker tells a pool process.
+
+    Attributes:
+        token: Of the run, so that the main process can act for it.
+        received: When it came, by the local clock; long ago if another delivery may go before it.
+        sends_events: The worker sends events.
+        content_type: The serialiser of the message.
+        has_twin: An earlier delivery of the message runs in this worker, as far as it knows.
+    """
+
+    token: str = ""
+    received: float = float("inf")
+    sends_events: bool = False
+    content_type: str | None = None
+    has_twin: bool = False
+
+
+def delivery_of(request: Context) -> Delivery:
+    """What was told of this delivery; nothing of a run that no worker has sent to its pool."""
+    told = request.get(DELIVERY)
+    return Delivery(*told) if told else _TOLD_BY_NOBODY
+
+
+_TOLD_BY_NOBODY = Delivery()
 
 
 @dataclass
@@ -134,9 +155,9 @@ def marker_of(key: str, task_id: str, notes: Notes) -> str:
 
 def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
     """*headers* with these notes in place of others."""
-    kept = {name: value for name, value in (headers or {}).items() if name not in _OF_THIS_DELIVERY}
-    kept[HEADER] = notes.header()
-    return kept
+    # Celery takes whatever it does not know for a header.
+    kept = {name: value for name, value in (headers or {}).items() if name != DELIVERY}
+    return {**kept, HEADER: notes.header()}
 
 
 def visibility_timeout(task: Task) -> float:
@@ -187,8 +208,7 @@ def will_have_copies(task: Task, request: Context, notes: Notes) -> bool:
 
 
 def _since_delivery(request: Context) -> float:
-    received = request.get(RECEIVED)
-    return 0.0 if received is None else clock() - received
+    return clock() - delivery_of(request).received
 
 
 def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
@@ -242,7 +262,7 @@ def _publish_patiently(again: Signature) -> None:
 def _as_it_came(task: Task) -> dict[str, Any]:
     """Options that neither Celery nor the task itself would choose again."""
     request = task.request
-    serializer = registry.type_to_name.get(request.get(CONTENT_TYPE))
+    serializer = registry.type_to_name.get(delivery_of(request).content_type)
     # Of which Celery 5.4 forgets the last.
     chosen = {"serializer": serializer, "queue": _queue_of(task), "ignore_result": request.get("ignore_result") or None}
     chosen |= {name: request.get(name) for name in ("compression", "argsrepr", "kwargsrepr")}

@@ -50,7 +50,7 @@ def wait_for_twin(run: Run) -> None:
     Raises:
         Ignore: Without a trace in the result, which is the run's.
     """
-    if run.request.get(message.TWIN):
+    if message.delivery_of(run.request).has_twin:
         _park(run, Holder.former(run.key, run.task_id, run.request.retries or 0), float("inf"))
 
 

@@ -87,7 +87,7 @@ class Run:
         runs_beside_others = options.mode == "until_executing"
         return Claim(
             self.key,
-            request.get(message.TOKEN) or new_token(),
+            message.delivery_of(request).token or new_token(),
             options.ttl,
             _AS_MANY_AS_THERE_ARE if runs_beside_others else options.limit,
             facts=self._facts(),
@@ -235,7 +235,7 @@ class Run:
 
     def send_event(self, event: str, **facts: Any) -> None:
         """Send an event, if the worker of this run sends events."""
-        if self.request.get(message.EVENTS):
+        if message.delivery_of(self.request).sends_events:
             try:
                 self.task.send_event(event, **facts)
             except OperationalError as error:
@@ -282,6 +282,8 @@ class Run:
         """Its body is about to run: a retry of it begins a new wait."""
         self.has_begun = True
         headers = self.request.headers
+        if headers:
+            headers.pop(message.DELIVERY, None)
         if message.tells_more_than_the_call(headers):
             self.notes = self.notes.dated()
             if headers:

@@ -162,7 +162,7 @@ LEDGER = (
     Entry(
         "Q16 a pickled call cannot be merged",
         "runs/arguments.py",
-        "registry.type_to_name.get(run.request.get(CONTENT_TYPE)) or run.task.serializer",
+        "registry.type_to_name.get(delivery_of(run.request).content_type) or run.task.serializer",
         "run.task.serializer",
         "a pickled call cannot be merged",
         "it fails for what it does",

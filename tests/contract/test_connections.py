@@ -426,8 +426,12 @@ def test_a_try_that_meets_a_connection_of_before_is_followed_by_another(valkey: 
         store.close()
 
 
+@pytest.mark.parametrize("pack", [wire.pack_command, wire._pack_by_hand], ids=["as installed", "without hiredis"])
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
-def test_a_name_of_any_letters_is_one_key_in_each_encoding(valkey: Server, encoding: str) -> None:
+def test_a_name_of_any_letters_is_one_key_in_each_encoding(
+    valkey: Server, monkeypatch: pytest.MonkeyPatch, encoding: str, pack: Any
+) -> None:
+    monkeypatch.setattr(wire, "pack_command", pack)
     store = RedisStore(valkey.url, {"encoding": encoding})
     claim = replace(MINE, key="singleton:v2:{größe:00}")
 

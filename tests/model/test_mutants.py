@@ -2176,8 +2176,8 @@ MUTANTS = [
     Mutant(
         "requests are packed in one encoding",
         "stores/redis/wire.py",
-        "[text.encode()] if text.isascii() else connection.pack_command(*command)",
-        "[text.encode()]",
+        "[request] if request.isascii() else connection.pack_command(*command)",
+        "[request]",
         ("tests/contract/test_connections.py", "-k", "any_letters"),
     ),
     Mutant(

@@ -39,7 +39,7 @@ from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.runs import message, waiting
 from celery_singleton_lock.runs.arguments import pack
-from celery_singleton_lock.runs.message import EVENTS, HEADER, TOKEN, Notes, marker_of
+from celery_singleton_lock.runs.message import DELIVERY, HEADER, Delivery, Notes, marker_of
 from celery_singleton_lock.runs.results import tell_handed_on
 from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
@@ -1422,6 +1422,21 @@ def test_it_comes_again_though_its_state_cannot_be_stored(
     assert len(world.sent) == 1
 
 
+def test_a_body_sees_no_header_that_was_not_published(world_of: Callable[..., World]) -> None:
+    seen = {}
+
+    def body(task: Any, number: int = 1) -> None:
+        seen.update(task.request.headers)
+
+    world = world_of(body)
+    published = {HEADER: {"key": world.key, "published": MINE}, "mine": "its own"}
+    request = {"id": ME, "task": "task", "retries": 0, **delivered(), **published, DELIVERY: tuple(Delivery("token"))}
+
+    build_tracer("task", world.task, app=world.task.app)(ME, [1], {}, request)
+
+    assert seen == published
+
+
 def test_a_call_whose_results_are_ignored_comes_again_without_a_result(world_of: Callable[..., World]) -> None:
     world = world_of(lock_on_conflict="reschedule", ignore_result=True)
     held(world)
@@ -1439,7 +1454,7 @@ def test_a_conflict_is_told_in_the_log_and_as_an_event_where_the_worker_sends_th
     held(world)
 
     deliver(world, first)
-    deliver(world, Event(request={EVENTS: True}))
+    deliver(world, Event(request={DELIVERY: Delivery(sends_events=True)}))
 
     facts = {"key": world.key, "holder": "the-holder", "outcome": "skipped"}
     assert events == [
@@ -1565,7 +1580,7 @@ def test_waiting_is_told_in_the_log_and_by_events(
     for scene in (held, meanwhile(later_by(2)), released_meanwhile):
         scene(world)
 
-    deliver(world, Event(request={EVENTS: True}))
+    deliver(world, Event(request={DELIVERY: Delivery(sends_events=True)}))
 
     assert events == [
         ("lock-waiting", {"key": world.key, "holder": "the-holder"}),
@@ -1601,7 +1616,7 @@ def test_an_event_that_cannot_be_sent_changes_nothing(
     monkeypatch.setattr(world.task, "send_event", fail)
     held(world)
 
-    assert deliver(world, Event(request={EVENTS: True}))[0] == "REVOKED"
+    assert deliver(world, Event(request={DELIVERY: Delivery(sends_events=True)}))[0] == "REVOKED"
 
 
 def test_the_lease_bears_the_token_that_the_main_process_has_made(world_of: Callable[..., World]) -> None:
@@ -1609,7 +1624,7 @@ def test_the_lease_bears_the_token_that_the_main_process_has_made(world_of: Call
     world = world_of(before_start=lambda *_: None)
     signals.lock_acquired.connect(lambda lease, **_: tokens.append(lease.token), sender=world.task, weak=False)
 
-    deliver(world, Event(request={TOKEN: "made in main"}))
+    deliver(world, Event(request={DELIVERY: Delivery("made in main")}))
 
     assert tokens == ["made in main"]
 

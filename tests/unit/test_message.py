@@ -16,7 +16,7 @@ from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, S
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, RECEIVED, Notes
+from celery_singleton_lock.runs.message import DELIVERY, DUE_HEADER, HEADER, Delivery, Notes
 from celery_singleton_lock.stores.memory.store import MemoryStore
 
 FULL = Notes("key", 1, 2, 3, True, "joined", 4, 5, True, True, True, True, 6, 7)
@@ -174,11 +174,11 @@ def test_two_publications_of_one_id_have_done_markers_of_their_own() -> None:
         ({"eta": "2026-01-01", "is_eager": True}, Notes(), False),
         ({"delivery_info": {"redelivered": True, "exchange": "everybody"}}, Notes(is_copy=True), False),
         ({"delivery_info": {"redelivered": True, "exchange": "other"}}, Notes(), True),
-        ({RECEIVED: NOW - 8}, Notes(), False),
-        ({RECEIVED: NOW - 9.5}, Notes(), True),
-        ({RECEIVED: NOW - 9.5}, Notes(tries=1), True),
-        ({RECEIVED: float("-inf")}, Notes(), True),
-        ({RECEIVED: NOW - 9.5, "is_eager": True}, Notes(), False),
+        ({DELIVERY: Delivery(received=NOW - 8)}, Notes(), False),
+        ({DELIVERY: Delivery(received=NOW - 9.5)}, Notes(), True),
+        ({DELIVERY: Delivery(received=NOW - 9.5)}, Notes(tries=1), True),
+        ({DELIVERY: Delivery(received=float("-inf"))}, Notes(), True),
+        ({DELIVERY: Delivery(received=NOW - 9.5), "is_eager": True}, Notes(), False),
     ],
     ids=str,
 )
@@ -202,16 +202,16 @@ def test_what_may_be_delivered_again_before_it_is_acknowledged(
     monkeypatch.setattr(message, "clock", lambda: NOW)
     visible_for(task, 100)
     task.acks_late = late
-    pushed(task, **{RECEIVED: received})
+    pushed(task, **{DELIVERY: Delivery(received=received)})
 
     assert message.will_have_copies(task, task.request, Notes()) is expected
 
     visible_for(task, 1000)
-    pushed(task, **{RECEIVED: NOW - 895})
+    pushed(task, **{DELIVERY: Delivery(received=NOW - 895)})
     assert not message.will_have_copies(task, task.request, Notes())
 
     visible_for(task, 20)
-    pushed(task, **{RECEIVED: NOW - 12})
+    pushed(task, **{DELIVERY: Delivery(received=NOW - 12)})
     assert message.will_have_copies(task, task.request, Notes()) is late
 
 

@@ -39,11 +39,23 @@ class Script:
         self.digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
 
 
-def packed(connection: Any, command: Sequence[str]) -> Any:
-    """*command* as it goes over the wire, in a third of the time that redis-py takes."""
-    text = f"*{len(command)}\r\n" + "".join([f"${len(part)}\r\n{part}\r\n" for part in command])
+def packed(connection: Any, command: tuple[str, ...]) -> Any:
+    """*command* as it goes over the wire, in a fraction of the time that redis-py takes."""
+    request = pack_command(command)
     # The rest is a matter of the connection's encoding.
-    return [text.encode()] if text.isascii() else connection.pack_command(*command)
+    return [request] if request.isascii() else connection.pack_command(*command)
+
+
+def _pack_by_hand(command: tuple[str, ...]) -> bytes:
+    return (f"*{len(command)}\r\n" + "".join([f"${len(part)}\r\n{part}\r\n" for part in command])).encode()
+
+
+try:
+    import hiredis
+except ImportError:
+    pack_command: Any = _pack_by_hand
+else:
+    pack_command = hiredis.pack_command
 
 
 class Wire:
