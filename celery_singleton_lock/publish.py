@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -87,13 +86,13 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
     """
     check_publisher(task)
     headers = options.get("headers")
-    known = Notes.of(headers)
-    # The key of the arguments it is sent with: a retry may have new ones.
-    published = known.published or time.time_ns() // 1000
-    notes = replace(known, key=key, published=published, died=_for_a_dead_run.get())
+    notes = Notes.of(headers)
+    # That of the arguments it is sent with: a retry may have new ones.
+    notes.key, notes.died = key, _for_a_dead_run.get()
+    notes.published = notes.published or time.time_ns() // 1000
     continued_key, fence = _continued.get() or ("", 0)
     if key == continued_key:
-        notes = replace(notes, continues=fence)
+        notes.continues = fence
     noted = {**options, "headers": with_notes(headers, notes)}
     if not task.lock_options.unique_in_queue or notes.tries:
         return send(**noted)
