@@ -12,13 +12,22 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.base import Store, clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.proxy import Proxy
 from tests.servers import free_port, running
 
 KEY = "singleton:v2:{shop.tasks.sync:00}"
 MINE = Claim(KEY, "a", 30.0)
+OF_A_TASK = Claim(
+    KEY,
+    "b",
+    30.0,
+    facts=Facts(task_id="1", hostname="celery@host", pid=1, published=1),
+    marker=f"{KEY}:done:1:1",
+    may_be_copy=True,
+)
+ENDING = Ending("ended", 60.0, is_due=True)
 
 SLACK = 0.7
 """Seconds by which a busy machine may exceed a bound."""
@@ -85,8 +94,10 @@ def asked(store: Store) -> Grant | Conflict | Done | float:
 
 CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
     "acquire": (lambda store: store.acquire(MINE), 5.0),
+    "acquire for a task": (lambda store: store.acquire(OF_A_TASK), 5.0),
     "ask": (asked, 5.0),
     "release": (lambda store: store.release(MINE, 1), 2.0),
+    "release for a task": (lambda store: store.release(OF_A_TASK, 1, ending=ENDING), 2.0),
     "release in one try": (lambda store: store.release(MINE, 1, bound=0.0), 1.0),
     "renew": (lambda store: store.renew([MINE], 1.0), 1.0),
     "renew many": (lambda store: store.renew([MINE] * 300, 1.0), 1.0),
