@@ -12,13 +12,13 @@ has ended the loop or the body.
 
 import ctypes
 import gc
-import inspect
+import importlib
 import signal
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -29,8 +29,8 @@ from celery_singleton_lock.leases.greenlets import call_soon, current
 # touch the real-time signals, and glibc keeps the first few of them for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
 
-# Without the enum that Python makes of each answer, because it is asked before each body.
-_handler_of = inspect.unwrap(signal.getsignal)
+# Without the enum that `signal` makes of each answer, because it is asked before each body.
+_handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Seconds until a signal that was not heard is sent again.
 _AGAIN = 0.05
