@@ -199,7 +199,7 @@ def test_what_we_do_not_know_does_not_pass_and_is_no_setting(error: exceptions.R
 RIGHTS = {
     "evalsha": "~* +@all -evalsha",
     "select": "~* +@all -select",
-    "exists": "~* +evalsha +eval +select",
+    "hlen": "~* +evalsha +eval +select +time",
     "key": "~shop:* +@all",
 }
 """What is missing in the rights of a user, and the rights."""
@@ -219,7 +219,7 @@ def test_a_missing_right_is_told_at_the_first_try_with_the_setting(own: Server, 
     assert clock() - began < AT_ONCE
     for words in ("singleton_lock_url", "user shop", "ACL SETUSER", store.address):
         assert words in str(refused.value)
-    if missing != "exists" or own.kind == "valkey":
+    if missing != "hlen" or own.kind == "valkey":
         assert missing in str(refused.value)
     assert "secret" not in str(refused.value) + repr(refused.value)
 

@@ -3,12 +3,15 @@
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from celery_singleton_lock import Lease, Lock
 from celery_singleton_lock.leases.teller import scribe
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant
 from celery_singleton_lock.stores.redis.clock import ServerClock
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.servers import FakeClock, Server, running
 from tests.waiting import until
 
@@ -139,6 +142,20 @@ def test_a_clock_that_is_set_back_keeps_no_place_for_the_difference(server: Serv
         lease.release()
     with server.client() as client:
         assert client.keys() == []
+
+
+@pytest.mark.parametrize("is_unusual", [False, True], ids=["usual", "a copy asks"])
+def test_a_holder_that_died_before_the_clock_was_set_back_keeps_nobody_out_for_the_difference(
+    server: Server, wall_clock: FakeClock, is_unusual: bool
+) -> None:
+    claim = Claim("singleton:v2:{stock:00}", "alive", TTL, marker="stock:done", may_be_copy=is_unusual)
+    RedisStore(server.url, {}).acquire(replace(claim, token="dead", may_be_copy=False))
+
+    wall_clock.step("-60")
+    store = RedisStore(server.url, {})
+
+    assert isinstance(store.acquire(claim), Conflict)
+    until(lambda: isinstance(store.acquire(claim), Grant), "it is free", timeout=10)
 
 
 def test_clocks_that_drift_apart_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,10 +41,10 @@ from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import Script, Wire
 
-_OF_ACQUIRE = ("clock", "places", "marks", "merged", "queue", "described", "done")
-ACQUIRE = Script("acquire", "usual_grant", *_OF_ACQUIRE)
+_OF_ACQUIRE = ("places", "marks", "merged", "queue", "described", "done")
+ACQUIRE = Script("acquire", "clock", "usual_answer", *_OF_ACQUIRE)
 # For a server whose clock was set back: there the usual fence is none.
-ACQUIRE_ABOVE = Script("acquire", *_OF_ACQUIRE)
+ACQUIRE_ABOVE = Script("acquire", "clock", *_OF_ACQUIRE)
 RELEASE = Script("release", "usual_release", "clock", "places", "marks", "merged", "queue", "idle", "done")
 RENEW = Script("renew")
 LOOK = Script("look", "clock", "places", "marks", "described")
