@@ -74,7 +74,8 @@ def test_a_run_is_told_when_the_store_is_restarted_without_its_data(site: Site) 
     running = tasks.locked.delay("k", 1, seconds=60)
     site.begun()
     site.store.restart()
-    assert site.lock_keys() == []
+    # The run may have been told already, and have left word for later deliveries of its message.
+    assert [key for key in site.lock_keys() if ":done:" not in key] == []
 
     with pytest.raises(LockLost):
         running.get(timeout=20)
