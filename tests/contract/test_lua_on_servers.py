@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -257,6 +258,22 @@ def test_a_conflict_is_told_by_a_server_out_of_memory(
         conflict = store.acquire(replace(wanted, crowds=crowds))
         assert isinstance(conflict, Conflict)
         assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)
+
+
+def test_a_conflict_is_told_whatever_the_order_of_what_is_known(store: RedisStore, client: Any) -> None:
+    # As in a hash that was made a table, by waiters that are gone.
+    store.acquire(replace(MINE, facts=Facts(task_id="id-of-a", hostname="h", pid=1, attempt=2, published=3)))
+    known = list(client.hgetall(KEY).items())
+    other = Claim(KEY, "b", 30.0)
+    told = store.acquire(other)
+    assert isinstance(told, Conflict)
+
+    for order in permutations(known):
+        client.delete(KEY)
+        client.hset(KEY, items=[part for pair in order for part in pair])
+        again = store.acquire(other)
+        assert isinstance(again, Conflict), order
+        assert replace(again.first, expires_in=0.0) == replace(told.first, expires_in=0.0), order
 
 
 def test_a_call_ends_what_it_has_left_in_a_server_out_of_memory(

@@ -207,9 +207,16 @@ MUTANTS = [
     Mutant(
         "a usual refusal is not for the holder itself",
         "stores/redis/lua/parts/usual_answer.lua",
-        " and token ~= ARGV[1] then",
-        " then",
+        "is_usual and token ~= ARGV[1] then",
+        "is_usual then",
         ("tests/contract/test_stores.py",),
+    ),
+    Mutant(
+        "a usual refusal is read in the order in which it was written",
+        "stores/redis/lua/parts/usual_answer.lua",
+        " and known[5] == 'fence' and known[7] == '1:'\n",
+        "\n",
+        ("tests/contract/test_lua_on_servers.py", "-k", "whatever_the_order"),
     ),
     Mutant(
         "a usual refusal is no longer than the lease",

@@ -14,11 +14,14 @@ if size == 0 then
   return now
 elseif size == 6 and ARGV[3] == '1' then
   -- In the order of that write, unless something else has been written since.
-  local one, token, field, deadline, _, _, _, facts, _, task_id, last, hostname = unpack(redis.call('HGETALL', KEYS[1]))
-  if one == '1' and field == token and last == '1:h' and token ~= ARGV[1] then
-    local left = deadline - now
+  local known = redis.call('HGETALL', KEYS[1])
+  local token = known[2]
+  local is_usual = known[1] == '1' and known[3] == token and known[5] == 'fence' and known[7] == '1:'
+    and known[9] == '1:i' and known[11] == '1:h'
+  if is_usual and token ~= ARGV[1] then
+    local left = known[4] - now
     if left > 0 and left <= ARGV[2] * 1000 then
-      return {0, now, 0, '', {1, token, deadline, facts, task_id, hostname, ''}}
+      return {0, now, 0, '', {1, token, known[4], known[8], known[10], known[12], ''}}
     end
   end
 end
