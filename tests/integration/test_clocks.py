@@ -149,10 +149,12 @@ def test_a_holder_that_died_before_the_clock_was_set_back_keeps_nobody_out_for_t
     server: Server, wall_clock: FakeClock, is_unusual: bool
 ) -> None:
     claim = Claim("singleton:v2:{stock:00}", "alive", TTL, marker="stock:done", may_be_copy=is_unusual)
-    RedisStore(server.url, {}).acquire(replace(claim, token="dead", may_be_copy=False))
+    store = RedisStore(server.url, {})
+    before = store.now()
+    RedisStore(server.url, {}).acquire(replace(claim, token="dead", ttl=4 * TTL, may_be_copy=False))
 
     wall_clock.step("-60")
-    store = RedisStore(server.url, {})
+    until(lambda: store.now() < before, "the clock is set", timeout=3)
 
     assert isinstance(store.acquire(claim), Conflict)
     until(lambda: isinstance(store.acquire(claim), Grant), "it is free", timeout=10)
