@@ -775,7 +775,7 @@ class Simulation:
         def loud(message: str, *args: object) -> None:
             self.world.violate(f"unexpected exception: {message % args}")
 
-        return SimpleNamespace(debug=silent, warning=silent, error=silent, exception=loud)
+        return SimpleNamespace(log=silent, debug=silent, info=silent, warning=silent, error=silent, exception=loud)
 
     def _populate(self) -> None:
         world, random = self.world, self.world.random

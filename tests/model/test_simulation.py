@@ -116,7 +116,7 @@ BROKEN: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str]] = {
     "no allowance for drift": (without_allowance_for_drift, OVERLAP),
     "released by anybody": (released_by_anybody, "has freed the place of"),
     "renewed by anybody": (renewed_by_anybody, OVERLAP),
-    "unanswered is renewed": (deadlines_that_are_believed_to_move, OVERLAP),
+    "unanswered is renewed": (deadlines_that_are_believed_to_move, f"{OVERLAP}|was told .* late"),
     "fences from a counter": (fences_from_a_counter, "got fence"),
     "places without expiry": (places_without_expiry, "nobody has got|is still there|has not finished"),
     "turns without expiry": (turns_without_expiry, "nobody has got|is still there"),
