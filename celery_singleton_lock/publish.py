@@ -67,9 +67,9 @@ def for_a_dead_run() -> Iterator[None]:
         _for_a_dead_run.reset(token)
 
 
-def key_to_keep(headers: Mapping[str, Any] | None) -> str | None:
+def key_to_keep(options: Mapping[str, Any]) -> str | None:
     """The key that is written on a message, if this process must not make one."""
-    return Notes.of(headers).key if _for_a_dead_run.get() else None
+    return Notes.of(options.get("headers"), options.get("task_id")).key if _for_a_dead_run.get() else None
 
 
 def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any:
@@ -85,15 +85,15 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
         Exception: Whatever publishing has raised; nothing is queued then.
     """
     check_publisher(task)
-    headers = options.get("headers")
-    notes = Notes.of(headers)
-    # That of the arguments it is sent with: a retry may have new ones.
-    notes.key, notes.died = key, _for_a_dead_run.get()
+    headers, task_id = options.get("headers"), options.get("task_id") or uuid()
+    notes = Notes.of(headers, task_id)
+    # The key of the arguments it is sent with: a retry may have new ones.
+    notes.task_id, notes.key, notes.died = task_id, key, _for_a_dead_run.get()
     notes.published = notes.published or time.time_ns() // 1000
     continued_key, fence = _continued.get() or ("", 0)
     if key == continued_key:
         notes.continues = fence
-    noted = {**options, "headers": with_notes(headers, notes)}
+    noted = {**options, "task_id": task_id, "headers": with_notes(headers, notes)}
     if not task.lock_options.unique_in_queue or notes.tries:
         return send(**noted)
     if options.get("retries") and key and task.lock_options.mode == UNTIL_EXECUTED:
@@ -106,7 +106,6 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
 
 
 def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
-    options["task_id"] = options.get("task_id") or uuid()
     counts_running = task.lock_options.mode == UNTIL_EXECUTED
     found = _mark(task, key, options, limit=task.lock_options.limit if counts_running else 0)
     if found is None:

@@ -176,7 +176,7 @@ class SingletonRequest(Request):
     def _as_the_child_makes_it(self) -> Claim | None:
         if not self.task.is_lockable():
             return None
-        notes = message.Notes.of({message.HEADER: self.request_dict.get(message.HEADER)})
+        notes = message.Notes.of(self.request_dict, self.id)
         key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
         if key is None:
             return None

@@ -168,7 +168,7 @@ class SingletonTask(TypedTask[P, R_co]):
         check_call_options(self.name, options)
         if not self.is_lockable() or rest:
             return send(**options)
-        key = key_to_keep(options.get("headers"))
+        key = key_to_keep(options)
         try:
             if key is None:
                 key = self.lock_key_for(*(args or ()), **(kwargs or {}))
@@ -247,7 +247,7 @@ class SingletonTask(TypedTask[P, R_co]):
                 guard_body(cls, SingletonTask)
 
     def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
-        notes = Notes.of(request.headers)
+        notes = Notes.of(request.headers, request.id)
         # The publisher's, so that a deploy that changes a default does not strand what is queued.
         key = self.lock_key_in(notes) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and self._continues(held_here(key)):

@@ -34,7 +34,7 @@ def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
     Raises:
         Exception: Whatever comes of headers that are no task's, or not ours.
     """
-    notes = Notes.of(headers)
+    notes = Notes.of(headers, headers.get("id"))
     if notes.key:
         unmark_later(store_of(app), notes.key, str(headers["id"]), returns=notes.crowds)
 
@@ -45,7 +45,7 @@ def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     if state == states.RETRY or is_requeued:
         return
     try:
-        notes = Notes() if request.called_directly else Notes.of(request.headers)
+        notes = Notes() if request.called_directly else Notes.of(request.headers, request.id)
     except ConfigurationError:
         # Its result tells already.
         return

@@ -89,6 +89,7 @@ class Notes:
         died: The process of the run before it has died, and Celery has published the call once more.
         is_bare: It came without notes at first, so other deliveries of it know of no publication.
         continues: The fence of the run that goes on by this call, as a step of what replaces it.
+        task_id: Of the call they were written for: who hands the headers of a run on hands them on as well.
         unanswered: For how long it has tried in vain to ask the store, up to its next delivery, in microseconds.
     """
 
@@ -106,10 +107,11 @@ class Notes:
     is_bare: bool = False
     unanswered: int = 0
     continues: int = 0
+    task_id: str = ""
 
     @classmethod
-    def of(cls, headers: Mapping[str, Any] | None) -> "Notes":
-        """The notes in the headers of a message.
+    def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
+        """The notes in the headers of a message, if they are about the call with this id; None for any.
 
         Raises:
             ConfigurationError: The header is there, but not as we write it.
@@ -123,7 +125,8 @@ class Notes:
             raise ConfigurationError(
                 f"header {HEADER}={written!r:.200} is not ours; give a header of your own another name"
             )
-        return cls(**written)
+        notes = cls(**written)
+        return cls() if task_id is not None and notes.task_id not in ("", task_id) else notes
 
     def header(self) -> dict[str, Any]:
         """The notes as a header, without what goes without saying."""
@@ -135,15 +138,15 @@ class Notes:
 
     def of_the_call(self) -> "Notes":
         """What stays once a body has begun: a retry of it begins a new wait."""
-        return Notes(key=self.key, published=self.published)
+        return Notes(self.key, self.published, task_id=self.task_id)
 
 
-_OF_THE_CALL = {"key", "published"}
+_OF_THE_CALL = {"task_id", "key", "published"}
 _TYPES = {field.name: type(field.default) for field in fields(Notes)}
 
 
 def tells_more_than_the_call(headers: Mapping[str, Any] | None) -> bool:
-    """Something else is noted than key and publication, or not even those; both are on each message that is new."""
+    """Something else is noted than key and publication, or not even those; all are on each message that is new."""
     written = (headers or {}).get(HEADER)
     return written is None or written.keys() != _OF_THE_CALL
 
@@ -225,7 +228,7 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
         Exception: It cannot be published, and was acknowledged already.
     """
     request = task.request
-    known = Notes.of(request.headers)
+    known = Notes.of(request.headers, request.id)
     again = task.signature_from_request(
         request,
         retries=request.retries,

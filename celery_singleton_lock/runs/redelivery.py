@@ -99,7 +99,7 @@ def keep_result(task: Task) -> None:
     request = task.request
     if not task.track_started or request.is_eager:
         return
-    if message.may_be_copy(task, request, message.Notes.of(request.headers)):
+    if message.may_be_copy(task, request, message.Notes.of(request.headers, request.id)):
         request.lock_result = end_of(task, request.id)
 
 

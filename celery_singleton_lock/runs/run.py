@@ -256,7 +256,8 @@ class Run:
         """Give back at the end what it holds, and end what it has left in the store if it did not run."""
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        if error is None or not issubclass(error, Retry):
+        # An item of a map is no message, so Celery tells nobody of its end.
+        if error is None or self.is_item or not issubclass(error, Retry):
             self.give_back()
         elif self._retry_is_stored:
             # Not once more. Where Celery does so all the same, or has to, the next
@@ -284,7 +285,7 @@ class Run:
         headers = self.request.headers
         if headers:
             headers.pop(message.DELIVERY, None)
-        if message.tells_more_than_the_call(headers):
+        if not self.notes.published or message.tells_more_than_the_call(headers):
             self.notes = self.notes.dated()
             if headers:
                 self.request.headers = message.with_notes(headers, self.notes.of_the_call())

@@ -90,7 +90,7 @@ LEDGER = (
     Entry(
         "Q7 a retry with other arguments runs under the old key",
         "task.py",
-        '        key = key_to_keep(options.get("headers"))\n',
+        "        key = key_to_keep(options)\n",
         '        key = Notes.of(options.get("headers")).key or None\n',
         "a retry with other arguments runs under the old key",
         "one at a time",

@@ -765,6 +765,20 @@ MUTANTS = [
         ("tests/acceptance/test_redelivery.py", "-k", "bodies_of_others"),
     ),
     Mutant(
+        "an item that asks for a retry gives back what it holds",
+        "runs/run.py",
+        "if error is None or self.is_item or not",
+        "if error is None or not",
+        ("tests/unit/test_admission.py", "-k", "holds_nothing"),
+    ),
+    Mutant(
+        "notes about another call are none",
+        "runs/message.py",
+        'return cls() if task_id is not None and notes.task_id not in ("", task_id) else notes',
+        "return notes",
+        ("tests/unit/test_admission.py", "-k", "bears_the_headers_of_another"),
+    ),
+    Mutant(
         "RETRY is not stored after the message has left",
         "runs/run.py",
         "            self.request.ignore_result = True\n",

@@ -144,7 +144,7 @@ class Sent:
     def notes(self) -> dict[str, Any]:
         """What we wrote on it, without what every message bears."""
         written = self.options["headers"][HEADER]
-        return {name: value for name, value in written.items() if name not in ("key", "published")}
+        return {name: value for name, value in written.items() if name not in ("key", "published", "task_id")}
 
 
 @dataclass
@@ -1420,6 +1420,32 @@ def test_it_comes_again_though_its_state_cannot_be_stored(
 
     assert deliver(world, first)[0] == states.RETRY
     assert len(world.sent) == 1
+
+
+def test_an_item_of_a_map_that_asks_for_a_retry_holds_nothing(world_of: Callable[..., World]) -> None:
+    def body(task: Any, number: int = 1) -> None:
+        raise task.retry(countdown=1)
+
+    world = world_of(body)
+
+    assert deliver(world, item)[0] == states.RETRY
+    assert world.store.remains(world.key) == set()
+
+
+@pytest.mark.parametrize("finds", [(), (held,)], ids=["free", "held"])
+def test_a_call_that_bears_the_headers_of_another_has_the_key_of_its_arguments(
+    world_of: Callable[..., World], finds: Sequence[Scene]
+) -> None:
+    # As of a `send_task(..., headers=self.request.headers)` in the body of another task.
+    world = world_of()
+    for scene in finds:
+        scene(world)
+    handed_on = {HEADER: {"key": "singleton:v2:{another:00}", "published": 77, "task_id": "another"}}
+    request = {"id": ME, "task": "task", "retries": 0, **delivered(), **handed_on}
+
+    build_tracer("task", world.task, app=world.task.app)(ME, [1], {}, request)
+
+    assert len(world.ran) == (0 if finds else 1)
 
 
 def test_a_body_sees_no_header_that_was_not_published(world_of: Callable[..., World]) -> None:

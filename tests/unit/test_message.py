@@ -19,7 +19,7 @@ from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.message import DELIVERY, DUE_HEADER, HEADER, Delivery, Notes
 from celery_singleton_lock.stores.memory.store import MemoryStore
 
-FULL = Notes("key", 1, 2, 3, True, "joined", 4, 5, True, True, True, True, 6, 7)
+FULL = Notes("key", 1, 2, 3, True, "joined", 4, 5, True, True, True, True, 6, 7, "id")
 NOW = 1000.0
 QUEUES = ("celery", "other", "native")
 
@@ -139,7 +139,14 @@ def test_a_long_header_of_others_is_not_told_in_full() -> None:
 
 
 def test_a_retry_begins_with_what_is_known_of_the_call_alone() -> None:
-    assert FULL.of_the_call() == Notes(key="key", published=1)
+    assert FULL.of_the_call() == Notes(key="key", published=1, task_id="id")
+
+
+def test_notes_about_another_call_are_none() -> None:
+    headers = {HEADER: Notes("key", 1, task_id="another").header()}
+
+    assert Notes.of(headers, "me") == Notes()
+    assert Notes.of(headers, "another").key == "key"
 
 
 def test_notes_are_written_beside_the_headers_of_others_and_on_a_copy_of_them() -> None:
@@ -383,7 +390,8 @@ def test_notes_replace_those_that_were_there(app: Celery, task: Any) -> None:
 
     message.send_again(task, "key", 1, joins="other")
 
-    assert Notes.of(take(app).headers) == Notes(task.lock_key_for(), 1, tries=5, since=5, joins="other", crowds=True)
+    known = {"tries": 5, "since": 5, "joins": "other", "crowds": True, "task_id": task.request.id}
+    assert Notes.of(take(app).headers) == Notes(task.lock_key_for(), 1, **known)
 
 
 @pytest.mark.parametrize(
@@ -478,7 +486,7 @@ def test_a_call_bears_its_key_and_the_time_of_its_publication(task: Any, outbox:
     (notes,) = outbox.notes
     assert notes.key == task.lock_key_for(1)
     assert abs(notes.published / 1e6 - time.time()) < 10
-    assert notes == Notes(notes.key, notes.published)
+    assert notes == Notes(notes.key, notes.published, task_id=outbox.sent[0]["task_id"])
 
 
 def test_the_callers_headers_stay_the_callers(app: Celery, outbox: Outbox) -> None:
@@ -499,7 +507,7 @@ def test_a_retry_keeps_the_time_of_first_publication_and_gets_the_key_of_its_own
     task.retry(throw=False, countdown=0)
     task.retry(args=(2,), throw=False, countdown=0)
 
-    assert outbox.notes == [Notes(task.lock_key_for(number), 77) for number in (1, 2)]
+    assert outbox.notes == [Notes(task.lock_key_for(number), 77, task_id=task.request.id) for number in (1, 2)]
 
 
 def test_one_that_comes_again_keeps_the_time_of_first_publication(task: Any, outbox: Outbox) -> None:
@@ -507,7 +515,18 @@ def test_one_that_comes_again_keeps_the_time_of_first_publication(task: Any, out
 
     message.send_again(task, "key", 1)
 
-    assert outbox.notes == [Notes(task.lock_key_for(1), 77, tries=2)]
+    assert outbox.notes == [Notes(task.lock_key_for(1), 77, tries=2, task_id=task.request.id)]
+
+
+def test_a_call_that_bears_the_headers_of_another_is_published_now(task: Any, outbox: Outbox) -> None:
+    handed_on = {HEADER: Notes("another key", 77, tries=3, task_id="another").header(), "mine": 1}
+
+    task.apply_async((1,), headers=handed_on)
+
+    (notes,) = outbox.notes
+    assert (notes.key, notes.tries, notes.task_id) == (task.lock_key_for(1), 0, outbox.sent[0]["task_id"])
+    assert notes.published != 77
+    assert outbox.sent[0]["headers"]["mine"] == 1
 
 
 def test_a_header_of_others_is_refused_where_it_is_published(task: Any, outbox: Outbox) -> None:
