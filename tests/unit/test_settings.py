@@ -35,7 +35,7 @@ def redis_store_of(app: Celery) -> RedisStore:
 
 def connection_of(store: Any) -> Any:
     """A connection as the store would open it; nothing is sent."""
-    pool = store._wire._pool
+    pool = store._source.pool
     return pool.connection_class(**pool.connection_kwargs)
 
 

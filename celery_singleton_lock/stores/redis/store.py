@@ -5,8 +5,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from redis import exceptions
-
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
 from celery_singleton_lock.stores.records import (
@@ -36,7 +34,7 @@ from celery_singleton_lock.stores.redis.hash import (
     milliseconds,
     renewals_of,
 )
-from celery_singleton_lock.stores.redis.opening import pool_of, unreadable
+from celery_singleton_lock.stores.redis.source import source_of
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import Script, Wire
@@ -71,26 +69,20 @@ class RedisStore(Store):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        try:
-            pool = pool_of(url, options)
-        except (TypeError, exceptions.RedisError) as error:
-            raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
-        except ValueError:
-            raise unreadable() from None
         self._url, self._options = url, options
-        self._address = _address(url)
-        self._asking = Asking(self._address, pool.connection_kwargs.get("username") or "default")
-        self._wire = Wire(pool, self._reconnected)
-        self._reserved = Wire(pool, self._reconnected)
+        self._source = source_of(url, options)
+        self._asking = Asking(self._source.address, self._source.pool.connection_kwargs.get("username") or "default")
+        self._wire = Wire(self._source, self._reconnected)
+        self._reserved = Wire(self._source, self._reconnected)
         self._clock = ServerClock(self._stepped)
 
     @property
     def address(self) -> str:
         """Scheme, host, port and database."""
-        return self._address
+        return self._source.address
 
     def twin(self) -> "RedisStore":
-        """Another client of the same server."""
+        """Another client of the same store."""
         return RedisStore(self._url, self._options)
 
     def try_out(self, key: str, bound: float) -> None:
@@ -274,8 +266,3 @@ class RedisStore(Store):
 _GRANTED, _QUEUED, _DONE = 1, 2, 3
 _NEEDS_ARGUMENTS = 3
 _ANSWERS = {int(answer): answer for answer in Answer}
-
-
-def _address(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
