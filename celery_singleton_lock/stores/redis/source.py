@@ -1,11 +1,13 @@
 """Where a connection comes from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from redis import ConnectionPool
 
+from celery_singleton_lock.stores.redis.master import SentinelMaster
 from celery_singleton_lock.stores.redis.opening import opened, pool_of
+from celery_singleton_lock.stores.redis.sentinel_url import SCHEME
 
 
 class Source(Protocol):
@@ -14,10 +16,12 @@ class Source(Protocol):
     Attributes:
         address: Where the store is, fit for logs: never with credentials.
         pool: Class and arguments of the connections.
+        may_move: The server may become another one while it is connected.
     """
 
     address: str
     pool: ConnectionPool
+    may_move: bool
 
     def open(self, timeout: float) -> Any:
         """A connection that is ready for a command, within *timeout* seconds.
@@ -25,6 +29,9 @@ class Source(Protocol):
         Raises:
             RedisError: There is none in that time.
         """
+
+    def look_again(self) -> None:
+        """Look in the background whether it is still that server, unless that was done just now."""
 
     def weigh(self, ttls: Iterable[float]) -> None:
         """Tell in the log, once, if leases of so many seconds do not outlast what the store may need to come back."""
@@ -37,6 +44,8 @@ class OneServer:
         ConfigurationError: The URL or an option is not one that redis-py knows.
     """
 
+    may_move = False
+
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         scheme, _, rest = url.partition("://")
         self.address = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
@@ -46,18 +55,24 @@ class OneServer:
         """Connect to it."""
         return opened(self.pool, timeout)
 
+    def look_again(self) -> None:
+        """It is where it is."""
+
     def weigh(self, ttls: Iterable[float]) -> None:
         """Nothing is known of how long it may be away."""
 
 
-def source_of(url: str, options: Mapping[str, Any]) -> Source:
+def source_of(url: str, options: Mapping[str, Any], moved: Callable[[], None]) -> Source:
     """The source that *url* names.
 
     Arguments:
         url: As `RedisStore` takes it.
         options: As `RedisStore` takes them.
+        moved: Called when another server is the right one from now on, before there is a connection to it.
 
     Raises:
         ConfigurationError: The URL or an option cannot be used.
     """
+    if url.startswith(SCHEME):
+        return SentinelMaster(url, options, moved)
     return OneServer(url, options)

@@ -282,6 +282,14 @@ class Wire:
         return connection
 
 
+class WatchfulWire(Wire):
+    """The same to a server whose place another one may take while it still answers."""
+
+    def _checkout(self, timeout: float) -> tuple[Any, float, float]:
+        self._source.look_again()
+        return super()._checkout(timeout)
+
+
 def _reply(connection: Any, give_up_at: float) -> Any:
     """The next reply; a refusal is one, because the replies behind it have to be read as well."""
     hear(connection, min(REPLY_TIMEOUT, give_up_at - clock()))
