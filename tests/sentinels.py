@@ -10,6 +10,7 @@ from typing import Any
 import redis
 
 from celery_singleton_lock.stores.base import clock
+from tests.proxy import Proxy
 from tests.servers import Server
 from tests.waiting import until
 
@@ -49,11 +50,19 @@ class Sentinel(Server):
 
 
 class Deployment:
-    """A master, two replicas, and sentinels that know one another."""
+    """A master, two replicas, and sentinels that know one another.
 
-    def __init__(self, kind: str, down_after: float = DOWN_AFTER) -> None:
+    Arguments:
+        kind: Of which server.
+        arguments: What each server is started with.
+        behind: Where replicas and sentinels reach the master, if not at its own port.
+    """
+
+    def __init__(self, kind: str, *arguments: str, behind: type[Proxy] | None = None) -> None:
         self.kind = kind
-        self._down_after = down_after
+        self._arguments = ("--repl-diskless-sync-delay", "0", *arguments)
+        self._behind = behind
+        self.front: Proxy | None = None
         self._cleanup = ExitStack()
         self.servers: list[Server] = []
         self.sentinels: list[Sentinel] = []
@@ -67,15 +76,19 @@ class Deployment:
         return ";".join(f"sentinel://{host}" for host in self.hosts) + f"/0?master_name={NAME}"
 
     def start(self) -> None:
-        self.servers = [self._started(Server(self.kind, "--repl-diskless-sync-delay", "0"))]
+        self.servers = [self._started(Server(self.kind, *self._arguments))]
+        port = self.servers[0].port
+        if self._behind is not None:
+            self.front = self._cleanup.enter_context(self._behind(port))
+            port = self.front.port
         for _ in range(2):
-            replica = Server(self.kind, "--replicaof", "127.0.0.1", str(self.servers[0].port))
+            replica = Server(self.kind, *self._arguments, "--replicaof", "127.0.0.1", str(port))
             self.servers.append(self._started(replica))
         self.sentinels = [Sentinel(self.kind) for _ in range(SENTINELS)]
         for sentinel in self.sentinels:
             self._started(sentinel)
             sentinel.work_every(_HURRY)
-            sentinel.watch(NAME, self.servers[0].port, self._down_after)
+            sentinel.watch(NAME, port, DOWN_AFTER)
         until(self._is_complete, "the sentinels know one another, and all replicas are up to date")
         for sentinel in self.sentinels:
             sentinel.work_every(_PERIODS)
@@ -140,9 +153,9 @@ def _is_up_to_date(replica: Server) -> bool:
 
 
 @contextmanager
-def deployed(kind: str, down_after: float = DOWN_AFTER) -> Iterator[Deployment]:
+def deployed(kind: str, *arguments: str, behind: type[Proxy] | None = None) -> Iterator[Deployment]:
     """A deployment of its own for a test that breaks it."""
-    deployment = Deployment(kind, down_after)
+    deployment = Deployment(kind, *arguments, behind=behind)
     try:
         deployment.start()
         yield deployment

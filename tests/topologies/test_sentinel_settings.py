@@ -25,7 +25,7 @@ from tests.servers import Server, certificate, free_port, running
 from tests.waiting import until
 
 CLAIM = Claim("singleton:v2:{settings:00}", "token", 6.0)
-IN_A_HURRY = replace(CLAIM, patience=0.6)
+IN_A_HURRY = replace(CLAIM, patience=1.0)
 AT_ONCE = 2.0
 DOC = (Path(__file__).parents[2] / "docs" / "topologies.md").read_text(encoding="utf-8")
 
@@ -157,6 +157,7 @@ def test_a_master_that_is_down_is_waited_for(cleanup: ExitStack) -> None:
     server.stop()
     until(lambda: "s_down" in str(sentinel.ask("MASTER", NAME)), "it is seen")
 
+    # A sentinel hopes anew each time that it connects.
     until(lambda: f"127.0.0.1:{server.port} is down" in unanswered(url_of(sentinel)), "it is told")
 
 

@@ -12,6 +12,8 @@ from celery_singleton_lock.stores.redis.refusals import is_passing, problem_of, 
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
+# In less than that a try may hear nothing, whatever is wrong.
+_SHORT = 0.1
 _SILENT = exceptions.TimeoutError
 
 
@@ -45,17 +47,20 @@ class Asking:
         give_up_at = clock() + bound
         pause = _FIRST_PAUSE
         tries = 0
+        problem: exceptions.RedisError | None = None
         while True:
             tries += 1
             sent_at = clock()
             try:
                 answer = ask(give_up_at - sent_at)
             except exceptions.RedisError as error:
+                if problem is None or give_up_at - sent_at > _SHORT or not is_passing(error):
+                    problem = error
                 # What was refused may have gone to a connection of before.
                 does_not_persist = is_one_of_many and self._is_away and (tries > 1 or isinstance(error, _SILENT))
                 if does_not_persist or clock() + pause >= give_up_at or not is_passing(error):
                     self._is_away |= is_one_of_many and bound >= ACQUIRE_BOUND and is_passing(error)
-                    raise self._unanswered(error) from error
+                    raise self._unanswered(problem) from error
             else:
                 self._is_away = False
                 return answer, sent_at

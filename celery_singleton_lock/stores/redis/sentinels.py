@@ -80,9 +80,9 @@ class Sentinels:
         Raises:
             RedisError: None knows a master, or they disagree.
         """
-        began = clock()
-        reports, errors = _Poll(self._pools, self._name).result(min(timeout, self._patience))
-        self._patience = min(REPLY_TIMEOUT, max(_PATIENCE, 2 * (clock() - began)))
+        poll = _Poll(self._pools, self._name)
+        reports, errors = poll.result(min(timeout, self._patience))
+        self._patience = min(REPLY_TIMEOUT, max(_PATIENCE, 2 * poll.took))
         able = [report for report in reports if not report.is_down and report.others >= self._least_others]
         if not able:
             raise self._why_nobody_knows(reports, errors)
@@ -120,23 +120,35 @@ class _Poll:
         self._errors: dict[str, exceptions.RedisError] = {}
         self._bell = _thread.allocate_lock()
         self._bell.acquire()
+        self.took = 0.0
 
     def result(self, timeout: float) -> tuple[list[Report], dict[str, exceptions.RedisError]]:
-        """What is known when all have answered, or soon after the first with a master, or after *timeout* seconds."""
-        give_up_at = clock() + timeout
+        """What is known when all have answered, or soon after the first with a master, or after *timeout* seconds.
+
+        From then on `took` says when the first has answered.
+        """
+        began = clock()
+        give_up_at = began + timeout
         for each in self._pools:
             try:
                 _thread.start_new_thread(self._run, (each, give_up_at))
             except RuntimeError:
                 # There are no threads any more at the end of a process.
                 self._run(each, give_up_at)
-        has_one = False
+        is_enough = False
         while len(self._reports) + len(self._errors) < len(self._pools) and (left := give_up_at - clock()) > 0:
             self._bell.acquire(timeout=left)
-            if not has_one and any(not report.is_down for report in self._reports):
-                has_one, give_up_at = True, min(give_up_at, clock() + _GRACE)
+            if not self._reports or not self.took:
+                self.took = clock() - began
+            if not is_enough and self._is_enough():
+                is_enough, give_up_at = True, min(give_up_at, clock() + _GRACE)
         # Copies, because those that come late go on.
         return self._reports.copy(), self._errors.copy()
+
+    def _is_enough(self) -> bool:
+        has_master = any(not report.is_down for report in self._reports)
+        # Or most say that it is down, and they are asked again soon.
+        return has_master or 2 * len(self._reports) > len(self._pools)
 
     def _run(self, sentinel: str, give_up_at: float) -> None:
         try:
