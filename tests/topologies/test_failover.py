@@ -187,7 +187,10 @@ def test_one_sentinel_that_answers_is_enough(calm: Deployment, cleanup: ExitStac
     for proxy in proxies:
         proxy.black_hole()
 
-    assert seconds_to_a_grant(opened(cleanup, url), "one of three") < 0.5
+    stores = [opened(cleanup, url) for _ in range(3)]
+
+    # Less than for how long the others are waited for if none answers, on a machine with other things to do.
+    assert min(seconds_to_a_grant(store, f"one of three {id(store)}") for store in stores) < 0.2
 
 
 def test_sentinels_that_are_silent_harm_nobody_who_has_heard_of_the_master(
@@ -351,6 +354,7 @@ def test_a_forked_child_that_finds_another_master_leaves_its_parents_connections
 ) -> None:
     store = opened(cleanup, shaken.url)
     assert isinstance(store.acquire(claim_of("parent")), Grant)
+    assert store.renew([claim_of("parent")], 1.0) == [Answer.DONE]
     shaken.fail_over()
     read, write = os.pipe()
     pid = os.fork()
@@ -366,6 +370,7 @@ def test_a_forked_child_that_finds_another_master_leaves_its_parents_connections
         assert answered.read() == "Grant"
     os.waitpid(pid, 0)
 
-    connection, _ = store._wire._idle[-1]
-    connection.send_command("PING")
-    assert connection.read_response() == "PONG"
+    for wire in (store._wire, store._reserved):
+        connection, _ = wire._idle[-1]
+        connection.send_command("PING")
+        assert connection.read_response() == "PONG"

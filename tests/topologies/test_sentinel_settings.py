@@ -27,7 +27,7 @@ from tests.waiting import until
 CLAIM = Claim("singleton:v2:{settings:00}", "token", 6.0)
 IN_A_HURRY = replace(CLAIM, patience=1.0)
 AT_ONCE = 2.0
-DOC = (Path(__file__).parents[2] / "docs" / "topologies.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -197,14 +197,15 @@ def rights_in(page: str, user: str) -> list[str]:
 
 
 def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "topologies.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     first, _, rest = readme.partition("ACL SETUSER shop ")[2].partition("\n")
     of_shop = [*first.split(), *rest.partition("```")[0].split()]
     server = cleanup.enter_context(running("redis"))
     sentinel = sentinel_of(cleanup, server)
     with server.client() as client, sentinel.client() as at_sentinel:
         client.execute_command("ACL", "SETUSER", "shop", "reset", *of_shop)
-        at_sentinel.execute_command("ACL", "SETUSER", "watcher", *rights_in(DOC, "watcher"))
+        at_sentinel.execute_command("ACL", "SETUSER", "watcher", *rights_in(page, "watcher"))
         url = url_of(sentinel).replace("sentinel://", "sentinel://shop:secret@")
         kwargs = {"sentinel_kwargs": {"username": "watcher", "password": "watching"}}
 
@@ -212,7 +213,7 @@ def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> Non
         assert "'role'" in told
         assert "ACL SETUSER" in told
 
-        client.execute_command("ACL", "SETUSER", "shop", *rights_in(DOC, "shop"))
+        client.execute_command("ACL", "SETUSER", "shop", *rights_in(page, "shop"))
         store = store_from_url(url, kwargs)
         store.try_out(f"{CLAIM.key}:trial", 1.0)
         assert isinstance(store.acquire(CLAIM), Grant)
@@ -284,10 +285,12 @@ def test_a_ttl_that_does_not_outlast_a_failover_is_told_with_the_numbers(
 
     until(lambda: "lock.failover" in caplog.text, "it is told at the first renewal")
     lease.release()
-    store.renew([replace(CLAIM, ttl=60.0)], 1.0)
+    for ttl in (60.0, 3.0, 2.0):
+        store.renew([replace(CLAIM, ttl=ttl)], 1.0)
+    until(lambda: "ttl=2 " in caplog.text, "a shorter one is told as well")
     store.close()
 
-    (line,) = [each.getMessage() for each in caplog.records if "lock.failover" in each.getMessage()]
+    line, _ = [each.getMessage() for each in caplog.records if "lock.failover" in each.getMessage()]
     for words in (f"store={store.address}", "ttl=3 ", "down_after=30:", "32.5 s", "2.0 s", "lock_ttl to 49 or more"):
         assert words in line
 

@@ -103,12 +103,11 @@ class Sentinels:
             few = f"it knows of {report.others} others, and min_other_sentinels={self._least_others}"
             problems[report.sentinel] = f"{report.master} is down" if report.is_down else few
         told = "; ".join(f"{each}: {why}" for each, why in problems.items())
-        advice = [_advice_about(error) for error in errors.values()]
-        # What one of several refuses may be a fault of that one.
-        never = len(advice) == len(self._pools) and None not in advice
-        is_silence = not reports and not any(advice)
         problem = f"no sentinel knows a master {self._name} ({told})"
-        return NoMaster(problem, advice[0] if never else None, is_silence=is_silence)
+        advice = [each for error in errors.values() if (each := _advice_about(error)) is not None]
+        # What one of several refuses may be a fault of that one.
+        never = len(advice) == len(self._pools)
+        return NoMaster(problem, advice[0] if never else None, is_silence=not reports and not advice)
 
 
 class _Poll:
