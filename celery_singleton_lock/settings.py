@@ -83,7 +83,7 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         first = url[0] if isinstance(url, list | tuple) and url else url
         first = first.partition(";")[0] if isinstance(first, str) else ""
         if first.startswith(SENTINEL):
-            parts = ";".join(filter(None, url)) if isinstance(url, list | tuple) else url
+            parts = ";".join(part for part in url if isinstance(part, str)) if isinstance(url, list | tuple) else url
             return parts, _sentinel_options(tls, transport, port)
         if first.startswith(_LOCATIONS):
             if isinstance(tls, dict):

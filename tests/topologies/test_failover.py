@@ -96,6 +96,17 @@ def assert_that_the_next_grant_comes_soon(store: Store, deployment: Deployment) 
     assert deployment.master is not dead
 
 
+def stop_replication(deployment: Deployment) -> None:
+    """Let no replica connect to the master any more."""
+    for replica in deployment.servers[1:]:
+        with replica.client() as client:
+            client.config_set("masteruser", "nobody")
+            client.config_set("masterauth", "wrong")
+    with deployment.master.client() as client:
+        client.client_kill_filter(_type="replica")
+        until(lambda: client.info("replication")["connected_slaves"] == 0, "none is connected")
+
+
 def ports_of(store: RedisStore) -> set[int]:
     """Where its idle connections lead."""
     return {connection.port for wire in (store._wire, store._reserved) for connection, _ in wire._idle}
@@ -319,6 +330,24 @@ def test_a_failover_is_one_line_in_the_log(
     assert seconds_to_a_grant(store, "more") < AT_ONCE
     (line,) = [record.getMessage() for record in caplog.records if "lock.moved" in record.getMessage()]
     assert f"master=127.0.0.1:{shaken.master.port} before=127.0.0.1:{before.port}" in line
+
+
+def test_a_lease_that_was_not_replicated_is_told_as_lost(shaken: Deployment, cleanup: ExitStack) -> None:
+    store = opened(cleanup, shaken.url)
+    assert isinstance(store.acquire(claim_of("before")), Grant)
+    stop_replication(shaken)
+    told_at: list[float] = []
+    lease = Lease(store, claim_of("too late"), on_lost=lambda _: told_at.append(clock()))
+    assert lease.acquire() is None
+    shaken.master.stop()
+
+    other = Claim(lease.key, "another token", TTL)
+    until(lambda: answered(lambda: isinstance(store.acquire(other), Grant)), "another is granted the lock")
+    granted_at = clock()
+
+    until(lambda: told_at, "its holder is told")
+    assert lease._renewal.lost_reason in ("expired", "taken")
+    assert told_at[0] - granted_at < TTL / 3 + AT_ONCE
 
 
 # A master that is cut off from replicas and sentinels, but not from a holder.

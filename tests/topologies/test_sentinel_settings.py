@@ -1,6 +1,8 @@
 """What is told of a deployment with Sentinel: right, wrong, and what may heal."""
 
 import logging
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis import master
 from tests.sentinels import NAME, Deployment, Sentinel
-from tests.servers import Server, certificate, free_port, running
+from tests.servers import FakeClock, Server, certificate, free_port, running
 from tests.waiting import until
 
 CLAIM = Claim("singleton:v2:{settings:00}", "token", 6.0)
@@ -137,6 +139,30 @@ def test_who_knows_of_the_last_failover_is_believed(cleanup: ExitStack, monkeypa
     assert grants(new)
     monkeypatch.setattr(master, "_REMEMBERED", 0.0)
     assert grants(old)
+    store.close()
+
+
+def test_a_new_master_whose_clock_differs_is_told_and_fences_grow(cleanup: ExitStack, wall_clock: FakeClock) -> None:
+    wall_clock.step("-30")
+    old = cleanup.enter_context(running("redis"))
+    new = cleanup.enter_context(running("valkey", env=wall_clock.env))
+    late, informed = sentinel_of(cleanup, old, 3), sentinel_of(cleanup, new, 4)
+    os.kill(informed.pid, signal.SIGSTOP)
+    store, steps = store_from_url(url_of(late, informed)), list[float]()
+    store.on_clock_step = steps.append
+    before = store.acquire(CLAIM)
+    os.kill(informed.pid, signal.SIGCONT)
+    store.close()
+    time.sleep(2 * master._FRESH)
+
+    after = store.acquire(CLAIM)
+
+    with new.client() as client:
+        assert client.exists(CLAIM.key)
+    assert isinstance(before, Grant)
+    assert isinstance(after, Grant)
+    assert after.fence > before.fence
+    assert [round(step) for step in steps] == [-30]
     store.close()
 
 

@@ -47,14 +47,13 @@ class Asking:
         give_up_at = clock() + bound
         pause = _FIRST_PAUSE
         tries = 0
-        problem: exceptions.RedisError | None = None
         while True:
             tries += 1
             sent_at = clock()
             try:
                 answer = ask(give_up_at - sent_at)
             except exceptions.RedisError as error:
-                if problem is None or give_up_at - sent_at > _SHORT or not is_passing(error):
+                if tries == 1 or give_up_at - sent_at > _SHORT or not is_passing(error):
                     problem = error
                 # What was refused may have gone to a connection of before.
                 does_not_persist = is_one_of_many and self._is_away and (tries > 1 or isinstance(error, _SILENT))

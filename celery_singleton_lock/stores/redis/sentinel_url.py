@@ -110,7 +110,7 @@ def _take_name(options: dict[str, Any], address: str) -> str:
     if not named:
         raise ConfigurationError(
             f"singleton_lock_url: {address} does not say which master: set master_name, as the sentinels call it, "
-            f"{WHERE}"
+            f"{WHERE}; or let the URL end with ?master_name=..."
         )
     for option, value in named.items():
         if not isinstance(value, str) or not value:
