@@ -2232,8 +2232,8 @@ MUTANTS = [
     Mutant(
         "the sentinel is believed that knows of the last failover",
         "stores/redis/sentinels.py",
-        "last = max(report.epoch",
-        "last = min(report.epoch",
+        "last = max((report.epoch",
+        "last = min((report.epoch",
         ("tests/topologies/test_sentinel_settings.py", "-k", "last_failover"),
     ),
     Mutant(
@@ -2242,6 +2242,13 @@ MUTANTS = [
         "            if other.names_another_than(first):\n",
         "            if False:\n",
         ("tests/topologies/test_sentinel_settings.py", "-k", "disagree"),
+    ),
+    Mutant(
+        "while the last master is down, the one before is none",
+        "stores/redis/sentinels.py",
+        "last = max((report.epoch for report in reports)",
+        "last = max((report.epoch for report in reports if not report.is_down)",
+        ("tests/topologies/test_sentinel_settings.py", "-k", "one_before"),
     ),
     Mutant(
         "a master that is down is none",

@@ -187,6 +187,21 @@ def test_a_master_that_is_down_is_waited_for(cleanup: ExitStack) -> None:
     until(lambda: f"127.0.0.1:{server.port} is down" in unanswered(url_of(sentinel)), "it is told")
 
 
+def test_while_the_last_master_is_down_the_one_before_is_not_believed_to_be_one(cleanup: ExitStack) -> None:
+    old, new = cleanup.enter_context(running("redis")), Server("redis")
+    cleanup.callback(new.close)
+    new.start()
+    late = sentinel_of(cleanup, old, 3)
+    informed = sentinel_of(cleanup, new, 4, f"sentinel down-after-milliseconds {NAME} 1000")
+    new.stop()
+    until(lambda: "s_down" in str(informed.ask("MASTER", NAME)), "it is seen")
+
+    unanswered(url_of(late, informed))
+
+    with old.client() as client:
+        assert not client.exists(CLAIM.key)
+
+
 def test_a_sentinel_that_knows_too_few_others_is_not_believed(cleanup: ExitStack) -> None:
     server = cleanup.enter_context(running("redis"))
     url = url_of(sentinel_of(cleanup, server))

@@ -83,12 +83,14 @@ class Sentinels:
         poll = _Poll(self._pools, self._name)
         reports, errors = poll.result(min(timeout, self._patience))
         self._patience = min(REPLY_TIMEOUT, max(_PATIENCE, 2 * poll.took))
-        able = [report for report in reports if not report.is_down and report.others >= self._least_others]
+        # Also of those that say that it is down: then the one before is not the master again.
+        last = max((report.epoch for report in reports), default=0)
+        informed = [report for report in reports if report.epoch == last]
+        able = [report for report in informed if not report.is_down and report.others >= self._least_others]
         if not able:
             raise self._why_nobody_knows(reports, errors)
-        last = max(report.epoch for report in able)
-        first, *others = [report for report in able if report.epoch == last]
-        for other in others:
+        first = able[0]
+        for other in able[1:]:
             if other.names_another_than(first):
                 raise NoMaster(
                     f"the sentinels disagree on {self._name}: it is {first.master} as {first.sentinel} says, and "
