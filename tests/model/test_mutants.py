@@ -2300,11 +2300,11 @@ MUTANTS = [
         ("tests/topologies/test_failover.py", "-k", "who_waits"),
     ),
     Mutant(
-        "a failover renews at once",
-        "stores/redis/store.py",
-        "        self.close()\n        self._reconnected()\n",
-        "        self.close()\n",
-        ("tests/topologies/test_failover.py", "-k", "told_as_lost_at_once"),
+        "a grant on its way when a failover is noticed is renewed as well",
+        "stores/redis/master.py",
+        "        time.sleep(_ON_ITS_WAY)\n        self._renew()\n",
+        "",
+        ("tests/topologies/test_failover.py", "-k", "on_its_way"),
     ),
     Mutant(
         "an old master that still answers is left",

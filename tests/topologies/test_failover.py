@@ -269,6 +269,31 @@ def test_a_lease_that_the_old_master_has_granted_is_told_as_lost_at_once(
     assert lease._renewal.lost_reason == "expired"
 
 
+def test_a_grant_on_its_way_when_the_failover_is_noticed_is_told_as_lost_at_once(
+    shaken: Deployment, cleanup: ExitStack
+) -> None:
+    store = opened(cleanup, shaken.url)
+    assert isinstance(store.acquire(claim_of("before")), Grant)
+    before = shaken.master
+    shaken.fail_over()
+    # As if it had looked just now.
+    store._source._look_at = float("inf")  # type: ignore[attr-defined]
+    claim = claim_of("on its way", ttl=60.0)
+    lease, acquire = Lease(store, claim), store.acquire
+
+    def slowly(wanted: Claim) -> Any:
+        grant = acquire(wanted)
+        store._source._look()  # type: ignore[attr-defined]
+        return grant
+
+    store.acquire = slowly  # type: ignore[method-assign]
+    assert lease.acquire() is None
+    with before.client() as client:
+        assert client.exists(claim.key)
+
+    until(lambda: lease.lost, "it is told", timeout=3)
+
+
 def test_a_server_that_refuses_to_write_is_left_for_the_master(shaken: Deployment, cleanup: ExitStack) -> None:
     store = opened(cleanup, shaken.url)
     assert isinstance(store.acquire(claim_of("before")), Grant)

@@ -4,6 +4,7 @@ import _thread
 import logging
 import math
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -24,6 +25,8 @@ logger = logging.getLogger("celery_singleton_lock")
 _LOOK_AGAIN = 1.0
 # Many connections that are opened at once need one answer.
 _FRESH = 0.1
+# What a grant takes at most until its lease is renewed with all others, but on a very busy machine.
+_ON_ITS_WAY = 0.5
 # For how long the master is believed in that a sentinel has named, if all are silent since, or those that answer know
 # less. Not for ever: sentinels that are set up anew count from the beginning.
 _REMEMBERED = 30.0
@@ -42,7 +45,8 @@ class SentinelMaster:
     Arguments:
         url: `sentinel://`, in several parts.
         options: Arguments for redis-py's connections to the master, its name, and what concerns the sentinels.
-        moved: Called when there is another master, before there is a connection to it.
+        leave: Closes what is connected and idle, when there is another master.
+        renew: Has all leases renewed there.
 
     Raises:
         ConfigurationError: The URL or an option cannot be used.
@@ -50,12 +54,14 @@ class SentinelMaster:
 
     may_move = True
 
-    def __init__(self, url: str, options: Mapping[str, Any], moved: Callable[[], None]) -> None:
+    def __init__(
+        self, url: str, options: Mapping[str, Any], leave: Callable[[], None], renew: Callable[[], None]
+    ) -> None:
         deployment = read(url, options)
         self.address = deployment.address
         self.pool = pool_of(deployment.master_url, deployment.master_options, deployment.address)
         self._sentinels = Sentinels(deployment)
-        self._moved = moved
+        self._leave, self._renew = leave, renew
         self._begin()
 
     def _begin(self) -> None:
@@ -124,10 +130,10 @@ class SentinelMaster:
         self._known, self._heard_at = found, now
         self._fresh_until, self._look_at = now + _FRESH, now + _LOOK_AGAIN
         if known is not None and found.names_another_than(known):
-            self._leave(known, found)
+            self._move(known, found)
         return found
 
-    def _leave(self, known: Report, found: Report) -> None:
+    def _move(self, known: Report, found: Report) -> None:
         """End all connections to the master of before, those of waiters and those with a reply under way as well."""
         event = "lock.moved store=%s master=%s before=%s: all leases are renewed at the new master"
         _in_background(partial(logger.warning, event, self.address, found.master, known.master))
@@ -135,7 +141,14 @@ class SentinelMaster:
             connection = opened_before()
             if connection is not None and (connection.host, connection.port) != (found.host, found.port):
                 shut(connection)
-        self._moved()
+        self._leave()
+        self._renew()
+        _in_background(self._renew_once_more)
+
+    def _renew_once_more(self) -> None:
+        """A grant of the master of before may have been on its way to the heartbeat."""
+        time.sleep(_ON_ITS_WAY)
+        self._renew()
 
     def _keep(self, connection: Any, master: Report) -> None:
         for opened_before in list(self._opened):

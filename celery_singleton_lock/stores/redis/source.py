@@ -62,17 +62,18 @@ class OneServer:
         """Nothing is known of how long it may be away."""
 
 
-def source_of(url: str, options: Mapping[str, Any], moved: Callable[[], None]) -> Source:
+def source_of(url: str, options: Mapping[str, Any], leave: Callable[[], None], renew: Callable[[], None]) -> Source:
     """The source that *url* names.
 
     Arguments:
         url: As `RedisStore` takes it.
         options: As `RedisStore` takes them.
-        moved: Called when another server is the right one from now on, before there is a connection to it.
+        leave: Closes what is connected and idle, when another server is the right one from now on.
+        renew: Has all leases renewed there.
 
     Raises:
         ConfigurationError: The URL or an option cannot be used.
     """
     if url.startswith(SCHEME):
-        return SentinelMaster(url, options, moved)
+        return SentinelMaster(url, options, leave, renew)
     return OneServer(url, options)

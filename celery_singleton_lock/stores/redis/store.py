@@ -70,7 +70,7 @@ class RedisStore(Store):
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url, self._options = url, options
-        self._source = source_of(url, options, self._moved)
+        self._source = source_of(url, options, self.close, self._reconnected)
         self._asking = Asking(self._source.address, self._source.pool.connection_kwargs.get("username") or "default")
         kind = WatchfulWire if self._source.may_move else Wire
         self._wire = kind(self._source, self._reconnected)
@@ -260,11 +260,6 @@ class RedisStore(Store):
     def _reconnected(self) -> None:
         if self.on_reconnect is not None:
             self.on_reconnect()
-
-    def _moved(self) -> None:
-        """Leave what is connected to a server that is no master any more."""
-        self.close()
-        self._reconnected()
 
     def _stepped(self, seconds: float) -> None:
         if self.on_clock_step is not None:
