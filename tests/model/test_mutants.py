@@ -2358,7 +2358,7 @@ MUTANTS = [
     Mutant(
         "a try in the last moment does not hide what was wrong",
         "stores/redis/asking.py",
-        "tries == 1 or give_up_at - sent_at > _SHORT or",
+        "tries == 1 or give_up_at - sent_at >= REPLY_TIMEOUT or",
         "True or",
         ("tests/contract/test_refusals.py", "-k", "last_moment"),
     ),

@@ -71,6 +71,11 @@ def is_elsewhere(error: exceptions.RedisError) -> bool:
     return isinstance(error, _ELSEWHERE) or _SAYS_ELSEWHERE.search(str(error)) is not None
 
 
+def is_silence(error: exceptions.RedisError) -> bool:
+    """There was no answer, also none of a kernel."""
+    return isinstance(error, exceptions.TimeoutError) or (isinstance(error, NoMaster) and error.is_silence)
+
+
 def is_passing(error: exceptions.RedisError) -> bool:
     """The next try may work."""
     return is_elsewhere(error) or (isinstance(error, _PASSING) and what_to_set(error) is None)
