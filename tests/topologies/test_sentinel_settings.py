@@ -21,7 +21,7 @@ from celery_singleton_lock.settings import open_store, store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Grant
-from celery_singleton_lock.stores.redis import master
+from celery_singleton_lock.stores.redis import master, sentinels
 from tests.sentinels import NAME, Deployment, Sentinel
 from tests.servers import FakeClock, Server, certificate, free_port, running
 from tests.waiting import until
@@ -36,6 +36,13 @@ ROOT = Path(__file__).parents[2]
 def cleanup() -> Iterator[ExitStack]:
     with ExitStack() as cleanup:
         yield cleanup
+
+
+@pytest.fixture
+def all_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No sentinel is too late with its answer, however busy the machine is."""
+    for name in ("_PATIENCE", "_GRACE"):
+        monkeypatch.setattr(sentinels, name, 1.0)
 
 
 def sentinel_of(cleanup: ExitStack, server: Server, epoch: int = 0, *more: str) -> Sentinel:
@@ -108,7 +115,7 @@ def test_the_servers_in_place_of_the_sentinels_are_told_at_the_first_try(calm: D
         assert words in told
 
 
-def test_sentinels_that_disagree_are_told_with_what_each_says(cleanup: ExitStack) -> None:
+def test_sentinels_that_disagree_are_told_with_what_each_says(cleanup: ExitStack, all_are_heard: None) -> None:
     one, other = (cleanup.enter_context(running("redis")) for _ in range(2))
     told = unanswered(url_of(sentinel_of(cleanup, one, 3), sentinel_of(cleanup, other, 3)))
 
@@ -116,7 +123,9 @@ def test_sentinels_that_disagree_are_told_with_what_each_says(cleanup: ExitStack
         assert words in told
 
 
-def test_who_knows_of_the_last_failover_is_believed(cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_knows_of_the_last_failover_is_believed(
+    cleanup: ExitStack, all_are_heard: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old, new = (cleanup.enter_context(running("redis")) for _ in range(2))
     late, informed = sentinel_of(cleanup, old, 3), sentinel_of(cleanup, new, 4)
     store = store_from_url(url_of(late, informed))
@@ -142,7 +151,9 @@ def test_who_knows_of_the_last_failover_is_believed(cleanup: ExitStack, monkeypa
     store.close()
 
 
-def test_a_new_master_whose_clock_differs_is_told_and_fences_grow(cleanup: ExitStack, wall_clock: FakeClock) -> None:
+def test_a_new_master_whose_clock_differs_is_told_and_fences_grow(
+    cleanup: ExitStack, all_are_heard: None, wall_clock: FakeClock
+) -> None:
     wall_clock.step("-30")
     old = cleanup.enter_context(running("redis"))
     new = cleanup.enter_context(running("valkey", env=wall_clock.env))
@@ -187,7 +198,9 @@ def test_a_master_that_is_down_is_waited_for(cleanup: ExitStack) -> None:
     until(lambda: f"127.0.0.1:{server.port} is down" in unanswered(url_of(sentinel)), "it is told")
 
 
-def test_while_the_last_master_is_down_the_one_before_is_not_believed_to_be_one(cleanup: ExitStack) -> None:
+def test_while_the_last_master_is_down_the_one_before_is_not_believed_to_be_one(
+    cleanup: ExitStack, all_are_heard: None
+) -> None:
     old, new = cleanup.enter_context(running("redis")), Server("redis")
     cleanup.callback(new.close)
     new.start()

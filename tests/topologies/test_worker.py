@@ -2,9 +2,11 @@
 
 import gc
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+import redis
 
 from celery_singleton_lock import CallRevoked
 from tests.gates import open_gate
@@ -47,6 +49,17 @@ def tasks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     gc.collect()
 
 
+def wait_for(result: Any) -> None:
+    """Until it is stored; a message that tells of it may be lost with the connection that Celery listens on."""
+
+    def is_stored() -> bool:
+        with suppress(redis.ConnectionError, redis.TimeoutError):
+            return bool(result.ready())
+        return False
+
+    until(is_stored, f"{result.id} has a result", timeout=PATIENCE)
+
+
 # What redis-py and Celery leave of a connection that the master has closed is theirs.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
@@ -62,14 +75,17 @@ def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
         shaken.wait_for_another(dead)
 
         second = tasks.import_catalogue.delay(7)
+        wait_for(second)
         with pytest.raises(CallRevoked) as revoked:
             second.get(timeout=PATIENCE)
         assert revoked.value.holder_task_id == first.id
         open_gate(recorder, f"end of {first.id}")
+        wait_for(first)
         assert first.get(timeout=PATIENCE) == "imported"
 
         third = tasks.import_catalogue.delay(7)
         open_gate(recorder, f"end of {third.id}")
+        wait_for(third)
         assert third.get(timeout=PATIENCE) == "imported"
         assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
         assert "lock.lost" not in worker.log()
