@@ -8,13 +8,13 @@ PROOFS := tests/model tests/faults tests/endings
 STRUCK := tests/integration/test_interrupted.py
 # These need the machine for themselves.
 HEAVY  := tests/load tests/fire tests/combinations tests/celery_suite
-APART  := $(PROOFS) $(HEAVY) tests/docker
+APART  := $(PROOFS) $(HEAVY) tests/docker tests/topologies
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo tickets test prove matrix docker fire combinations celery-suite bench scenarios scale compare endings seen lint format clean
+.PHONY: help demo tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test    the tests, on real servers and real workers (about four minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
+	@echo "make topologies  deployments with Sentinel, whose masters are killed, stopped and replaced (two minutes)"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
 	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7 PROGRAMS=60)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
@@ -51,6 +52,9 @@ prove: $(VENV)/.develop
 
 matrix: $(VENV)/.matrix
 	$(BIN)/nox $(if $(CELERY),--session "celery($(CELERY))") -- $(ARGS)
+
+topologies: $(VENV)/.develop
+	$(BIN)/python -m pytest $(ABREAST) tests/topologies $(ARGS)
 
 docker: $(VENV)/.develop
 	$(BIN)/python -m pytest tests/docker $(ARGS)

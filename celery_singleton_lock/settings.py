@@ -10,10 +10,14 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.spelling import check_setting_names
-from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores import SENTINEL, store_from_url
 from celery_singleton_lock.stores.base import Store
 
-_LOCATIONS = ("redis://", "rediss://", "redis+socket://", "unix://")
+_LOCATIONS = ("redis://", "rediss://", "redis+socket://", "unix://", SENTINEL)
+# Where Celery's result backend looks for sentinels of which the URL has no port.
+_PORT_OF_RESULTS = 6379
+# What Celery reads of its transport options to find the master.
+_OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 _stores: WeakKeyDictionary[Celery, Store] = WeakKeyDictionary()
 _urls: WeakKeyDictionary[Celery, Any] = WeakKeyDictionary()
 
@@ -60,13 +64,27 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
                 "singleton_lock_url: a list of stores is not available in this version; give one URL as text"
             )
         return url, {}
-    for url, tls in (
-        (app.conf.result_backend, app.conf.get("redis_backend_use_ssl")),
-        (app.conf.broker_write_url or app.conf.broker_url, app.conf.get("broker_use_ssl")),
+    conf = app.conf
+    for url, tls, transport, port in (
+        (
+            conf.result_backend,
+            conf.get("redis_backend_use_ssl"),
+            conf.get("result_backend_transport_options"),
+            _PORT_OF_RESULTS,
+        ),
+        (
+            conf.broker_write_url or conf.broker_url,
+            conf.get("broker_use_ssl"),
+            conf.get("broker_transport_options"),
+            None,
+        ),
     ):
         # Celery takes a list, or several joined by semicolons, to fail over between brokers.
         first = url[0] if isinstance(url, list | tuple) and url else url
         first = first.partition(";")[0] if isinstance(first, str) else ""
+        if first.startswith(SENTINEL):
+            parts = ";".join(part for part in url if isinstance(part, str)) if isinstance(url, list | tuple) else url
+            return parts, _sentinel_options(tls, transport, port)
         if first.startswith(_LOCATIONS):
             if isinstance(tls, dict):
                 return first.replace("redis://", "rediss://", 1), {
@@ -77,6 +95,17 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
         "set app.conf.singleton_lock_url, for example to 'redis://localhost:6379/0'"
     )
+
+
+def _sentinel_options(tls: Any, transport: Any, port: int | None) -> dict[str, Any]:
+    options = {name: transport[name] for name in _OF_SENTINEL if name in (transport or {})}
+    if port is not None:
+        options["default_port"] = port
+    if isinstance(options.get("sentinel_kwargs"), dict):
+        options["sentinel_kwargs"] = {name: _redis_py(value) for name, value in options["sentinel_kwargs"].items()}
+    if isinstance(tls, dict):
+        options |= {"ssl": True, **{name: _redis_py(value) for name, value in tls.items()}}
+    return options
 
 
 def _has_moved(app: Celery) -> bool:
@@ -106,6 +135,8 @@ def _refuse_later_settings(app: Celery) -> None:
 
 def _redis_py_url(url: str) -> str:
     """*url* with Celery's spellings of query arguments changed into redis-py's."""
+    if url.startswith(SENTINEL):
+        return url
     base, _, query = url.partition("?")
     names = {"virtual_host": "db"}
     arguments = [(names.get(name, name), _redis_py(value)) for name, value in parse_qsl(query)]

@@ -131,7 +131,7 @@ def _about(app: Celery, tasks: list[Any]) -> list[Question]:
         *(partial(check_results, task, _of_task(task, "on_conflict")) for task in tasks),
         *(partial(getattr, task, "lock_options") for task in tasks),
         # A name that is in use, because the rights of a user may depend on it.
-        partial(_try_store, app, partial(_name_in_use, tasks)),
+        partial(_try_store, app, partial(_name_in_use, tasks), [_of_task(task, "ttl") for task in tasks]),
     ]
 
 
@@ -227,7 +227,7 @@ def _is_prefork(pool: type) -> bool:
     return issubclass(pool, TaskPool)
 
 
-def _try_store(app: Celery, lock_name: Callable[[], str]) -> None:
+def _try_store(app: Celery, lock_name: Callable[[], str], ttls: Iterable[Any] = ()) -> None:
     """Do all that a run and a waiter do, with a lock of that name which nobody else can ask for.
 
     Raises:
@@ -237,7 +237,7 @@ def _try_store(app: Celery, lock_name: Callable[[], str]) -> None:
     # Connections of its own, which no pool process inherits.
     store = open_store(app)
     try:
-        store.try_out(key, BOUND)
+        store.try_out(key, BOUND, [ttl for ttl in ttls if isinstance(ttl, int | float)])
     except ConfigurationError:
         raise
     except StoreError as error:

@@ -197,7 +197,8 @@ def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
     knowing = [name for name, path in FILES.items() if "redis" in packages(path)]
 
     assert knowing == [
-        f"stores/redis/{name}.py" for name in ("asking", "opening", "refusals", "store", "waiter", "wire")
+        f"stores/redis/{name}.py"
+        for name in ("asking", "master", "opening", "refusals", "sentinels", "source", "waiter", "wire")
     ]
 
 

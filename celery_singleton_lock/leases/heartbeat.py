@@ -79,7 +79,8 @@ class Heartbeat:
 
 def _tell_step(address: str, seconds: float) -> None:
     event = (
-        "lock.clock store=%s step=%+.1f: its clock was set by so many seconds; leases have ended early, or last longer"
+        "lock.clock store=%s step=%+.1f: its clock was set by so many seconds, or that of its new master differs; "
+        "leases have ended early, or last longer"
     )
     scribe.tell(partial(logger.warning, event, address, seconds))
 

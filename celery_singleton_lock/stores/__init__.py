@@ -8,7 +8,10 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.redis.opening import unreadable
+from celery_singleton_lock.stores.redis.sentinel_url import SCHEME
 from celery_singleton_lock.stores.redis.store import RedisStore
+
+SENTINEL = SCHEME
 
 _REDIS_SCHEMES = {
     "redis": "redis",
@@ -17,8 +20,9 @@ _REDIS_SCHEMES = {
     "valkeys": "rediss",
     "unix": "unix",
     "redis+socket": "unix",
+    "sentinel": "sentinel",
 }
-_LATER_SCHEMES = ("sentinel", "redis+cluster", "rediss+cluster")
+_LATER_SCHEMES = ("redis+cluster", "rediss+cluster")
 _memory: dict[str, MemoryStore] = {}
 _shared: dict[str, Store] = {}
 
@@ -37,15 +41,17 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
 
     Arguments:
         url: `redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`, `unix://`,
-            `redis+socket://`, or `memory://` for locks of this process only, the
-            same for all who give the same URL.
-        options: Further arguments for redis-py's connections, such as `ssl_ca_certs`.
+            `redis+socket://`, `sentinel://` in one part or several, or `memory://` for
+            locks of this process only, the same for all who give the same URL.
+        options: Further arguments for redis-py's connections, such as `ssl_ca_certs`; for
+            `sentinel://` the `master_name`, unless the URL ends with `?master_name=...`, and `sentinel_kwargs`.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
     try:
-        scheme = urlsplit(url).scheme
+        # Of the first part alone.
+        scheme = urlsplit(url.partition(";")[0]).scheme
     except ValueError:
         raise unreadable() from None
     if scheme == "memory":

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 from urllib.parse import unquote
 
@@ -276,8 +276,10 @@ class Store(LockStore, QueueMarks, DoneMarkers, Slots):
     """All that this library keeps in one place."""
 
     @abstractmethod
-    def try_out(self, key: str, bound: float) -> None:
+    def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
         """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing.
+
+        Tell in the log if leases that last *ttls* would not outlast what the store may need to come back.
 
         Raises:
             StoreError: Not all of it was answered within *bound* seconds.

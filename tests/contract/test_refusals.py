@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from redis import exceptions
 
-from celery_singleton_lock import ConfigurationError
+from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.redis.asking import Asking
 from celery_singleton_lock.stores.redis.refusals import is_elsewhere, is_passing, what_to_set
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.test_bounds import KEY, MINE, outcome_of
@@ -191,6 +192,15 @@ def test_another_server_is_asked_after(error: exceptions.RedisError) -> None:
 def test_what_we_do_not_know_does_not_pass_and_is_no_setting(error: exceptions.RedisError) -> None:
     assert not is_passing(error)
     assert what_to_set(error) is None
+
+
+def test_a_try_in_the_last_moment_does_not_hide_what_was_wrong() -> None:
+    def ask(timeout: float) -> None:
+        # As one that has no time to hear it.
+        raise exceptions.ConnectionError("refused") if timeout > 0.1 else exceptions.TimeoutError("no reply in time")
+
+    with pytest.raises(StoreError, match="refused"):
+        Asking("redis://locks/0", "default").persist(ask, 0.35)
 
 
 # What never passes.

@@ -204,8 +204,10 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 ABOUT_NO_LOCK = (
     "lock.clock ",
+    "lock.failover ",
     "lock.heartbeat ",
     "lock.misconfigured:",
+    "lock.moved ",
     "lock.unready ",
     "lock.unchecked:",
     "lock.untold:",

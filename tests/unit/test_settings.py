@@ -35,7 +35,7 @@ def redis_store_of(app: Celery) -> RedisStore:
 
 def connection_of(store: Any) -> Any:
     """A connection as the store would open it; nothing is sent."""
-    pool = store._wire._pool
+    pool = store._source.pool
     return pool.connection_class(**pool.connection_kwargs)
 
 
@@ -159,7 +159,7 @@ def test_all_who_give_the_same_memory_url_share_their_locks() -> None:
     assert one is not elsewhere
 
 
-@pytest.mark.parametrize("scheme", ["sentinel", "redis+cluster", "rediss+cluster"])
+@pytest.mark.parametrize("scheme", ["redis+cluster", "rediss+cluster"])
 def test_a_scheme_of_a_later_version_is_refused_as_such(scheme: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         store_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
@@ -173,7 +173,8 @@ def test_an_unknown_scheme_is_refused_with_those_there_are(scheme: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
         store_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
 
-    allowed = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://", "memory://")
+    allowed = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://")
+    allowed += ("sentinel://", "memory://")
     for words in ("singleton_lock_url", f"unknown scheme '{scheme.lower()}'", *allowed):
         assert words in str(refused.value)
 
@@ -433,6 +434,147 @@ def test_celerys_spelling_of_a_certificate_check_is_understood_in_settings(
     assert connection.cert_reqs == meaning
 
 
+# Sentinel.
+
+
+def deployment_of(app: Celery) -> Any:
+    """Where the sentinels are, and a connection to the master as it would be opened."""
+    store = redis_store_of(app)
+    return store.address, connection_of(store)
+
+
+NAMED = {"master_name": "mymaster"}
+THREE = "sentinel://h1:1;h2:2;h3:3/0?master_name=mymaster"
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ({"singleton_lock_url": "sentinel://h1:1;sentinel://h2:2;sentinel://h3:3/0?master_name=mymaster"}, THREE),
+        ({"singleton_lock_url": "sentinel://h1:1;h2:2;h3:3/0?service_name=mymaster"}, THREE),
+        (
+            {"singleton_lock_url": "sentinel://h1:1/0; h2:2; h3:3;h3:3;", "singleton_lock_client_options": NAMED},
+            THREE,
+        ),
+        (
+            {
+                "broker_url": ["sentinel://h1:1/0", "sentinel://h2:2/0", "sentinel://h3:3/0"],
+                "broker_transport_options": NAMED,
+            },
+            THREE,
+        ),
+        (
+            {"broker_url": "sentinel://h1;sentinel://h2/1", "broker_transport_options": NAMED},
+            "sentinel://h1:26379;h2:26379/1?master_name=mymaster",
+        ),
+        (
+            # Celery's result backend takes it so.
+            {"result_backend": "sentinel://h1;sentinel://[::1]:5/1", "result_backend_transport_options": NAMED},
+            "sentinel://h1:6379;[::1]:5/1?master_name=mymaster",
+        ),
+        (
+            {
+                "result_backend": "sentinel://results:1",
+                "result_backend_transport_options": {"master_name": "a"},
+                "broker_url": "sentinel://broker:1",
+                "broker_transport_options": {"master_name": "b"},
+            },
+            "sentinel://results:1/?master_name=a",
+        ),
+        (
+            {
+                "broker_url": "sentinel://h1:1",
+                "broker_transport_options": NAMED,
+                "singleton_lock_client_options": {"service_name": "mymaster"},
+            },
+            "sentinel://h1:1/?master_name=mymaster",
+        ),
+    ],
+)
+def test_sentinels_are_found_as_celery_spells_them(settings: dict[str, Any], address: str) -> None:
+    told, _ = deployment_of(app_with(**settings))
+
+    assert told == address
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sentinel://shop:s%40cret@h1/2;sentinel://h2",
+        "sentinel://h1;sentinel://shop:s%40cret@h2/2",
+        "sentinel://shop:s%40cret@h1;shop:s%40cret@h2/2?client_name=shop",
+        "sentinel://shop:s%40cret@h1?client_name=shop;sentinel://h2?db=2",
+    ],
+)
+def test_user_password_and_database_are_those_of_the_first_part_that_has_them(url: str) -> None:
+    address, connection = deployment_of(app_with(broker_url=url, broker_transport_options=NAMED))
+
+    assert (connection.username, connection.password, connection.db) == ("shop", "s@cret", 2)
+    assert connection.client_name == ("shop" if "client_name" in url else None)
+    assert address == "sentinel://h1:26379;h2:26379/2?master_name=mymaster"
+
+
+def test_tls_of_the_broker_is_the_masters_and_that_of_the_sentinels_is_their_own() -> None:
+    app = app_with(
+        broker_url="sentinel://h1",
+        broker_use_ssl={"ssl_cert_reqs": "CERT_OPTIONAL", "ssl_check_hostname": False},
+        broker_transport_options={**NAMED, "sentinel_kwargs": {"ssl": True, "ssl_ca_certs": "ca.pem"}},
+    )
+    _, connection = deployment_of(app)
+    ((_, pool),) = redis_store_of(app)._source._sentinels._pools.items()  # type: ignore[attr-defined]
+    sentinel = pool.connection_class(**pool.connection_kwargs)
+
+    assert (connection.cert_reqs, connection.ca_certs) == (ssl.CERT_OPTIONAL, None)
+    assert (sentinel.cert_reqs, sentinel.ca_certs) == (ssl.CERT_REQUIRED, "ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("options", "has_tls"),
+    [({}, False), ({"ssl": False}, False), ({"ssl": True}, True), ({"ssl_ca_certs": "ca.pem"}, True)],
+)
+def test_options_of_the_client_say_whether_the_master_speaks_tls(options: dict[str, Any], has_tls: bool) -> None:
+    app = app_with(singleton_lock_url="sentinel://h1", singleton_lock_client_options={**NAMED, **options})
+
+    _, connection = deployment_of(app)
+
+    assert isinstance(connection, SSLConnection) is has_tls
+
+
+SENTINEL_FAULTS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
+    "no name": (
+        "sentinel://h1;h2/0",
+        {},
+        ("sentinel://h1:26379;h2:26379/0", "master_name", "broker_transport_options"),
+    ),
+    "an empty name": ("sentinel://h1", {"master_name": ""}, ("master_name=''", "not allowed")),
+    "a number": ("sentinel://h1", {"service_name": 1}, ("service_name=1", "not allowed")),
+    "two names": ("sentinel://h1", {"service_name": "a", "master_name": "b"}, ("service_name='a'", "master_name='b'")),
+    "mixed schemes": ("sentinel://h1;redis://h2", NAMED, ("redis://", "sentinel://host:port")),
+    "no host": ("sentinel://:26379", NAMED, ("names no host",)),
+    "no number": ("sentinel://h1:port", NAMED, ("cannot be read",)),
+    "no database": ("sentinel://h1/one", NAMED, ("cannot be read",)),
+    "a hash": ("sentinel://h1/0#x", NAMED, ("cannot be read",)),
+    "an unknown option": ("sentinel://h1", {**NAMED, "colour": "red"}, ("sentinel://h1:26379", "colour")),
+    "an unknown argument": ("sentinel://h1?colour=red", NAMED, ("sentinel://h1:26379", "colour")),
+    "of sentinels": ("sentinel://h1", {**NAMED, "sentinel_kwargs": {"colour": 1}}, ("sentinel_kwargs", "colour")),
+    "no dict": ("sentinel://h1", {**NAMED, "sentinel_kwargs": SECRET}, ("sentinel_kwargs=<a str>", "give a dict")),
+    "how many": ("sentinel://h1", {**NAMED, "min_other_sentinels": "some"}, ("min_other_sentinels='some'",)),
+}
+
+
+@pytest.mark.parametrize("fault", SENTINEL_FAULTS)
+def test_sentinels_that_cannot_work_are_refused_in_one_line(fault: str) -> None:
+    url, options, words = SENTINEL_FAULTS[fault]
+
+    with pytest.raises(ConfigurationError) as refused:
+        store_of(app_with(singleton_lock_url=url, singleton_lock_client_options=options))
+
+    for word in words:
+        assert word in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
 # Secrets.
 
 
@@ -448,6 +590,8 @@ def test_celerys_spelling_of_a_certificate_check_is_understood_in_settings(
         (f"valkey://:{SECRET}@locks/0", "redis://locks/0"),
         (f"unix://:{SECRET}@/run/redis.sock?db=1", "unix:///run/redis.sock"),
         (f"redis+socket://:{SECRET}@/run/redis.sock", "unix:///run/redis.sock"),
+        (f"sentinel://u:{SECRET}@h:1;h:2/0?master_name=a", "sentinel://h:1;h:2/0?master_name=a"),
+        (f"sentinel://h:1;h:2/0?master_name=a&password={SECRET}", "sentinel://h:1;h:2/0?master_name=a"),
     ],
 )
 def test_an_address_has_no_credentials(url: str, address: str) -> None:
@@ -476,6 +620,8 @@ def test_an_error_of_the_store_has_no_credentials() -> None:
         f"redis://user:1/{SECRET}@locks/0",
         f"redis://locks/0?colour=red&password={SECRET}",
         f"sentinel://user:{SECRET}@locks/0",
+        f"sentinel://user:{SECRET}/@locks/0?master_name=a",
+        f"sentinel://locks;redis://user:{SECRET}@locks/0",
         f"amqp://user:{SECRET}@locks/0",
         [f"redis://user:{SECRET}@locks/0", "redis://other/0"],
         pytest.param(f"redis://user:{SECRET}/@locks/0", id="unescaped slash in the password"),

@@ -4,7 +4,7 @@ It is also the model that the scripts for Redis are checked against.
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TypeVar
@@ -64,7 +64,7 @@ class MemoryStore(Store):
         """This one: there are no connections."""
         return self
 
-    def try_out(self, key: str, bound: float) -> None:
+    def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
         """Everybody may do everything."""
 
     def close(self) -> None:

@@ -8,7 +8,8 @@ from redis import exceptions
 
 from celery_singleton_lock.errors import StoreError, StoreRefused
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
-from celery_singleton_lock.stores.redis.refusals import is_passing, problem_of, what_to_set
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
+from celery_singleton_lock.stores.redis.refusals import is_passing, is_silence, problem_of, what_to_set
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
@@ -51,11 +52,14 @@ class Asking:
             try:
                 answer = ask(give_up_at - sent_at)
             except exceptions.RedisError as error:
+                # Silence in less time than a reply may take says nothing.
+                if tries == 1 or give_up_at - sent_at >= REPLY_TIMEOUT or not is_silence(error):
+                    problem = error
                 # What was refused may have gone to a connection of before.
                 does_not_persist = is_one_of_many and self._is_away and (tries > 1 or isinstance(error, _SILENT))
                 if does_not_persist or clock() + pause >= give_up_at or not is_passing(error):
                     self._is_away |= is_one_of_many and bound >= ACQUIRE_BOUND and is_passing(error)
-                    raise self._unanswered(error) from error
+                    raise self._unanswered(problem) from error
             else:
                 self._is_away = False
                 return answer, sent_at

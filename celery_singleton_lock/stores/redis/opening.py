@@ -5,6 +5,7 @@ import inspect
 import socket
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -93,12 +94,21 @@ class Tls(SSLConnection, Tcp):
 _OPENING_IN_TIME = {Connection: Tcp, SSLConnection: Tls}
 
 
-def pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
+def pool_of(url: str, options: Mapping[str, Any], address: str) -> ConnectionPool:
     """A pool for *url*, of which only class and arguments of its connections are of use.
 
     Raises:
-        TypeError, ValueError, RedisError: The URL or an option is not one that redis-py knows.
+        ConfigurationError: The URL or an option is not one that redis-py knows; it names *address*.
     """
+    try:
+        return _pool_of(url, options)
+    except (TypeError, exceptions.RedisError) as error:
+        raise ConfigurationError(f"singleton_lock_url: {address} cannot be used: {error}") from error
+    except ValueError:
+        raise unreadable() from None
+
+
+def _pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
     keepalive = {} if url.startswith("unix:") else _keepalive()
     pool = ConnectionPool.from_url(url, **{**keepalive, "redis_connect_func": _introduce, **options, **_OURS})
     if pool.connection_class is not UnixDomainSocketConnection and "db" not in pool.connection_kwargs:
@@ -139,12 +149,12 @@ def _check_values(connection: Any) -> None:
         raise TypeError("credential_provider in singleton_lock_client_options has to be a redis.CredentialProvider")
 
 
-def opened(pool: ConnectionPool, timeout: float) -> Any:
+def opened(pool: ConnectionPool, timeout: float, **where: Any) -> Any:
     """A connection that is ready for a command, within *timeout* seconds, of which each reply may take one.
 
-    Until `sure_until` its server counts as a master.
+    Until `sure_until` its server counts as a master. *where* goes before the host and port of *pool*.
     """
-    connection = pool.connection_class(**pool.connection_kwargs)
+    connection = pool.connection_class(**{**pool.connection_kwargs, **where})
     connection.give_up_at, connection.sure_until = clock() + timeout, 0.0
     try:
         connection.connect()
@@ -163,6 +173,13 @@ def hear(connection: Any, timeout: float) -> None:
     """
     if not connection.can_read(timeout=max(0.0, timeout)):
         raise exceptions.TimeoutError("no reply in time")
+
+
+def shut(connection: Any) -> None:
+    """Have whoever reads from *connection* hear at once that it has ended; it is for them to close it."""
+    # To close it here would free its number. And not the method of TLS, which would have others read what is encrypted.
+    with suppress(OSError, AttributeError, TypeError):
+        socket.socket.shutdown(connection._sock, socket.SHUT_RDWR)  # noqa: SLF001 (there is no other way)
 
 
 def _keepalive() -> dict[str, Any]:

@@ -51,9 +51,29 @@ _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 _CERTIFICATE = re.compile(r"CERTIFICATE|UNKNOWN_CA")
 
 
+class NoMaster(exceptions.ConnectionError):
+    """The sentinels do not say who the master is.
+
+    Arguments:
+        problem: What they say.
+        advice: What to set; None if they may say it without that.
+        is_silence: It is only that none of them can be reached.
+    """
+
+    def __init__(self, problem: str, advice: str | None = None, *, is_silence: bool = False) -> None:
+        super().__init__(problem)
+        self.advice = advice
+        self.is_silence = is_silence
+
+
 def is_elsewhere(error: exceptions.RedisError) -> bool:
     """It is no master, or not yet, or not any more: the same address may lead to another one by now."""
     return isinstance(error, _ELSEWHERE) or _SAYS_ELSEWHERE.search(str(error)) is not None
+
+
+def is_silence(error: exceptions.RedisError) -> bool:
+    """There was no answer, also none of a kernel."""
+    return isinstance(error, exceptions.TimeoutError) or (isinstance(error, NoMaster) and error.is_silence)
 
 
 def is_passing(error: exceptions.RedisError) -> bool:
@@ -64,6 +84,8 @@ def is_passing(error: exceptions.RedisError) -> bool:
 def what_to_set(error: exceptions.RedisError, user: str = "default") -> str | None:
     """What has to be set so that *error* does not come again; None if it may be gone without that."""
     text = str(error)
+    if isinstance(error, NoMaster):
+        return error.advice
     if isinstance(error, _UNKNOWN) or _SAYS_UNKNOWN.search(text):
         return (
             f"give the password of the user {user} in singleton_lock_url (redis://user:password@host:port/database) "

@@ -1,11 +1,9 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
-
-from redis import exceptions
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
@@ -36,10 +34,10 @@ from celery_singleton_lock.stores.redis.hash import (
     milliseconds,
     renewals_of,
 )
-from celery_singleton_lock.stores.redis.opening import pool_of, unreadable
+from celery_singleton_lock.stores.redis.source import source_of
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
-from celery_singleton_lock.stores.redis.wire import Script, Wire
+from celery_singleton_lock.stores.redis.wire import Script, WatchfulWire, Wire
 
 _OF_ACQUIRE = ("places", "marks", "merged", "queue", "described", "done")
 ACQUIRE = Script("acquire", "clock", "usual_answer", *_OF_ACQUIRE)
@@ -59,10 +57,10 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
 class RedisStore(Store):
-    """Locks in one Redis or Valkey server.
+    """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
 
     Arguments:
-        url: `redis://`, `rediss://` or `unix://`, as redis-py reads it.
+        url: `redis://`, `rediss://` or `unix://`, as redis-py reads it, or `sentinel://`.
         options: Further arguments for redis-py's connections. Timeouts and
             retries cannot be set: the bounds of the contract rest on them.
 
@@ -71,31 +69,27 @@ class RedisStore(Store):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        try:
-            pool = pool_of(url, options)
-        except (TypeError, exceptions.RedisError) as error:
-            raise ConfigurationError(f"singleton_lock_url: {_address(url)} cannot be used: {error}") from error
-        except ValueError:
-            raise unreadable() from None
         self._url, self._options = url, options
-        self._address = _address(url)
-        self._asking = Asking(self._address, pool.connection_kwargs.get("username") or "default")
-        self._wire = Wire(pool, self._reconnected)
-        self._reserved = Wire(pool, self._reconnected)
+        self._source = source_of(url, options, self.close, self._reconnected)
+        self._asking = Asking(self._source.address, self._source.pool.connection_kwargs.get("username") or "default")
+        kind = WatchfulWire if self._source.may_move else Wire
+        self._wire = kind(self._source, self._reconnected)
+        self._reserved = kind(self._source, self._reconnected)
         self._clock = ServerClock(self._stepped)
 
     @property
     def address(self) -> str:
-        """Scheme, host, port and database."""
-        return self._address
+        """Scheme, host, port and database; of Sentinel, all hosts and the name of the master."""
+        return self._source.address
 
     def twin(self) -> "RedisStore":
-        """Another client of the same server."""
+        """Another client of the same store."""
         return RedisStore(self._url, self._options)
 
-    def try_out(self, key: str, bound: float) -> None:
+    def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
         """Use each command, run acquire.lua and release.lua, and listen."""
         self._asking.persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
+        self._source.weigh(ttls)
 
     def now(self) -> int:
         """Ask the server for its time."""
@@ -118,6 +112,7 @@ class RedisStore(Store):
         replies, sent_at = self._asking.persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
         for *_, now in replies[-1:]:
             self._clock.tells(now, sent_at)
+        self._source.weigh(claim.ttl for claim in claims)
         return [_ANSWERS[answer] for *answers, _ in replies for answer in answers]
 
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
@@ -274,8 +269,3 @@ class RedisStore(Store):
 _GRANTED, _QUEUED, _DONE = 1, 2, 3
 _NEEDS_ARGUMENTS = 3
 _ANSWERS = {int(answer): answer for answer in Answer}
-
-
-def _address(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"

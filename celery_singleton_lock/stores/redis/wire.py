@@ -3,7 +3,6 @@
 import _thread
 import hashlib
 import os
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,11 +10,12 @@ from importlib import resources
 from typing import Any
 from weakref import WeakSet
 
-from redis import ConnectionPool, exceptions
+from redis import exceptions
 
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
-from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, hear, opened
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, hear, shut
 from celery_singleton_lock.stores.redis.refusals import is_elsewhere
+from celery_singleton_lock.stores.redis.source import Source
 
 # What nobody has needed for so long is one connection too many.
 LONGEST_IDLE = 60.0
@@ -59,19 +59,19 @@ else:
 
 
 class Wire:
-    """Connections to one server, kept while they are idle.
+    """Connections to the server that keeps the locks, kept while they are idle.
 
     redis-py's client retries for up to a minute by default and shares a bounded
     pool. A heartbeat can afford neither, so this uses redis-py's connections
     and its parser directly and leaves retrying to the caller.
 
     Arguments:
-        pool: Tells how to connect.
+        source: Opens connections.
         reconnected: Called when there is a connection again after one was lost.
     """
 
-    def __init__(self, pool: ConnectionPool, reconnected: Callable[[], None]) -> None:
-        self._pool = pool
+    def __init__(self, source: Source, reconnected: Callable[[], None]) -> None:
+        self._source = source
         self._reconnected = reconnected
         self._begin()
 
@@ -215,7 +215,7 @@ class Wire:
             return connection, float("-inf"), max(0.0, give_up_at - clock())
 
     def _open(self, timeout: float) -> Any:
-        connection = opened(self._pool, timeout)
+        connection = self._source.open(timeout)
         if self._has_lost_one:
             self._has_lost_one = False
             self._reconnected()
@@ -258,8 +258,7 @@ class Wire:
         if is_elsewhere(error):
             for ear in list(self._listening):
                 # Its waiter closes it, and listens to the right server.
-                with suppress(OSError, AttributeError):
-                    ear._sock.shutdown(socket.SHUT_RDWR)  # noqa: SLF001 (to close it here would free its number)
+                shut(ear)
 
     def _close_idle(self, until: float) -> None:
         """Close what has not been used since."""
@@ -281,6 +280,14 @@ class Wire:
             connection.disconnect()
             raise
         return connection
+
+
+class WatchfulWire(Wire):
+    """The same to a server whose place another one may take while it still answers."""
+
+    def _checkout(self, timeout: float) -> tuple[Any, float, float]:
+        self._source.look_again()
+        return super()._checkout(timeout)
 
 
 def _reply(connection: Any, give_up_at: float) -> Any:

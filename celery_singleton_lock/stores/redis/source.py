@@ -1,0 +1,79 @@
+"""Where a connection comes from."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from redis import ConnectionPool
+
+from celery_singleton_lock.stores.redis.master import SentinelMaster
+from celery_singleton_lock.stores.redis.opening import opened, pool_of
+from celery_singleton_lock.stores.redis.sentinel_url import SCHEME
+
+
+class Source(Protocol):
+    """Opens connections to the server that keeps the locks.
+
+    Attributes:
+        address: Where the store is, fit for logs: never with credentials.
+        pool: Class and arguments of the connections.
+        may_move: The server may become another one while it is connected.
+    """
+
+    address: str
+    pool: ConnectionPool
+    may_move: bool
+
+    def open(self, timeout: float) -> Any:
+        """A connection that is ready for a command, within *timeout* seconds.
+
+        Raises:
+            RedisError: There is none in that time.
+        """
+
+    def look_again(self) -> None:
+        """Look in the background whether it is still that server, unless that was done just now."""
+
+    def weigh(self, ttls: Iterable[float]) -> None:
+        """Tell in the log, once, if leases of so many seconds do not outlast what the store may need to come back."""
+
+
+class OneServer:
+    """The server that a URL names.
+
+    Raises:
+        ConfigurationError: The URL or an option is not one that redis-py knows.
+    """
+
+    may_move = False
+
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+        scheme, _, rest = url.partition("://")
+        self.address = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
+        self.pool = pool_of(url, options, self.address)
+
+    def open(self, timeout: float) -> Any:
+        """Connect to it."""
+        return opened(self.pool, timeout)
+
+    def look_again(self) -> None:
+        """It is where it is."""
+
+    def weigh(self, ttls: Iterable[float]) -> None:
+        """Nothing is known of how long it may be away."""
+
+
+def source_of(url: str, options: Mapping[str, Any], leave: Callable[[], None], renew: Callable[[], None]) -> Source:
+    """The source that *url* names.
+
+    Arguments:
+        url: As `RedisStore` takes it.
+        options: As `RedisStore` takes them.
+        leave: Closes what is connected and idle, when another server is the right one from now on.
+        renew: Has all leases renewed there.
+
+    Raises:
+        ConfigurationError: The URL or an option cannot be used.
+    """
+    if url.startswith(SCHEME):
+        return SentinelMaster(url, options, leave, renew)
+    return OneServer(url, options)

@@ -1,0 +1,163 @@
+"""Real deployments with Sentinel on the loopback: a master, its replicas and three sentinels, up within seconds."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from celery_singleton_lock.stores.base import clock
+from tests.proxy import Proxy
+from tests.servers import Server
+from tests.waiting import until
+
+NAME = "locks"
+SENTINELS = 3
+DOWN_AFTER = 1.0
+# In milliseconds, as it is by default. A tenth and less of it while they find one another, and never in a failover:
+# then those who have not heard of a promotion would undo it.
+_PERIODS = {"INFO-PERIOD": 10000, "PUBLISH-PERIOD": 2000, "PING-PERIOD": 1000, "ASK-PERIOD": 1000}
+_HURRY = dict.fromkeys(_PERIODS, 100)
+
+
+class Sentinel(Server):
+    """One sentinel process; what it has to know it is told once it runs."""
+
+    def __init__(self, kind: str, *arguments: str) -> None:
+        super().__init__(kind)
+        # It keeps there what it learns.
+        settings = Path(self.directory) / "sentinel.conf"
+        settings.write_text("".join(f"{line}\n" for line in (f"dir {self.directory}", *arguments)))
+        program, *_ = self._command
+        self._command = [program, str(settings), "--sentinel", "--port", str(self.port), "--bind", "127.0.0.1"]
+
+    def ask(self, *words: Any) -> Any:
+        with self.client() as client:
+            return client.execute_command("SENTINEL", *words)
+
+    def work_every(self, periods: dict[str, int]) -> None:
+        self.ask("DEBUG", *(word for pair in periods.items() for word in pair))
+
+    def watch(self, name: str, port: int, down_after: float, quorum: int = 2) -> None:
+        """Watch the master at *port* from now on, under that name."""
+        self.ask("MONITOR", name, "127.0.0.1", port, quorum)
+        options = {"down-after-milliseconds": round(1000 * down_after), "failover-timeout": 3000}
+        for option, value in options.items():
+            self.ask("SET", name, option, value)
+
+
+class Deployment:
+    """A master, two replicas, and sentinels that know one another.
+
+    Arguments:
+        kind: Of which server.
+        arguments: What each server is started with.
+        behind: Where replicas and sentinels reach the master, if not at its own port.
+    """
+
+    def __init__(self, kind: str, *arguments: str, behind: type[Proxy] | None = None) -> None:
+        self.kind = kind
+        self._arguments = ("--repl-diskless-sync-delay", "0", *arguments)
+        self._behind = behind
+        self.front: Proxy | None = None
+        self._cleanup = ExitStack()
+        self.servers: list[Server] = []
+        self.sentinels: list[Sentinel] = []
+
+    @property
+    def hosts(self) -> list[str]:
+        return [f"127.0.0.1:{sentinel.port}" for sentinel in self.sentinels]
+
+    @property
+    def url(self) -> str:
+        return ";".join(f"sentinel://{host}" for host in self.hosts) + f"/0?master_name={NAME}"
+
+    def start(self) -> None:
+        self.servers = [self._started(Server(self.kind, *self._arguments))]
+        port = self.servers[0].port
+        if self._behind is not None:
+            self.front = self._cleanup.enter_context(self._behind(port))
+            port = self.front.port
+        for _ in range(2):
+            replica = Server(self.kind, *self._arguments, "--replicaof", "127.0.0.1", str(port))
+            self.servers.append(self._started(replica))
+        self.sentinels = [Sentinel(self.kind) for _ in range(SENTINELS)]
+        for sentinel in self.sentinels:
+            self._started(sentinel)
+            sentinel.work_every(_HURRY)
+            sentinel.watch(NAME, port, DOWN_AFTER)
+        until(self._is_complete, "the sentinels know one another, and all replicas are up to date")
+        for sentinel in self.sentinels:
+            sentinel.work_every(_PERIODS)
+
+    def close(self) -> None:
+        for server in (*self.servers, *self.sentinels):
+            with suppress(AssertionError, ProcessLookupError):
+                os.kill(server.pid, signal.SIGCONT)
+        self._cleanup.close()
+
+    def told(self, sentinel: Sentinel) -> dict[str, str]:
+        """What a sentinel says of the master."""
+        fields = sentinel.ask("MASTER", NAME)
+        return fields if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
+
+    @property
+    def master(self) -> Server:
+        """As most sentinels say."""
+        ports = sorted(int(self.told(sentinel)["port"]) for sentinel in self.sentinels)
+        return next(server for server in self.servers if server.port == ports[len(ports) // 2])
+
+    def fail_over(self) -> None:
+        """As an operator does it, with all servers alive."""
+        before = self.master
+        until(self._begins_to_fail_over, "a sentinel finds a replica to promote")
+        self.wait_for_another(before)
+
+    def wait_for_another(self, before: Server) -> float:
+        """Until all sentinels name another master; the seconds that it took."""
+        began = clock()
+        until(
+            lambda: all(int(self.told(sentinel)["port"]) != before.port for sentinel in self.sentinels),
+            "there is another master",
+        )
+        return clock() - began
+
+    def _begins_to_fail_over(self) -> bool:
+        try:
+            return bool(self.sentinels[0].ask("FAILOVER", NAME))
+        except redis.ResponseError as error:
+            return "INPROG" in str(error)
+
+    def _started(self, server: Server) -> Server:
+        self._cleanup.callback(server.close)
+        server.start()
+        return server
+
+    def _is_complete(self) -> bool:
+        wanted = {
+            "num-other-sentinels": str(SENTINELS - 1),
+            "num-slaves": str(len(self.servers) - 1),
+            "flags": "master",
+        }
+        told = [self.told(sentinel) for sentinel in self.sentinels]
+        agreed = all(str(one[field]) == value for one in told for field, value in wanted.items())
+        return agreed and all(map(_is_up_to_date, self.servers[1:]))
+
+
+def _is_up_to_date(replica: Server) -> bool:
+    with replica.client() as client:
+        return bool(client.info("replication")["master_link_status"] == "up")
+
+
+@contextmanager
+def deployed(kind: str, *arguments: str, behind: type[Proxy] | None = None) -> Iterator[Deployment]:
+    """A deployment of its own for a test that breaks it."""
+    deployment = Deployment(kind, *arguments, behind=behind)
+    try:
+        deployment.start()
+        yield deployment
+    finally:
+        deployment.close()

@@ -1,0 +1,92 @@
+"""A real worker whose broker and result backend are Sentinel's, through a failover."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+
+from celery_singleton_lock import CallRevoked
+from tests.gates import open_gate
+from tests.recorder import Recorder
+from tests.sentinels import Deployment
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import workers
+
+APP = "tests.topologies.app"
+PATIENCE = 60
+
+
+@pytest.fixture
+def url(shaken: Deployment) -> str:
+    """As Celery reads it: each part with its scheme, the name of the master elsewhere."""
+    return ";".join(f"sentinel://{host}" for host in shaken.hosts)
+
+
+@pytest.fixture
+def record(valkey: Server) -> str:
+    return valkey.url.removesuffix("/0") + "/3"
+
+
+@pytest.fixture
+def recorder(record: str) -> Iterator[Recorder]:
+    recorder = Recorder(record)
+    yield recorder
+    recorder.close()
+
+
+@pytest.fixture
+def tasks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The tasks as a publisher sees them."""
+    from tests.topologies import app as module
+
+    module.app.conf.update(broker_url=url, result_backend=url)
+    yield module
+    module.app.close()
+    gc.collect()
+
+
+def wait_for(result: Any) -> None:
+    """Until it is stored; a message that tells of it may be lost with the connection that Celery listens on."""
+
+    def is_stored() -> bool:
+        with suppress(redis.ConnectionError, redis.TimeoutError):
+            return bool(result.ready())
+        return False
+
+    until(is_stored, f"{result.id} has a result", timeout=PATIENCE)
+
+
+# What redis-py and Celery leave of a connection that the master has closed is theirs.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
+    shaken: Deployment, url: str, record: str, recorder: Recorder, tasks: Any
+) -> None:
+    with workers(APP, {"TEST_SENTINELS": url, "TEST_RECORD": record}) as (worker,):
+        first = tasks.import_catalogue.delay(7)
+        until(lambda: recorder.events("enter"), "the first call runs")
+        with shaken.master.client() as client:
+            until(lambda: client.wait(2, 100) == 2, "both replicas have its lease")
+        dead = shaken.master
+        dead.stop()
+        shaken.wait_for_another(dead)
+
+        second = tasks.import_catalogue.delay(7)
+        wait_for(second)
+        with pytest.raises(CallRevoked) as revoked:
+            second.get(timeout=PATIENCE)
+        assert revoked.value.holder_task_id == first.id
+        open_gate(recorder, f"end of {first.id}")
+        wait_for(first)
+        assert first.get(timeout=PATIENCE) == "imported"
+
+        third = tasks.import_catalogue.delay(7)
+        open_gate(recorder, f"end of {third.id}")
+        wait_for(third)
+        assert third.get(timeout=PATIENCE) == "imported"
+        assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
+        assert "lock.lost" not in worker.log()
+        assert "lock.moved" in worker.log()
