@@ -6,10 +6,12 @@ import statistics
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import celery_singleton_lock
+from celery_singleton_lock import testing
 
 PACKAGE = Path(celery_singleton_lock.__file__).parent
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
@@ -26,6 +28,8 @@ STOREYS = (
     {"admission", "publish", "start"},
     {"task"},
     {"request", "lost_connection", "handlers", "beat", "lock", "__init__"},
+    # For the tests of users.
+    {"testing"},
 )
 """From the ground to the roof; each may know those below it, and its neighbours."""
 
@@ -181,9 +185,19 @@ def test_errors_know_nobody() -> None:
 
 
 def test_the_roof_is_known_to_nobody_below_it() -> None:
-    known = {imported for importer, imported in arrows() if height(importer) < len(STOREYS) - 1}
+    known = {imported for importer, imported in arrows() if height(importer) < len(STOREYS) - 2}
 
-    assert {room(name) for name in known} & STOREYS[-1] == set()
+    assert {room(name) for name in known} & STOREYS[-2] == set()
+
+
+def test_nothing_of_the_library_knows_the_kit_for_tests() -> None:
+    assert {importer for importer, imported in arrows() if room(imported) == "testing"} <= {
+        name for name in FILES if room(name) == "testing"
+    }
+
+
+def test_the_kit_for_tests_alone_knows_pytest() -> None:
+    assert [name for name, path in FILES.items() if "pytest" in packages(path)] == ["testing/fixtures.py"]
 
 
 @pytest.mark.parametrize("name", BELOW_CELERY)
@@ -263,12 +277,32 @@ def test_a_module_is_named_after_what_it_is_about(name: str) -> None:
 # What is public.
 
 
-@pytest.mark.parametrize("name", celery_singleton_lock.__all__)
-def test_a_public_name_exists_and_explains_itself(name: str) -> None:
-    thing = getattr(celery_singleton_lock, name)
+KIT = ["disabled", "expire", "hold", "memory_store", "recorded", "singleton_locks"]
+"""What the contract has of the kit for tests; the rest are the kinds of what these give."""
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (module, name)
+        for module in (celery_singleton_lock, testing)
+        for name in module.__all__
+        if name != "HELD_BY_TEST"
+    ],
+)
+def test_a_public_name_exists_and_explains_itself(module: ModuleType, name: str) -> None:
+    thing = getattr(module, name)
 
     assert inspect.getdoc(thing)
     assert thing.__doc__, f"{name} has only the docstring it inherits"
+
+
+def test_the_public_names_of_the_kit_are_those_of_the_contract_and_what_they_give() -> None:
+    given = [name for name in testing.__all__ if name[0].isupper()]
+    rooms = {Path(name).stem for name in FILES if room(name) == "testing"}
+
+    assert sorted(testing.__all__) == sorted([*KIT, *given, "singleton_lock_app"])
+    assert set(testing.__all__) == {name for name in vars(testing) if not name.startswith("_")} - {"find_spec"} - rooms
 
 
 def test_the_public_names_are_sorted_and_complete() -> None:

@@ -23,7 +23,9 @@ _REDIS_SCHEMES = {
     "sentinel": "sentinel",
 }
 _LATER_SCHEMES = ("redis+cluster", "rediss+cluster")
-_memory: dict[str, MemoryStore] = {}
+in_memory: dict[str, MemoryStore] = {}
+"""The stores in the memory of this process, by their URL."""
+
 _shared: dict[str, Store] = {}
 
 
@@ -55,7 +57,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
     except ValueError:
         raise unreadable() from None
     if scheme == "memory":
-        return _memory.setdefault(url, MemoryStore())
+        return in_memory.setdefault(url, MemoryStore())
     if scheme in _LATER_SCHEMES:
         raise ConfigurationError(f"singleton_lock_url: {scheme}:// is not available in this version; use redis://")
     if scheme not in _REDIS_SCHEMES:

@@ -6,7 +6,17 @@ from typing import Any, assert_type
 from celery import Celery, Task
 from celery.result import AsyncResult
 
-from celery_singleton_lock import Lease, Lock, LockHeld, LockLost, SingletonOptions, SingletonTask, current_lease
+from celery_singleton_lock import (
+    Holder,
+    Lease,
+    Lock,
+    LockHeld,
+    LockLost,
+    SingletonOptions,
+    SingletonTask,
+    current_lease,
+)
+from celery_singleton_lock.testing import SingletonLocks, disabled, expire, hold, memory_store, recorded
 
 app = Celery("shop")
 
@@ -81,3 +91,14 @@ except LockHeld as error:
 except LockLost as error:
     if error.reason == "replaced":
         assert_type(error.key, str)
+
+
+def test_import(singleton_locks: SingletonLocks) -> None:
+    with memory_store(app) as store, recorded() as record, hold(import_catalogue, 7, full=True) as holder:
+        store.advance(60)
+        expire(Lock("stock").key, app=app)
+        assert_type(holder, Holder)
+        assert_type([conflict.holder for conflict in record.conflicts], list[str | None])
+        assert_type([lost.key for lost in singleton_locks.lost], list[str])
+    with disabled():
+        singleton_locks.advance(1.5)

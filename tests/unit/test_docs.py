@@ -144,13 +144,14 @@ def test_each_page_is_linked_from_the_readme(page: Path) -> None:
     assert f"](docs/{page.name}" in README
 
 
-# Frameworks.
+# Pages whose code is played.
 
 FRAMEWORKS = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+TESTING = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("told", FRAMEWORKS.split("```\n")[:-1])
-def test_code_of_the_page_on_frameworks_is_in_the_file_it_names(told: str) -> None:
+@pytest.mark.parametrize("told", [*FRAMEWORKS.split("```\n")[:-1], *TESTING.split("```\n")[:-1]])
+def test_code_of_a_page_is_in_the_file_it_names(told: str) -> None:
     text, _, snippet = told.partition("```python\n")
     file = re.findall(r"`(tests/[\w/]+\.py)`", text)[-1]
     lines = iter((ROOT / file).read_text(encoding="utf-8").splitlines())

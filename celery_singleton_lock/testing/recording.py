@@ -1,0 +1,162 @@
+"""What the locks of this process did, as plain values."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.errors import LostReason, StoreError
+from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.teller import teller
+from celery_singleton_lock.stores.records import Holder
+
+_BOUND = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    """A body is about to run under a lease, or a `Lock` has one; of a `Lock`, `task` and `task_id` are None."""
+
+    task: str | None
+    task_id: str | None
+    key: str
+    fence: int
+    waited: float
+    took_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conflicted:
+    """A call found its key held by the task id `holder`; `task_id` is None if the call was not published."""
+
+    task: str
+    task_id: str | None
+    key: str
+    holder: str | None
+    outcome: signals.ConflictOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A lease ended while it was wanted; of a `Lock`, `task` and `task_id` are None."""
+
+    task: str | None
+    task_id: str | None
+    key: str
+    reason: LostReason
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """A lease that was held was given back; of a `Lock`, `task` and `task_id` are None."""
+
+    task: str | None
+    task_id: str | None
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """The store gave no answer to a run."""
+
+    task: str
+    task_id: str | None
+    key: str
+    problem: str
+    outcome: signals.UnansweredOutcome
+
+
+class Recorded:
+    """What the signals told in this process, the earliest first; those of another process stay there.
+
+    Attributes:
+        acquired: The leases under which bodies began.
+        conflicts: The calls that found their key held, each with its outcome.
+        released: The leases that were given back.
+        unanswered: The runs to which the store gave no answer.
+    """
+
+    def __init__(self) -> None:
+        self.acquired: list[Acquired] = []
+        self.conflicts: list[Conflicted] = []
+        self.released: list[Released] = []
+        self.unanswered: list[Unanswered] = []
+        self._lost: list[Lost] = []
+
+    @property
+    def lost(self) -> list[Lost]:
+        """The leases that were lost; all of which it is known by now, for that is told by a thread of its own."""
+        let_be_told()
+        return self._lost
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Record what is told inside."""
+        pairs = (
+            (signals.lock_acquired, self._on_acquired),
+            (signals.lock_conflict, self._on_conflict),
+            (signals.lock_lost, self._on_lost),
+            (signals.lock_released, self._on_released),
+            (signals.lock_unanswered, self._on_unanswered),
+        )
+        try:
+            for signal, receiver in pairs:
+                signal.connect(receiver, weak=False)
+            yield
+        finally:
+            let_be_told()
+            for signal, receiver in pairs:
+                signal.disconnect(receiver)
+
+    def _on_acquired(self, sender: Any, lease: Lease, **_: Any) -> None:
+        self.acquired.append(
+            Acquired(_name_of(sender), _task_id_of(lease), lease.key, lease.fence, lease.waited, lease.took_over)
+        )
+
+    def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
+        # A call that is not published has no request; there may be that of the body that makes it.
+        task_id = None if outcome == "unpublished" else sender.request.id
+        self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
+
+    def _on_lost(self, sender: Any, lease: Lease, reason: LostReason, **_: Any) -> None:
+        self._lost.append(Lost(_name_of(sender), _task_id_of(lease), lease.key, reason))
+
+    def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
+        # A body that ends after its loss gives back what may be nobody's yet.
+        if lease.lost_reason in (None, "replaced"):
+            self.released.append(Released(_name_of(sender), _task_id_of(lease), lease.key))
+
+    def _on_unanswered(
+        self, sender: Task, key: str, error: StoreError, outcome: signals.UnansweredOutcome, **_: Any
+    ) -> None:
+        self.unanswered.append(Unanswered(sender.name, sender.request.id, key, error.problem, outcome))
+
+
+@contextmanager
+def recorded() -> Iterator[Recorded]:
+    """Record what all locks of this process do inside: those of any app, in any thread.
+
+    What a worker's pool processes do is told there, so a test with prefork looks at results instead.
+    """
+    record = Recorded()
+    with record.listening():
+        yield record
+
+
+def let_be_told() -> None:
+    """Wait until the losses that are known by now were told; for two seconds, if a receiver takes longer."""
+    told = threading.Event()
+    teller.tell(told.set)
+    told.wait(_BOUND)
+
+
+def _name_of(sender: Any) -> str | None:
+    return sender.name if isinstance(sender, Task) else None
+
+
+def _task_id_of(lease: Lease) -> str | None:
+    return lease.claim.facts.task_id or None

@@ -1,0 +1,147 @@
+"""The tests of a shop, written as its developers would, in a pytest of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+SHOP = HERE / "shop"
+
+
+def played(*arguments: str, cwd: Path = SHOP, **env: str) -> "subprocess.CompletedProcess[str]":
+    # pytest-celery, which these tests use for containers, has other fixtures by the names of Celery's own.
+    command = [sys.executable, "-m", "pytest", "-p", "no:celery", "-p", "no:cacheprovider", *arguments]
+    mine = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    # The shop is not installed, and this library may be installed from elsewhere.
+    mine["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(SHOP)])
+    return subprocess.run(command, cwd=cwd, env={**mine, **env}, capture_output=True, text=True, timeout=300)
+
+
+def passes(*arguments: str, **env: str) -> None:
+    ran = played(*arguments, **env)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_in_eager_mode() -> None:
+    passes("test_eager.py")
+
+
+def test_with_celery_worker() -> None:
+    passes("test_worker.py")
+
+
+def test_with_celery_worker_and_threads() -> None:
+    passes("test_worker.py", "-k", "waits or loses", SHOP_POOL="threads")
+
+
+def test_with_a_worker_of_processes(valkey: Server) -> None:
+    passes("test_prefork.py", SHOP_REDIS=valkey.url)
+
+
+def test_beside_each_other(valkey: Server, tmp_path: Path) -> None:
+    passes("test_beside_each_other.py", "-n2", SHOP_REDIS=valkey.url, SHOP_DESK=str(tmp_path))
+
+
+def test_in_memory_beside_each_other() -> None:
+    passes("test_eager.py", "-n2")
+
+
+def test_while_others_move_the_clock() -> None:
+    passes("test_time.py")
+
+
+def test_by_unittest() -> None:
+    mine = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "unittest", "unittests"]
+    ran = subprocess.run(command, cwd=SHOP, env=mine, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert "Ran 1 test" in ran.stderr
+
+
+def test_celery_worker_with_processes_is_refused_before_it_starts() -> None:
+    ran = played("test_worker.py", "-k", "skipped", SHOP_POOL="prefork")
+
+    assert ran.returncode == 1
+    assert "lock.misconfigured: singleton_lock_url='memory://test-1'" in ran.stdout
+    assert "'prefork'" in ran.stdout
+
+
+def in_a_suite_of_its_own(folder: Path, code: str, conftest: str = "") -> str:
+    (folder / "conftest.py").write_text(f'pytest_plugins = ["celery_singleton_lock.testing"]\n{conftest}')
+    (folder / "test_it.py").write_text(code)
+    return played("-Werror", cwd=folder).stdout
+
+
+LEAVES = """
+from celery_singleton_lock import Lock
+from shop import app
+
+def test_it(singleton_locks):
+    global lease
+    lease = Lock("stock", app=app).acquire()
+
+def test_next(singleton_locks):
+    assert singleton_locks.store.held() == []
+    with Lock("stock", app=app):
+        pass
+"""
+
+
+def test_a_lock_that_is_left_held_fails_its_test_and_no_other(tmp_path: Path) -> None:
+    told = in_a_suite_of_its_own(tmp_path, LEAVES)
+
+    assert "2 passed, 1 error" in told
+    assert "ERROR at teardown of test_it " in told
+    assert "the test has left a lock held: key=singleton:v2:{stock:" in told
+
+
+def test_a_test_without_an_app_is_told_how_to_name_it(tmp_path: Path) -> None:
+    told = in_a_suite_of_its_own(tmp_path, "def test_it(singleton_locks):\n    pass\n")
+
+    assert "define a fixture singleton_lock_app in conftest.py" in told
+
+
+NAMES_IT = """
+import pytest
+
+@pytest.fixture
+def singleton_lock_app():
+    from shop import app
+    return app
+"""
+
+
+def test_the_app_can_be_named(tmp_path: Path) -> None:
+    code = "def test_it(singleton_locks):\n    from shop import sell\n    assert sell() == 'sold'\n"
+
+    assert "1 passed" in in_a_suite_of_its_own(tmp_path, code, NAMES_IT)
+
+
+def test_a_conftest_may_import_the_kit_first(tmp_path: Path) -> None:
+    conftest = "from celery_singleton_lock.testing import hold\n"
+
+    assert "1 passed" in in_a_suite_of_its_own(tmp_path, "def test_it():\n    pass\n", conftest)
+
+
+@pytest.mark.parametrize(
+    "module", ["celery_singleton_lock", "celery_singleton_lock.beat", "celery_singleton_lock.lock"]
+)
+def test_the_library_does_without_the_kit(module: str) -> None:
+    code = f"import sys, {module}; assert not [name for name in sys.modules if name.endswith('.testing')], sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_kit_does_without_pytest() -> None:
+    code = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "import importlib.util as util; find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'pytest' else find(name, *rest)\n"
+        "from celery_singleton_lock.testing import disabled, expire, hold, memory_store, recorded\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
