@@ -795,7 +795,7 @@ MUTANTS = [
     Mutant(
         "who makes way keeps its lease until it has",
         "leases/pulse.py",
-        'if reason != "replaced"',
+        "if reason not in MAKES_WAY",
         "if True",
         ("tests/unit/test_heartbeat.py", "-k", "make_way"),
     ),
@@ -1091,7 +1091,7 @@ MUTANTS = [
     Mutant(
         "a lease that was asked to make way is re-entered",
         "leases/lease.py",
-        'return self.held or (self.lost_reason == "replaced" and',
+        "return self.held or (self.lost_reason in MAKES_WAY and",
         "return self.held and (",
         ("tests/integration/test_lock.py", "-k", "make_way_is_re_entered"),
     ),
@@ -1819,21 +1819,21 @@ MUTANTS = [
     Mutant(
         "a body that has caught LockLost is told",
         "runs/body.py",
-        '    if run.lease.lost and run.lease.lost_reason != "replaced" and not run.is_unlocked:\n',
+        "    if run.lease.lost and run.lease.lost_reason not in MAKES_WAY and not run.is_unlocked:\n",
         "    if False:\n",
         ("tests/integration/test_task.py", "-k", "goes_on_without"),
     ),
     Mutant(
         "a run that makes way has not outlived its lease",
         "runs/body.py",
-        ' and run.lease.lost_reason != "replaced"',
+        " and run.lease.lost_reason not in MAKES_WAY",
         "",
         ("tests/integration/test_task.py", "-k", "makes_way"),
     ),
     Mutant(
         "to make way for a successor is no error",
         "leases/renewal.py",
-        '            if reason == "replaced":\n',
+        "            if reason in MAKES_WAY:\n",
         "            if False:\n",
         ("tests/integration/test_task.py", "-k", "makes_way"),
     ),

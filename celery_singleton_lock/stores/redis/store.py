@@ -36,6 +36,7 @@ from celery_singleton_lock.stores.redis.hash import (
     milliseconds,
     renewals_of,
 )
+from celery_singleton_lock.stores.redis.inventory import RedisInventory
 from celery_singleton_lock.stores.redis.opening import pool_of, unreadable
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
@@ -58,7 +59,7 @@ CLAIM_SLOT = Script("claim_slot")
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
-class RedisStore(Store):
+class RedisStore(RedisInventory, Store):
     """Locks in one Redis or Valkey server.
 
     Arguments:
