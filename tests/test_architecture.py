@@ -25,7 +25,7 @@ STOREYS = (
     {"policies"},
     {"admission", "publish", "start"},
     {"task"},
-    {"request", "lost_connection", "handlers", "beat", "lock", "__init__"},
+    {"request", "lost_connection", "handlers", "beat", "lock", "operations", "__init__"},
 )
 """From the ground to the roof; each may know those below it, and its neighbours."""
 

@@ -7,7 +7,7 @@ import pytest
 
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.inventory import Survey
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import Answer, Turn
 from tests.contract.asking import (
     ENDED,
     KEY,
@@ -173,9 +173,9 @@ class Breaking(Contract):
         assert store.renew([claim("a")], 1.0) == [Answer.BROKEN]
 
     def test_a_successor_that_gives_up_does_not_save_one_that_was_broken(self, store: Store) -> None:
-        store.acquire(claim("a", task_id="a"))
+        store.acquire(claim("a", task_id="a", published=1))
         broken(store)
-        succeed(store, call("r", 1.0), "replace")
+        assert succeed(store, call("r", 1.0), "replace") == (Turn.MINE, None)
 
         store.unmark(KEY, "r")
 
@@ -184,9 +184,8 @@ class Breaking(Contract):
     def hold_and_replace(self, store: Store) -> None:
         """A holder that was told to make way."""
         store.acquire(claim("a", task_id="a", published=1))
-        published = call("r", self.now() * 2 / 1000)
-        succeed(store, published, "replace")
-        succeed(store, again(published), "replace")
+        succeed(store, call("r", 1.0), "replace")
+        succeed(store, again(call("r", 1.0)), "replace")
         assert store.renew([claim("a")], 1.0) == [Answer.REPLACED]
 
     def test_a_cool_down_of_one_that_was_asked_is_none_that_was_asked(self, store: Store) -> None:
