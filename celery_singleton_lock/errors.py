@@ -6,8 +6,10 @@ so it survives pickle and the JSON result backend of Celery.
 
 from typing import Literal
 
-LostReason = Literal["expired", "taken", "unreachable", "replaced"]
+LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 """Why a lease is lost."""
+MAKES_WAY: tuple[LostReason, ...] = ("replaced", "broken")
+"""Of a holder that was asked to end, and keeps its lease until it has."""
 NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""
 
@@ -48,8 +50,8 @@ class LockLost(SingletonLockError):
         key: The lock key.
         reason: `expired` (nobody has it now), `taken` (somebody else has it),
             `unreachable` (Redis did not answer until the deadline), `replaced` (a
-            successor waits for it to be released), `released`, or `forked` (a
-            forked child holds nothing).
+            successor waits for it to be released), `broken` (a person has asked it
+            to end), `released`, or `forked` (a forked child holds nothing).
     """
 
     def __init__(self, key: str, reason: NotHeldReason = "expired") -> None:

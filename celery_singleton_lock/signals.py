@@ -28,7 +28,7 @@ lock_unanswered = Signal(name="lock_unanswered", providing_args={"key", "error",
 `skipped`, `raised`, `rescheduled`, or `unlocked` (the body runs without a lock)."""
 
 lock_lost = Signal(name="lock_lost", providing_args={"lease", "reason"})
-"""The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`)."""
+"""The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`, `broken`)."""
 
 lock_released = Signal(name="lock_released", providing_args={"lease"})
 """The lease was given back: `lease`."""

@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 
 import celery_singleton_lock
+from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.servers import Server
 
 SOURCE = Path(__file__).parent.parent
@@ -174,3 +176,35 @@ def test_a_task_of_the_installed_wheel_holds_its_lock(python: Path, valkey: Serv
     assert told["seen"]["remaining"] > 20
     assert told["seen"]["holders"] == [[told["seen"]["task_id"], True]]
     assert told["left"] == []
+
+
+SHOP = """
+import sys
+
+from celery import Celery
+from celery.bin.base import CeleryOption
+from celery_singleton_lock import SingletonTask
+
+app = Celery("shop", broker="memory://", backend="cache+memory://")
+app.conf.singleton_lock_url = STORE
+app.user_options["preload"].add(CeleryOption(["--site"], help="An option of the user's own."))
+
+
+@app.task(base=SingletonTask, name="shop.sync")
+def sync(x):
+    pass
+"""
+
+
+def test_celery_finds_the_commands_of_the_installed_wheel(python: Path, valkey: Server, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(SHOP.replace("STORE", repr(valkey.url)))
+    celery = (python, "-m", "celery", "-A", "shop", "singleton")
+    store = RedisStore(valkey.url, {})
+    store.acquire(Claim("singleton:v2:{shop.sync:00}", "a", 30.0))
+    store.close()
+
+    listed = run(*celery, "list", "--json", cwd=tmp_path)
+    listed_with_an_option = run(*celery, "--site", "blue", "list", "--json", cwd=tmp_path)
+
+    assert [row["key"] for row in json.loads(listed)] == ["singleton:v2:{shop.sync:00}"]
+    assert [row["key"] for row in json.loads(listed_with_an_option)] == ["singleton:v2:{shop.sync:00}"]

@@ -92,5 +92,5 @@ class Keepalive:
         sent_at = clock()
         answers = store.renew([renewal.claim for renewal in late], _BOUND)
         for renewal, answer in zip(late, answers, strict=True):
-            if answer in (Answer.DONE, Answer.REPLACED):
+            if answer in (Answer.DONE, Answer.REPLACED, Answer.BROKEN):
                 renewal.renewed(sent_at)

@@ -130,6 +130,11 @@ def key_of(prefix: str, name: str, subject: Any) -> str:
     return f"{prefix}:v2:{{{name}:{digest(subject)}}}"
 
 
+def start_of_keys(prefix: str) -> str:
+    """How each lock key of an app begins, up to its name."""
+    return f"{prefix}:v2:{{"
+
+
 def digest(subject: Any) -> str:
     """Thirty-two hexadecimal digits that stand for *subject*.
 

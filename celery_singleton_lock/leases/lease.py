@@ -9,7 +9,14 @@ from datetime import UTC, datetime
 from functools import partial
 from weakref import ref
 
-from celery_singleton_lock.errors import LockLost, LostReason, NotHeldReason, SingletonLockError, StoreError
+from celery_singleton_lock.errors import (
+    MAKES_WAY,
+    LockLost,
+    LostReason,
+    NotHeldReason,
+    SingletonLockError,
+    StoreError,
+)
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import Heartbeat
 from celery_singleton_lock.leases.heartbeat import heartbeat as own_heartbeat
@@ -117,7 +124,7 @@ class Lease:
 
     @property
     def lost_reason(self) -> LostReason | None:
-        """`expired`, `taken`, `unreachable`, `replaced`, or None while it is not lost."""
+        """`expired`, `taken`, `unreachable`, `replaced`, `broken`, or None while it is not lost."""
         return self._renewal.lost_reason
 
     def remaining(self) -> float:
@@ -190,7 +197,7 @@ class Lease:
     @property
     def keeps_others_out(self) -> bool:
         """It is held, or was asked to make way and has not done so."""
-        return self.held or (self.lost_reason == "replaced" and self.unreleased and self._renewal.remaining > 0.0)
+        return self.held or (self.lost_reason in MAKES_WAY and self.unreleased and self._renewal.remaining > 0.0)
 
     @property
     def takes(self) -> int:

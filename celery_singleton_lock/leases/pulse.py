@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from weakref import ref
 
-from celery_singleton_lock.errors import LostReason, StoreError
+from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
 from celery_singleton_lock.leases.one_thread import OneThread
 from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.leases.teller import scribe
@@ -29,6 +29,12 @@ _LINGERS = 5.0
 # Of one beat, if it is the same for all: thousands of lines would keep a process from the next beat.
 _MOST_LINES = 10
 _NEVER = float("inf")
+_REASONS: dict[Answer, LostReason] = {
+    Answer.REPLACED: "replaced",
+    Answer.BROKEN: "broken",
+    Answer.TAKEN: "taken",
+    Answer.GONE: "expired",
+}
 
 
 class Pulse:
@@ -180,7 +186,7 @@ class Pulse:
             lost = {renewal: reason for renewal, reason in lost.items() if ref(renewal) in self._watched}
             for renewal, reason in lost.items():
                 # A holder that is asked to make way keeps its lease until it has.
-                if reason != "replaced":
+                if reason not in MAKES_WAY:
                     del self._watched[ref(renewal)]
         return lost
 
@@ -198,12 +204,11 @@ class Pulse:
             return {}
         lost: dict[Renewal, LostReason] = {}
         for renewal, answer in zip(renewals, answers, strict=True):
-            if answer in (Answer.DONE, Answer.REPLACED):
+            reason = None if answer is Answer.DONE else _REASONS[answer]
+            if reason is None or reason in MAKES_WAY:
                 renewal.renewed(sent_at)
-            if answer is Answer.REPLACED:
-                lost[renewal] = "replaced"
-            elif answer is not Answer.DONE:
-                lost[renewal] = "taken" if answer is Answer.TAKEN else "expired"
+            if reason is not None:
+                lost[renewal] = reason
         return lost
 
     def _try_again(self, renewals: list[Renewal], error: Exception) -> None:

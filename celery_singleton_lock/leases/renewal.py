@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from celery_singleton_lock.errors import LostReason
+from celery_singleton_lock.errors import MAKES_WAY, LostReason
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.teller import scribe
 from celery_singleton_lock.stores.base import Store, clock
@@ -108,9 +108,12 @@ class Renewal:
     def lose(self, reason: LostReason) -> None:
         """Record that it is lost, and tell once."""
         if self.lost_reason is not None:
-            if reason != "replaced":
+            if reason not in MAKES_WAY:
                 # It was asked to make way, and now somebody else may have it.
                 self.deadline = min(self.deadline, clock())
+            elif reason == "broken" and self.lost_reason == "replaced":
+                # It ends for a person now, for its successor is none any more.
+                self.lost_reason = reason
             return
         self.lost_reason = reason
         try:
@@ -118,8 +121,8 @@ class Renewal:
                 self._on_lost()
         finally:
             event = "lock.lost key=%s task_id=%s reason=%s"
-            if reason == "replaced":
-                # As its policy says, so nobody has to get up.
+            if reason in MAKES_WAY:
+                # As its policy says, or somebody who is up, so nobody has to get up.
                 scribe.tell(partial(logger.info, event, self.key, self.task_id, reason))
             else:
                 scribe.tell(partial(logger.error, event, self.key, self.task_id, reason))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import LockLost
+from celery_singleton_lock.errors import MAKES_WAY, LockLost
 from celery_singleton_lock.leases.current import running_under
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.replaced import end_as_replaced, has_made_way
@@ -48,6 +48,6 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
 def _tell_if_outlived(run: Run) -> None:
     """Say that a body has ended well without its lock: it was only to be warned, or has caught the error."""
     # A run that was told to make way keeps its lease until it has ended.
-    if run.lease.lost and run.lease.lost_reason != "replaced" and not run.is_unlocked:
+    if run.lease.lost and run.lease.lost_reason not in MAKES_WAY and not run.is_unlocked:
         event = "lock.outlived key=%s task_id=%s reason=%s: the body has lost its lock and gone on to its end"
         logger.error(event, run.key, run.task_id, run.lease.lost_reason)

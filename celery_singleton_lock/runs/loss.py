@@ -8,7 +8,7 @@ from billiard import current_process
 from celery import Task
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, LockLost
+from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockLost
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import Lease
@@ -46,7 +46,7 @@ def tell_lost(task: Task, options: LockOptions, interrupt: Interrupt, lease: Lea
     """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
     policy, reason = options.on_lost, lease.lost_reason or "expired"
     # A holder that is asked to make way still has its lease, so it may end in peace.
-    if policy == "kill" and reason != "replaced":
+    if policy == "kill" and reason not in MAKES_WAY:
         os.kill(os.getpid(), signal.SIGKILL)
     if policy != "warn":
         interrupt.send(LockLost(lease.key, reason))

@@ -9,7 +9,7 @@ from celery.exceptions import Ignore, TaskRevokedError
 
 from celery_singleton_lock.errors import SingletonLockError
 
-Reason = Literal["skipped", "merged", "replaced", "joined", "unpublished", "unanswered"]
+Reason = Literal["skipped", "merged", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome that the log tells, if there was a conflict."""
 
 
@@ -21,9 +21,9 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
         key: The lock key.
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
         reason: `skipped` (the other one holds the key), `merged` (the other one runs in place of
-            this one), `replaced` (the other one has taken over), `joined` (the other one, which this
-            one had joined, was revoked), `unpublished` (the other one stands for this one), or
-            `unanswered` (Redis gave no answer).
+            this one), `replaced` (the other one has taken over), `broken` (a person has asked this
+            one to end), `joined` (the other one, which this one had joined, was revoked),
+            `unpublished` (the other one stands for this one), or `unanswered` (Redis gave no answer).
     """
 
     # Stored with each result, so it is the name that stays, and not that of this file.

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import LockHeld, LockLost
+from celery_singleton_lock.errors import MAKES_WAY, LockHeld, LockLost
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
@@ -128,8 +128,8 @@ class Run:
 
     @property
     def was_replaced(self) -> bool:
-        """It has been told to make way for its successor."""
-        return self.interrupt.was_sent and self.lease.lost_reason == "replaced"
+        """It has been told to make way, for its successor or by a person."""
+        return self.interrupt.was_sent and self.lease.lost_reason in MAKES_WAY
 
     @property
     def task_id(self) -> str:
@@ -248,7 +248,7 @@ class Run:
             LockLost: It was told to make way, so nothing of it comes after its successor.
         """
         if self.was_replaced:
-            raise LockLost(self.key, "replaced")
+            raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     # What it holds, and leaves behind.
 

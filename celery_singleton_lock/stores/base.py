@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 from urllib.parse import unquote
 
+from celery_singleton_lock.stores.inventory import Inventory
 from celery_singleton_lock.stores.records import (
     Answer,
     Claim,
@@ -106,8 +107,8 @@ class LockStore(ABC):
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Restart the ttl of each claim; one answer each, in order.
 
-        `DONE` only if nobody else can have had the place in between; `REPLACED` is as
-        good, but a successor has asked the holder to make way.
+        `DONE` only if nobody else can have had the place in between; `REPLACED` and `BROKEN`
+        are as good, but a successor, or a person, has asked the holder to make way.
 
         Raises:
             StoreError: No answer within *timeout* seconds. Some may have been renewed.
@@ -272,7 +273,7 @@ class Slots(ABC):
         """
 
 
-class Store(LockStore, QueueMarks, DoneMarkers, Slots):
+class Store(LockStore, QueueMarks, DoneMarkers, Slots, Inventory):
     """All that this library keeps in one place."""
 
     @abstractmethod

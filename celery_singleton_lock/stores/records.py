@@ -225,6 +225,7 @@ class Turn(IntEnum):
 class Answer(IntEnum):
     """What became of a renewal or a release."""
 
+    BROKEN = 4
     MARKED = 3
     REPLACED = 2
     DONE = 1

@@ -69,6 +69,9 @@ class Scripts:
     def unmark(self, task_id: str, words: str = "quiet") -> Any:
         return self._run("unmark", [KEY], [task_id, words])
 
+    def break_lock(self, by: str) -> Any:
+        return self._run("break", [KEY], ["", by, ""])
+
     def look(self) -> Any:
         return self._run("look", [KEY], [])
 
@@ -110,10 +113,12 @@ def test_every_documented_answer_of_renew_is_reached(scripts: Scripts) -> None:
     scripts.acquire("a")
     *answers, now = scripts.renew((KEY, "a"), (KEY, "b"), (OTHER_KEY, "a"))
     scripts.succeed("id-of-b", "replace", asked=1)
-    answer, later = scripts.renew((KEY, "a"))
-    answers += [answer]
+    replaced, _ = scripts.renew((KEY, "a"))
+    scripts.break_lock("alice")
+    broken, later = scripts.renew((KEY, "a"))
+    answers += [replaced, broken]
 
-    assert answers == [1, 0, -1, 2]
+    assert answers == [1, 0, -1, 2, 4]
     assert 0 < now <= later
     assert set(answers) == documented_answers(FILES["renew"])
 

@@ -6,6 +6,7 @@ from importlib import resources
 import pytest
 
 from celery_singleton_lock.stores import redis as redis_store
+from celery_singleton_lock.stores.redis import inventory as inventory_module
 from celery_singleton_lock.stores.redis import store as store_module
 
 SCRIPTS = {
@@ -18,6 +19,8 @@ SCRIPTS = {
     "unmark": store_module.UNMARK,
     "mark_done": store_module.MARK_DONE,
     "claim_slot": store_module.CLAIM_SLOT,
+    "survey": inventory_module.SURVEY,
+    "break": inventory_module.BREAK,
 }
 LUA = resources.files(redis_store.__package__).joinpath("lua")
 FILES = {file.name.removesuffix(".lua"): file.read_text() for file in LUA.iterdir() if file.is_file()}

@@ -47,6 +47,7 @@ VERBS: dict[str, Callable[[RedisStore], Any]] = {
     "mark_queued": lambda store: store.mark_queued(KEY, "id-of-a", 60.0, limit=1, quiet=5.0) or "queued",
     "unmark": lambda store: store.unmark(KEY, "id-of-a"),
     "mark_done": lambda store: store.mark_done(MARKER, 0, "stored", 60.0) or "noted",
+    "survey": lambda store: store.survey([KEY]),
 }
 
 

@@ -57,6 +57,20 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.mark_done(later.marker, 1, "stored", 30.0)
     store.claim_slot(f"{KEY}:slots", Slot("entry", 1, 1))
     store.slots(f"{KEY}:slots")
+    store.survey([KEY])
+    store.break_lock(KEY, None, "alice", force=True)
+    store.broken_by(claim)
+
+
+def test_who_lists_locks_needs_one_right_more(server: Server) -> None:
+    claim = Claim(KEY, "a", 30.0, facts=FACTS)
+    with pytest.raises(ConfigurationError, match="'scan'"):
+        list(store_of(server).keys("singleton:"))
+
+    store = store_of(server, "+scan")
+    store.acquire(claim)
+    assert list(store.keys("singleton:")) == [KEY]
+    store.release(claim, 1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -12,6 +12,7 @@ from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.asking import KEY, LATE, claim, granted, refused
 from tests.contract.chapters.acquire import Acquire
+from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
 from tests.contract.chapters.hold import Hold
 from tests.contract.chapters.keys import Keys
@@ -28,7 +29,7 @@ from tests.model.ageing import StandingClock
 from tests.servers import Server
 
 
-class StoreContract(Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots):
+class StoreContract(Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots, Breaking):
     """The tests that a store of locks has to pass."""
 
 

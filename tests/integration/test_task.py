@@ -362,6 +362,34 @@ def test_a_run_that_makes_way_for_its_successor_is_no_error(
     assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
+@pytest.mark.parametrize("on_lost", ["abort", "warn"])
+def test_a_run_that_is_broken_is_no_error_and_who_asked_is_told(
+    app: Celery, server: Server, caplog: pytest.LogCaptureFixture, on_lost: str
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+
+    @app.task(base=SingletonTask, bind=True, lock_ttl=1, lock_on_lost=on_lost)
+    def body(self: Any) -> str:
+        self.lock.store.break_lock(self.lock.key, None, "alice@ops-1", force=False)
+        until(lambda: self.lock.lost, "it is told")
+        time.sleep(5 if on_lost == "abort" else 0)
+        return "ran"
+
+    ended = body.apply(throw=False)
+
+    assert ended.state == ("REVOKED" if on_lost == "abort" else "SUCCESS")
+    if on_lost == "abort":
+        assert (str(ended.result), ended.result.reason) == (
+            f"lock key={body.lock_key_for()}: broken by alice@ops-1",
+            "broken",
+        )
+    lost = f"lock.lost key={body.lock_key_for()} task_id="
+    until(lambda: lost in caplog.text, "the log tells")
+    assert [record.levelname for record in caplog.records if record.getMessage().endswith("reason=broken")] == ["INFO"]
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+    assert body.lock_holders() == []
+
+
 def test_a_lease_that_is_lost_while_a_retry_is_published_loses_no_retry(app: Celery, server: Server) -> None:
     class LosesItsLease(SingletonTask):
         abstract = True

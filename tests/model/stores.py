@@ -3,6 +3,7 @@
 from typing import Any
 
 from celery_singleton_lock.stores.base import RELEASE_BOUND
+from celery_singleton_lock.stores.inventory import Asked, Survey
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant, Holder
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -54,6 +55,12 @@ class Model(MemoryStore):
             self._delete_if_idle(claim.key)
         return answer
 
+    def break_lock(self, key: str, token: str | None, by: str, *, force: bool) -> Asked:
+        asked = super().break_lock(key, token, by, force=force)
+        # By a token that nobody has, so those are woken whose turn has come.
+        self.release(Claim(key, "~", 0.0), None)
+        return asked
+
     def expires_in(self, key: str) -> float | None:
         """Seconds until the lock is gone, or None if there is none."""
         lock = self._lock(key)
@@ -92,6 +99,7 @@ class Real:
         self.clock = StandingClock(self.client)
         self.renew, self.release, self.mark_done = self.store.renew, self.store.release, self.store.mark_done
         self.mark_queued, self.unmark = self.store.mark_queued, self.store.unmark
+        self.survey, self.break_lock = self.store.survey, self.store.break_lock
         self.waiters: dict[str, RedisWaiter] = {}
         self.fences: dict[str, int] = {}
 
@@ -160,6 +168,15 @@ def same(answer: Any, expected: Any) -> bool:
 
 def told(grant: Grant) -> tuple[Any, ...]:
     return grant.place, grant.took_over, grant.arguments
+
+
+def seen(survey: Survey) -> tuple[Any, ...]:
+    marks = [(mark.state, mark.task_id, mark.task_name) for mark in survey.marks]
+    return survey.waiters, sorted(holder.token for holder in survey.holders), marks
+
+
+def asked(answer: Asked) -> tuple[Any, ...]:
+    return sorted(holder.token for holder in answer.holders), answer.dropped
 
 
 def refused(conflict: Conflict) -> tuple[Any, ...]:

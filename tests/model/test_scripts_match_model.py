@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from celery_singleton_lock.stores.memory.lock import PATIENCE
 from celery_singleton_lock.stores.records import Claim, Ending, Facts, Grant, Succession
-from tests.model.stores import NOISE, Model, Real, same
+from tests.model.stores import NOISE, Model, Real, asked, same, seen
 from tests.servers import SERVERS, running
 
 KEYS = ("singleton:v2:{first:0}", "singleton:v2:{second:0}")
@@ -211,6 +211,21 @@ class Scripts(RuleBasedStateMachine):
     def unmarks(self, key: str, task_id: str, words: dict[str, bool]) -> None:
         self.everywhere(lambda store: store.unmark(key, task_id, **words))
 
+    @precondition(lambda self: self.involved())
+    @rule(key=st.sampled_from(KEYS), who=WHO, is_one=MOSTLY, force=st.booleans())
+    def is_broken(self, key: str, who: int, is_one: bool, force: bool) -> None:
+        token = None
+        if is_one:
+            claim = self.one_of_those_involved(who).claim
+            key, token = claim.key, claim.token
+        self.everywhere(lambda store: asked(store.break_lock(key, token, "alice", force=force)))
+        for token in self.model.woken:
+            assert not self.in_time or all(real.was_woken(token) for real in self.reals), f"{token} was not woken"
+
+    @rule(key=st.sampled_from(KEYS))
+    def is_looked_at(self, key: str) -> None:
+        self.everywhere(lambda store: seen(store.survey([key])[0]))
+
     @rule(
         key=st.sampled_from(KEYS),
         task_id=st.sampled_from(TASK_IDS),
@@ -250,6 +265,8 @@ class Scripts(RuleBasedStateMachine):
 
     def asks(self, contender: Contender, heard: bool, ask: Callable[[Any, Claim], Any], flags: dict[str, Any]) -> None:
         claim = replace(contender.claim, **flags)
+        # What has no task id has come by no message.
+        claim.may_be_copy = claim.may_be_copy and bool(claim.facts.task_id)
         living, free = self.model.living_turns(claim.key), claim.limit - len(self.model.holders(claim.key))
         has_a_place = claim.token in self.model.tokens(claim.key, of_turns=False)
         answers = self.everywhere(lambda store: ask(store, self.told(store, claim)))

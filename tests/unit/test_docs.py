@@ -1,20 +1,27 @@
 """The docs name what there is: files, tests, options, outcomes, every pair of mode and policy."""
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from inspect import getdoc
 from itertools import product
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from celery_singleton_lock import LockHeld, SingletonTask, options
+from celery_singleton_lock.operations.breaking import Broken
+from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.operations.ending import Call
+from celery_singleton_lock.operations.inventory import Row, lock_as_json
+from celery_singleton_lock.operations.words import HEAD
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.runs.revoked import Reason
 from celery_singleton_lock.signals import ConflictOutcome
+from celery_singleton_lock.stores.inventory import MarkState, Survey
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -157,6 +164,42 @@ def test_code_of_a_page_is_in_the_file_it_names(told: str) -> None:
     lines = iter((ROOT / file).read_text(encoding="utf-8").splitlines())
 
     assert [line for line in snippet.splitlines() if line and line not in lines] == []
+
+
+# The page for who operates it.
+
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(singleton.commands))
+def test_every_command_and_its_options_are_told(name: str) -> None:
+    options = [each.opts for each in singleton.commands[name].params if each.opts[0].startswith("-")]
+
+    assert f"celery -A proj singleton {name} " in OPERATIONS
+    assert [names for names in options if not any(re.search(rf"[` ]{name}\b", OPERATIONS) for name in names)] == []
+
+
+def test_every_state_of_a_row_is_told() -> None:
+    states = [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index("| state |") :].partition("\n\n")[0])]
+
+    assert ["held", *get_args(MarkState)] == states
+
+
+def test_the_output_that_is_shown_has_the_form_of_today() -> None:
+    head = "  ".join(HEAD).split()
+    shown = re.search(r"^\[.*\]$", OPERATIONS, re.MULTILINE)
+    empty = Row("singleton:v2:{a:00}", "held", 0, 0.0)
+
+    assert [line.split() for line in OPERATIONS.splitlines() if line.startswith("LOCK ")] == [head, head]
+    assert shown is not None
+    assert [*json.loads(shown[0])[0]] == [*empty.as_json()]
+    assert _said(lock_as_json(Survey("k", 0, None, (), (), 0), None)) in OPERATIONS
+    assert _said(Call("id", None).as_json()) in OPERATIONS
+    assert _said(Broken("k", [], []).as_json()) in OPERATIONS
+
+
+def _said(facts: dict[str, Any]) -> str:
+    return "{" + ", ".join(f'"{name}"' for name in facts) + "}"
 
 
 # CONTRIBUTING.

@@ -734,18 +734,33 @@ def test_very_many_leases_are_renewed_in_a_few_beats(heart: Heartbeat, store: St
         heart.forget(lease._renewal)
 
 
+@pytest.mark.parametrize(("answer", "reason"), [(Answer.REPLACED, "replaced"), (Answer.BROKEN, "broken")])
 def test_a_lease_that_has_to_make_way_is_told_once_and_renewed_until_it_is_released(
+    heart: Heartbeat, store: Store, told: Told, answer: Answer, reason: str
+) -> None:
+    store.on_renew = lambda token: answer
+    lease = acquired(store, ttl=0.3, on_lost=told)
+    until(lambda: len(store.renewals_of(lease)) > 3, "it is renewed again and again")
+
+    assert (told.leases, lease.lost_reason) == ([lease], reason)
+    with pytest.raises(LockLost, match=reason):
+        lease.check()
+    assert lease.release() is Answer.DONE
+    assert lease._renewal not in heart.watched()
+
+
+def test_a_lease_that_makes_way_and_then_is_broken_ends_for_that_and_is_told_once(
     heart: Heartbeat, store: Store, told: Told
 ) -> None:
     store.on_renew = lambda token: Answer.REPLACED
     lease = acquired(store, ttl=0.3, on_lost=told)
-    until(lambda: len(store.renewals_of(lease)) > 3, "it is renewed again and again")
+    until(lambda: lease.lost_reason == "replaced", "it makes way")
 
-    assert (told.leases, lease.lost_reason) == ([lease], "replaced")
-    with pytest.raises(LockLost, match="replaced"):
-        lease.check()
-    assert lease.release() is Answer.DONE
-    assert lease._renewal not in heart.watched()
+    store.on_renew = lambda token: Answer.BROKEN
+
+    until(lambda: lease.lost_reason == "broken", "it is broken")
+    assert told.leases == [lease]
+    assert lease.keeps_others_out
 
 
 def test_a_callback_may_release_the_lease_it_hears_of(heart: Heartbeat, store: Store) -> None:

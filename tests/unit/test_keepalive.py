@@ -3,6 +3,8 @@
 import time
 from collections.abc import Sequence
 
+import pytest
+
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.stores.base import clock
@@ -14,9 +16,10 @@ from tests.waiting import until
 class InNeed(MemoryStore):
     """A store that holds every claim, and says that it is about to end."""
 
-    def __init__(self, silent: bool = False) -> None:
+    def __init__(self, silent: bool = False, answer: Answer = Answer.DONE) -> None:
         super().__init__()
         self.silent = silent
+        self.answer = answer
         self.renewed: list[str] = []
 
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
@@ -28,7 +31,7 @@ class InNeed(MemoryStore):
         if self.silent:
             time.sleep(timeout)
         self.renewed += [claim.key for claim in claims]
-        return [Answer.DONE for _ in claims]
+        return [self.answer for _ in claims]
 
 
 def test_a_short_lease_after_a_long_one_is_seen_in_time() -> None:
@@ -58,3 +61,16 @@ def test_a_store_that_does_not_answer_holds_up_no_other() -> None:
     late.clear()
 
     assert clock() - began < 1.9
+
+
+@pytest.mark.parametrize("answer", [Answer.DONE, Answer.REPLACED, Answer.BROKEN])
+def test_who_is_asked_to_make_way_is_kept_alive_until_it_hears_of_it(answer: Answer) -> None:
+    store = InNeed(answer=answer)
+    late = [Renewal(store, Claim("k", "t", 1.0))]
+    (renewal,) = late
+
+    Keepalive(lambda: late).start(store, 1.0)
+    until(lambda: renewal.remaining > 0, "it lasts", timeout=5)
+    late.clear()
+
+    assert renewal.lost_reason is None

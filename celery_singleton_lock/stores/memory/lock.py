@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from celery_singleton_lock.stores.records import Claim, Needed, Succession
+from celery_singleton_lock.stores.records import Answer, Claim, Needed, Succession
 
 PATIENCE = 30.0
 
@@ -22,6 +22,7 @@ class Place:
     has_heard: bool = False
     copy_has_come: bool = False
     merged: str = ""
+    broken_by: str = ""
 
 
 @dataclass
@@ -116,10 +117,13 @@ class Lock:
         """Places that a holder has."""
         return [place for place in self.alive(now) if not place.on_hold]
 
-    def renew(self, place: Place, ttl: float, now: float) -> None:
+    def renew(self, place: Place, ttl: float, now: float) -> Answer:
         """Let it last for a ttl from now; its holder hears whether it has to make way."""
         place.deadline, place.has_heard = now + ttl, place.makes_way
         self.stay_until(now + 2 * ttl)
+        if place.broken_by:
+            return Answer.BROKEN
+        return Answer.REPLACED if place.makes_way else Answer.DONE
 
     def turns_before(self, token: str, now: float) -> Iterator[Turn]:
         """Living waiters that came before this token, or all if it does not wait; the dead leave."""
@@ -158,6 +162,10 @@ class Lock:
             nobody = replace(place.claim, token=f"~{place.claim.token}")
             self.places[number] = Place(nobody, place.fence, place.since, free_at, on_hold=True)
             self.stay_until(free_at)
+
+    def empty(self, place: Place) -> None:
+        """Nobody has it any more."""
+        self.places = {number: each for number, each in self.places.items() if each is not place}
 
     def is_taken(self, merged: Merged, now: float) -> bool:
         """By a run that still lives, as far as anybody knows."""
@@ -226,9 +234,10 @@ class Lock:
         return ("merged" in why and task_id in self.merged_with) or ("heard" in why and ends_a_holder)
 
     def let_holders_stay(self) -> None:
-        """Those that were asked to make way, and may not have heard of it yet."""
+        """Those that were asked to make way, and may not have heard of it yet; not those that a person has asked."""
         for place in self.places.values():
-            place.makes_way = place.has_heard = False
+            if not place.broken_by:
+                place.makes_way = place.has_heard = False
 
     def ask_oldest_to_make_way(self, now: float) -> None:
         """Ask one holder, however often a successor asks for it."""

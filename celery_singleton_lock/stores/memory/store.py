@@ -13,6 +13,7 @@ from celery_singleton_lock.stores.base import RELEASE_BOUND, Store
 from celery_singleton_lock.stores.memory.admission import Admission, in_the_way
 from celery_singleton_lock.stores.memory.clock import SteadyClock
 from celery_singleton_lock.stores.memory.described import described
+from celery_singleton_lock.stores.memory.inventory import MemoryInventory
 from celery_singleton_lock.stores.memory.lock import Lock, Mark, Place, in_force
 from celery_singleton_lock.stores.memory.markers import Markers
 from celery_singleton_lock.stores.memory.succession import rerun, supersede
@@ -36,7 +37,7 @@ from celery_singleton_lock.stores.records import (
 Result = TypeVar("Result")
 
 
-class MemoryStore(Store):
+class MemoryStore(MemoryInventory, Store):
     """Locks of this process only.
 
     Arguments:
@@ -290,9 +291,7 @@ class MemoryStore(Store):
         number = lock.place_of(claim.token)
         if number is None:
             return Answer.TAKEN
-        place = lock.places[number]
-        lock.renew(place, claim.ttl, self._now())
-        return Answer.REPLACED if place.makes_way else Answer.DONE
+        return lock.renew(lock.places[number], claim.ttl, self._now())
 
     def _remaining(self, claim: Claim) -> float | None:
         lock = self._lock(claim.key)

@@ -34,6 +34,7 @@ from celery_singleton_lock.stores.redis.hash import (
     milliseconds,
     renewals_of,
 )
+from celery_singleton_lock.stores.redis.inventory import RedisInventory
 from celery_singleton_lock.stores.redis.source import source_of
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
@@ -56,7 +57,7 @@ CLAIM_SLOT = Script("claim_slot")
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
-class RedisStore(Store):
+class RedisStore(RedisInventory, Store):
     """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
 
     Arguments:

@@ -22,7 +22,7 @@ local answer = redis.call('EXISTS', key) - 1
 
 local function keep_place_until(place, moment)
   -- Held by a token that nobody has, so nobody renews or releases it.
-  redis.call('HDEL', key, token, '!' .. token, place .. ':a', place .. ':c')
+  redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, place .. ':a', place .. ':c')
   redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(moment))
   expire_after(key, moment - now)
 end

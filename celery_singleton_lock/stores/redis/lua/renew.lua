@@ -8,7 +8,8 @@
 -- ARGV[i+1]  token of lease i
 --
 -- Returns  for each lease
---          1 renewed | 2 renewed, and asked to make way | 0 the lock is somebody else's | -1 nobody has it
+--          1 renewed | 2 renewed, and asked to make way | 4 the same, but by a person | 0 the lock is somebody else's |
+--          -1 nobody has it
 --          and then the time of this server, in microseconds
 
 local call = redis.call
@@ -30,7 +31,7 @@ for i, key in ipairs(KEYS) do
     if call('HEXISTS', key, '!' .. ARGV[i + 1]) == 1 then
       call('HSET', key, '!' .. ARGV[i + 1], deadline)
       call('PEXPIRE', key, expiry, 'GT')
-      answers[i] = 2
+      answers[i] = call('HEXISTS', key, 'broken:' .. ARGV[i + 1]) == 1 and 4 or 2
     else
       answers[i] = call('EXISTS', key) - 1
     end

@@ -30,10 +30,10 @@ local function ends_a_holder()
   end
 end
 
--- Those that the successor has asked to make way, and that may not have heard of it yet.
+-- Those that the successor has asked to make way, and that may not have heard of it yet; not those that a person has.
 local function let_holders_stay()
   for _, each in holders() do
-    if each.makes_way then
+    if each.makes_way and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
       redis.call('HDEL', key, '!' .. each.token)
       redis.call('HSET', key, each.token, integer(each.deadline))
     end

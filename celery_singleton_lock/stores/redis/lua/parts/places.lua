@@ -2,6 +2,7 @@
 --   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down
 --   <token>     deadline of that holder; under !<token> once it has been asked to make way, and with a + before it until it
 --               has heard of that, which is when it is renewed
+--   broken:<token>  who has asked that holder to end, if it was a person
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
 --               publication; together no more than 64 bytes, because a longer value doubles what the hash takes
 --   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name
@@ -106,7 +107,7 @@ local function read_places(key, highest, plausible)
 end
 
 local function empty_place(key, place, token)
-  local names = {place, token, '!' .. token}
+  local names = {place, token, '!' .. token, 'broken:' .. token}
   for _, suffix in ipairs(FACTS) do
     names[#names + 1] = place .. suffix
   end

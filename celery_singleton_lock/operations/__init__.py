@@ -1,0 +1,1 @@
+"""For whoever operates it: `celery -A proj singleton`."""

@@ -1,0 +1,186 @@
+"""What is known of the locks of an app, in rows: one for each holder, one for each mark."""
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from celery import Celery
+
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.leases.key import start_of_keys
+from celery_singleton_lock.options import prefix_of
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import Store, lock_name_of
+from celery_singleton_lock.stores.inventory import LeftMark, MarkState, Survey
+from celery_singleton_lock.stores.records import Holder
+
+State = Literal["held", MarkState]
+
+_SURVEYED_AT_ONCE = 100
+_REST_OF_A_KEY = r"[^{}]+:[0-9a-f]{32}\}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A holder, or a mark.
+
+    Attributes:
+        key: The lock key.
+        state: `held`; or, of what holds nothing, `queued`, `next`, or `quiet`, which a cool-down is as well.
+        waiters: How many wait for the key in the pool, or as a `Lock`.
+        expires_in: Seconds until it ends, unless it is renewed.
+        held: For how long it is held.
+        task_name, task_id, hostname, pid, attempt, acquired_at, fence: Of the holder, as far as they are known.
+    """
+
+    key: str
+    state: State
+    waiters: int
+    expires_in: float
+    held: float | None = None
+    task_name: str | None = None
+    task_id: str | None = None
+    hostname: str | None = None
+    pid: int | None = None
+    attempt: int | None = None
+    acquired_at: datetime | None = None
+    fence: int | None = None
+
+    @property
+    def worker(self) -> str:
+        """Hostname and process, as far as they are known."""
+        return ":".join(str(part) for part in (self.hostname, self.pid) if part is not None)
+
+    def as_json(self) -> dict[str, Any]:
+        """In the words of the docs; the token is in no row, because who has it can release."""
+        return {"key": self.key, "state": self.state, **self.facts(), "waiters": self.waiters}
+
+    def facts(self) -> dict[str, Any]:
+        """What is known of the one it is about."""
+        return {
+            "task_name": self.task_name,
+            "task_id": self.task_id,
+            "hostname": self.hostname,
+            "pid": self.pid,
+            "attempt": self.attempt,
+            "acquired_at": self.acquired_at.isoformat() if self.acquired_at else None,
+            "expires_in": round(self.expires_in, 3),
+            "fence": self.fence,
+        }
+
+
+class Locks:
+    """The locks of an app, straight from their store.
+
+    Arguments:
+        app: The app.
+
+    Raises:
+        ConfigurationError: It has no store that can be used.
+    """
+
+    def __init__(self, app: Celery) -> None:
+        self.store: Store = store_of(app)
+        self._start = start_of_keys(prefix_of(app))
+
+    def is_key(self, text: str) -> bool:
+        """It looks like a lock key of this app."""
+        return re.fullmatch(re.escape(self._start) + _REST_OF_A_KEY, text) is not None
+
+    def checked_key(self, text: str) -> str:
+        """*text*, which is a lock key of this app.
+
+        Raises:
+            ConfigurationError: It is none.
+        """
+        if not self.is_key(text):
+            raise ConfigurationError(
+                f"{text!r} is not a lock key of this app: give one key as `list` or the log shows it, "
+                f"{self._start}<lock name>:<digest>}}; a pattern is none"
+            )
+        return text
+
+    def survey(self, key: str) -> Survey:
+        """All that is known of *key*.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+        (survey,) = self.store.survey([key])
+        return survey
+
+    def surveys(self, pattern: str | None = None) -> Iterator[Survey]:
+        """Of each lock whose name matches the glob *pattern*.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+        batch = []
+        for key in self.store.keys(self._start):
+            if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
+                batch.append(key)
+            if len(batch) == _SURVEYED_AT_ONCE:
+                yield from self.store.survey(batch)
+                batch = []
+        yield from self.store.survey(batch)
+
+    def rows(self, pattern: str | None = None) -> list[Row]:
+        """Those of all locks: first the holders, the one that has held longest first, then what holds nothing.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+        return in_order(row for survey in self.surveys(pattern) for row in rows_of(survey))
+
+
+def in_order(rows: Iterator[Row]) -> list[Row]:
+    """First the holders, the one that has held longest first, then what holds nothing."""
+    return sorted(rows, key=lambda row: (row.state != "held", -(row.held or 0.0), row.key))
+
+
+def rows_of(survey: Survey) -> Iterator[Row]:
+    """What is known of a key, in rows."""
+    for holder in survey.holders:
+        yield row_of_holder(survey, holder)
+    for mark in survey.marks:
+        yield _row_of_mark(survey, mark)
+
+
+def row_of_holder(survey: Survey, holder: Holder) -> Row:
+    """A holder; a cool-down is quiet."""
+    return Row(
+        key=survey.key,
+        state="quiet" if holder.is_on_hold else "held",
+        waiters=survey.waiters,
+        expires_in=holder.expires_in,
+        held=max(0.0, survey.at / 1_000_000 - holder.acquired_at.timestamp()),
+        task_name=holder.task_name,
+        task_id=holder.task_id,
+        hostname=holder.hostname,
+        pid=holder.pid,
+        attempt=holder.attempt,
+        acquired_at=holder.acquired_at,
+        fence=holder.fence,
+    )
+
+
+def _row_of_mark(survey: Survey, mark: LeftMark) -> Row:
+    return Row(survey.key, mark.state, survey.waiters, mark.expires_in, task_name=mark.task_name, task_id=mark.task_id)
+
+
+def lock_as_json(survey: Survey, limit: int | None) -> dict[str, Any]:
+    """All about one lock, in the words of the docs."""
+    rows = list(rows_of(survey))
+    return {
+        "key": survey.key,
+        "limit": limit,
+        "fence": survey.fence,
+        "holders": [row.facts() for row in rows if row.state == "held"],
+        "waiters": survey.waiters,
+        "queued": next((row.task_id for row in rows if row.state == "queued"), None),
+        "next": next((row.task_id for row in rows if row.state == "next"), None),
+        "quiet_for": max((round(row.expires_in, 3) for row in rows if row.state == "quiet"), default=None),
+    }

@@ -1,0 +1,61 @@
+-- Ask the holders of a lock to end, and drop what keeps others out while it holds nothing.
+--
+-- A holder hears of it at its next renewal, and releases; `force` does not wait for that. Marks and cool-downs go at
+-- once, for nobody is in them. Whoever waits keeps its turn, and has to be woken by release.lua.
+--
+-- KEYS[1]  lock key
+-- ARGV[1]  token of the one holder it is about; or an empty text for all of them, the cool-downs and the marks
+-- ARGV[2]  who asks
+-- ARGV[3]  `force` frees the places at once, though their holders may go on; or an empty text
+--
+-- Returns  {now, dropped, holders}  which marks were in force; the holders it is about, seven values each
+
+local key, only, by = KEYS[1], ARGV[1], ARGV[2]
+local known = redis.call('HMGET', key, 'places', 'queued', 'joined', 'next', 'quiet')
+local holders, dropped = {}, {}
+
+local function ask_to_end(each)
+  each.makes_way = true
+  set_deadline(key, each, each.deadline)
+  redis.call('HDEL', key, each.token)
+  redis.call('HSET', key, 'broken:' .. each.token, by)
+end
+
+local function drop(word)
+  if dropped[#dropped] ~= word then
+    dropped[#dropped + 1] = word
+  end
+end
+
+-- Does nothing, but a server out of memory refuses HSET where nothing was written before.
+redis.call('HDEL', key, '')
+local cooling = false
+for _, each in ipairs(read_places(key, tonumber(known[1] or 1), math.huge)) do
+  if each.alive and is_on_hold(each.token) and only == '' then
+    empty_place(key, each.place, each.token)
+    cooling = true
+  elseif each.alive and not is_on_hold(each.token) and (only == '' or each.token == only) then
+    holders[#holders + 1] = each
+  end
+end
+local rows = described(key, holders, math.huge)
+for _, each in ipairs(holders) do
+  if ARGV[3] == 'force' then
+    empty_place(key, each.place, each.token)
+  else
+    ask_to_end(each)
+  end
+end
+if only == '' then
+  for i, word in ipairs({'queued', 'queued', 'next', 'quiet'}) do
+    if mark_of(known[i + 1]) then
+      drop(word)
+    end
+  end
+  if cooling then
+    drop('quiet')
+  end
+  redis.call('HDEL', key, 'queued', 'joined', 'next', 'next:by', 'quiet')
+end
+delete_if_idle(key)
+return {now, dropped, rows}

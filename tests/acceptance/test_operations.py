@@ -1,0 +1,549 @@
+"""`celery -A proj singleton`: what an operator sees of locks, and how one is freed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from celery.exceptions import TaskRevokedError
+from click.testing import CliRunner, Result
+
+from celery_singleton_lock import LockLost
+from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.records import Claim, Facts
+from tests.acceptance.conftest import APP
+from tests.recorder import Recorder, overlaps
+from tests.servers import free_port
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+YES, NO, USAGE, AWAY = 0, 1, 2, 69
+PROMPTLY = 10
+TTL = 6
+HEAD = ["LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY"]
+
+Operate = Callable[..., Result]
+
+
+@pytest.fixture
+def operate(tasks: Any) -> Operate:
+    """What the command line does with these arguments."""
+
+    def run(*arguments: str, code: int = YES) -> Result:
+        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(tasks.app, no_color=True, workdir=None))
+        assert done.exit_code == code, (done.output, done.stderr, done.exception)
+        return done
+
+    return run
+
+
+@pytest.fixture
+def store(tasks: Any) -> Store:
+    return store_of(tasks.app)
+
+
+@pytest.fixture
+def worker(env: dict[str, str]) -> Iterator[Worker]:
+    with workers(APP, {**env, "TEST_TTL": str(TTL)}, 1, concurrency=3) as (worker,):
+        yield worker
+
+
+def claim(key: str, task_id: str = "", token: str = "secret", limit: int = 1, **more: Any) -> Claim:
+    return Claim(key, token, 30.0, limit, Facts(task_id, hostname="w1@web", pid=7), **more)
+
+
+def running(recorder: Recorder, number: int = 1) -> None:
+    until(lambda: len(recorder.events("enter")) == number, "they run")
+
+
+# What is listed.
+
+
+def test_an_empty_list_is_an_answer(operate: Operate) -> None:
+    assert operate("list").stdout == ""
+    assert json.loads(operate("list", "--json").stdout) == []
+    assert json.loads(operate("list", "*nothing*", "--json").stdout) == []
+
+
+def test_a_list_tells_of_a_holder_while_all_workers_are_down(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+
+    (row,) = json.loads(operate("list", "--json").stdout)
+
+    acquired_at = datetime.fromisoformat(row.pop("acquired_at"))
+    assert abs((datetime.now(UTC) - acquired_at).total_seconds()) < 10
+    assert acquired_at.tzinfo == UTC
+    assert 20 < row.pop("expires_in") <= 30
+    assert row.pop("fence") == store.holders(key)[0].fence
+    assert row == {
+        "key": key,
+        "state": "held",
+        "task_name": tasks.skipped.name,
+        "task_id": "id-1",
+        "hostname": "w1@web",
+        "pid": 7,
+        "attempt": 0,
+        "waiters": 0,
+    }
+
+
+def test_a_list_for_people_has_its_columns(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+
+    head, line = (re.split(r" {2,}", line) for line in operate("list").stdout.splitlines())
+
+    assert head == HEAD
+    assert (line[:4], line[6:]) == ([tasks.skipped.name, "held", "id-1", "w1@web:7"], ["0", key])
+    assert all(re.fullmatch(r"\d+\.\ds", cell) for cell in line[4:6])
+
+
+def test_who_has_held_longest_comes_first_and_what_holds_nothing_last(
+    tasks: Any, operate: Operate, store: Store
+) -> None:
+    keys = [tasks.skipped.lock_key_for(number) for number in range(3)]
+    store.mark_queued(keys[2], "id-q", 60.0, limit=0, quiet=30.0)
+    for number in (1, 0, 2):
+        store.acquire(claim(keys[number], f"id-{number}"))
+    cooling = tasks.at_most_every_two_seconds.lock_key_for("k")
+    store.acquire(claim(cooling, "id-c", min_hold=20.0))
+    store.release(claim(cooling, "id-c", min_hold=20.0), 1)
+
+    rows = json.loads(operate("list", "--json").stdout)
+
+    assert [row["task_id"] for row in rows][:3] == ["id-1", "id-0", "id-2"]
+    assert sorted((row["state"], row["task_id"]) for row in rows[3:]) == [
+        ("queued", "id-q"),
+        ("quiet", "id-c"),
+        ("quiet", "id-q"),
+    ]
+
+
+@pytest.mark.parametrize("pattern", ["*.skipped", "tests.acceptance.app.skippe[d]"])
+def test_a_pattern_is_about_lock_names(tasks: Any, operate: Operate, store: Store, pattern: str) -> None:
+    for task in (tasks.skipped, tasks.refused):
+        store.acquire(claim(task.lock_key_for("k")))
+
+    rows = json.loads(operate("list", pattern, "--json").stdout)
+
+    assert [row["key"] for row in rows] == [tasks.skipped.lock_key_for("k")]
+
+
+def test_a_name_is_matched_and_shown_as_its_user_wrote_it(operate: Operate, store: Store) -> None:
+    store.acquire(claim("singleton:v2:{a%7Bb%7D:00}"))
+
+    assert operate("list", "a{b}").stdout.splitlines()[1].startswith("a{b} ")
+
+
+def test_a_name_paints_no_terminal(operate: Operate, store: Store) -> None:
+    store.acquire(claim("singleton:v2:{\x1b[31mred:00}", "\x1b]0;title\x07"))
+
+    said = operate("list").stdout
+
+    assert "\\x1b[31mred" in said
+    assert "\x1b" not in said
+
+
+def test_the_token_is_in_no_output(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+    commands = [["list"], ["show", key], ["show", "id-1"], ["break", key, "--dry-run"]]
+    commands.append(["break", key, "--yes", "--wait", "0"])
+
+    said = [operate(*command, *more, code=more_code) for command in commands for more, more_code in each_way(command)]
+
+    assert not any("secret" in done.output + done.stderr for done in said)
+
+
+def each_way(command: list[str]) -> list[tuple[list[str], int]]:
+    code = NO if "--wait" in command else YES
+    return [([], code), (["--json"], code)]
+
+
+# What is shown.
+
+
+def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.three_at_once.lock_key_for("k")
+    for token in "ab":
+        store.acquire(claim(key, f"id-{token}", token, limit=3))
+    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
+    with store.waiter(claim(key, token="w", limit=1)) as waiter:
+        waiter.ask()
+        shown = json.loads(operate("show", key, "--json").stdout)
+        said = operate("show", key).stdout
+
+    assert [holder["task_id"] for holder in shown.pop("holders")] == ["id-a", "id-b"]
+    assert 20 < shown.pop("quiet_for") <= 30
+    fence = max(holder.fence for holder in store.holders(key))
+    assert shown == {"key": key, "limit": 3, "fence": fence, "waiters": 1, "queued": "id-q", "next": None}
+    assert all(word in said for word in (key, "id-a", "id-b", "id-q", "queued", "quiet"))
+
+
+def test_a_lock_is_found_by_its_task_and_the_arguments(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k", seconds=2)
+    store.acquire(claim(key, "id-1"))
+    name = tasks.skipped.name
+
+    for call in (["-a", '["k"]'], ["-k", '{"key": "k"}'], ["-a", '["k"]', "-k", '{"seconds": 5}']):
+        assert json.loads(operate("show", name, *call, "--json").stdout)["key"] == key
+
+
+def test_a_lock_that_nobody_has_is_a_no(tasks: Any, operate: Operate) -> None:
+    key = tasks.skipped.lock_key_for("k")
+
+    assert json.loads(operate("show", key, "--json", code=NO).stdout)["holders"] == []
+    assert "Nobody holds" in operate("show", key, code=NO).stderr
+    operate("show", tasks.skipped.name, "-a", '["k"]', code=NO)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["tests.acceptance.app.skipped", "-a", "[1"], "Invalid value for '-a'"),
+        (["tests.acceptance.app.skipped", "-a", '{"key": 1}'], "Invalid value for '-a'"),
+        (["tests.acceptance.app.skipped", "-k", "[1]"], "Invalid value for '-k'"),
+        (["tests.acceptance.app.skipped"], "cannot be called like this"),
+        (["tests.acceptance.app.skipped", "-a", "[1, 2, 3, 4]"], "cannot be called like this"),
+        (["tests.acceptance.app.skiped", "-a", "[1]"], "no task"),
+        (["tests.acceptance.app.after", "-a", "[1]"], "is no SingletonTask"),
+        (["singleton:v2:{a:0}"], "is not a lock key"),
+        (["other:v2:{tests.acceptance.app.skipped:00000000000000000000000000000000}"], "is not a lock key"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused(operate: Operate, arguments: list[str], says: str) -> None:
+    assert says in operate("show", *arguments, code=USAGE).stderr
+
+
+def test_what_became_of_a_call_is_shown(tasks: Any, operate: Operate, worker: Worker, recorder: Recorder) -> None:
+    holder = tasks.skipped.delay("k", 1)
+    running(recorder)
+    skipped = tasks.skipped.delay("k")
+    with pytest.raises(TaskRevokedError):
+        skipped.get(timeout=PROMPTLY)
+
+    goes_on = json.loads(operate("show", holder.id, "--json").stdout)
+    turned_away = json.loads(operate("show", skipped.id, "--json").stdout)
+    said = operate("show", skipped.id).stdout
+    holder.get(timeout=PROMPTLY)
+    is_over = json.loads(operate("show", holder.id, "--json").stdout)
+
+    key = tasks.skipped.lock_key_for("k")
+    assert [row["key"] for row in goes_on["locks"]] == [key]
+    expected = {"state": "REVOKED", "reason": "skipped", "key": key, "holder_task_id": holder.id, "locks": []}
+    assert turned_away == {"task_id": skipped.id, **expected}
+    assert all(word in said for word in ("REVOKED", "skipped", key, holder.id))
+    assert (is_over["state"], is_over["reason"], is_over["locks"]) == ("SUCCESS", None, [])
+
+
+def test_a_call_of_which_nothing_is_known_is_a_no(operate: Operate) -> None:
+    assert json.loads(operate("show", "no-such-id", "--json", code=NO).stdout)["locks"] == []
+    assert "Nothing is known" in operate("show", "no-such-id", code=NO).stderr
+
+
+def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(tasks: Any, operate: Operate, store: Store) -> None:
+    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
+    tasks.app.conf.result_backend = f"redis://127.0.0.1:{free_port()}/0?health_check_interval=0"
+    tasks.app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
+    tasks.app._local.__dict__.pop("backend", None)
+    tasks.app._backend_cache = None
+    try:
+        done = operate("show", "id-1", "--json")
+    finally:
+        tasks.app.conf.result_backend_transport_options = {}
+        tasks.app._local.__dict__.pop("backend", None)
+        tasks.app._backend_cache = None
+
+    assert [row["task_id"] for row in json.loads(done.stdout)["locks"]] == ["id-1"]
+    assert "cannot be read" in done.stderr
+
+
+# The store is away.
+
+
+@pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["show", "some-id"], ["break", "KEY", "--yes"]])
+def test_a_store_that_is_away_is_told_by_the_exit_code(tasks: Any, operate: Operate, command: list[str]) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    port = free_port()
+    tasks.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{port}/0"
+
+    done = operate(*[key if word == "KEY" else word for word in command], "--json", code=AWAY)
+
+    assert done.stdout == ""
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "pa55" not in done.stderr
+
+
+def test_a_store_that_cannot_be_used_is_told(tasks: Any, operate: Operate) -> None:
+    tasks.app.conf.singleton_lock_url = "ftp://somewhere"
+
+    assert "unknown scheme" in operate("list", code=USAGE).stderr
+
+
+def test_a_store_in_memory_is_told_to_be_of_one_process(tasks: Any, operate: Operate) -> None:
+    tasks.app.conf.singleton_lock_url = "memory://operations"
+
+    assert "memory of one process" in operate("list").stderr
+
+
+# What is broken.
+
+
+def test_a_broken_run_ends_revoked_and_names_who_asked(
+    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    monkeypatch.setattr("socket.gethostname", lambda: "ops-1")
+    task = tasks.by_policy["reschedule"]
+    holder = task.delay("k", 1, 60.0)
+    running(recorder)
+    later = task.delay("k", 2)
+    until(lambda: "outcome=rescheduled" in worker.log(), "the later one has met it")
+
+    broken = json.loads(operate("break", task.lock_key_for("k"), "--yes", "--json").stdout)
+
+    assert broken["seconds"] <= TTL + 1
+    assert broken == {**broken, "asked": [holder.id], "dropped": [], "gone": True, "key": task.lock_key_for("k")}
+    with pytest.raises(TaskRevokedError, match="broken by alice@ops-1") as ended:
+        holder.get(timeout=PROMPTLY)
+    assert (ended.value.reason, ended.value.holder_task_id) == ("broken", None)  # type: ignore[attr-defined]
+    assert later.get(timeout=PROMPTLY) == 2
+    assert overlaps(recorder.events()) == []
+    assert "reason=broken" in worker.log()
+    assert f"lock.broken key={task.lock_key_for('k')} task_id={holder.id} by=alice@ops-1" in worker.log()
+    shown = json.loads(operate("show", holder.id, "--json").stdout)
+    assert (shown["state"], shown["reason"]) == ("REVOKED", "broken")
+
+
+def test_the_body_of_a_broken_run_is_told_why(tasks: Any, operate: Operate, worker: Worker, recorder: Recorder) -> None:
+    holder = tasks.aborted.delay("k", 60.0)
+    running(recorder)
+
+    operate("break", tasks.aborted.lock_key_for("k", 60.0), "--yes")
+
+    with pytest.raises(TaskRevokedError):
+        holder.get(timeout=PROMPTLY)
+    (told,) = recorder.events("told")
+    assert told.facts["reason"] == "broken"
+
+
+def test_a_broken_run_with_automatic_retries_does_not_come_again(
+    tasks: Any, operate: Operate, env: dict[str, str], recorder: Recorder
+) -> None:
+    from tests.acceptance import combined_app as combined
+
+    task = combined.replace_autoretrying
+    with workers("tests.acceptance.combined_app", {**env, "C_FORCE_ROOT": "1"}, 1):
+        holder = task.delay("k", 1, seconds=60)
+        running(recorder)
+        operate("break", task.lock_key_for("k"), "--yes")
+        with pytest.raises(TaskRevokedError, match="broken by"):
+            holder.get(timeout=PROMPTLY)
+        assert task.delay("k", 2).get(timeout=PROMPTLY) == 2
+
+    assert [event.facts["number"] for event in recorder.events("enter")] == [1, 2]
+
+
+def test_a_broken_run_ends_in_peace_though_it_is_to_be_killed_if_its_lease_is_lost(
+    tasks: Any, operate: Operate, env: dict[str, str], recorder: Recorder
+) -> None:
+    from tests.endings import app as endings
+
+    with workers("tests.endings.app", env, 1):
+        holder = endings.killed.delay("k", 60)
+        running(recorder)
+        operate("break", endings.killed.lock_key_for("k", 60), "--yes")
+        with pytest.raises(TaskRevokedError, match="broken by"):
+            holder.get(timeout=PROMPTLY)
+
+
+def test_one_that_waits_in_the_pool_takes_the_turn_of_a_broken_run(
+    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
+) -> None:
+    holder = tasks.waiting.delay("k", 1, 60.0)
+    running(recorder)
+    waits = tasks.waiting.delay("k", 2)
+    until(lambda: "lock.waiting" in worker.log(), "it waits")
+
+    operate("break", tasks.waiting.lock_key_for("k"), "--yes")
+
+    assert waits.get(timeout=PROMPTLY) == 2
+    with pytest.raises(TaskRevokedError):
+        holder.get(timeout=PROMPTLY)
+    assert overlaps(recorder.events()) == []
+
+
+def test_force_frees_at_once_and_says_what_that_risks(
+    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
+) -> None:
+    holder = tasks.aborted.delay("k", 60.0)
+    running(recorder)
+    key = tasks.aborted.lock_key_for("k", 60.0)
+
+    done = operate("break", key, "--force", "--yes", "--json")
+
+    assert json.loads(done.stdout) == {"key": key, "asked": [holder.id], "dropped": [], "gone": True, "seconds": 0.0}
+    assert "goes on, beside the next one" in done.stderr
+    operate("show", key, code=NO)
+    with pytest.raises(LockLost, match="expired"):
+        holder.get(timeout=PROMPTLY)
+
+
+def test_who_is_only_warned_is_not_free_in_time_and_it_is_said_how_to_end_it(
+    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
+) -> None:
+    holder = tasks.warned.delay("k", 60.0)
+    running(recorder)
+
+    done = operate("break", tasks.warned.lock_key_for("k", 60.0), "--yes", "--wait", "0.5", code=NO)
+
+    assert f"control terminate SIGKILL {holder.id}" in done.stderr
+    tasks.app.control.terminate(holder.id, signal="SIGKILL")
+    until(lambda: not tasks.warned.lock_holders("k", 60.0), "it is free")
+
+
+def test_a_break_frees_what_a_purge_has_left(tasks: Any, operate: Operate, env: dict[str, str]) -> None:
+    task = tasks.by_mode["until_executed"]
+    lost = task.delay("k")
+    tasks.app.control.purge()
+    assert task.delay("k").id == lost.id
+    key = task.lock_key_for("k")
+
+    broken = json.loads(operate("break", key, "--yes", "--json").stdout)
+
+    assert broken == {"key": key, "asked": [], "dropped": ["queued"], "gone": True, "seconds": 0.0}
+    operate("show", key, code=NO)
+    again = task.delay("k", 3)
+    assert again.id != lost.id
+    with workers(APP, env, 1):
+        assert again.get(timeout=PROMPTLY) == 3
+
+
+def test_a_break_of_nothing_is_a_no(tasks: Any, operate: Operate) -> None:
+    key = tasks.skipped.lock_key_for("k")
+
+    for more in ([], ["--force"], ["--dry-run"]):
+        assert "Nothing to break" in operate("break", key, "--yes", *more, code=NO).stderr
+
+
+def test_a_dry_run_does_nothing(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
+    before = store.survey([key])[0]
+
+    for more in ([], ["--force"]):
+        plan = json.loads(operate("break", key, "--dry-run", "--json", *more).stdout)
+        expected = {"asked": ["id-1"], "dropped": ["queued", "quiet"], "gone": False, "seconds": 0.0}
+        assert plan == {"key": key, **expected}
+
+    after = store.survey([key])[0]
+    assert [mark.state for mark in after.marks] == [mark.state for mark in before.marks]
+    assert store.broken_by(claim(key)) is None
+
+
+def test_without_a_terminal_nothing_is_done_unless_one_says_yes(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+
+    done = operate("break", key, code=NO)
+
+    assert "--yes" in done.stderr
+    assert store.broken_by(claim(key)) is None
+
+
+ON_A_TERMINAL = """
+import sys
+from celery.bin.base import CLIContext
+from celery_singleton_lock.operations.cli import singleton
+from tests.acceptance.app import app
+singleton(["break", *sys.argv[1:]], obj=CLIContext(app, no_color=True, workdir=None))
+"""
+
+
+class Terminal:
+    """A `break` that asks a person."""
+
+    def __init__(self, env: dict[str, str], *arguments: str) -> None:
+        self._keyboard, inside = os.openpty()
+        command = [sys.executable, "-c", ON_A_TERMINAL, *arguments]
+        streams = {"stdin": inside, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        self._process = subprocess.Popen(command, env={**os.environ, **env}, text=True, **streams)  # type: ignore[call-overload]
+        os.close(inside)
+        self._said = ""
+
+    def is_asked(self) -> None:
+        """The question is there."""
+        while "[y/N]" not in self._said:
+            letter = self._process.stdout.read(1)
+            assert letter, self._said
+            self._said += letter
+
+    def answers(self, text: str) -> tuple[int, str]:
+        """The exit code, and all that was said."""
+        os.write(self._keyboard, text.encode())
+        said, _ = self._process.communicate(timeout=30)
+        os.close(self._keyboard)
+        return self._process.returncode, self._said + said
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y\n", YES), ("n\n", NO), ("\n", NO)])
+def test_a_person_is_asked(tasks: Any, env: dict[str, str], store: Store, answer: str, code: int) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+    terminal = Terminal(env, key, "--force")
+
+    terminal.is_asked()
+    ended, said = terminal.answers(answer)
+
+    assert ended == code
+    assert "To be freed at once: id-1" in said
+    assert (store.holders(key) == []) == (code == YES)
+
+
+def test_who_has_come_while_a_person_was_thinking_is_left_alone(tasks: Any, env: dict[str, str], store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+    terminal = Terminal(env, key)
+    terminal.is_asked()
+    store.release(claim(key, "id-1"), 1)
+    store.acquire(claim(key, "id-2", "another"))
+
+    code, said = terminal.answers("y\n")
+
+    assert code == NO
+    assert "another one now, id-2" in said
+    assert store.broken_by(claim(key, token="another")) is None
+
+
+@pytest.mark.parametrize("key", ["*", "all", "singleton:v2:{*}", "singleton:v2:*", "tests.acceptance.app.skipped", ""])
+def test_there_is_no_break_of_many(tasks: Any, operate: Operate, store: Store, key: str) -> None:
+    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
+
+    assert "is not a lock key" in operate("break", key, "--yes", code=USAGE).stderr
+    assert store.broken_by(claim(tasks.skipped.lock_key_for("k"))) is None
+
+
+def test_one_of_several_holders_is_meant_by_its_name(tasks: Any, operate: Operate, store: Store) -> None:
+    key = tasks.three_at_once.lock_key_for("k")
+    for token in "ab":
+        store.acquire(claim(key, f"id-{token}", token, limit=3))
+    # Not a task's, so it is known by its process.
+    store.acquire(Claim(key, "c", 30.0, 3, Facts(hostname="web", pid=9)))
+
+    for name in ("id-b", "web:9"):
+        plan = json.loads(operate("break", key, "--holder", name, "--dry-run", "--json").stdout)
+        assert plan["asked"] == [name]
+    operate("break", key, "--holder", "id-b", "--yes", "--force")
+
+    assert sorted(holder.token for holder in store.holders(key)) == ["a", "c"]
+    assert "does not hold" in operate("break", key, "--holder", "id-b", "--yes", code=NO).stderr

@@ -1,0 +1,82 @@
+"""A list of locks among very many other keys stops the server for nobody."""
+
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.servers import Server
+
+FOREIGN, LOCKS, WAITERS = 200_000, 2_000, 10_000
+CROWDED = "singleton:v2:{shop.crowded:00}"
+# Milliseconds of the server that one call may take.
+AT_MOST = 0.5
+# A machine that is busy with other things makes a single call longer.
+OF_A_HUNDRED = 1
+SAMPLES = 50
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    with server.client() as client:
+        client.config_set("slowlog-log-slower-than", 0)
+        client.config_set("slowlog-max-len", 1_000_000)
+        yield client
+        client.slowlog_reset()
+        client.config_set("slowlog-log-slower-than", 10_000)
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[RedisStore]:
+    store = RedisStore(server.url, {})
+    yield store
+    store.close()
+
+
+def fill(client: Any, store: RedisStore) -> None:
+    with client.pipeline(transaction=False) as pipeline:
+        for number in range(FOREIGN):
+            pipeline.set(f"celery-task-meta-{number}", "result")
+            if number % 10_000 == 0:
+                pipeline.execute()
+        pipeline.execute()
+    for number in range(LOCKS):
+        store.acquire(Claim(f"singleton:v2:{{shop.{number}:00}}", "a", 600.0, facts=Facts(f"id-{number}")))
+    store.acquire(Claim(CROWDED, "a", 600.0))
+    for number in range(WAITERS):
+        store._take(Claim(CROWDED, f"w{number}", 600.0), waits=True)
+
+
+def test_no_call_of_a_list_stops_the_server(
+    store: RedisStore, client: Any, record_property: Any, server: Server
+) -> None:
+    fill(client, store)
+    client.slowlog_reset()
+
+    surveys = store.survey(list(store.keys("singleton:v2:{")))
+
+    took = Counter[str]()
+    slow = Counter[str]()
+    for entry in client.slowlog_get(1_000_000):
+        name = entry["command"].split()[0]
+        name = name if isinstance(name, str) else name.decode()
+        took[name] += 1
+        slow[name] += entry["duration"] / 1000 > AT_MOST
+    record_property("calls", dict(took))
+    record_property("slow", dict(slow))
+    assert len(surveys) == LOCKS + 1
+    (crowded,) = [survey for survey in surveys if survey.key == CROWDED]
+    assert crowded.waiters == WAITERS
+    assert took["SCAN"] > FOREIGN / 1000
+    assert "KEYS" not in took
+    assert sum(slow.values()) * 100 <= OF_A_HUNDRED * sum(took.values()), (took, slow)
+
+    client.slowlog_reset()
+    for _ in range(SAMPLES):
+        store.survey([CROWDED])
+    scripts = [entry for entry in client.slowlog_get(1_000_000) if entry["command"].startswith(b"EVALSHA")]
+    assert statistics.median(entry["duration"] / 1000 for entry in scripts) <= AT_MOST
