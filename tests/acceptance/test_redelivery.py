@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -292,8 +293,12 @@ def test_in_a_solo_pool_an_acknowledgement_does_not_wait_for_the_bodies_of_other
 ) -> None:
     task = impatient_broker.late if late else impatient_broker.by_policy["skip"]
     with workers(APP, {**env, **SOON}, 1, pool="solo") as (busy,):
-        # Both are due in one round of the event loop, which acknowledges in the next one.
-        results = [task.apply_async((key, 1, seconds), countdown=1.5) for key, seconds in (("k", 0), ("other", 12))]
+        # Both are due in one round of the event loop, one after the other; it acknowledges in the next one.
+        due = datetime.now(UTC) + timedelta(seconds=1.5)
+        results = [
+            task.apply_async((key, 1, seconds), eta=due + timedelta(microseconds=seconds))
+            for key, seconds in (("k", 0), ("other", 12))
+        ]
         until(lambda: busy.log().count("] received") == 2, "both messages are there")
         with workers(APP, {**env, **SOON}, 1, pool="solo"):
             assert [result.get(timeout=30) for result in results] == [1, 1]
