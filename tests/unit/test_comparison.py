@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from benchmarks import comparison
-from benchmarks.candidates import OURS, scale_page
+from benchmarks import comparison, scale_page
+from benchmarks.candidates import OURS
 from benchmarks.libraries import LOCKING
 from benchmarks.report import PUBLISHED_AND_RUN, START, TASK_MEMORY, TASK_TRIPS
 
