@@ -14,7 +14,7 @@ _LOST_WITH_THE_CONNECTION = 60.0
 
 
 class LostConnection(StartStopStep):
-    """A step of the worker's consumer: messages acknowledged just before the connection broke may come again."""
+    """A step of the worker's consumer: running jobs are kept, and messages acknowledged just before may come again."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 

@@ -221,7 +221,7 @@ def _confirm() -> None:
 
 
 def _check_the_same(before: Survey, now: Survey, holder: str | None) -> None:
-    """Whoever has come while the person was thinking is nobody that the person has agreed to."""
+    """A holder that came while the person was thinking is not one that the person has agreed to."""
     known = {each.token for each in meant(before, holder)}
     others = [name_of(now, each) for each in meant(now, holder) if each.token not in known]
     if others:

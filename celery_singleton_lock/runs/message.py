@@ -89,7 +89,7 @@ class Notes:
         died: The process of the run before it has died, and Celery has published the call once more.
         is_bare: It came without notes at first, so other deliveries of it know of no publication.
         continues: The fence of the run that goes on by this call, as a step of what replaces it.
-        task_id: Of the call they were written for: who hands the headers of a run on hands them on as well.
+        task_id: Of the call they were written for, because a body may hand its headers on to another call.
         unanswered: For how long it has tried in vain to ask the store, up to its next delivery, in microseconds.
     """
 
@@ -146,7 +146,7 @@ _TYPES = {field.name: type(field.default) for field in fields(Notes)}
 
 
 def tells_more_than_the_call(headers: Mapping[str, Any] | None) -> bool:
-    """Something else is noted than key and publication, or not even those; all are on each message that is new."""
+    """The notes tell more, or less, than task id, key and publication, which are on each message that is new."""
     written = (headers or {}).get(HEADER)
     return written is None or written.keys() != _OF_THE_CALL
 

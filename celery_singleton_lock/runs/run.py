@@ -287,6 +287,7 @@ class Run:
             headers.pop(message.DELIVERY, None)
         if not self.notes.published or message.tells_more_than_the_call(headers):
             self.notes = self.notes.dated()
+            self.notes.task_id = self.request.id or ""
             if headers:
                 self.request.headers = message.with_notes(headers, self.notes.of_the_call())
 

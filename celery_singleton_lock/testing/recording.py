@@ -9,7 +9,7 @@ from typing import Any
 from celery import Task
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import LostReason, StoreError
+from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.teller import teller
 from celery_singleton_lock.stores.records import Holder
@@ -127,7 +127,7 @@ class Recorded:
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
         # A body that ends after its loss gives back what may be nobody's yet.
-        if lease.lost_reason in (None, "replaced"):
+        if not lease.lost or lease.lost_reason in MAKES_WAY:
             self.released.append(Released(_name_of(sender), _task_id_of(lease), lease.key))
 
     def _on_unanswered(

@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, 
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
 from tests.servers import SERVERS, Server
@@ -313,3 +315,16 @@ def test_what_the_test_holds_is_free_although_it_was_taken_over(app: Celery, tas
             expired = task.lock_holders()
         assert expired == task.lock_holders() == []
         assert task.delay().get() == "ran"
+
+
+@pytest.mark.parametrize(
+    ("reason", "times"), [(None, 1), ("replaced", 1), ("broken", 1), ("expired", 0), ("taken", 0), ("unreachable", 0)]
+)
+def test_a_lease_that_was_kept_to_its_end_was_released(reason: str | None, times: int) -> None:
+    claim = Claim("key", "token", 3.0)
+    lease = SimpleNamespace(lost=reason is not None, lost_reason=reason, key=claim.key, claim=claim)
+
+    with recorded() as record:
+        signals.lock_released.send(sender=None, lease=lease)
+
+    assert len(record.released) == times

@@ -1422,6 +1422,22 @@ def test_it_comes_again_though_its_state_cannot_be_stored(
     assert len(world.sent) == 1
 
 
+def test_a_body_that_came_without_notes_hands_none_on(world_of: Callable[..., World]) -> None:
+    handed_on = {}
+
+    def body(task: Any, number: int = 1) -> None:
+        handed_on.update(task.request.headers)
+
+    world = world_of(body)
+    request = {"id": ME, "task": "task", "retries": 0, **delivered(), "mine": "its own"}
+
+    build_tracer("task", world.task, app=world.task.app)(ME, [1], {}, request)
+
+    assert handed_on["mine"] == "its own"
+    assert Notes.of(handed_on, "another call") == Notes()
+    assert Notes.of(handed_on, ME).published
+
+
 def test_an_item_of_a_map_that_asks_for_a_retry_holds_nothing(world_of: Callable[..., World]) -> None:
     def body(task: Any, number: int = 1) -> None:
         raise task.retry(countdown=1)
@@ -1455,7 +1471,7 @@ def test_a_body_sees_no_header_that_was_not_published(world_of: Callable[..., Wo
         seen.update(task.request.headers)
 
     world = world_of(body)
-    published = {HEADER: {"key": world.key, "published": MINE}, "mine": "its own"}
+    published = {HEADER: {"key": world.key, "published": MINE, "task_id": ME}, "mine": "its own"}
     request = {"id": ME, "task": "task", "retries": 0, **delivered(), **published, DELIVERY: tuple(Delivery("token"))}
 
     build_tracer("task", world.task, app=world.task.app)(ME, [1], {}, request)
