@@ -9,6 +9,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease
+from tests.gates import wait_at
 from tests.recorder import Recorder
 
 if "FAKETIME_TIMESTAMP_FILE" in os.environ:
@@ -30,6 +31,8 @@ app.conf.update(
         "visibility_timeout": float(os.environ.get("TEST_VISIBILITY", "3600")),
         "unacked_restore_interval": 1,
         "unacked_restore_throttle": 1,
+        # A worker that is killed while it looks for them keeps the others from it for so many seconds.
+        "unacked_mutex_expire": 3,
     },
     worker_prefetch_multiplier=1,
     worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", "0")),
@@ -38,13 +41,15 @@ app.conf.update(
 recorder = Recorder(STORE.removesuffix("/0") + "/3")
 
 
-def body(task: Any, key: Any, seconds: float, **facts: Any) -> None:
-    """Be busy for so long, on the record."""
+def body(task: Any, key: Any, seconds: float, gate: str | None = None, **facts: Any) -> None:
+    """Be busy for so long, or until the gate opens, on the record."""
     lease = current_lease()
     facts["fence"] = lease.fence if lease else 0
     facts["took_over"] = lease.took_over if lease else False
     with recorder.body(key, task.request.id, **facts):
         time.sleep(seconds)
+        if gate:
+            wait_at(recorder, gate)
 
 
 @app.task(base=Base, bind=True, lock_key=("key",), lock_on_conflict="reschedule")
@@ -159,8 +164,8 @@ def acked_late(self: Any, key: Any, seconds: float = 0.0) -> str:
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), acks_late=True)
-def handing_on(self: Any, key: Any, seconds: float) -> None:
-    body(self, key, seconds)
+def handing_on(self: Any, key: Any, gate: str) -> None:
+    body(self, key, 0, gate)
     raise self.replace(after.s("handed on"))
 
 
@@ -216,8 +221,10 @@ def task_with(policy: str, name: str = "", **options: Any) -> Any:
         lock_on_conflict=policy,
         **options,
     )
-    def runs(self: Any, key: Any, number: int = 0, seconds: float = 0.0, fails: bool = False) -> int:
-        body(self, key, seconds, number=number)
+    def runs(
+        self: Any, key: Any, number: int = 0, seconds: float = 0.0, fails: bool = False, gate: str | None = None
+    ) -> int:
+        body(self, key, seconds, gate, number=number)
         if fails:
             raise ValueError(number)
         return number
