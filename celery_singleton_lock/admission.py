@@ -131,6 +131,9 @@ def _say_what_is_unusual(run: Run, policy: Policy) -> None:
 def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
     if isinstance(answer, Done) or _is_own(run, answer):
         turn_back(run, answer)
+    if policy.ends_at_once and run.hands_over and run.can_come_again and not answer.first.fence:
+        # Nobody runs yet, and what is next may never come: a later attempt would be lost for nothing.
+        policy = POLICIES["reschedule"]
     return Ended(policy.settle(run, answer))
 
 

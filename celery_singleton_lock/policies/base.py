@@ -25,10 +25,12 @@ class Policy(ABC):
 
     Attributes:
         comes_again: Its runs go back to the broker.
+        ends_at_once: Its runs do not wait.
         kind: By which rule its runs ask to be the successor, if they do.
     """
 
     comes_again = False
+    ends_at_once = False
     kind: Succession | None = None
 
     def arrive(self, run: Run) -> Ended | None:  # noqa: ARG002

@@ -10,6 +10,8 @@ from celery_singleton_lock.stores.records import Conflict, Holder
 class Skip(Policy):
     """`skip`: the run is not done, and says which holder it left the work to."""
 
+    ends_at_once = True
+
     def settle(self, run: Run, conflict: Conflict) -> Any:
         """End with `lock_skip_result`, or as REVOKED."""
         holder = conflict.first
@@ -19,6 +21,8 @@ class Skip(Policy):
 
 class Raise(Policy):
     """`raise`: the run fails."""
+
+    ends_at_once = True
 
     def settle(self, run: Run, conflict: Conflict) -> Any:
         """Fail with `LockHeld`."""

@@ -195,6 +195,9 @@ retrying_by_mode = {
 retrying_unique = retrying_with("retrying-unique", lock_mode="until_and_while_executing")
 retrying_cooling = retrying_with("retrying-cooling", lock_min_hold=5)
 retrying_join = retrying_with("retrying-join", lock_on_conflict="join")
+retrying_or_ending = {
+    policy: retrying_with(f"retrying-{policy}", lock_on_conflict=policy) for policy in ("skip", "raise")
+}
 retrying_replace = retrying_with("retrying-replace", lock_on_conflict="replace")
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.recorder import Event, Recorder, overlaps
@@ -68,3 +70,20 @@ def test_a_retry_does_not_wait_for_the_cool_down_of_its_own_run(tasks: Any, work
     first, second = [event for event in of_key(recorder, "cools") if event.name == "enter"]
     # Its lock_min_hold is five seconds.
     assert 0.9 < second.at - first.at < 3
+
+
+@pytest.mark.parametrize("policy", combined.retrying_or_ending)
+def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
+    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+) -> None:
+    task, key = combined.retrying_or_ending[policy], f"before-{policy}"
+    retried = task.delay(key, 1, countdown=0, gate=key)
+    until(lambda: of_key(recorder, key), "its first attempt runs")
+    store, successor = store_of(combined.app), "a call that comes late"
+    store.succeed(Claim(task.lock_key_for(key), "", 3.0, facts=Facts(successor)), "rerun", "another task", "[]", 60)
+    open_gate(recorder, key)
+    until(lambda: f"task_id={retried.id} holder={successor}" in worker.log(), "the retry has met it")
+    store.unmark(task.lock_key_for(key), successor)
+
+    assert retried.get(timeout=PROMPTLY) == 1
+    assert retried.state == "SUCCESS"

@@ -18,6 +18,8 @@ WORKERS = 2
 LOOPS = ("map", "starmap", "chunks")
 # Of each of them.
 ITEMS = 2
+# What is sent so has no notes of its own.
+WITHOUT_NOTES = ("send_task", "hands on by send_task")
 # Who gives up takes nobody along that it would have run for: those have to be told.
 GIVES_UP_FOR_NOBODY = {"rerun"}
 # Between the record and the store, a moment may pass.
@@ -307,7 +309,10 @@ def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
     """It is a message that has run, with its own arguments, and nothing has cut it short before."""
     call, bodies = known.calls[answer.call], known.of(answer.task_id)
     is_plain = (
-        call.place == "single" and call.route in ("delay", "own id") and call.retries == "none" and not call.other
+        call.place == "single"
+        and call.route in ("delay", "own id", "hands on")
+        and call.retries == "none"
+        and not call.other
     )
     stopped = call.ending in _CUT_SHORT or known.program.tasks[call.task]["autoretry"]
     succeeds = _policies(known, answer) in ({"rerun"}, {"replace"})
@@ -323,7 +328,7 @@ def _ends_early(known: Known, call: Call) -> bool:
 def _published(known: Known, answer: Answer) -> float:
     """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
     call, ids = known.calls[answer.call], known.messages(answer)
-    if call.place in ("middle of a chain", "chord body") or call.route == "send_task":
+    if call.place in ("middle of a chain", "chord body") or call.route in WITHOUT_NOTES:
         # A worker does, once the steps before it have ended; or its message does not tell, so it counts when it comes.
         return min(known.began.get(answer.task_id, [answer.sent]))
     entered = [body.entered for body in known.bodies if body.task_id in ids]
@@ -458,7 +463,12 @@ def _was_kept_out_by_a_lock(known: Known, answer: Answer) -> bool:
 
 
 def waits_for_celery(known: Known, answer: Answer) -> bool:
-    """Celery itself ends nothing that raises Ignore or Reject; and who joins that has nothing to join."""
+    """Celery itself ends nothing that raises Ignore or Reject, and no map with an item that asks for a retry.
+
+    Who joins what was rejected has nothing to join.
+    """
+    if known.calls[answer.call].place in LOOPS and known.was_retried(answer):
+        return True
     is_ended_by_nobody = bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
     joined = {some.by for some in known.refused if some.outcome == "joined" and some.task_id in known.messages(answer)}
     return is_ended_by_nobody or bool(joined & known.rejected) or _has_retry_stored_over_revoked(known, answer)
@@ -497,6 +507,9 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
     if call.ending in ("soft limit", "hard limit") and (known.broadcast or call.place in LOOPS):
         # It waits in its place, for a part of its limit.
         allowed.add("LockHeld")
+    if task["autoretry"] and call.place in LOOPS:
+        # An item is no message that could come again.
+        allowed.add("AgainError")
     if task["autoretry"] and "LockHeld" in allowed:
         allowed.add("MaxRetriesExceededError")
     return allowed

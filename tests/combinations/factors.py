@@ -40,7 +40,8 @@ CALL: dict[str, tuple[Any, ...]] = {
     ),
     "serializer": ("json", "pickle"),
     "timing": ("now", "countdown", "eta", "expires"),
-    "route": ("delay", "send_task", "own id", "id again"),
+    # What hands on has the headers of another call's message, as a body has that passes on its own.
+    "route": ("delay", "send_task", "own id", "id again", "hands on", "hands on by send_task"),
     # A `Lock` in the body.
     "lock": ("none", "once", "again inside"),
 }
@@ -140,13 +141,13 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("place", "timing"),
         lambda row: row["place"] != "single" and row["timing"] == "expires",
     ),
-    "an item of map, starmap or chunks is no message: it has no retries of its own": (
+    "an item of map, starmap or chunks is no message that could be replaced": (
         ("place", "retries"),
-        lambda row: row["place"] in _LOOPS and row["retries"] != "none",
+        lambda row: row["place"] in _LOOPS and row["retries"] == "replace",
     ),
-    "an item is no message: Celery's retry has nowhere to go": (
-        ("place", "autoretry"),
-        lambda row: row["place"] in _LOOPS and row["autoretry"],
+    "an item of a map is nothing but a key: nothing tells it to retry": (
+        ("place", "retries"),
+        lambda row: row["place"] == "map" and row["retries"] != "none",
     ),
     "an item is no message: what strikes one strikes all": (
         ("place", "ending"),

@@ -135,4 +135,23 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "rerun", "deploy": "skip"}], "calls": [{"seconds": 4}, '
         '{"number": 1, "at": 0.4}, {"number": 2, "at": 0.9}], "deployed_at": 1.6}'
     ),
+    "an item of a map keeps its lease where it asks for a retry": (
+        '{"stage": {}, "tasks": [{}], "calls": [{"place": "starmap", "retries": "countdown"}]}'
+    ),
+    "a call has the key of the one whose headers it was handed": (
+        '{"stage": {}, "tasks": [{"policy": "reschedule"}], "calls": [{"seconds": 0.5}, {"number": 1, "at": 1.2, '
+        '"seconds": 2.5, "route": "hands on by send_task", "other": true}, {"number": 2, "at": 2, "other": true}]}'
+    ),
+    "a call has the age of the one whose headers it was handed": (
+        '{"stage": {}, "tasks": [{"policy": "rerun"}], "calls": [{"seconds": 2.5}, {"number": 1, "at": 0.4}, '
+        '{"number": 2, "at": 0.9, "route": "hands on"}]}'
+    ),
+    "a retry is skipped for a successor that has yet to run": (
+        '{"stage": {"broker": "quorum", "results": "rpc", "pool": "eventlet"}, "tasks": [{"mode": '
+        '"until_and_while_executing", "policy": "rerun", "deploy": "skip"}, {"mode": "until_and_while_executing", '
+        '"policy": "rerun", "limit": 2, "deploy": "skip"}], "calls": [{"seconds": 0.5, "retries": "countdown", '
+        '"lock": "again inside"}, {"number": 1, "at": 0.4, "seconds": 1.2}, {"number": 2, "at": 0.8, '
+        '"seconds": 2.5, "retries": "countdown", "ending": "reject", "route": "id again"}, {"number": 3, "at": 1.7}, '
+        '{"task": 1, "number": 4, "at": 2.6, "seconds": 2.5, "place": "group", "lock": "once"}], "deployed_at": 2.9}'
+    ),
 }

@@ -154,6 +154,11 @@ class Known:
         """When messages of these were."""
         return [some.at for some in self.refused if some.outcome == "skipped" and some.task_id in task_ids]
 
+    def was_retried(self, answer: Answer) -> bool:
+        """A body of one of its messages has asked for a retry."""
+        ids = self.messages(answer)
+        return any(body.outcome == "Retry" for body in self.bodies if body.task_id in ids)
+
     def messages(self, answer: Answer) -> set[str]:
         """The task ids under which the call was sent."""
         return {answer.task_id, *answer.parts}

@@ -263,6 +263,30 @@ LEDGER = (
         "merged arguments are lost once their task has another policy than rerun",
         "what was merged runs",
     ),
+    Entry(
+        "an item that asks for a retry keeps its lease",
+        "runs/run.py",
+        "if error is None or self.is_item or not issubclass(error, Retry)",
+        "if error is None or not issubclass(error, Retry)",
+        "an item of a map keeps its lease where it asks for a retry",
+        "nothing is left",
+    ),
+    Entry(
+        "a call takes the key that its headers have from another",
+        "runs/message.py",
+        "return cls() if task_id is not None and notes.task_id not in",
+        "return cls() if False and notes.task_id not in",
+        "a call has the key of the one whose headers it was handed",
+        "one at a time",
+    ),
+    Entry(
+        "a call takes the age that its headers have from another",
+        "runs/message.py",
+        "return cls() if task_id is not None and notes.task_id not in",
+        "return cls() if False and notes.task_id not in",
+        "a call has the age of the one whose headers it was handed",
+        "the newest runs",
+    ),
 )
 
 

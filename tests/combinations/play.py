@@ -16,11 +16,13 @@ from celery import chain, chord, group, uuid
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as NotWithin
 from celery.result import AsyncResult
+from celery.signals import before_task_publish
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
+from celery_singleton_lock.runs.message import HEADER
 from tests.combinations.app import OTHER, SENT_AS, deployed, name_of, sending
-from tests.combinations.checker import ITEMS, LOOPS, Finding, check
+from tests.combinations.checker import ITEMS, LOOPS, WITHOUT_NOTES, Finding, check
 from tests.combinations.eager import eagerly
 from tests.combinations.history import Answer, History
 from tests.combinations.program import TTL, VISIBILITY, Call, Program
@@ -46,6 +48,8 @@ _FOR_EVER = -1
 _A_MOMENT = 1e15
 # Longer than a cool-down.
 _AGAIN = 4
+# What is written on the messages that were sent, by their task ids.
+_notes: dict[str, Any] = {}
 # What is done to processes and stores, by `make fire`, or by a program of its own to its process.
 _OF_ALL = ("died", "stopped", "emptied", "fault", "healed")
 
@@ -138,10 +142,10 @@ class Part:
         key = self.key + OTHER if call.other else self.key
         args = (key, call.number, self._script(call))
         options = self._options(call)
-        if call.route == "send_task":
+        if call.route in WITHOUT_NOTES:
             return app.send_task(task.name, args, **options), None
         if call.place == "single":
-            own = {} if call.route == "delay" else {"task_id": uuid()}
+            own = {"task_id": uuid()} if call.route in ("own id", "id again") else {}
             return task.apply_async(args, **own, **options), None
         if call.place in LOOPS:
             return self._loop(task, call, args).apply_async(**options), None
@@ -164,7 +168,7 @@ class Part:
         return task.chunks([args] * ITEMS, 1).group()
 
     def _options(self, call: Call) -> dict[str, Any]:
-        headers = {SENT_AS: call.number}
+        headers = {SENT_AS: call.number, **(self._of_another() if call.route.startswith("hands on") else {})}
         options: dict[str, Any] = {"serializer": call.serializer, "headers": headers, **_LIMITS.get(call.ending, {})}
         if call.timing == "countdown":
             options["countdown"] = 1
@@ -177,6 +181,11 @@ class Part:
             queues = self._stage.app.amqp.queues.values()
             options["queue"] = next(queue for queue in queues if isinstance(queue, Broadcast))
         return options
+
+    def _of_another(self) -> dict[str, Any]:
+        """The header of the first call that has one."""
+        notes = [_notes[answer.task_id] for answer in self.answers.values() if answer.task_id in _notes]
+        return {HEADER: notes[0]} if notes else {}
 
     def _strike(self, call: Call, result: AsyncResult) -> None:
         """Revoke it where its ending says so: at once, or when its body runs."""
@@ -227,9 +236,26 @@ class Part:
             timer.join()
 
     def _patience(self, number: int, end: float) -> float:
-        """Celery itself stores no end of what raises Ignore or Reject."""
-        nothing_to_get = self.program.calls[number].ending in ("ignore", "reject")
-        return min(end, time.monotonic() + 3) if nothing_to_get else end
+        """Celery itself stores no end of what raises Ignore or Reject, nor of a map whose item asks for a retry."""
+        call, answer, result = self.program.calls[number], self.answers[number], self._results[number]
+        if call.place in LOOPS and call.retries != "none":
+            ids = {answer.task_id, *answer.parts}
+            self._until(lambda: self._was_retried(ids) or result.ready(), end - time.monotonic())
+        elif call.ending in ("ignore", "reject"):
+            is_readable = self.is_readable(number)
+            self._until(
+                lambda: is_over(answer.task_id, self._stage.watch.events) or (is_readable and result.ready()),
+                end - time.monotonic(),
+            )
+        else:
+            return end
+        return min(end, time.monotonic() + 3)
+
+    def _was_retried(self, task_ids: set[str]) -> bool:
+        return any(
+            event.name == "leave" and event.facts["outcome"] == "Retry" and event.facts["task_id"] in task_ids
+            for event in self._stage.watch.events
+        )
 
     def is_readable(self, number: int | None = None) -> bool:
         if self._stage.facts["results"] == "none":
@@ -336,6 +362,12 @@ class Part:
             if event.key in labels or event.facts.get("task_id") in ids or event.name in _OF_ALL
         ]
         return self._own
+
+
+@before_task_publish.connect
+def _read_notes(headers: dict[str, Any] | None = None, **_: Any) -> None:
+    if headers and HEADER in headers:
+        _notes[headers["id"]] = headers[HEADER]
 
 
 def _is_fact(name: str) -> bool:

@@ -19,7 +19,8 @@ MOST_CALLS = 5
 HANDFUL = 12
 # Of the other calls, so many are as special as those of another row.
 SHARE_OF_SPECIAL = 0.35
-# Of the calls beside a retry with other arguments, or a `Lock` in a body, so many are on their key from the beginning.
+# Of the calls beside a retry with other arguments, a `Lock` in a body, or one that hands on, so many are on the other
+# key from the beginning.
 SHARE_OF_OTHERS = 0.5
 _PAUSES = (0.0, 0.1, 0.4, 0.9, 1.6)
 _WORK = (0.1, 0.5, 1.2, 2.5)
@@ -194,7 +195,7 @@ def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
 
 
 def _has_another_key(row: Row) -> bool:
-    return row["retries"] == "other arguments" or row["lock"] != "none"
+    return row["retries"] == "other arguments" or row["lock"] != "none" or row["route"].startswith("hands on")
 
 
 def _tasks(row: Row, others: Sequence[Row], rng: random.Random) -> tuple[dict[str, Any], ...]:

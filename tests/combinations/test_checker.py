@@ -354,6 +354,33 @@ def test_who_is_refused_may_name_one_that_was_refused_itself(story: Story) -> No
     assert story.rules() == set()
 
 
+def test_a_map_may_hang_once_an_item_has_asked_for_a_retry(story: Story) -> None:
+    story.call(0, place="starmap", retries="countdown")
+    story.body(1, 2, outcome="Retry", item=True)
+    story.answer(0, state="HUNG")
+
+    assert story.rules() == set()
+
+
+def test_a_map_that_hangs_before_an_item_has_asked_for_a_retry_is_found(story: Story) -> None:
+    story.call(0, place="starmap", retries="countdown")
+    story.body(1, 2, item=True)
+    story.answer(0, state="HUNG")
+
+    assert story.rules() == {"every call ends"}
+
+
+def test_an_item_fails_with_what_celery_would_retry_a_message_for(story: Story) -> None:
+    story.declare(autoretry=True)
+    story.call(0, place="starmap")
+    story.body(1, 2, outcome="AgainError", item=True)
+    story.answer(0, state="FAILURE", error="AgainError")
+
+    assert story.rules() == set()
+    story.call(0, place="single")
+    assert story.rules() == {"it fails for what it does"}
+
+
 def test_a_group_waits_for_ever_after_a_step_that_is_refused(story: Story) -> None:
     story.declare(policy="raise")
     story.call(1, place="before a group")

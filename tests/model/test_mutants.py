@@ -611,6 +611,13 @@ MUTANTS = [
         ("tests/unit/test_admission.py", "-k", "died"),
     ),
     Mutant(
+        "a later attempt does not end for a successor that has yet to come",
+        "admission.py",
+        "if policy.ends_at_once and run.hands_over",
+        "if False and run.hands_over",
+        ("tests/acceptance/test_retries.py", "-k", "yet_to_come"),
+    ),
+    Mutant(
         "a queued call is merged with its successor",
         "stores/redis/lua/acquire.lua",
         "(not is_queued or is_merged_with_the_successor())",
