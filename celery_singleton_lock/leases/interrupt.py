@@ -6,8 +6,9 @@ a sleep or a call into C ends first. Into a greenlet, gevent or eventlet can thr
 it, once the event loop runs: one that computes without a pause ends that first.
 
 An event loop of asyncio in a body catches what one of its tasks or callbacks
-raises, and goes on with the others. So what hits one is raised again, until it
-has ended the loop or the body.
+raises, and goes on with the others. So the loop is given a moment to come to
+rest, or to end by what was hit, and then it is raised between two callbacks,
+where the loop does not catch it.
 """
 
 import ctypes
@@ -23,6 +24,12 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from celery_singleton_lock.leases.event_loop import (
+    call_uncaught,
+    callback_around,
+    frame_of,
+    is_what_the_loop_runs_for,
+)
 from celery_singleton_lock.leases.greenlets import call_soon, current
 
 # Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
@@ -59,6 +66,8 @@ class Interrupt:
     _rests_until = 0.0
     _has_landed = False
     _is_raised = False
+    _ends_loop_at = 0.0
+    _will_end_loop = False
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -72,7 +81,7 @@ class Interrupt:
         self._greenlet = current()
         if self._greenlet is None and threading.current_thread() is threading.main_thread():
             _listen()
-        self._outer_callback = _callback_around(sys._getframe())  # noqa: SLF001 (there is no other way)
+        self._outer_callback = callback_around(sys._getframe())  # noqa: SLF001 (there is no other way)
         self._thread = threading.get_ident()
 
     def end(self) -> None:
@@ -158,7 +167,10 @@ class Interrupt:
     def due_in(self, frame: FrameType | None) -> Exception | None:
         """What is to be raised in *frame*, to which the thread of the body has come."""
         now = time.monotonic()
-        if now < self._rests_until or (now < self._spares_until and self._would_be_swallowed(frame)):
+        if now < self._rests_until:
+            return None
+        if now < self._spares_until and self._would_be_swallowed(frame):
+            self._end_the_loop_at(self._spares_until)
             return None
         error = self._due()
         if error is not None:
@@ -167,16 +179,32 @@ class Interrupt:
 
     def lands(self, frame: FrameType | None) -> None:
         """It is being raised in *frame*."""
-        self.delivered = True
+        is_first, self.delivered = not self.delivered, True
         self._has_landed = not self._would_be_swallowed(frame)
-        # Time for the loop to end, if what was hit is what it runs for.
+        # Time for the loop to end by itself, if what was hit is what it waits for.
         self._rests_until = time.monotonic() + _PATIENCE_WITH_A_LOOP
+        if is_first and not self._has_landed:
+            self._end_the_loop_at(self._rests_until)
+
+    def _end_the_loop_at(self, moment: float) -> None:
+        """Raise it then where the loop whose callback runs does not catch it."""
+        self._ends_loop_at = moment
+        if not self._will_end_loop:
+            self._will_end_loop = call_uncaught(moment - time.monotonic(), self._end_the_loop)
+
+    def _end_the_loop(self) -> None:
+        self._will_end_loop = False
+        if not self.is_under_way:
+            return
+        if time.monotonic() < self._ends_loop_at:
+            self._end_the_loop_at(self._ends_loop_at)
+        elif error := self._due():
+            self.lands(sys._getframe())  # noqa: SLF001 (there is no other way)
+            raise error
 
     def _would_be_swallowed(self, frame: FrameType | None) -> bool:
-        callback = _callback_around(frame)
-        return (
-            callback is not None and callback is not self._outer_callback and not _is_what_the_loop_runs_for(callback)
-        )
+        callback = callback_around(frame)
+        return callback is not None and callback is not self._outer_callback and not is_what_the_loop_runs_for(callback)
 
     def _due(self) -> Exception | None:
         # No lock here: the thread that runs this may hold the guard already.
@@ -214,7 +242,7 @@ def _starts_a_thread(thread: int) -> bool:
     finally:
         if was_enabled:
             gc.enable()
-    start = _frame_of(threading.Thread.start, frame)
+    start = frame_of(threading.Thread.start, frame)
     # Where it waits for that, the rest can be broken off; before, it has to undo what the new thread undoes as well.
     waits = start is not frame
     return start is not None and not (waits and start.f_locals["self"]._started.is_set())  # noqa: SLF001
@@ -232,29 +260,6 @@ def _deliver(_number: int, frame: FrameType | None) -> None:
             _sent.remove(one)
         if error is not None:
             raise error
-
-
-def _callback_around(frame: FrameType | None) -> FrameType | None:
-    """The innermost callback of an event loop that has called what runs in *frame*; each step of a task is one."""
-    asyncio = sys.modules.get("asyncio.events")
-    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001
-        return None
-    return _frame_of(asyncio.Handle._run, frame)  # noqa: SLF001
-
-
-def _is_what_the_loop_runs_for(callback: FrameType) -> bool:
-    """It is a step of the task whose end is the end of the loop."""
-    asyncio = sys.modules["asyncio"]
-    running = _frame_of(asyncio.BaseEventLoop.run_until_complete, callback)
-    if running is None:
-        return False
-    return bool(running.f_locals.get("future") is asyncio.current_task(running.f_locals["self"]))
-
-
-def _frame_of(function: Any, frame: FrameType | None) -> FrameType | None:
-    while frame is not None and frame.f_code is not function.__code__:
-        frame = frame.f_back
-    return frame
 
 
 def _raise_in(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:

@@ -1852,6 +1852,13 @@ MUTANTS = [
         ("tests/contract/test_connections.py", "-k", "published_from_far"),
     ),
     Mutant(
+        "an event loop whose callbacks are always busy is ended between two of them",
+        "leases/event_loop.py",
+        "handle.__class__ = type(kind.__name__, (kind,)",
+        "type(kind.__name__, (kind,)",
+        ("tests/unit/test_interrupt.py", "-k", "between_two_callbacks"),
+    ),
+    Mutant(
         "what an event loop has swallowed is raised again",
         "leases/interrupt.py",
         "self._has_landed = not self._would_be_swallowed(frame)",
@@ -1860,7 +1867,7 @@ MUTANTS = [
     ),
     Mutant(
         "a coroutine that was hit ends in peace",
-        "leases/interrupt.py",
+        "leases/event_loop.py",
         "    return bool(running.f_locals",
         "    return False and bool(running.f_locals",
         ("tests/unit/test_interrupt.py", "-k", "interrupted_once"),

@@ -478,19 +478,28 @@ def with_a_loop_that_is_busy(interrupt: Interrupt) -> None:
 
 
 def with_a_callback_that_is_busy(interrupt: Interrupt) -> None:
+    hits: list[object] = []
+
     async def main() -> None:
         def again() -> None:
-            loop(0.05)
+            loop(0.5)
+            events.call_soon(again)
+
+        def hit(*_: object) -> None:
+            hits.append(_)
             events.call_soon(again)
 
         events, here = asyncio.get_running_loop(), threading.get_ident()
         events.call_soon(again)
-        events.set_exception_handler(lambda *_: events.call_soon(again))
+        events.set_exception_handler(hit)
         send_when(lambda: is_in("loop", here), interrupt)
-        # It is heard in the moments between two callbacks, which may take many tries.
-        await asyncio.sleep(60)
+        await asyncio.sleep(15)
 
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    finally:
+        # Then it comes between two callbacks.
+        assert len(hits) <= 3
 
 
 @pytest.mark.parametrize(
@@ -498,14 +507,25 @@ def with_a_callback_that_is_busy(interrupt: Interrupt) -> None:
     [
         (run_here, with_a_loop_that_is_busy),
         (run_here, with_a_callback_that_is_busy),
-        # In a thread nobody sees where it lands. A callback that is always busy could swallow it each time.
         (run_in_a_thread, with_a_loop_that_is_busy),
+        (run_in_a_thread, with_a_callback_that_is_busy),
     ],
 )
 def test_what_hits_a_bystander_in_an_event_loop_ends_the_body_all_the_same(
     run: Callable[..., Any], body: Callable[[Interrupt], None]
 ) -> None:
     assert run(body) is LOST
+
+
+def test_what_a_bystander_was_hit_by_is_raised_between_two_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Interrupt, "_raise", lambda *_: True)
+
+    async def main(interrupt: Interrupt) -> None:
+        interrupt.send(LOST)
+        asyncio.get_running_loop().call_soon(lambda: interrupt.lands(sys._getframe()))
+        await asyncio.sleep(10)
+
+    assert run_here(lambda interrupt: asyncio.run(main(interrupt))) is LOST
 
 
 @both
