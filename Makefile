@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# For docs and dist, apart from the tests: beside PyYAML, which they bring, kombu knows one serialiser more.
+TOOLS  := build/tools
 PROOFS := tests/model tests/faults tests/endings
 # With an exception at each moment of what we do, where make test tries some.
 STRUCK := tests/integration/test_interrupted.py
@@ -14,7 +16,7 @@ ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo picture tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen docs lint format clean
+.PHONY: help demo picture tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen docs dist lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -36,6 +38,7 @@ help:
 	@echo "make endings write docs/endings.md anew"
 	@echo "make seen    write docs/what-you-see.md anew (half a minute)"
 	@echo "make docs    the site, in build/site; a dead link is an error (under a minute)"
+	@echo "make dist    sdist and wheel, built twice to the same bytes, and checked"
 	@echo "make lint    ruff and mypy"
 
 demo: $(VENV)/.example
@@ -97,8 +100,16 @@ compare: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.compare
 
 docs: export NO_MKDOCS_2_WARNING := 1
-docs: $(VENV)/.docs
-	$(BIN)/mkdocs build --strict $(ARGS)
+docs: $(TOOLS)/.ready
+	$(TOOLS)/bin/mkdocs build --strict $(ARGS)
+
+dist: $(TOOLS)/.ready
+	rm -rf dist build/again
+	$(TOOLS)/bin/python -m build --outdir dist
+	$(TOOLS)/bin/python -m build --outdir build/again
+	diff --recursive dist build/again
+	$(TOOLS)/bin/twine check --strict dist/*
+	$(TOOLS)/bin/check-wheel-contents dist/*.whl
 
 lint: $(VENV)/.develop
 	$(BIN)/ruff check .
@@ -129,10 +140,12 @@ $(VENV)/.bench: $(VENV)/.develop
 	$(BIN)/pip install --quiet --group bench
 	@touch $@
 
-$(VENV)/.docs: $(BIN)/pip pyproject.toml
-	$(BIN)/pip install --quiet --group docs
-	@touch $@
-
 $(VENV)/.matrix: $(BIN)/pip pyproject.toml
 	$(BIN)/pip install --quiet --group matrix
+	@touch $@
+
+$(TOOLS)/.ready: pyproject.toml
+	$(PYTHON) -m venv --without-pip $(TOOLS)
+	$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(TOOLS) install "pip>=25.1"
+	$(TOOLS)/bin/pip install --quiet --group docs --group release
 	@touch $@
