@@ -3,11 +3,13 @@
 import ast
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from inspect import getdoc
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -179,6 +181,19 @@ def test_each_page_is_on_the_site_and_on_its_first_page() -> None:
 
     assert set(re.findall(r"[\w/-]+\.md", site.partition("\nnav:\n")[2])) == pages
     assert [page for page in sorted(pages - {"index.md"}) if f"]({page})" not in first] == []
+
+
+def test_a_link_that_leaves_the_docs_leads_to_the_repository() -> None:
+    place = ROOT / "docs" / "links_to_the_repository.py"
+    hook = runpy.run_path(str(place))["on_page_markdown"]
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(ROOT / "docs" / "reference" / "start.md")))
+    config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url="https://example.com/lock/")
+    links = "[a](../../README.md#install) [b](../../tests/fire) [c](../log.md#x) [d](../../nothing.md)"
+
+    assert hook(links, page=page, config=config) == (
+        "[a](https://example.com/lock/blob/main/README.md#install) [b](https://example.com/lock/tree/main/tests/fire) "
+        "[c](../log.md#x) [d](../../nothing.md)"
+    )
 
 
 PLAYED = {
