@@ -3,6 +3,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# For docs and dist, apart from the tests: beside PyYAML, which they bring, kombu knows one serialiser more.
+TOOLS  := build/tools
 PROOFS := tests/model tests/faults tests/endings
 # With an exception at each moment of what we do, where make test tries some.
 STRUCK := tests/integration/test_interrupted.py
@@ -11,13 +13,14 @@ HEAVY  := tests/load tests/fire tests/combinations tests/celery_suite
 APART  := $(PROOFS) $(HEAVY) tests/docker tests/topologies
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
-# Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes into the README.
+# Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen lint format clean
+.PHONY: help demo picture tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen docs dist lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
+	@echo "make picture the same, and keep its timeline as the README's picture"
 	@echo "make tickets ten tickets, fifty buyers"
 	@echo "make test    the tests, on real servers and real workers (about four minutes)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
@@ -31,13 +34,19 @@ help:
 	@echo "make bench   what a lock costs, beside the others (ten minutes)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make scale   what one process and one worker can carry (ten minutes)"
-	@echo "make compare write README's comparison and docs/scale.md anew"
+	@echo "make compare write the comparison, README's lines of it and docs/scale.md anew"
 	@echo "make endings write docs/endings.md anew"
 	@echo "make seen    write docs/what-you-see.md anew (half a minute)"
+	@echo "make docs    the site, in build/site; a dead link is an error (under a minute)"
+	@echo "make dist    sdist and wheel, built twice to the same bytes, and checked"
 	@echo "make lint    ruff and mypy"
 
 demo: $(VENV)/.example
 	$(BIN)/python -m example_project.demo
+
+# Without an exit code of 0 the picture stays as it was.
+picture: demo
+	cp example_project/out/timeline.svg docs/timeline.svg
 
 tickets: $(VENV)/.example
 	$(BIN)/python -m example_project.tickets
@@ -90,6 +99,18 @@ scale: $(VENV)/.bench
 compare: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.compare
 
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(TOOLS)/.ready
+	$(TOOLS)/bin/mkdocs build --strict $(ARGS)
+
+dist: $(TOOLS)/.ready
+	rm -rf dist build/again
+	$(TOOLS)/bin/python -m build --outdir dist
+	$(TOOLS)/bin/python -m build --outdir build/again
+	diff --recursive dist build/again
+	$(TOOLS)/bin/twine check --strict dist/*
+	$(TOOLS)/bin/check-wheel-contents dist/*.whl
+
 lint: $(VENV)/.develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -121,4 +142,10 @@ $(VENV)/.bench: $(VENV)/.develop
 
 $(VENV)/.matrix: $(BIN)/pip pyproject.toml
 	$(BIN)/pip install --quiet --group matrix
+	@touch $@
+
+$(TOOLS)/.ready: pyproject.toml
+	$(PYTHON) -m venv --without-pip $(TOOLS)
+	$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(TOOLS) install "pip>=25.1"
+	$(TOOLS)/bin/pip install --quiet --group docs --group release
 	@touch $@

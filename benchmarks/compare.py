@@ -1,4 +1,4 @@
-"""Write README's "How it compares", its chart, and `docs/scale.md`, from `benchmarks/results`."""
+"""Write the comparison and what the README has of it, the chart, and `docs/scale.md`, from `benchmarks/results`."""
 
 from benchmarks import chart, comparison, scale_page
 
@@ -6,6 +6,8 @@ from benchmarks import chart, comparison, scale_page
 def main() -> None:
     """All of them."""
     chart.draw(comparison.read("tasks"))
+    beside = comparison.PAGE
+    beside.write_text(comparison.in_page(beside.read_text(encoding="utf-8")), encoding="utf-8")
     readme = comparison.ROOT / "README.md"
     readme.write_text(comparison.in_readme(readme.read_text(encoding="utf-8")), encoding="utf-8")
     page = comparison.ROOT / "docs" / scale_page.PAGE

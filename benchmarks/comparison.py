@@ -1,4 +1,4 @@
-"""README's "How it compares", written from what was measured and seen."""
+"""The page of the comparison, and README's lines of it, written from what was measured and seen."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from benchmarks.report import (
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+PAGE = ROOT / "docs" / "reference" / "comparison.md"
 BEGIN, END = "<!-- written by `make compare` -->", "<!-- end of what `make compare` writes -->"
 
 COLUMNS = (OURS, OURS_QUEUED, SINGLETON, ONCE, HEIMDALL)
@@ -59,6 +60,19 @@ ALONE = (
 )
 LOCKS = (OURS, REDIS_PY, PYTHON_REDIS_LOCK)
 
+PICTURE = "Throughput, time to start and round trips, beside plain Celery"
+SEEN_IN_SHORT = (
+    "Played with each library, on real workers with real kills; "
+    "[the tables](docs/reference/comparison.md) have more scenarios, and all costs:"
+)
+IN_SHORT = {
+    "worker killed": "after a kill of the worker the same call can run *{}*",
+    "retry at once": "a retry *{}*",
+    "delivered twice": "bodies of a message that is delivered twice: *{}*",
+    "chord": "a chord with a duplicate: *{}*",
+}
+"""What the README tells of each library."""
+
 
 def section() -> str:
     """All of it, as Markdown."""
@@ -68,7 +82,7 @@ def section() -> str:
             SEEN,
             _table([_heading("", scenarios), *(_scenario(each, scenarios) for each in scenarios["scenarios"])]),
             MEASURED,
-            "![Throughput, time to start and round trips, beside plain Celery](docs/costs.svg)",
+            f"![{PICTURE}](../costs.svg)",
             _table([_heading("", tasks), *(_cost(row, tasks) for row in tasks["rows"] if row["what"] in COSTS)]),
             ALONE,
             _locks(read("locks")["valkey"]["rows"]),
@@ -77,11 +91,38 @@ def section() -> str:
     )
 
 
+def summary() -> str:
+    """What the README has of it: a line of cost with its picture, and a line about each library."""
+    scenarios, tasks = read("scenarios"), read("tasks")
+    (rates,) = [row["values"] for row in tasks["rows"] if row["what"] == PUBLISHED_AND_RUN]
+    others = ", ".join(f"{label}'s at {times(rates[label]['median'])}" for label in _columns(tasks)[2:])
+    cost = (
+        "A task that does nothing, which is where a lock weighs most, "
+        f"runs at {times(rates[OURS]['median'])} of plain Celery's rate; {others}."
+    )
+    lines = [_in_short(label, scenarios) for label in _columns(scenarios) if label != OURS_QUEUED]
+    return "\n\n".join([cost, f"![{PICTURE}](docs/costs.svg)", SEEN_IN_SHORT, "\n".join(lines)])
+
+
+def in_page(page: str) -> str:
+    """The page with the comparison as it should be."""
+    return _between(page, section())
+
+
 def in_readme(readme: str) -> str:
-    """The README with the section as it should be."""
-    before, _, rest = readme.partition(BEGIN)
+    """The README with its lines of the comparison as they should be."""
+    return _between(readme, summary())
+
+
+def _between(text: str, written: str) -> str:
+    before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{section()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{written}\n\n{END}{after}"
+
+
+def _in_short(label: str, found: Mapping[str, Any]) -> str:
+    words = {each["name"]: each["verdicts"][label]["word"] for each in found["scenarios"]}
+    return f"- {HEADINGS.get(label, label)}: {'; '.join(say.format(words[name]) for name, say in IN_SHORT.items())}."
 
 
 def _columns(found: Mapping[str, Any]) -> list[str]:

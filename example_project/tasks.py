@@ -4,7 +4,7 @@ from celery import Task
 
 from celery_singleton_lock import SingletonTask
 from example_project.app import LOCKED, app, database
-from example_project.recorder import recorded
+from example_project.stage.recorder import recorded
 
 # SHOP_LOCK=off is the same shop on plain Celery tasks, which ignore every lock_ option.
 Base = SingletonTask if LOCKED else Task

@@ -140,7 +140,7 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
     assert facts["Requires-Python"] == ">=3.11"
     assert facts["License-Expression"] == "BSD-3-Clause"
     assert facts["Version"] == celery_singleton_lock.__version__
-    assert set(urls_of(facts)) == {"Homepage", "Documentation", "Changelog", "Issues"}
+    assert set(urls_of(facts)) == {"Homepage", "Documentation", "Source", "Changelog", "Issues"}
 
 
 def test_every_link_of_the_description_leads_somewhere_on_the_page_of_the_package(wheel: Path) -> None:
@@ -161,7 +161,86 @@ def test_the_source_archive_has_what_the_description_links_to(sdist: Path) -> No
     with tarfile.open(sdist) as archive:
         packed = {name.partition("/")[2] for name in archive.getnames()}
 
-    assert linked - packed == {""}
+    assert linked - {""} <= packed
+
+
+def test_a_build_of_the_same_files_has_the_same_bytes(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+    unpacked = tmp_path / "unpacked"
+    with tarfile.open(sdist) as archive:
+        archive.extractall(unpacked, filter="data")
+    (copy,) = unpacked.iterdir()
+    for path in copy.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+
+    run(sys.executable, "-m", "build", "--outdir", tmp_path / "again", copy, cwd=tmp_path)
+
+    assert {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()} == {
+        path.name: path.read_bytes() for path in (wheel, sdist)
+    }
+
+
+@pytest.mark.parametrize(
+    ("tag", "heading", "complaint"),
+    [
+        ("v1.2.3", "1.2.3 (2026-11-30)", ""),
+        ("v1.2.4", "1.2.4 (2026-11-30)", "tag v1.2.3, or change it"),
+        ("v1.2.3", "1.2.3 (unreleased)", "no heading '## 1.2.3 ("),
+        ("v1.2.3", "1.203 (2026-11-30)", "no heading '## 1.2.3 ("),
+    ],
+)
+def test_a_tag_is_released_if_version_and_changelog_have_it(
+    tag: str, heading: str, complaint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "celery_singleton_lock").mkdir()
+    (tmp_path / "celery_singleton_lock" / "__init__.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {heading}\n")
+
+    asked = subprocess.run([SOURCE / ".ci" / "tag", tag], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    assert asked.returncode == bool(complaint)
+    assert complaint in asked.stderr
+
+
+def test_the_changelog_has_the_version() -> None:
+    changelog = (SOURCE / "CHANGELOG.md").read_text(encoding="utf-8")
+
+    assert re.search(rf"^## {re.escape(celery_singleton_lock.__version__)} \(", changelog, re.MULTILINE)
+
+
+# After the example of the README: somebody else holds the key of supplier 7.
+BESIDE_THE_EXAMPLE = """
+import sys
+
+from celery.contrib.testing.worker import start_worker
+from celery_singleton_lock import CallRevoked
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts
+
+app.conf.broker_connection_retry_on_startup = True
+held = Claim(import_catalogue.lock_key_for(7), "a", 60.0, facts=Facts(task_id="the first"))
+grant = store_of(app).acquire(held)
+
+with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=30):
+    print("eight:", import_catalogue.delay(8).get(timeout=30))
+    try:
+        import_catalogue.delay(7, full=True).get(timeout=30)
+    except CallRevoked as revoked:
+        print("seven:", revoked.holder_task_id)
+    store_of(app).release(held, grant.place)
+    print("seven again:", import_catalogue.delay(7).get(timeout=30))
+"""
+
+
+def test_the_example_of_the_readme_runs_where_the_wheel_is_installed(
+    python: Path, valkey: Server, tmp_path: Path
+) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (SOURCE / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    program = tmp_path / "program.py"
+    program.write_text(example.replace('"redis://"', repr(valkey.url)) + BESIDE_THE_EXAMPLE)
+
+    told = run(python, program, cwd=tmp_path).splitlines()
+
+    assert told == ["eight: None", "seven: the first", "seven again: None"]
 
 
 def test_a_task_of_the_installed_wheel_holds_its_lock(python: Path, valkey: Server, tmp_path: Path) -> None:

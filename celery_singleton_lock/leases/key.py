@@ -121,7 +121,7 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
         return make()
     except Exception as error:
         raise ConfigurationError(
-            f"lock_key={choice!r} fails for this call ({type(error).__name__}: {error}); mend it, or name parameters"
+            f"lock_key={choice!r} fails for this call ({type(error).__name__}: {error}); correct it, or name parameters"
         ) from error
 
 

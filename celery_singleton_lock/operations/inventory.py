@@ -99,7 +99,7 @@ class Locks:
         if not self.is_key(text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list` or the log shows it, "
-                f"{self._start}<lock name>:<digest>}}; a pattern is none"
+                f"{self._start}<lock name>:<digest>}}; a pattern is not a key"
             )
         return text
 

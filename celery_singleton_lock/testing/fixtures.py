@@ -49,7 +49,7 @@ def singleton_lock_app(request: pytest.FixtureRequest) -> "Celery[Any]":
     app = _state.get_current_app()
     if app.main == "default":
         raise ConfigurationError(
-            "singleton_locks does not know your app, for the test has imported none; define a fixture "
+            "singleton_locks does not know your app, because the test has imported none; define a fixture "
             "singleton_lock_app in conftest.py that returns it"
         )
     return app

@@ -14,9 +14,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from example_project.history import History
-from example_project.records import Record
-from example_project.report import report
+from example_project.stage.history import History
+from example_project.stage.records import Record
+from example_project.stage.report import report
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,6 +99,15 @@ def test_the_drawing_is_xml_and_where_the_demo_says(finished: Demo):
     path = re.search(r"^timeline: (\S+)", finished.output, re.MULTILINE)
 
     assert ET.parse(ROOT / path[1]).getroot().tag.endswith("svg")
+
+
+def test_the_demo_ends_with_what_to_try_next(finished: Demo):
+    _, _, following = finished.output.partition("What to try next:\n")
+    named = re.findall(r"^  (?!make )(\S+)", following, re.MULTILINE)
+
+    assert named == ["example_project/tasks.py", "docs/tutorial.md"]
+    assert all((ROOT / name).is_file() for name in named)
+    assert following.endswith("a lock without a task\n")
 
 
 def test_what_is_no_terminal_gets_no_control_codes(finished: Demo):

@@ -1,4 +1,4 @@
-"""The rights that the README lists are those that runs need, and the start asks for each of them."""
+"""The rights that docs/reference/start.md lists are those that runs need, and the start asks for each of them."""
 
 import re
 from collections.abc import Iterator
@@ -15,10 +15,10 @@ from celery_singleton_lock.stores.redis.store import ACQUIRE, UNMARK, RedisStore
 from celery_singleton_lock.stores.redis.trial import commands_on, try_out
 from tests.servers import SERVERS, Server, running
 
-ROOT = Path(__file__).parents[2]
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "start.md"
 KEY = "singleton:v1:{rights:00}"
 FACTS = Facts(task_id="t", task_name="task", hostname="h", pid=1)
-(LINE,) = re.findall(r"^ACL SETUSER shop .*(?:\n +\S.*)*", (ROOT / "README.md").read_text(), re.MULTILINE)
+(LINE,) = re.findall(r"^ACL SETUSER shop .*(?:\n +\S.*)*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 RIGHTS = LINE.split()[3:]
 COMMANDS = sorted(right[1:] for right in RIGHTS if right.startswith("+"))
 
@@ -30,7 +30,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def store_of(server: Server, *more: str) -> RedisStore:
-    """As a user who has the rights of the README and *more*."""
+    """As a user who has the rights of the page and *more*."""
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "shop", "reset", *RIGHTS, *more)
     return RedisStore(f"redis://shop:secret@127.0.0.1:{server.port}/1", {})

@@ -2514,7 +2514,7 @@ MUTANTS = [
 
 def mutated(mutant: Mutant, directory: Path) -> Path:
     """A copy of the checkout's tests and package with the guard taken out."""
-    for name in ("celery_singleton_lock", "tests", "pyproject.toml", "README.md"):
+    for name in ("celery_singleton_lock", "tests", "docs", "pyproject.toml"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, directory / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -14,6 +14,8 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PAGES = ("README.md", "docs/migrate.md")
+PROGRAMS = ("docs/tutorial.md", *sorted(f"docs/how-to/{page.name}" for page in (ROOT / "docs" / "how-to").glob("*.md")))
+"""Pages whose examples go on from one to the next."""
 MADE_OF_UNTYPED_PARTS = "import DatabaseScheduler"
 
 Complaint = tuple[str, int, str]
@@ -48,6 +50,8 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for page in PAGES:
         for number, snippet in enumerate(snippets(page), start=1):
             (desk / f"{Path(page).stem.lower()}_{number}.py").write_text(f"from shop import *\n\n{snippet}")
+    for page in PROGRAMS:
+        (desk / f"{Path(page).stem.replace('-', '_')}.py").write_text("\n".join(snippets(page)))
     return desk
 
 
@@ -81,7 +85,8 @@ def of_pyright(desk: Path) -> set[Complaint]:
 
 
 def test_there_is_something_to_check(desk: Path) -> None:
-    assert len([*desk.glob("readme_*.py")]) >= 5
+    assert len([*desk.glob("readme_*.py")]) == 1
+    assert (desk / "use_the_fence.py").read_text().count("@app.task") == 2
     assert len([*desk.glob("migrate_*.py")]) == 5
     assert len([*expected()]) >= 10
 

@@ -1,6 +1,7 @@
-"""README's comparison is what was measured and seen, to the letter."""
+"""The comparison, and what README has of it, is what was measured and seen, to the letter."""
 
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -10,11 +11,13 @@ from benchmarks.libraries import LOCKING
 from benchmarks.report import PUBLISHED_AND_RUN, START, TASK_MEMORY, TASK_TRIPS
 
 README = (comparison.ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = comparison.PAGE.read_text(encoding="utf-8")
 
 
-def test_the_section_is_what_the_results_say() -> None:
-    assert README.count(comparison.BEGIN) == README.count(comparison.END) == 1
-    assert comparison.in_readme(README) == README, "run `make compare`"
+@pytest.mark.parametrize(("text", "written"), [(README, comparison.in_readme), (PAGE, comparison.in_page)])
+def test_it_is_what_the_results_say(text: str, written: Callable[[str], str]) -> None:
+    assert text.count(comparison.BEGIN) == text.count(comparison.END) == 1
+    assert written(text) == text, "run `make compare`"
 
 
 def test_the_rest_of_the_readme_is_left_alone() -> None:

@@ -3,16 +3,21 @@
 import ast
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from functools import cache
 from inspect import getdoc
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from celery.utils.dispatch import Signal
 
-from celery_singleton_lock import LockHeld, SingletonTask, options
+import celery_singleton_lock
+from celery_singleton_lock import LockHeld, SingletonTask, options, signals
+from celery_singleton_lock.leases.key import key_of
 from celery_singleton_lock.operations.breaking import Broken
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.ending import Call
@@ -20,18 +25,19 @@ from celery_singleton_lock.operations.inventory import Row, lock_as_json
 from celery_singleton_lock.operations.words import HEAD
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.runs.revoked import Reason
-from celery_singleton_lock.signals import ConflictOutcome
+from celery_singleton_lock.signals import ConflictOutcome, UnansweredOutcome
 from celery_singleton_lock.stores.inventory import MarkState, Survey
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
+SIGNALS = (ROOT / "docs" / "reference" / "signals.md").read_text(encoding="utf-8")
 RULES = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
 LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 PAIRS = (ROOT / "docs" / "modes-and-policies.md").read_text(encoding="utf-8")
 PAGES = [
     *ROOT.glob("*.md"),
-    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
     *(path for path in (ROOT / "tests").rglob("*.md") if "out" not in path.parts),
 ]
 
@@ -105,7 +111,7 @@ def test_there_is_a_room_for_each_policy_that_can_be_chosen() -> None:
     assert tuple(POLICIES) == get_args(options.OnConflict)
 
 
-# README, and the docstring of the task.
+# Options, outcomes and names, and the docstring of the task.
 
 
 def test_the_docstring_of_the_task_has_every_option() -> None:
@@ -115,7 +121,7 @@ def test_the_docstring_of_the_task_has_every_option() -> None:
 
 
 def test_every_option_is_in_the_table_with_its_default() -> None:
-    told = dict(re.findall(r"^\| `lock_(\w+)` \*? ?\| (.*?) \|", README, re.MULTILINE))
+    told = dict(re.findall(r"^\| `lock_(\w+)` \*? ?\| (.*?) \|", OPTIONS, re.MULTILINE))
     without_a_table = {"key": None, "name": "the task's name", "skip_result": "unset"}
 
     assert set(told) == {*options.OPTIONS, *without_a_table}
@@ -124,7 +130,7 @@ def test_every_option_is_in_the_table_with_its_default() -> None:
 
 
 def test_the_options_that_an_app_can_set_have_a_star() -> None:
-    starred = set(re.findall(r"^\| `lock_(\w+)` \* \|", README, re.MULTILINE))
+    starred = set(re.findall(r"^\| `lock_(\w+)` \* \|", OPTIONS, re.MULTILINE))
 
     assert starred == {name for name, option in options.OPTIONS.items() if option.app_wide}
 
@@ -136,19 +142,88 @@ def test_every_reason_is_told() -> None:
 
 
 def test_every_outcome_is_told() -> None:
-    told = section(README, "Signals and logs")
+    told = section(SIGNALS, "Outcomes")
+    outcomes = {*get_args(ConflictOutcome), *get_args(UnansweredOutcome)}
 
-    assert [outcome for outcome in get_args(ConflictOutcome) if f"`{outcome}`" not in told] == []
-
-
-@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_a_snippet_is_python(snippet: str) -> None:
-    ast.parse(snippet)
+    assert [outcome for outcome in sorted(outcomes) if f"`{outcome}`" not in told] == []
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
-def test_each_page_is_linked_from_the_readme(page: Path) -> None:
-    assert f"](docs/{page.name}" in README
+def test_every_signal_is_told() -> None:
+    told = [row[0].strip("`") for row in rows_of(section(SIGNALS, "Signals"))]
+
+    assert told == [name for name, value in vars(signals).items() if isinstance(value, Signal)]
+
+
+def test_every_name_that_can_be_imported_is_told() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
+    told = {row[0].strip("`") for row in rows_of(page.partition("\n## ")[0])}
+
+    assert told == set(celery_singleton_lock.__all__)
+
+
+def test_every_script_is_told_and_the_version_of_the_key() -> None:
+    page = (ROOT / "docs" / "reference" / "keys-and-scripts.md").read_text(encoding="utf-8")
+    scripts = {path.name for path in (ROOT / "celery_singleton_lock").rglob("lua/*.lua")}
+    (version,) = set(re.findall(r"`singleton:(v\d+):", page))
+
+    assert set(re.findall(r"`(\w+\.lua)`", page)) == scripts
+    assert key_of("singleton", "name", ()).startswith(f"singleton:{version}:{{name:")
+    assert f"`{version}` is the version of the key" in page
+
+
+# The site, and what plays the code of its pages.
+
+
+def test_each_page_is_on_the_site_and_on_its_first_page() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    first = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
+
+    assert set(re.findall(r"[\w/-]+\.md", site.partition("\nnav:\n")[2])) == pages
+    assert [page for page in sorted(pages - {"index.md"}) if f"]({page})" not in first] == []
+
+
+def test_a_link_that_leaves_the_docs_leads_to_the_repository() -> None:
+    place = ROOT / "docs" / "links_to_the_repository.py"
+    hook = runpy.run_path(str(place))["on_page_markdown"]
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(ROOT / "docs" / "reference" / "start.md")))
+    config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url="https://example.com/lock/")
+    links = "[a](../../README.md#install) [b](../../tests/fire) [c](../log.md#x) [d](../../nothing.md)"
+
+    assert hook(links, page=page, config=config) == (
+        "[a](https://example.com/lock/blob/main/README.md#install) [b](https://example.com/lock/tree/main/tests/fire) "
+        "[c](../log.md#x) [d](../../nothing.md)"
+    )
+
+
+PLAYED = {
+    "README.md": "tests/pages/test_readme.py",
+    "docs/tutorial.md": "tests/pages/test_tutorial.py",
+    "docs/frameworks.md": "tests/frameworks",
+    "docs/migrate.md": "tests/unit/test_migrate.py",
+    "docs/results.md": "tests/integration/test_results.py",
+    "docs/testing.md": "tests/testing_kit",
+    "docs/how-to/several-beats.md": "tests/acceptance/django_app.py",
+}
+"""By what the code of each page is played; that of the other how-tos by tests/pages/test_how_to.py."""
+
+
+@every_page
+def test_the_code_of_each_page_is_played(page: Path) -> None:
+    name = str(page.relative_to(ROOT))
+    player = ROOT / PLAYED.get(name, "tests/pages/test_how_to.py")
+
+    if "```python" in page.read_text(encoding="utf-8"):
+        assert player.exists()
+        assert name in PLAYED or f'"{name}"' in player.read_text(encoding="utf-8")
+
+
+def test_the_beat_of_the_page_is_the_one_that_is_played() -> None:
+    page = (ROOT / "docs" / "how-to" / "several-beats.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"```python\n(.*?)    pass\n```", page, re.DOTALL)
+    played = (ROOT / PLAYED["docs/how-to/several-beats.md"]).read_text(encoding="utf-8")
+
+    assert [line for line in snippet.splitlines() if line not in played] == []
 
 
 # Pages whose code is played.
@@ -257,7 +332,7 @@ ABOUT_NO_LOCK = (
     "lock.untold:",
     "lock.unsure: the store ",
 )
-"""What README says concerns a store or a process as a whole."""
+"""What docs/reference/signals.md says concerns a store or a process as a whole."""
 
 
 def lines_of_the_log() -> list[str]:
@@ -347,8 +422,8 @@ def test_no_line_of_the_log_is_overlooked() -> None:
     assert {*lines_of_the_log()} <= found
 
 
-def test_readme_names_the_lines_that_are_about_no_lock() -> None:
-    said = section(README, "Signals and logs")
+def test_the_page_names_the_lines_that_are_about_no_lock() -> None:
+    said = section(SIGNALS, "The log")
 
     assert all(f"`{line.partition(' ')[0].rstrip(':')}`" in said for line in ABOUT_NO_LOCK)
     assert all(any(line.startswith(start) for line in lines_of_the_log()) for start in ABOUT_NO_LOCK)

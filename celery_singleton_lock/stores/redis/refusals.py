@@ -94,7 +94,7 @@ def what_to_set(error: exceptions.RedisError, user: str = "default") -> str | No
     if isinstance(error, exceptions.NoPermissionError) or _SAYS_FORBIDDEN.search(text):
         return (
             f"give the user {user} of singleton_lock_url that right with ACL SETUSER, or let singleton_lock_url name a "
-            "user who has it; the README lists all that are needed"
+            "user who has it; docs/reference/start.md lists all that are needed"
         )
     if _is_about_certificates(error):
         return (

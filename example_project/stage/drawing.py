@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from xml.etree import ElementTree as ET
 
-from example_project.history import History, Lane, Run
-from example_project.narration import narrate
-from example_project.timeline import BAD, COLOURS, STRANGER, overlaps_in_words
+from example_project.stage.history import History, Lane, Run
+from example_project.stage.narration import narrate
+from example_project.stage.timeline import BAD, COLOURS, STRANGER, overlaps_in_words
 
 _WIDTH, _MARGIN, _LEFT, _RIGHT = 1120, 32, 200, 210
 _BAR, _STEP, _STRIP = 14, 17, 14

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from example_project.history import History, Run
-from example_project.records import Records
-from example_project.story import KEYS, LAMPS
+from example_project.stage.history import History, Run
+from example_project.stage.records import Records
+from example_project.stage.story import KEYS, LAMPS
 
-_ROOT = Path(__file__).resolve().parent.parent
+_ROOT = Path(__file__).resolve().parents[2]
 _CELERY = ("-m", "celery", "-A", "example_project.app")
 # Long enough to see that it runs, and well before it ends.
 _BEFORE_THE_KILL = 0.5
@@ -43,7 +43,7 @@ class Shop:
         for name in ("one", "two"):
             options = ("--concurrency=2", "--without-mingle", "--without-gossip", "--loglevel=INFO")
             self._start(name, *_CELERY, "worker", "-n", f"{name}@%h", *options)
-        self._start("story", "-m", "example_project.story")
+        self._start("story", "-m", "example_project.stage.story")
 
     def follow(self) -> None:
         """Read what is new, and do what is due."""

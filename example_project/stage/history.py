@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from example_project.records import Record
+from example_project.stage.records import Record
 
 
 @dataclass(slots=True)

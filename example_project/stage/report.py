@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from example_project.history import History
-from example_project.timeline import Timeline
+from example_project.stage.history import History
+from example_project.stage.timeline import Timeline
 
 
 def report(histories: Sequence[History], console: Console, *, kill: bool = False) -> int:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-from example_project.history import History, Lane, Run
-from example_project.narration import narrate
+from example_project.stage.history import History, Lane, Run
+from example_project.stage.narration import narrate
 
 COLOURS = {"one": "#4f83e6", "two": "#23a58f"}
 STRANGER = "#8a8f98"

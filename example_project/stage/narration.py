@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from example_project.history import History, Lane, Run
+from example_project.stage.history import History, Lane, Run
 
 Sentence = tuple[float, str]
 

@@ -15,7 +15,7 @@ from celery import Task
 
 from celery_singleton_lock import signals
 from example_project.app import BROKER_URL
-from example_project.records import Records
+from example_project.stage.records import Records
 
 _TICK = 0.05
 

@@ -15,10 +15,10 @@ from kombu.exceptions import OperationalError
 from rich.console import Console
 
 from example_project.app import BROKER_URL, LOCKED, TTL, app, database
-from example_project.history import History
-from example_project.recorder import key_of, records
-from example_project.records import Records
-from example_project.report import report
+from example_project.stage.history import History
+from example_project.stage.recorder import key_of, records
+from example_project.stage.records import Records
+from example_project.stage.report import report
 from example_project.tasks import book_delivery, import_catalog, send_invoice, sync_prices
 
 WORKERS = 2

@@ -1,0 +1,144 @@
+"""The how-to pages: each does what it says."""
+
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+
+from celery_singleton_lock import CallRevoked, LockHeld, LockLost, signals
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
+from tests.pages.conftest import Program, StartWorker, program_of
+from tests.waiting import until
+
+SOON = 60.0
+"""Seconds in which a worker on a busy machine has done anything."""
+
+
+def test_choose_what_counts(shop: Program) -> None:
+    # The page asserts itself.
+    module = shop("docs/how-to/choose-what-counts.md")
+
+    assert len(module.keys) == 4
+
+
+def test_choose_a_policy(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/choose-a-policy.md")
+    worker(concurrency=6)
+
+    with hold(module.import_catalogue, 7), pytest.raises(CallRevoked, match=HELD_BY_TEST):
+        module.import_catalogue.delay(7).get(timeout=SOON)
+    with hold(module.sync_prices):
+        assert module.sync_prices.delay().get(timeout=SOON) == "on its way"
+    with hold(module.send_invoice, 1), pytest.raises(LockHeld, match=HELD_BY_TEST):
+        module.send_invoice.delay(1).get(timeout=SOON)
+    assert [each.get(timeout=SOON) for each in (module.report.delay(5), module.report.delay(5))] == ["report of 5"] * 2
+
+
+def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/choose-a-policy.md")
+    worker(concurrency=6)
+
+    with hold(module.book_delivery, "lamp", 0), hold(module.number_an_order, 0):
+        booked, numbered = module.book_delivery.delay("lamp", 20), module.number_an_order.delay(2)
+        until(lambda: booked.state == "RETRY", "the delivery comes again", timeout=SOON)
+    assert (booked.get(timeout=SOON), numbered.get(timeout=SOON)) == (20, 2)
+
+    with hold(module.rebuild_index, 1):
+        reruns = [module.rebuild_index.delay(version) for version in (2, 3, 4)]
+        until(lambda: sum(each.ready() for each in reruns) == 2, "two calls are merged", timeout=SOON)
+    (successor,) = [each for each in reruns if each.state != "REVOKED"]
+    assert successor.get(timeout=SOON) == 4
+
+    slow = module.search.delay("ann", "la")
+    until(lambda: module.search.lock_holders("ann", "la"), "somebody searches", timeout=SOON)
+    better = module.search.delay("ann", "lamp")
+    assert better.get(timeout=SOON) == "found lamp"
+    with pytest.raises(CallRevoked, match=better.id):
+        slow.get(timeout=SOON)
+
+
+def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/choose-a-policy.md")
+    worker()
+
+    assert module.digest.delay("blue").get(timeout=SOON) == "sent to blue"
+    with pytest.raises(CallRevoked):
+        module.digest.delay("blue").get(timeout=SOON)
+    with ExitStack() as holders:
+        for _ in range(3):
+            holders.enter_context(hold(module.crawl, "shop.example", 0))
+        fourth = module.crawl.delay("shop.example", 4)
+        until(lambda: fourth.state == "RETRY", "the fourth comes again", timeout=SOON)
+    assert fourth.get(timeout=SOON) == 4
+
+
+def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) -> None:
+    # The page asserts itself.
+    module = shop("docs/how-to/unique-in-the-queue.md")
+
+    first = module.click(5).removeprefix("queued as ")
+    assert module.click(5) == f"on its way as {first}"
+    worker()
+    assert module.first.get(timeout=SOON) == "imported 7"
+
+
+def test_use_the_fence(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/use-the-fence.md")
+    worker()
+
+    fence = module.import_catalogue.delay(7, 2).get(timeout=SOON)
+    later = module.import_catalogue.delay(7, 2).get(timeout=SOON)
+
+    assert 0 < fence < later
+    with pytest.raises(module.TooLate):
+        module.save(7, 3, fence)
+    module.save(7, 3, later)
+    assert module.resize_images.delay(7).get(timeout=SOON) == ["large", "small"]
+    assert module.resize_in_its_context() == "nobody has called copy_context()"
+
+
+def test_work_that_must_stop(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/work-that-must-stop.md")
+    worker()
+
+    endless = module.import_catalogue.delay(10**12)
+    until(lambda: module.import_catalogue.lock_holders(10**12), "it runs", timeout=SOON)
+    expire(module.import_catalogue, 10**12)
+    with pytest.raises(LockLost):
+        endless.get(timeout=SOON)
+    assert module.print_label.delay(1).get(timeout=SOON) == 1
+
+
+def test_lock_without_a_task(shop: Program) -> None:
+    module = shop("docs/how-to/lock-without-a-task.md")
+
+    assert len(set(module.fences)) == 2
+    assert module.lock.acquire(timeout=5) is not None
+    module.lock.release()
+
+
+def test_observe(shop: Program, request: pytest.FixtureRequest) -> None:
+    module = shop("docs/how-to/observe.md")
+    for signal, receiver in (
+        (signals.lock_conflict, module.count_conflict),
+        (signals.lock_acquired, module.note_wait),
+        (signals.lock_lost, module.alert),
+    ):
+        request.addfinalizer(partial(signal.disconnect, receiver))
+
+    module.import_catalogue.apply((7,))
+    with hold(module.import_catalogue, 7):
+        module.import_catalogue.apply((7,))
+
+    assert module.conflicts == {"shop.import_catalogue skipped": 1}
+    assert module.waited == [0.0]
+    assert module.alerts == []
+
+
+def test_where_the_locks_are() -> None:
+    exec(program_of("docs/topologies.md"), told := {})
+
+    assert told["app"].conf.singleton_lock_url.startswith("sentinel://")
+    assert store_of(told["app"]).address.startswith("sentinel://")
+    told["app"].close()
