@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal
 
@@ -40,6 +41,7 @@ EVERYWHERE = bool(os.environ.get("STRIKE_EVERYWHERE"))
 """All moments are tried. Otherwise every so many-eth, from one that a fixed seed has drawn."""
 
 _SEED = 14
+_PYTHONS = Path(threading.__file__).parent
 _SIGNAL = signal.SIGUSR2
 _PATIENCE = 20.0
 
@@ -124,7 +126,7 @@ class Strike:
 
     def _called(self, frame: FrameType, _event: str, _: Any) -> Any:
         code = frame.f_code
-        if code.co_filename not in self._files:
+        if code.co_filename not in self._files or self._serves_others(frame):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         self.seen += 1
@@ -132,6 +134,12 @@ class Strike:
             self.where = f"{code.co_qualname}, line {frame.f_lineno}, as it begins or goes on"
             _ = -self._note
         return self._stepped
+
+    def _serves_others(self, frame: FrameType) -> bool:
+        """Python's own, in the service of a library that may not survive it: a queue whose lock stays taken, say."""
+        caller = frame.f_back
+        is_pythons = Path(frame.f_code.co_filename).parent == _PYTHONS
+        return is_pythons and caller is not None and caller.f_code.co_filename not in self._files
 
     def _stepped(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "opcode" and frame.f_lasti in looks(frame.f_code):
