@@ -33,6 +33,7 @@ class Call:
     Attributes:
         state, error: Celery's, and the name of the exception where it failed.
         alone: No member of a canvas.
+        members: Of the body of a chord, the task ids in its header.
     """
 
     task_id: str
@@ -40,6 +41,7 @@ class Call:
     state: str = "PENDING"
     error: str = ""
     alone: bool = True
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -340,10 +342,11 @@ def told(runs: Sequence[Run]) -> Iterator[Finding]:
 
 @dataclass
 class Traces:
-    """What is known of one task id."""
+    """What is known of one task id; of the body of a chord, of those in its header as well."""
 
     runs: list[Run] = field(default_factory=list)
     conflicts: set[str] = field(default_factory=set)
+    members: list["Traces"] = field(default_factory=list)
 
 
 def by_call(history: History, runs: Sequence[Run]) -> list[tuple[Call, Traces]]:
@@ -354,6 +357,8 @@ def by_call(history: History, runs: Sequence[Run]) -> list[tuple[Call, Traces]]:
         outcome = outcome_of(event)
         if outcome:
             traces[event.facts["task_id"]].conflicts.add(outcome)
+    for call in history.calls:
+        traces[call.task_id].members = [traces[member] for member in call.members]
     return [(call, traces[call.task_id]) for call in history.calls]
 
 
@@ -420,11 +425,22 @@ def why_unended(state: str, late: bool, traces: Traces, forgetful: bool) -> tupl
         return "killed after an early ack", ""
     if forgetful:
         return "lost by the broker", ""
+    if any(map(_may_count_twice, traces.members)):
+        return "its chord has counted a part twice", ""
     return "lost", f"it ended nowhere: {state}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"
 
 
 def _has_lost_its_retry(traces: Traces) -> bool:
     return any(run.kind.how != "work" and run.outcome == "Reject" for run in traces.runs)
+
+
+def _may_count_twice(member: Traces) -> bool:
+    """Its process died as it stored its end, and its message came again.
+
+    Celery counts the parts of a chord as they come, and sends the body at the right number: it is lost if the process
+    dies after it has counted, before it has sent.
+    """
+    return len(member.runs) > 1 and any(run.ended < inf and run.was_cut_short for run in member.runs)
 
 
 def _is_overwritten(late: bool, traces: Traces) -> bool:

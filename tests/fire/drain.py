@@ -50,7 +50,13 @@ def known(stage: Stage, watch: Watch) -> History:
     sent = {event.facts["task_id"]: event.facts for event in events if event.name == "sent"}
     ended = states(stage.results, list(sent))
     calls = [
-        Call(task_id, facts["task"], *ended.get(task_id, ("PENDING", "")), alone=facts["alone"])
+        Call(
+            task_id,
+            facts["task"],
+            *ended.get(task_id, ("PENDING", "")),
+            alone=facts["alone"],
+            members=tuple(facts["members"]),
+        )
         for task_id, facts in sent.items()
     ]
     return History(events, calls, forgetful=stage.loses_messages)

@@ -110,12 +110,14 @@ class Load:
             # It may have arrived all the same; nothing is claimed of it.
             self._record.write("unsent", tasks=names, error=str(error))
             return
-        for task_id, name in zip(_ids(result), names, strict=True):
+        ids = _ids(result)
+        for task_id, name in zip(ids, names, strict=True):
             # A call that was in the queue already is sent no second time.
             if task_id not in self._sent:
                 self._sent.add(task_id)
                 self._open[task_id] = time.monotonic()
-                self._record.write("sent", task_id=task_id, task=name, alone=len(names) == 1)
+                members = ids[:-1] if name == GATHER.name else []
+                self._record.write("sent", task_id=task_id, task=name, alone=len(names) == 1, members=members)
 
     def _key(self) -> str:
         if self._rng.random() < SHARE_OF_HOT:

@@ -23,8 +23,10 @@ class Story:
     def at(self, moment: float, name: str, key: str = "", run: str = "", pid: int = 0, **facts: Any) -> None:
         self.events.append(Event(name, key, run, moment, pid, facts))
 
-    def call(self, task_id: str, state: str = "SUCCESS", error: str = "", task: str = "reschedule_late") -> None:
-        self.calls.append(Call(task_id, task, state, error))
+    def call(
+        self, task_id: str, state: str = "SUCCESS", error: str = "", task: str = "reschedule_late", members: str = ""
+    ) -> None:
+        self.calls.append(Call(task_id, task, state, error, members=tuple(members)))
 
     def run(
         self,
@@ -375,6 +377,18 @@ def test_with_a_late_ack_it_must_not_be_lost(story: Story) -> None:
     story.call("a", "PENDING")
 
     assert story.promises() == ["nothing lost"]
+
+
+def test_the_body_of_a_chord_may_be_lost_with_the_process_that_has_counted_its_last_part(story: Story) -> None:
+    story.run(1, 2)
+    story.call("body", "PENDING", task="gather", members="a")
+    assert story.promises() == ["nothing lost"]
+
+    story.at(2.5, "died", victim=1, alive_at=2.4)
+    story.run(5, 6, pid=2)
+
+    assert check(story.history()).fates == {"its chord has counted a part twice": 1}
+    assert check(story.history()).good
 
 
 def test_what_a_forgetful_broker_loses_is_counted(story: Story) -> None:
