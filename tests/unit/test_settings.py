@@ -434,6 +434,110 @@ def test_celerys_spelling_of_a_certificate_check_is_understood_in_settings(
     assert connection.cert_reqs == meaning
 
 
+# User, password and database.
+
+
+class Vault(CredentialProvider):
+    """As an app has it."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "vault", SECRET
+
+
+PROVIDER = f"{__name__}.Vault"
+USERS_OF_CELERY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "of results": (
+        {"result_backend": "redis://results/0", "redis_username": "shop", "redis_password": SECRET},
+        {"username": "shop", "password": SECRET},
+    ),
+    "of results over TLS": (
+        {"result_backend": "rediss://results/0?ssl_cert_reqs=none&ssl_check_hostname=no", "redis_password": SECRET},
+        {"username": None, "password": SECRET},
+    ),
+    "of results at sentinels": (
+        {
+            "result_backend": "sentinel://h1/0",
+            "result_backend_transport_options": {"master_name": "mymaster"},
+            "redis_username": "shop",
+            "redis_password": SECRET,
+        },
+        {"username": "shop", "password": SECRET},
+    ),
+    "of results at a socket": (
+        {"result_backend": "redis+socket:///run/redis.sock", "redis_password": SECRET, "redis_db": 3},
+        {"password": SECRET, "db": 3},
+    ),
+    "of results at a socket with a database": (
+        {"result_backend": "redis+socket:///run/redis.sock?virtual_host=2", "redis_db": 3},
+        {"db": 2},
+    ),
+    "the database of results over TCP is in the URL": ({"result_backend": "redis://results", "redis_db": 3}, {"db": 0}),
+    "the URL goes before": (
+        {"result_backend": f"redis://:{SECRET}@results/0", "redis_username": "shop", "redis_password": "other"},
+        {"username": "shop", "password": SECRET},
+    ),
+    "of the broker": (
+        {"broker_url": "redis://broker/0", "broker_user": "shop", "broker_password": SECRET, "redis_password": "other"},
+        {"username": "shop", "password": SECRET},
+    ),
+    "ours": (
+        {
+            "result_backend": "redis://results/0",
+            "redis_backend_credential_provider": Vault(),
+            "singleton_lock_client_options": {"username": "shop", "password": SECRET},
+        },
+        {"username": "shop", "password": SECRET, "credential_provider": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USERS_OF_CELERY)
+def test_user_and_password_are_found_as_celery_finds_them(case: str) -> None:
+    settings, expected = USERS_OF_CELERY[case]
+
+    connection = connection_of(store_of(app_with(**settings)))
+
+    assert {name: getattr(connection, name) or (0 if name == "db" else None) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"result_backend": "redis://results/0", "redis_backend_credential_provider": Vault()},
+        {"result_backend": "redis://results/0", "redis_backend_credential_provider": PROVIDER},
+        {"result_backend": f"redis://results/0?credential_provider={PROVIDER}"},
+        {"result_backend": f"redis://u:p@results/0?credential_provider={PROVIDER}", "redis_password": "other"},
+        {"broker_url": f"redis://broker/0?credential_provider={PROVIDER}"},
+        {"broker_url": f"redis+socket:///run/redis.sock?credential_provider={PROVIDER}"},
+        {
+            "broker_url": f"sentinel://u:p@h1/0?credential_provider={PROVIDER}",
+            "broker_transport_options": {"master_name": "mymaster"},
+        },
+        {"singleton_lock_url": "redis://locks/0", "singleton_lock_client_options": {"credential_provider": Vault()}},
+        {
+            "singleton_lock_url": "rediss://u:p@locks/0",
+            "singleton_lock_client_options": {"credential_provider": PROVIDER.replace(".Vault", ":Vault")},
+        },
+    ],
+)
+def test_a_credential_provider_is_found_as_celery_finds_it_and_stands_for_user_and_password(settings: Any) -> None:
+    connection = connection_of(store_of(app_with(**settings)))
+
+    assert type(connection.credential_provider).__name__ == "Vault"
+    assert (connection.username, connection.password) == (None, None)
+
+
+@pytest.mark.parametrize("provider", ["nowhere.Vault", f"{__name__}.Safe", f"{__name__}.SECRET", "vault", ".", ""])
+def test_a_credential_provider_that_cannot_be_made_is_refused(provider: str) -> None:
+    app = app_with(result_backend="redis://results/0", redis_backend_credential_provider=provider)
+    if not provider:
+        assert connection_of(store_of(app)).credential_provider is None
+        return
+
+    with pytest.raises(ConfigurationError, match=r"credential_provider cannot be made of the text .* dotted path"):
+        store_of(app)
+
+
 # Sentinel.
 
 
@@ -650,12 +754,11 @@ def test_opening_a_store_makes_no_connection() -> None:
 
 
 def test_a_check_that_stumbles_is_told_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    class Provider(CredentialProvider):
-        def get_credentials(self) -> Any:
-            raise KeyError("vault")
+    def stumble(_: Any) -> None:
+        raise KeyError("vault")
 
     with running("valkey") as server:
-        options = {"credential_provider": Provider()}
+        options = {"redis_connect_func": stumble}
         app = app_with(broker_url="memory://", singleton_lock_url=server.url, singleton_lock_client_options=options)
 
         @app.task(base=SingletonTask, name="task", shared=False)

@@ -72,7 +72,7 @@ class RedisStore(RedisInventory, Store):
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         self._url, self._options = url, options
         self._source = source_of(url, options, self.close, self._reconnected)
-        self._asking = Asking(self._source.address, self._source.pool.connection_kwargs.get("username") or "default")
+        self._asking = Asking(self._source.address, self._source.pool.connection_kwargs)
         kind = WatchfulWire if self._source.may_move else Wire
         self._wire = kind(self._source, self._reconnected)
         self._reserved = kind(self._source, self._reconnected)
