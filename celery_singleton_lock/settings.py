@@ -52,13 +52,12 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
-    _refuse_later_settings(app)
     url, options = _location(app)
     own = _client_options(app)
     if "username" in own or "password" in own:
         # What stands for them there does not stand for these.
         options.pop("credential_provider", None)
-    return store_from_url(_redis_py_url(url), {**options, **own})
+    return store_from_url(_redis_py_url(url), {**options, **own}, _replicas(app))
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
@@ -151,9 +150,14 @@ def _client_options(app: Celery) -> Mapping[str, Any]:
     return options
 
 
-def _refuse_later_settings(app: Celery) -> None:
-    if app.conf.get("singleton_lock_replicas", 0) != 0:
-        raise ConfigurationError("singleton_lock_replicas is not available in this version; leave it at 0")
+def _replicas(app: Celery) -> int:
+    number: Any = app.conf.get("singleton_lock_replicas", 0)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConfigurationError(
+            f"singleton_lock_replicas={number!r} is not allowed: give the number of replicas that have to acknowledge "
+            "each grant and each renewal, or 0"
+        )
+    return number
 
 
 def _redis_py_url(url: str) -> str:

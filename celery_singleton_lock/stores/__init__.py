@@ -38,7 +38,7 @@ def shared_store(url: str) -> Store:
     return _shared.get(url) or _shared.setdefault(url, store_from_url(url))
 
 
-def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
+def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas: int = 0) -> Store:
     """Open the store at *url*; nothing is sent to it yet.
 
     Arguments:
@@ -47,6 +47,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
             locks of this process only, the same for all who give the same URL.
         options: Further arguments for redis-py's connections, such as `ssl_ca_certs`; for
             `sentinel://` the `master_name`, unless the URL ends with `?master_name=...`, and `sentinel_kwargs`.
+        replicas: How many replicas have to have a grant and a renewal, before they count.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
@@ -57,10 +58,14 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
     except ValueError:
         raise unreadable() from None
     if scheme == "memory":
+        if replicas:
+            raise ConfigurationError(
+                f"singleton_lock_replicas={replicas} is not allowed: {url} has no replicas; leave it at 0"
+            )
         return in_memory.setdefault(url, MemoryStore())
     if scheme in _LATER_SCHEMES:
         raise ConfigurationError(f"singleton_lock_url: {scheme}:// is not available in this version; use redis://")
     if scheme not in _REDIS_SCHEMES:
         allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {})
+    return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)

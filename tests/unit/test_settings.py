@@ -191,9 +191,20 @@ def test_several_stores_are_of_a_later_version(urls: Any) -> None:
         store_of(app_with(singleton_lock_url=urls))
 
 
-def test_replicas_are_of_a_later_version() -> None:
-    with pytest.raises(ConfigurationError, match="singleton_lock_replicas is not available in this version"):
-        store_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
+@pytest.mark.parametrize("number", [-1, 1.0, "1", True, None, [1]])
+def test_a_number_of_replicas_is_a_number(number: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        store_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=number))
+
+    for words in (f"singleton_lock_replicas={number!r} is not allowed", "or 0"):
+        assert words in str(refused.value)
+
+
+def test_locks_in_memory_have_no_replicas() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"singleton_lock_replicas=1 is not allowed: memory:// has no replicas"
+    ):
+        store_of(app_with(singleton_lock_url="memory://", singleton_lock_replicas=1))
 
 
 @pytest.mark.parametrize("url", ["redis://u:p[w@locks/0", "redis://locks/abc"])

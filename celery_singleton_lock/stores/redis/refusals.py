@@ -14,7 +14,10 @@ _ELSEWHERE = (
     exceptions.TryAgainError,
 )
 # Those that redis-py gives no class of their own, or that an older server wraps into an error of the script.
-_SAYS_ELSEWHERE = re.compile(r"(?:^|-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b")
+_SAYS_ELSEWHERE = re.compile(
+    r"(?:^|-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
+    r"|^WAIT cannot be used with replica"
+)
 
 _UNKNOWN = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
 # A server that wants a password first takes no command as long as ours, and does not say why.
@@ -33,6 +36,10 @@ _NEVER = (
     (
         re.compile(r"^ASK\b|(?:^|-)CROSSSLOT\b"),
         "a cluster cannot be used in this version: let singleton_lock_url name a server that is not in cluster mode",
+    ),
+    (
+        re.compile(r"unknown (?:redis )?command [^,]*\bwait\b", re.IGNORECASE),
+        "leave singleton_lock_replicas at 0: this server cannot say what its replicas have; or use one that has WAIT",
     ),
     (
         re.compile(r"unknown (?:redis )?command|unknown subcommand", re.IGNORECASE),
