@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.spelling import check_setting_names
-from celery_singleton_lock.stores import SENTINEL, store_from_url
+from celery_singleton_lock.stores import SENTINEL, one_url, store_from_url
 from celery_singleton_lock.stores.base import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
@@ -63,11 +63,7 @@ def open_store(app: Celery) -> Store:
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
     url = app.conf.get("singleton_lock_url")
     if url is not None:
-        if not isinstance(url, str):
-            raise ConfigurationError(
-                "singleton_lock_url: a list of stores is not available in this version; give one URL as text"
-            )
-        return url, {}
+        return one_url(url), {}
     conf = app.conf
     of_results, of_broker = conf.result_backend, conf.broker_write_url or conf.broker_url
     for url, whose, tls, transport, port in (

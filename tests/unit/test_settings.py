@@ -185,10 +185,44 @@ def test_a_url_without_a_scheme_is_refused(url: str) -> None:
         store_of(app_with(singleton_lock_url=url))
 
 
-@pytest.mark.parametrize("urls", [["redis://one/0", "redis://two/0"], ("redis://one/0",), {"redis://one/0"}, 6379])
-def test_several_stores_are_of_a_later_version(urls: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"singleton_lock_url: .*not available in this version; give one URL"):
-        store_of(app_with(singleton_lock_url=urls))
+SEVERAL = [
+    [f"redis://:{SECRET}@one/0", "redis://two/0", "redis://three/0"],
+    ("redis://one/0", "redis://one/0"),
+    ["redis://one/0", "rediss://two/0"],
+    {"redis://one/0", "redis://two/0"},
+    f"redis://:{SECRET}@one/0;redis://two/0;redis://three/0",
+    "redis://one/0; valkeys://two/0",
+    "memory://;redis://two/0",
+]
+
+
+@pytest.mark.parametrize("urls", SEVERAL)
+def test_several_stores_are_refused_with_the_reason_and_what_to_use(urls: Any) -> None:
+    for use in (lambda: store_of(app_with(singleton_lock_url=urls)), lambda: Lock("stock", url=urls)):
+        with pytest.raises(ConfigurationError) as refused:
+            use()
+
+        for words in (
+            "singleton_lock_url",
+            "majority",
+            "two holders",
+            "give one URL",
+            "sentinel://",
+            "docs/topologies.md",
+        ):
+            assert words in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert SECRET not in str(refused.value) + repr(refused.value)
+
+
+@pytest.mark.parametrize("url", [[], [f"redis://:{SECRET}@one/0"], ("redis://one/0",), 6379, {"url": SECRET}])
+def test_a_url_that_is_no_text_is_refused_and_not_quoted(url: Any) -> None:
+    for use in (lambda: store_of(app_with(singleton_lock_url=url)), lambda: Lock("stock", url=url)):
+        with pytest.raises(
+            ConfigurationError, match=r"singleton_lock_url=<a .* is not allowed: give one URL as text"
+        ) as refused:
+            use()
+        assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize("number", [-1, 1.0, "1", True, None, [1]])
