@@ -79,7 +79,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
             locks of this process only, the same for all who give the same URL.
         options: Further arguments for redis-py's connections, such as `ssl_ca_certs`; for
             `sentinel://` the `master_name`, unless the URL ends with `?master_name=...`, and `sentinel_kwargs`.
-        replicas: How many replicas have to have a grant and a renewal, before they count.
+        replicas: How many replicas have to have a grant and a renewal, before they count; locks in memory have none.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
@@ -92,10 +92,6 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     if scheme not in _OF_SEVERAL and _ANOTHER.search(url):
         raise _no_majority()
     if scheme == "memory":
-        if replicas:
-            raise ConfigurationError(
-                f"singleton_lock_replicas={replicas} is not allowed: {url} has no replicas; leave it at 0"
-            )
         return in_memory.setdefault(url, MemoryStore())
     if scheme in _LATER_SCHEMES:
         raise ConfigurationError(f"singleton_lock_url: {scheme}:// is not available in this version; use redis://")

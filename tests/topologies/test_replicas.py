@@ -94,7 +94,7 @@ def test_a_grant_that_no_replica_has_is_none(careful: RedisStore, halted: Callab
 
     assert clock() - began < ACQUIRE_BOUND + SLACK
     assert not isinstance(unanswered.value, ConfigurationError)
-    for words in ("0 of its replicas have acknowledged it", "singleton_lock_replicas=1", careful.address):
+    for words in ("acknowledged by 0 of its replicas", "singleton_lock_replicas=1", careful.address):
         assert words in str(unanswered.value)
 
 
@@ -146,7 +146,7 @@ def test_a_renewal_that_no_replica_has_is_none_and_ends_in_time(
     cleanup.callback(go_on, pair[1])
     began = clock()
 
-    with pytest.raises(StoreError, match="0 of its replicas have acknowledged it"):
+    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
         careful.renew([MINE], 1.0)
 
     assert clock() - began < 1.0 + SLACK
@@ -208,7 +208,7 @@ def test_two_replicas_are_not_one(cleanup: ExitStack) -> None:
     assert isinstance(store.acquire(MINE), Grant)
     halt(one)
 
-    with pytest.raises(StoreError, match="1 of its replicas have acknowledged it, and singleton_lock_replicas=2"):
+    with pytest.raises(StoreError, match="acknowledged by 1 of its replicas, not by singleton_lock_replicas=2"):
         store.renew([MINE], 1.0)
     go_on(one)
     until(lambda: answered(lambda: store.renew([MINE], 1.0)) == [Answer.DONE], "both have it")
@@ -272,7 +272,7 @@ def test_it_waits_for_less_than_a_connection_does(careful: RedisStore) -> None:
 def test_a_server_without_replicas_is_told_at_the_start(valkey: Server) -> None:
     store = RedisStore(valkey.url, {}, 1)
 
-    with pytest.raises(StoreError, match="0 of its replicas have acknowledged it, and singleton_lock_replicas=1"):
+    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas, not by singleton_lock_replicas=1"):
         store.try_out(f"{MINE.key}:trial", 1.0)
     store.close()
 

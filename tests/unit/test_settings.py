@@ -15,6 +15,7 @@ from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.testing import memory_store
 from tests.servers import free_port, running
 from tests.waiting import until
 
@@ -234,11 +235,12 @@ def test_a_number_of_replicas_is_a_number(number: Any) -> None:
         assert words in str(refused.value)
 
 
-def test_locks_in_memory_have_no_replicas() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"singleton_lock_replicas=1 is not allowed: memory:// has no replicas"
-    ):
-        store_of(app_with(singleton_lock_url="memory://", singleton_lock_replicas=1))
+def test_locks_in_memory_wait_for_no_replicas() -> None:
+    """As in the tests of an app whose settings are those of its deployment."""
+    app = app_with(singleton_lock_replicas=1)
+
+    with memory_store(app) as store, Lock("stock", app=app) as lease:
+        assert lease.store is store
 
 
 @pytest.mark.parametrize("url", ["redis://u:p[w@locks/0", "redis://locks/abc"])

@@ -65,7 +65,7 @@ class Replicas:
         """
         if acknowledged < self.number:
             raise TooFewReplicas(
-                f"{acknowledged} of its replicas have acknowledged it, and singleton_lock_replicas={self.number}"
+                f"acknowledged by {acknowledged} of its replicas, not by singleton_lock_replicas={self.number}"
             )
 
     def _run_many(
