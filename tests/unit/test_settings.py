@@ -491,6 +491,13 @@ class Vault(CredentialProvider):
         return "vault", SECRET
 
 
+class Safe(Vault):
+    """One that has to be told where it is."""
+
+    def __init__(self) -> None:
+        raise KeyError(SECRET)
+
+
 PROVIDER = f"{__name__}.Vault"
 USERS_OF_CELERY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "of results": (
@@ -574,15 +581,20 @@ def test_a_credential_provider_is_found_as_celery_finds_it_and_stands_for_user_a
     assert (connection.username, connection.password) == (None, None)
 
 
-@pytest.mark.parametrize("provider", ["nowhere.Vault", f"{__name__}.Safe", f"{__name__}.SECRET", "vault", ".", ""])
+@pytest.mark.parametrize(
+    "provider", ["nowhere.Vault", f"{__name__}.Nowhere", f"{__name__}.Safe", f"{__name__}.SECRET", "vault", ".", ""]
+)
 def test_a_credential_provider_that_cannot_be_made_is_refused(provider: str) -> None:
     app = app_with(result_backend="redis://results/0", redis_backend_credential_provider=provider)
     if not provider:
         assert connection_of(store_of(app)).credential_provider is None
         return
 
-    with pytest.raises(ConfigurationError, match=r"credential_provider cannot be made of the text .* dotted path"):
+    with pytest.raises(
+        ConfigurationError, match=r"credential_provider cannot be made of the text .* dotted path"
+    ) as error:
         store_of(app)
+    assert SECRET not in str(error.value)
 
 
 # Sentinel.

@@ -133,7 +133,7 @@ def _settle_provider(arguments: dict[str, Any]) -> None:
     if isinstance(provider, str):
         try:
             arguments["credential_provider"] = resolve_name(provider)()
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
+        except Exception as error:
             # Not its text: somebody may have written a password there.
             raise TypeError(
                 "credential_provider cannot be made of the text that was given: give a redis.CredentialProvider, or "
