@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError, Lease, Lock, StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
 from celery_singleton_lock.stores.redis import replicas as module
 from celery_singleton_lock.stores.redis.replicas import TooFewReplicas
@@ -388,3 +388,26 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
     # And the old master grants nothing more.
     with pytest.raises(StoreError, match="singleton_lock_replicas=1"):
         on_its_side.acquire(claim_of("next"))
+
+
+def test_if_all_replicas_are_asked_for_neither_side_grants_while_one_is_missing(cleanup: ExitStack) -> None:
+    deployment = cleanup.enter_context(deployed("redis", behind=Proxy))
+    assert deployment.front is not None
+    on_its_side = store_from_url(deployment.servers[0].url, replicas=2)
+    elsewhere = store_from_url(deployment.url, replicas=2)
+    for store in (on_its_side, elsewhere):
+        cleanup.callback(store.close)
+    lease = Lease(on_its_side, claim_of("cut off"))
+    assert lease.acquire() is None
+    deployment.front.black_hole()
+    until(lambda: lease.lost, "the holder is told", timeout=60)
+    # Over there one replica has become the master of the other.
+    until(lambda: "acknowledged by 1 of its replicas" in problem_of_asking(elsewhere), "it is at that one", timeout=60)
+
+    assert "acknowledged by 0 of its replicas" in problem_of_asking(on_its_side)
+
+
+def problem_of_asking(store: Store) -> str:
+    with pytest.raises(StoreError) as unanswered:
+        store.acquire(claim_of("next"))
+    return str(unanswered.value)
