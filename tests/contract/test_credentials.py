@@ -18,8 +18,8 @@ from tests.contract.test_bounds import KEY, MINE
 from tests.servers import SERVERS, Server, certificate, free_port, running
 
 OTHER = Claim("singleton:v2:{other:00}", "b", 30.0)
-AT_ONCE = 2.0
-"""Far less than the bound of an acquire, on a machine with other things to do."""
+AT_ONCE = 4.0
+"""Less than the bound of an acquire, on a machine with other things to do."""
 
 
 @pytest.fixture(params=SERVERS)
@@ -52,7 +52,7 @@ def take_only(server: Server, token: str) -> None:
 
 def assert_that_all_works(store: Store, claim: Claim = MINE) -> None:
     assert isinstance(store.acquire(claim), Grant)
-    assert store.renew([claim], 1.0) == [Answer.DONE]
+    assert store.renew([claim], 5.0) == [Answer.DONE]
     assert store.release(claim, 1) == Answer.DONE
 
 
@@ -126,7 +126,7 @@ def test_a_provider_that_fails_is_as_good_as_a_store_that_is_away(own: Server) -
     store = RedisStore(own.url, {"credential_provider": provider})
 
     with pytest.raises(StoreError, match="credential_provider has failed with KeyError") as unanswered:
-        store.renew([MINE], 1.0)
+        store.renew([MINE], 2.0)
     assert not isinstance(unanswered.value, ConfigurationError)
     assert "s3cret" not in str(unanswered.value)
 

@@ -90,7 +90,7 @@ def test_the_start_asks_for_keys_and_channels(server: Server, pattern: str, what
         client.execute_command("ACL", "SETUSER", "shop", "reset", *others)
 
     with pytest.raises(ConfigurationError) as refused:
-        RedisStore(f"redis://shop:secret@127.0.0.1:{server.port}/1", {}).try_out(f"{KEY}:{what}", 1.0)
+        RedisStore(f"redis://shop:secret@127.0.0.1:{server.port}/1", {}).try_out(f"{KEY}:{what}", 5.0)
 
     assert what in str(refused.value)
     assert "ACL SETUSER" in str(refused.value)
