@@ -10,10 +10,11 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.spelling import check_setting_names
-from celery_singleton_lock.stores import SENTINEL, store_from_url
+from celery_singleton_lock.stores import SENTINEL, one_url, store_from_url
 from celery_singleton_lock.stores.base import Store
 
-_LOCATIONS = ("redis://", "rediss://", "redis+socket://", "unix://", SENTINEL)
+_SOCKETS = ("redis+socket://", "unix://")
+_LOCATIONS = ("redis://", "rediss://", *_SOCKETS, SENTINEL)
 # Where Celery's result backend looks for sentinels of which the URL has no port.
 _PORT_OF_RESULTS = 6379
 # What Celery reads of its transport options to find the master.
@@ -51,29 +52,31 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
-    _refuse_later_settings(app)
     url, options = _location(app)
-    return store_from_url(_redis_py_url(url), {**options, **_client_options(app)})
+    own = _client_options(app)
+    if "username" in own or "password" in own:
+        # What stands for them there does not stand for these.
+        options.pop("credential_provider", None)
+    return store_from_url(_redis_py_url(url), {**options, **own}, _replicas(app))
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
     url = app.conf.get("singleton_lock_url")
     if url is not None:
-        if not isinstance(url, str):
-            raise ConfigurationError(
-                "singleton_lock_url: a list of stores is not available in this version; give one URL as text"
-            )
-        return url, {}
+        return one_url(url), {}
     conf = app.conf
-    for url, tls, transport, port in (
+    of_results, of_broker = conf.result_backend, conf.broker_write_url or conf.broker_url
+    for url, whose, tls, transport, port in (
         (
-            conf.result_backend,
+            of_results,
+            _user_of_results(app, of_results),
             conf.get("redis_backend_use_ssl"),
             conf.get("result_backend_transport_options"),
             _PORT_OF_RESULTS,
         ),
         (
-            conf.broker_write_url or conf.broker_url,
+            of_broker,
+            _given(username=conf.get("broker_user"), password=conf.get("broker_password")),
             conf.get("broker_use_ssl"),
             conf.get("broker_transport_options"),
             None,
@@ -84,17 +87,32 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         first = first.partition(";")[0] if isinstance(first, str) else ""
         if first.startswith(SENTINEL):
             parts = ";".join(part for part in url if isinstance(part, str)) if isinstance(url, list | tuple) else url
-            return parts, _sentinel_options(tls, transport, port)
+            return parts, {**whose, **_sentinel_options(tls, transport, port)}
         if first.startswith(_LOCATIONS):
             if isinstance(tls, dict):
-                return first.replace("redis://", "rediss://", 1), {
-                    name: _redis_py(value) for name, value in tls.items()
-                }
-            return first, {}
+                whose |= {name: _redis_py(value) for name, value in tls.items()}
+                return first.replace("redis://", "rediss://", 1), whose
+            return first, whose
     raise ConfigurationError(
         "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
         "set app.conf.singleton_lock_url, for example to 'redis://localhost:6379/0'"
     )
+
+
+def _user_of_results(app: Celery, url: Any) -> dict[str, Any]:
+    """What Celery's result backend takes of its settings if the URL does not say it."""
+    get = app.conf.get
+    return _given(
+        username=get("redis_username"),
+        password=get("redis_password"),
+        credential_provider=get("redis_backend_credential_provider"),
+        # Over TCP the database is that of the URL, or 0.
+        db=get("redis_db") if isinstance(url, str) and url.startswith(_SOCKETS) else None,
+    )
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value}
 
 
 def _sentinel_options(tls: Any, transport: Any, port: int | None) -> dict[str, Any]:
@@ -128,9 +146,14 @@ def _client_options(app: Celery) -> Mapping[str, Any]:
     return options
 
 
-def _refuse_later_settings(app: Celery) -> None:
-    if app.conf.get("singleton_lock_replicas", 0) != 0:
-        raise ConfigurationError("singleton_lock_replicas is not available in this version; leave it at 0")
+def _replicas(app: Celery) -> int:
+    number: Any = app.conf.get("singleton_lock_replicas", 0)
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ConfigurationError(
+            f"singleton_lock_replicas={number!r} is not allowed: give the number of replicas that have to acknowledge "
+            "each grant and each renewal, or 0"
+        )
+    return number
 
 
 def _redis_py_url(url: str) -> str:

@@ -212,7 +212,7 @@ def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
 
     assert knowing == [
         f"stores/redis/{name}.py"
-        for name in ("asking", "master", "opening", "refusals", "sentinels", "source", "waiter", "wire")
+        for name in ("asking", "master", "opening", "refusals", "replicas", "sentinels", "source", "waiter", "wire")
     ]
 
 

@@ -1,5 +1,6 @@
 """Stores of locks; the scheme of the URL picks one."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,9 @@ _REDIS_SCHEMES = {
     "sentinel": "sentinel",
 }
 _LATER_SCHEMES = ("redis+cluster", "rediss+cluster")
+# Schemes of which one URL names several servers.
+_OF_SEVERAL = ("sentinel", *_LATER_SCHEMES)
+_ANOTHER = re.compile(r";\s*[a-z+]+://")
 in_memory: dict[str, MemoryStore] = {}
 """The stores in the memory of this process, by their URL."""
 
@@ -35,10 +39,38 @@ def shared_store(url: str) -> Store:
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
+    url = one_url(url)
     return _shared.get(url) or _shared.setdefault(url, store_from_url(url))
 
 
-def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
+def one_url(given: Any) -> str:
+    """*given*, if it names one store.
+
+    Raises:
+        ConfigurationError: It names several, which would have to agree by a majority, or is no text.
+    """
+    if isinstance(given, list | tuple | set | frozenset) and len(given) > 1:
+        raise _no_majority()
+    if not isinstance(given, str):
+        # Not what it is: there may be a password in it.
+        raise ConfigurationError(
+            f"singleton_lock_url=<a {type(given).__name__}> is not allowed: give one URL as text, such as "
+            "'redis://localhost:6379/0'"
+        )
+    return given
+
+
+def _no_majority() -> ConfigurationError:
+    """`tests/integration/test_majority.py` shows each of the reasons."""
+    return ConfigurationError(
+        "singleton_lock_url: several stores are not allowed: a majority of independent masters has two holders as soon "
+        "as one of them forgets a grant (it restarts without its data, its clock jumps), its fences fall, and its "
+        "limits do not hold; give one URL: if a server may die, sentinel:// with singleton_lock_replicas, see "
+        "docs/topologies.md"
+    )
+
+
+def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas: int = 0) -> Store:
     """Open the store at *url*; nothing is sent to it yet.
 
     Arguments:
@@ -47,6 +79,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
             locks of this process only, the same for all who give the same URL.
         options: Further arguments for redis-py's connections, such as `ssl_ca_certs`; for
             `sentinel://` the `master_name`, unless the URL ends with `?master_name=...`, and `sentinel_kwargs`.
+        replicas: How many replicas have to have a grant and a renewal, before they count; locks in memory have none.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
@@ -56,6 +89,8 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
         scheme = urlsplit(url.partition(";")[0]).scheme
     except ValueError:
         raise unreadable() from None
+    if scheme not in _OF_SEVERAL and _ANOTHER.search(url):
+        raise _no_majority()
     if scheme == "memory":
         return in_memory.setdefault(url, MemoryStore())
     if scheme in _LATER_SCHEMES:
@@ -63,4 +98,4 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None) -> Store:
     if scheme not in _REDIS_SCHEMES:
         allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {})
+    return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)

@@ -200,7 +200,7 @@ def test_a_try_in_the_last_moment_does_not_hide_what_was_wrong() -> None:
         raise exceptions.ConnectionError("refused") if timeout > 0.1 else exceptions.TimeoutError("no reply in time")
 
     with pytest.raises(StoreError, match="refused"):
-        Asking("redis://locks/0", "default").persist(ask, 0.35)
+        Asking("redis://locks/0", {}).persist(ask, 0.35)
 
 
 # What never passes.

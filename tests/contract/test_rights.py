@@ -82,6 +82,20 @@ def test_the_start_asks_for_each_right(server: Server, command: str) -> None:
     assert "ACL SETUSER" in str(refused.value)
 
 
+@pytest.mark.parametrize(("pattern", "what"), [("~singleton:*", "key"), ("&singleton:*", "channel")])
+def test_the_start_asks_for_keys_and_channels(server: Server, pattern: str, what: str) -> None:
+    assert pattern in RIGHTS
+    others = [right.replace(pattern, pattern.replace("singleton", "shop")) for right in RIGHTS]
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "reset", *others)
+
+    with pytest.raises(ConfigurationError) as refused:
+        RedisStore(f"redis://shop:secret@127.0.0.1:{server.port}/1", {}).try_out(f"{KEY}:{what}", 5.0)
+
+    assert what in str(refused.value)
+    assert "ACL SETUSER" in str(refused.value)
+
+
 def test_the_rights_are_those_of_all_scripts() -> None:
     folder = resources.files("celery_singleton_lock.stores.redis").joinpath("lua")
     files = [*folder.iterdir(), *folder.joinpath("parts").iterdir()]

@@ -14,6 +14,7 @@ URL = os.environ.get("TEST_SENTINELS", "sentinel://127.0.0.1:26379")
 app = Celery("shop", broker=URL, backend=URL)
 app.conf.broker_transport_options = {"master_name": "locks"}
 app.conf.result_backend_transport_options = {"master_name": "locks"}
+app.conf.singleton_lock_replicas = int(os.environ.get("TEST_REPLICAS", "0"))
 
 # Where the test looks on, which no failover concerns.
 recorder = Recorder(os.environ.get("TEST_RECORD", "redis://127.0.0.1:6379/3"))

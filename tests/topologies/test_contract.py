@@ -1,4 +1,4 @@
-"""What every store of locks owes its callers, of the one that Sentinel finds."""
+"""What every store of locks owes its callers, of the one that Sentinel finds, and of one that waits for replicas."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,8 +8,15 @@ import pytest
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.test_stores import TestRedisStore as OfOneServer
+from tests.replicas import replicated
 from tests.sentinels import Deployment
 from tests.servers import Server
+
+
+@pytest.fixture(scope="module")
+def replicated_master() -> Iterator[Server]:
+    with replicated("valkey", 1) as (master, _):
+        yield master
 
 
 class TestSentinelStore(OfOneServer):
@@ -24,6 +31,26 @@ class TestSentinelStore(OfOneServer):
     @pytest.fixture
     def store(self, server: Server, calm: Deployment) -> Iterator[Store]:  # type: ignore[override]
         store = RedisStore(calm.url, {})
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def lose_all(self, client: Any) -> Callable[[], object]:
+        return client.flushall  # type: ignore[no-any-return]
+
+
+class TestReplicatedStore(OfOneServer):
+    """The contract, of a store whose replica has to have each grant and each renewal."""
+
+    @pytest.fixture
+    def server(self, replicated_master: Server) -> Server:
+        with replicated_master.client() as client:
+            client.flushall()
+        return replicated_master
+
+    @pytest.fixture
+    def store(self, server: Server) -> Iterator[Store]:  # type: ignore[override]
+        store = RedisStore(server.url, {}, 1)
         yield store
         store.close()
 

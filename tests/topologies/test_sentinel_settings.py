@@ -244,9 +244,10 @@ def test_user_password_and_database_are_the_masters(cleanup: ExitStack) -> None:
     store.close()
 
 
-def rights_in(page: str, user: str) -> list[str]:
-    """What the page gives a user by `ACL SETUSER`."""
-    (line,) = [line for line in page.splitlines() if line.startswith(f"ACL SETUSER {user} ")]
+def rights_in(page: str, user: str, heading: str = "Sentinel") -> list[str]:
+    """What a section of the page gives a user by `ACL SETUSER`."""
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    (line,) = [line for line in section.splitlines() if line.startswith(f"ACL SETUSER {user} ")]
     return line.split()[3:]
 
 

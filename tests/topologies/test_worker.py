@@ -2,15 +2,17 @@
 
 import gc
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
-from celery_singleton_lock import CallRevoked
+from celery_singleton_lock import CallRevoked, SingletonTask
 from tests.gates import open_gate
 from tests.recorder import Recorder
+from tests.replicas import go_on, halt, replicated
 from tests.sentinels import Deployment
 from tests.servers import Server
 from tests.waiting import until
@@ -36,6 +38,12 @@ def recorder(record: str) -> Iterator[Recorder]:
     recorder = Recorder(record)
     yield recorder
     recorder.close()
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as cleanup:
+        yield cleanup
 
 
 @pytest.fixture
@@ -90,3 +98,26 @@ def test_a_run_goes_on_through_a_failover_and_its_key_stays_taken(
         assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
         assert "lock.lost" not in worker.log()
         assert "lock.moved" in worker.log()
+
+
+def test_a_run_begins_once_a_replica_has_its_lease(record: str, recorder: Recorder, cleanup: ExitStack) -> None:
+    master, (replica,) = cleanup.enter_context(replicated("redis", 1))
+    publisher = Celery("shop", broker=master.url, backend=master.url, set_as_current=False)
+    cleanup.callback(publisher.close)
+
+    @publisher.task(base=SingletonTask, name=f"{APP}.import_catalogue", lock_key=("supplier_id",), shared=False)
+    def import_catalogue(supplier_id: int) -> str:
+        raise AssertionError(supplier_id)
+
+    halt(replica)
+    env = {"TEST_SENTINELS": master.url, "TEST_RECORD": record, "TEST_REPLICAS": "1"}
+    with workers(APP, env) as (worker,):
+        assert "lock.unready" in worker.log()
+        call = import_catalogue.delay(7)
+        until(lambda: "acknowledged by 0 of its replicas" in worker.log().partition(call.id)[2], "it has asked in vain")
+        assert not recorder.events("enter")
+        go_on(replica)
+
+        open_gate(recorder, f"end of {call.id}")
+        wait_for(call)
+        assert call.get(timeout=PATIENCE) == "imported"

@@ -15,6 +15,7 @@ from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
 from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.testing import memory_store
 from tests.servers import free_port, running
 from tests.waiting import until
 
@@ -185,15 +186,61 @@ def test_a_url_without_a_scheme_is_refused(url: str) -> None:
         store_of(app_with(singleton_lock_url=url))
 
 
-@pytest.mark.parametrize("urls", [["redis://one/0", "redis://two/0"], ("redis://one/0",), {"redis://one/0"}, 6379])
-def test_several_stores_are_of_a_later_version(urls: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"singleton_lock_url: .*not available in this version; give one URL"):
-        store_of(app_with(singleton_lock_url=urls))
+SEVERAL = [
+    [f"redis://:{SECRET}@one/0", "redis://two/0", "redis://three/0"],
+    ("redis://one/0", "redis://one/0"),
+    ["redis://one/0", "rediss://two/0"],
+    {"redis://one/0", "redis://two/0"},
+    f"redis://:{SECRET}@one/0;redis://two/0;redis://three/0",
+    "redis://one/0; valkeys://two/0",
+    "memory://;redis://two/0",
+]
 
 
-def test_replicas_are_of_a_later_version() -> None:
-    with pytest.raises(ConfigurationError, match="singleton_lock_replicas is not available in this version"):
-        store_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=1))
+@pytest.mark.parametrize("urls", SEVERAL)
+def test_several_stores_are_refused_with_the_reason_and_what_to_use(urls: Any) -> None:
+    for use in (lambda: store_of(app_with(singleton_lock_url=urls)), lambda: Lock("stock", url=urls)):
+        with pytest.raises(ConfigurationError) as refused:
+            use()
+
+        for words in (
+            "singleton_lock_url",
+            "majority",
+            "two holders",
+            "give one URL",
+            "sentinel://",
+            "docs/topologies.md",
+        ):
+            assert words in str(refused.value)
+        assert "\n" not in str(refused.value)
+        assert SECRET not in str(refused.value) + repr(refused.value)
+
+
+@pytest.mark.parametrize("url", [[], [f"redis://:{SECRET}@one/0"], ("redis://one/0",), 6379, {"url": SECRET}])
+def test_a_url_that_is_no_text_is_refused_and_not_quoted(url: Any) -> None:
+    for use in (lambda: store_of(app_with(singleton_lock_url=url)), lambda: Lock("stock", url=url)):
+        with pytest.raises(
+            ConfigurationError, match=r"singleton_lock_url=<a .* is not allowed: give one URL as text"
+        ) as refused:
+            use()
+        assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("number", [-1, 1.0, "1", True, None, [1]])
+def test_a_number_of_replicas_is_a_number(number: Any) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        store_of(app_with(singleton_lock_url="redis://locks/0", singleton_lock_replicas=number))
+
+    for words in (f"singleton_lock_replicas={number!r} is not allowed", "or 0"):
+        assert words in str(refused.value)
+
+
+def test_locks_in_memory_wait_for_no_replicas() -> None:
+    """As in the tests of an app whose settings are those of its deployment."""
+    app = app_with(singleton_lock_replicas=1)
+
+    with memory_store(app) as store, Lock("stock", app=app) as lease:
+        assert lease.store is store
 
 
 @pytest.mark.parametrize("url", ["redis://u:p[w@locks/0", "redis://locks/abc"])
@@ -434,6 +481,122 @@ def test_celerys_spelling_of_a_certificate_check_is_understood_in_settings(
     assert connection.cert_reqs == meaning
 
 
+# User, password and database.
+
+
+class Vault(CredentialProvider):
+    """As an app has it."""
+
+    def get_credentials(self) -> tuple[str, str]:
+        return "vault", SECRET
+
+
+class Safe(Vault):
+    """One that has to be told where it is."""
+
+    def __init__(self) -> None:
+        raise KeyError(SECRET)
+
+
+PROVIDER = f"{__name__}.Vault"
+USERS_OF_CELERY: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "of results": (
+        {"result_backend": "redis://results/0", "redis_username": "shop", "redis_password": SECRET},
+        {"username": "shop", "password": SECRET},
+    ),
+    "of results over TLS": (
+        {"result_backend": "rediss://results/0?ssl_cert_reqs=none&ssl_check_hostname=no", "redis_password": SECRET},
+        {"username": None, "password": SECRET},
+    ),
+    "of results at sentinels": (
+        {
+            "result_backend": "sentinel://h1/0",
+            "result_backend_transport_options": {"master_name": "mymaster"},
+            "redis_username": "shop",
+            "redis_password": SECRET,
+        },
+        {"username": "shop", "password": SECRET},
+    ),
+    "of results at a socket": (
+        {"result_backend": "redis+socket:///run/redis.sock", "redis_password": SECRET, "redis_db": 3},
+        {"password": SECRET, "db": 3},
+    ),
+    "of results at a socket with a database": (
+        {"result_backend": "redis+socket:///run/redis.sock?virtual_host=2", "redis_db": 3},
+        {"db": 2},
+    ),
+    "the database of results over TCP is in the URL": ({"result_backend": "redis://results", "redis_db": 3}, {"db": 0}),
+    "the URL goes before": (
+        {"result_backend": f"redis://:{SECRET}@results/0", "redis_username": "shop", "redis_password": "other"},
+        {"username": "shop", "password": SECRET},
+    ),
+    "of the broker": (
+        {"broker_url": "redis://broker/0", "broker_user": "shop", "broker_password": SECRET, "redis_password": "other"},
+        {"username": "shop", "password": SECRET},
+    ),
+    "ours": (
+        {
+            "result_backend": "redis://results/0",
+            "redis_backend_credential_provider": Vault(),
+            "singleton_lock_client_options": {"username": "shop", "password": SECRET},
+        },
+        {"username": "shop", "password": SECRET, "credential_provider": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", USERS_OF_CELERY)
+def test_user_and_password_are_found_as_celery_finds_them(case: str) -> None:
+    settings, expected = USERS_OF_CELERY[case]
+
+    connection = connection_of(store_of(app_with(**settings)))
+
+    assert {name: getattr(connection, name) or (0 if name == "db" else None) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"result_backend": "redis://results/0", "redis_backend_credential_provider": Vault()},
+        {"result_backend": "redis://results/0", "redis_backend_credential_provider": PROVIDER},
+        {"result_backend": f"redis://results/0?credential_provider={PROVIDER}"},
+        {"result_backend": f"redis://u:p@results/0?credential_provider={PROVIDER}", "redis_password": "other"},
+        {"broker_url": f"redis://broker/0?credential_provider={PROVIDER}"},
+        {"broker_url": f"redis+socket:///run/redis.sock?credential_provider={PROVIDER}"},
+        {
+            "broker_url": f"sentinel://u:p@h1/0?credential_provider={PROVIDER}",
+            "broker_transport_options": {"master_name": "mymaster"},
+        },
+        {"singleton_lock_url": "redis://locks/0", "singleton_lock_client_options": {"credential_provider": Vault()}},
+        {
+            "singleton_lock_url": "rediss://u:p@locks/0",
+            "singleton_lock_client_options": {"credential_provider": PROVIDER.replace(".Vault", ":Vault")},
+        },
+    ],
+)
+def test_a_credential_provider_is_found_as_celery_finds_it_and_stands_for_user_and_password(settings: Any) -> None:
+    connection = connection_of(store_of(app_with(**settings)))
+
+    assert type(connection.credential_provider).__name__ == "Vault"
+    assert (connection.username, connection.password) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "provider", ["nowhere.Vault", f"{__name__}.Nowhere", f"{__name__}.Safe", f"{__name__}.SECRET", "vault", ".", ""]
+)
+def test_a_credential_provider_that_cannot_be_made_is_refused(provider: str) -> None:
+    app = app_with(result_backend="redis://results/0", redis_backend_credential_provider=provider)
+    if not provider:
+        assert connection_of(store_of(app)).credential_provider is None
+        return
+
+    with pytest.raises(
+        ConfigurationError, match=r"credential_provider cannot be made of the text .* dotted path"
+    ) as error:
+        store_of(app)
+    assert SECRET not in str(error.value)
+
+
 # Sentinel.
 
 
@@ -650,12 +813,11 @@ def test_opening_a_store_makes_no_connection() -> None:
 
 
 def test_a_check_that_stumbles_is_told_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    class Provider(CredentialProvider):
-        def get_credentials(self) -> Any:
-            raise KeyError("vault")
+    def stumble(_: Any) -> None:
+        raise KeyError("vault")
 
     with running("valkey") as server:
-        options = {"credential_provider": Provider()}
+        options = {"redis_connect_func": stumble}
         app = app_with(broker_url="memory://", singleton_lock_url=server.url, singleton_lock_client_options=options)
 
         @app.task(base=SingletonTask, name="task", shared=False)

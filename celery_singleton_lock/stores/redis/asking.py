@@ -1,7 +1,7 @@
 """Asking a server again and again, until it answers or the time for it is over."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redis import exceptions
@@ -9,7 +9,14 @@ from redis import exceptions
 from celery_singleton_lock.errors import StoreError, StoreRefused
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
-from celery_singleton_lock.stores.redis.refusals import is_passing, is_silence, problem_of, what_to_set
+from celery_singleton_lock.stores.redis.refusals import (
+    PROVIDED,
+    is_passing,
+    is_signed_out,
+    is_silence,
+    problem_of,
+    what_to_set,
+)
 
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
@@ -21,11 +28,14 @@ class Asking:
 
     Arguments:
         address: Of the server, for errors.
-        user: As which we ask, for errors.
+        arguments: Of the connections to it.
     """
 
-    def __init__(self, address: str, user: str) -> None:
-        self._address, self._user = address, user
+    def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
+        is_provided = arguments.get("credential_provider") is not None
+        self._address = address
+        self._user = PROVIDED if is_provided else arguments.get("username") or "default"
+        self._signs_in = is_provided or bool(arguments.get("password"))
         self._is_away = False
 
     def persist(self, ask: Callable[[float], Any], bound: float, *, is_one_of_many: bool = False) -> tuple[Any, float]:
@@ -57,8 +67,10 @@ class Asking:
                     problem = error
                 # What was refused may have gone to a connection of before.
                 does_not_persist = is_one_of_many and self._is_away and (tries > 1 or isinstance(error, _SILENT))
-                if does_not_persist or clock() + pause >= give_up_at or not is_passing(error):
-                    self._is_away |= is_one_of_many and bound >= ACQUIRE_BOUND and is_passing(error)
+                # Who has signed in has to do so again, on a new connection.
+                passes = is_passing(error) or (self._signs_in and is_signed_out(error))
+                if does_not_persist or clock() + pause >= give_up_at or not passes:
+                    self._is_away |= is_one_of_many and bound >= ACQUIRE_BOUND and passes
                     raise self._unanswered(problem) from error
             else:
                 self._is_away = False

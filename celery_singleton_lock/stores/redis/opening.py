@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
+from pkgutil import resolve_name
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -116,9 +117,31 @@ def _pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
         int(urlsplit(url).path.strip("/") or 0)
     # Again, because from_url lets what the URL says win.
     pool.connection_kwargs.update(_OURS)
+    _settle_provider(pool.connection_kwargs)
     pool.connection_class = _OPENING_IN_TIME.get(pool.connection_class, pool.connection_class)
     _check_values(pool.connection_class(**pool.connection_kwargs))
     return pool
+
+
+def _settle_provider(arguments: dict[str, Any]) -> None:
+    """Make a credential provider of its dotted path, as Celery does; it stands for user and password.
+
+    Raises:
+        TypeError: There is none of that name.
+    """
+    provider = arguments.get("credential_provider")
+    if isinstance(provider, str):
+        try:
+            arguments["credential_provider"] = resolve_name(provider)()
+        except Exception as error:
+            # Not its text: somebody may have written a password there.
+            raise TypeError(
+                "credential_provider cannot be made of the text that was given: give a redis.CredentialProvider, or "
+                f"the dotted path of a class that takes no arguments ({type(error).__name__})"
+            ) from error
+    if provider is not None:
+        for stood_for in ("username", "password"):
+            arguments.pop(stood_for, None)
 
 
 def unreadable() -> ConfigurationError:
@@ -146,7 +169,10 @@ def _check_values(connection: Any) -> None:
         )
     provider = connection.credential_provider
     if provider is not None and not hasattr(provider, "get_credentials"):
-        raise TypeError("credential_provider in singleton_lock_client_options has to be a redis.CredentialProvider")
+        raise TypeError(
+            "credential_provider in singleton_lock_client_options has to be a redis.CredentialProvider, or the dotted "
+            "path of one"
+        )
 
 
 def opened(pool: ConnectionPool, timeout: float, **where: Any) -> Any:
@@ -199,15 +225,26 @@ def _introduce(connection: Any) -> None:
 
 def _introduction(connection: Any) -> list[tuple[str, ...]]:
     commands: list[tuple[str, ...]] = []
-    if connection.credential_provider or connection.username or connection.password:
+    if connection.credential_provider:
+        commands.append(("AUTH", *_provided(connection.credential_provider)))
+    elif connection.username or connection.password:
         own = UsernamePasswordCredentialProvider(connection.username, connection.password)
-        commands.append(("AUTH", *(connection.credential_provider or own).get_credentials()))
+        commands.append(("AUTH", *own.get_credentials()))
     if connection.client_name:
         commands.append(("CLIENT", "SETNAME", connection.client_name))
     if connection.db:
         # As text, because a parser in C may not be interrupted over a number.
         commands.append(("SELECT", str(connection.db)))
     return commands
+
+
+def _provided(provider: Any) -> tuple[str, ...]:
+    try:
+        credentials: tuple[str, ...] = tuple(provider.get_credentials())
+    except Exception as error:
+        # Whatever it asks may be there again soon. What it says may hold a secret.
+        raise exceptions.ConnectionError(f"credential_provider has failed with {type(error).__name__}") from error
+    return credentials
 
 
 def _left(connection: Any) -> float:

@@ -14,11 +14,15 @@ _ELSEWHERE = (
     exceptions.TryAgainError,
 )
 # Those that redis-py gives no class of their own, or that an older server wraps into an error of the script.
-_SAYS_ELSEWHERE = re.compile(r"(?:^|-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b")
+_SAYS_ELSEWHERE = re.compile(
+    r"(?:^|-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
+    r"|^WAIT cannot be used with replica"
+)
 
 _UNKNOWN = (exceptions.AuthenticationError, exceptions.AuthenticationWrongNumberOfArgsError)
 # A server that wants a password first takes no command as long as ours, and does not say why.
 _SAYS_UNKNOWN = re.compile(r"^(?:NOAUTH|WRONGPASS)\b|unauthenticated")
+_SAYS_SIGNED_OUT = re.compile(r"Authentication required")
 _SAYS_FORBIDDEN = re.compile(r"(?:^|-)NOPERM\b|^ACL failure in script|user executing the script can't")
 _NEVER = (
     (
@@ -34,8 +38,15 @@ _NEVER = (
         "a cluster cannot be used in this version: let singleton_lock_url name a server that is not in cluster mode",
     ),
     (
+        re.compile(r"unknown (?:redis )?command [^,]*\bwait\b", re.IGNORECASE),
+        "leave singleton_lock_replicas at 0: this server cannot say what its replicas have; or use one that has WAIT",
+    ),
+    (
         re.compile(r"unknown (?:redis )?command|unknown subcommand", re.IGNORECASE),
-        "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command; rename-command may hide it",
+        (
+            "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command; rename-command may hide "
+            "it, and some managed services lack it"
+        ),
     ),
     (
         re.compile(r"(?:^|-)WRONGTYPE\b"),
@@ -48,6 +59,8 @@ _NEVER = (
 )
 # Of which the password is one, if the command is AUTH.
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
+PROVIDED = "that credential_provider names"
+"""Instead of the user's name, if that is not known to us."""
 _CERTIFICATE = re.compile(r"CERTIFICATE|UNKNOWN_CA")
 
 
@@ -71,6 +84,16 @@ def is_elsewhere(error: exceptions.RedisError) -> bool:
     return isinstance(error, _ELSEWHERE) or _SAYS_ELSEWHERE.search(str(error)) is not None
 
 
+def is_unknown(error: exceptions.RedisError) -> bool:
+    """The server does not know who we are, or does not believe it."""
+    return isinstance(error, _UNKNOWN) or _SAYS_UNKNOWN.search(str(error)) is not None
+
+
+def is_signed_out(error: exceptions.RedisError) -> bool:
+    """The server does not know who we are. If it has known, a token has expired, and a new connection has another."""
+    return isinstance(error, exceptions.AuthenticationError) and _SAYS_SIGNED_OUT.search(str(error)) is not None
+
+
 def is_silence(error: exceptions.RedisError) -> bool:
     """There was no answer, also none of a kernel."""
     return isinstance(error, exceptions.TimeoutError) or (isinstance(error, NoMaster) and error.is_silence)
@@ -86,14 +109,17 @@ def what_to_set(error: exceptions.RedisError, user: str = "default") -> str | No
     text = str(error)
     if isinstance(error, NoMaster):
         return error.advice
-    if isinstance(error, _UNKNOWN) or _SAYS_UNKNOWN.search(text):
+    if is_unknown(error):
+        if user == PROVIDED:
+            return "let credential_provider give a user and a password that the server takes"
         return (
             f"give the password of the user {user} in singleton_lock_url (redis://user:password@host:port/database) "
             "or in singleton_lock_client_options (username, password)"
         )
     if isinstance(error, exceptions.NoPermissionError) or _SAYS_FORBIDDEN.search(text):
+        whom = user if user == PROVIDED else f"{user} of singleton_lock_url"
         return (
-            f"give the user {user} of singleton_lock_url that right with ACL SETUSER, or let singleton_lock_url name a "
+            f"give the user {whom} that right with ACL SETUSER, or let singleton_lock_url name a "
             "user who has it; docs/reference/start.md lists all that are needed"
         )
     if _is_about_certificates(error):

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
@@ -35,6 +36,7 @@ from celery_singleton_lock.stores.redis.hash import (
     renewals_of,
 )
 from celery_singleton_lock.stores.redis.inventory import RedisInventory
+from celery_singleton_lock.stores.redis.replicas import Replicas
 from celery_singleton_lock.stores.redis.source import source_of
 from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
@@ -64,15 +66,17 @@ class RedisStore(RedisInventory, Store):
         url: `redis://`, `rediss://` or `unix://`, as redis-py reads it, or `sentinel://`.
         options: Further arguments for redis-py's connections. Timeouts and
             retries cannot be set: the bounds of the contract rest on them.
+        replicas: How many replicas have to have a grant and a renewal, before they count.
 
     Raises:
         ConfigurationError: The URL or an option is not one that redis-py knows.
     """
 
-    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url, self._options = url, options
+        self._replicas = Replicas(replicas) if replicas else None
         self._source = source_of(url, options, self.close, self._reconnected)
-        self._asking = Asking(self._source.address, self._source.pool.connection_kwargs.get("username") or "default")
+        self._asking = Asking(self._source.address, self._source.pool.connection_kwargs)
         kind = WatchfulWire if self._source.may_move else Wire
         self._wire = kind(self._source, self._reconnected)
         self._reserved = kind(self._source, self._reconnected)
@@ -85,11 +89,15 @@ class RedisStore(RedisInventory, Store):
 
     def twin(self) -> "RedisStore":
         """Another client of the same store."""
-        return RedisStore(self._url, self._options)
+        return RedisStore(self._url, self._options, self._replicas.number if self._replicas else 0)
 
     def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
         """Use each command, run acquire.lua and release.lua, and listen."""
+        give_up_at = clock() + bound
         self._asking.persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
+        if (replicas := self._replicas) is not None:
+            left = give_up_at - clock()
+            self._asking.persist(lambda timeout: replicas.try_out(self._wire, key, timeout), left)
         self._source.weigh(ttls)
 
     def now(self) -> int:
@@ -110,7 +118,8 @@ class RedisStore(RedisInventory, Store):
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Run renew.lua on a connection that nothing else uses, all parts in one go."""
         calls = list(renewals_of(claims))
-        replies, sent_at = self._asking.persist(lambda left: self._reserved.run_many(RENEW, calls, left), timeout)
+        run = self._reserved.run_many if self._replicas is None else partial(self._replicas.run_many, self._reserved)
+        replies, sent_at = self._asking.persist(lambda left: run(RENEW, calls, left), timeout)
         for *_, now in replies[-1:]:
             self._clock.tells(now, sent_at)
         self._source.weigh(claim.ttl for claim in claims)
@@ -244,7 +253,12 @@ class RedisStore(RedisInventory, Store):
 
     def _ask_for_place(self, script: Script, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
         give_up_at = clock() + timeout
-        reply = self._wire.run(script, keys, arguments, timeout)
+        if self._replicas is None:
+            reply = self._wire.run(script, keys, arguments, timeout)
+        else:
+            reply, acknowledged = self._replicas.run(self._wire, script, keys, arguments, timeout)
+            if isinstance(reply, int) or reply[0] == _GRANTED:
+                self._replicas.check(acknowledged)
         if not isinstance(reply, int) and reply[0] not in (_GRANTED, _QUEUED, _DONE):
             # A conflict writes nothing, so a master of yesterday could tell of it from what it still knows.
             self._wire.make_sure(keys[0], give_up_at - clock())

@@ -1,0 +1,222 @@
+"""Who we are to the server: passwords and tokens that change, sockets, certificates, and services that refuse much."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from redis import CredentialProvider, UnixDomainSocketConnection
+
+from celery_singleton_lock import ConfigurationError, StoreError
+from celery_singleton_lock.settings import open_store
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.contract.test_bounds import KEY, MINE
+from tests.servers import SERVERS, Server, certificate, free_port, running
+
+OTHER = Claim("singleton:v2:{other:00}", "b", 30.0)
+AT_ONCE = 4.0
+"""Less than the bound of an acquire, on a machine with other things to do."""
+
+
+@pytest.fixture(params=SERVERS)
+def own(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of each kind that belongs to one test."""
+    with running(request.param) as server:
+        yield server
+
+
+class Tokens(CredentialProvider):
+    """As a cloud gives them: each for a while."""
+
+    def __init__(self, token: str = "first") -> None:
+        self.token = token
+        self.is_away = False
+        self.asked = 0
+
+    def get_credentials(self) -> tuple[str, str]:
+        self.asked += 1
+        if self.is_away:
+            raise KeyError(self.token)
+        return "shop", self.token
+
+
+def take_only(server: Server, token: str) -> None:
+    with server.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", "resetpass", f">{token}", "~singleton:*", "&*", "+@all")
+        client.execute_command("ACL", "SETUSER", "default", "on", "nopass", "~*", "&*", "+@all")
+
+
+def assert_that_all_works(store: Store, claim: Claim = MINE) -> None:
+    assert isinstance(store.acquire(claim), Grant)
+    assert store.renew([claim], 5.0) == [Answer.DONE]
+    assert store.release(claim, 1) == Answer.DONE
+
+
+# Tokens.
+
+
+def test_a_token_that_is_replaced_is_asked_for_again(own: Server) -> None:
+    take_only(own, "first")
+    provider = Tokens()
+    store = RedisStore(own.url, {"credential_provider": provider})
+    assert_that_all_works(store)
+    take_only(own, "second")
+    provider.token = "second"
+    with own.client() as client:
+        # As a service does when a token expires.
+        client.client_kill_filter(user="shop")
+
+    assert_that_all_works(store)
+    assert provider.asked == 4
+    store.close()
+
+
+def sign_out(store: RedisStore) -> None:
+    """Have the server forget who its idle connections belong to."""
+    for wire in (store._wire, store._reserved):
+        for connection, _ in wire._idle:
+            connection.send_command("RESET", check_health=False)
+            assert connection.read_response() == "RESET"
+
+
+@pytest.mark.parametrize("options", [{"credential_provider": Tokens()}, {"username": "shop", "password": "first"}])
+def test_a_connection_that_is_signed_out_is_replaced_without_a_word(own: Server, options: dict[str, Any]) -> None:
+    take_only(own, "first")
+    store = RedisStore(own.url, options)
+    assert_that_all_works(store)
+    with own.client() as client:
+        client.config_set("requirepass", "nobody's")
+        sign_out(store)
+
+        assert_that_all_works(store)
+
+    store.close()
+
+
+def test_a_token_that_is_not_taken_is_told_at_the_first_try(own: Server) -> None:
+    take_only(own, "another")
+    provider, began = Tokens("s3cret"), clock()
+
+    with pytest.raises(ConfigurationError) as refused:
+        RedisStore(own.url, {"credential_provider": provider}).acquire(MINE)
+
+    assert clock() - began < AT_ONCE
+    assert provider.asked == 1
+    assert "let credential_provider give a user and a password that the server takes" in str(refused.value)
+    assert "s3cret" not in str(refused.value) + repr(refused.value)
+
+
+def test_a_right_that_is_missing_is_told_of_the_user_whom_the_provider_names(own: Server) -> None:
+    take_only(own, "first")
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "-evalsha")
+
+    with pytest.raises(ConfigurationError, match=r"'evalsha'.*give the user that credential_provider names that right"):
+        RedisStore(own.url, {"credential_provider": Tokens()}).acquire(MINE)
+
+
+def test_a_provider_that_fails_is_as_good_as_a_store_that_is_away(own: Server) -> None:
+    take_only(own, "s3cret")
+    provider = Tokens("s3cret")
+    provider.is_away = True
+    store = RedisStore(own.url, {"credential_provider": provider})
+
+    with pytest.raises(StoreError, match="credential_provider has failed with KeyError") as unanswered:
+        store.renew([MINE], 2.0)
+    assert not isinstance(unanswered.value, ConfigurationError)
+    assert "s3cret" not in str(unanswered.value)
+
+    provider.is_away = False
+    assert_that_all_works(store)
+    store.close()
+
+
+# Sockets and certificates, as Celery spells them.
+
+
+@pytest.mark.parametrize("url", ["redis+socket://{path}?virtual_host=3", "unix://{path}?db=3", "unix://{path}"])
+def test_a_socket_with_a_user_and_a_database(url: str, tmp_path: Path) -> None:
+    path = tmp_path / "redis.sock"
+    with running("redis", "--unixsocket", str(path)) as server:
+        take_only(server, "first")
+        app = Celery("shop", backend=url.format(path=path), set_as_current=False)
+        app.conf.update(redis_username="shop", redis_password="first", redis_db=3)
+        store = open_store(app)
+        assert isinstance(store, RedisStore)
+
+        assert store._source.pool.connection_class is UnixDomainSocketConnection
+        store.try_out(f"{KEY}:trial", 5.0)
+        assert isinstance(store.acquire(MINE), Grant)
+        with server.client(3) as client:
+            assert client.exists(KEY)
+        store.close()
+
+
+def test_a_server_that_asks_for_certificates_is_reached_by_the_settings_of_celery(tmp_path: Path) -> None:
+    own, key = certificate(tmp_path)
+    port = free_port()
+    files = ("--tls-cert-file", str(own), "--tls-key-file", str(key), "--tls-ca-cert-file", str(own))
+    ours = {"ssl_ca_certs": str(own), "ssl_certfile": str(own), "ssl_keyfile": str(key)}
+    of_celery = {**ours, "ssl_cert_reqs": "CERT_REQUIRED"}
+    url = f"rediss://127.0.0.1:{port}/0"
+    in_the_url = "&".join(f"{name}={value}" for name, value in of_celery.items())
+    with running("redis", "--tls-port", str(port), *files):
+        for settings in (
+            {"result_backend": url, "redis_backend_use_ssl": of_celery},
+            {"result_backend": f"{url}?{in_the_url}"},
+            {"broker_url": url, "broker_use_ssl": of_celery},
+            {"broker_url": f"{url}?{in_the_url}"},
+            {"singleton_lock_url": url, "singleton_lock_client_options": ours},
+            {"singleton_lock_url": f"valkeys{url.removeprefix('rediss')}?{in_the_url}"},
+        ):
+            app = Celery("shop", broker="memory://", set_as_current=False)
+            app.conf.update(settings)
+            store = open_store(app)
+            assert_that_all_works(store)
+            store.close()
+
+
+# What managed services refuse.
+
+REFUSED = (
+    "info",
+    "config",
+    "wait",
+    "client",
+    "script",
+    "debug",
+    "monitor",
+    "acl",
+    "replicaof",
+    "migrate",
+    "keys",
+    "role",
+)
+
+
+def without(*commands: str) -> tuple[str, ...]:
+    return tuple(word for command in commands for word in ("--rename-command", command, ""))
+
+
+def test_a_service_that_refuses_what_is_for_operators_serves_us() -> None:
+    with running("redis", *without(*REFUSED)) as server:
+        store = RedisStore(server.url, {})
+
+        store.try_out(f"{KEY}:trial", 5.0)
+        assert_that_all_works(store)
+        with store.waiter(Claim(KEY, "waiter", 30.0)) as waiter:
+            assert isinstance(waiter.ask(), Grant)
+        store.close()
+
+
+@pytest.mark.parametrize("command", ["eval", "evalsha", "subscribe", "publish", "time", "hset"])
+def test_a_service_without_a_command_that_we_need_is_told_at_the_start(command: str) -> None:
+    with running("redis", *without(command)) as server, pytest.raises(ConfigurationError) as refused:
+        store_from_url(server.url).try_out(f"{KEY}:trial", 5.0)
+
+    for words in (f"'{command}'", "singleton_lock_url", "services"):
+        assert words in str(refused.value).lower()
