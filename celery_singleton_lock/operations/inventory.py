@@ -77,14 +77,19 @@ class Locks:
 
     Arguments:
         app: The app.
+        store: Its store, if not the one that the app uses.
+
+    Attributes:
+        start: How each key begins that is kept for the app.
 
     Raises:
         ConfigurationError: It has no store that can be used.
     """
 
-    def __init__(self, app: Celery) -> None:
-        self.store: Store = store_of(app)
+    def __init__(self, app: Celery, store: Store | None = None) -> None:
+        self.store: Store = store or store_of(app)
         self._start = start_of_keys(prefix_of(app))
+        self.start = self._start.removesuffix("{")
 
     def is_key(self, text: str) -> bool:
         """It looks like a lock key of this app."""

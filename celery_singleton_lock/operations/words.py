@@ -3,15 +3,25 @@
 from collections.abc import Sequence
 
 from celery_singleton_lock.operations.breaking import Broken
+from celery_singleton_lock.operations.finding import Finding
 from celery_singleton_lock.operations.inventory import Row
 from celery_singleton_lock.stores.base import lock_name_of
 
+_VERDICTS = {True: "ok", False: "NO", None: "-"}
 HEAD = ("LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY")
 
 
 def table(rows: Sequence[Row]) -> str:
     """One line for each row, below a head."""
-    lines = [HEAD, *(_cells(row) for row in rows)]
+    return _aligned([HEAD, *(_cells(row) for row in rows)])
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """One line for each."""
+    return _aligned([(_VERDICTS[each.ok], each.name, shown(each.detail)) for each in findings])
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

@@ -21,7 +21,9 @@ from celery_singleton_lock.leases.key import key_of
 from celery_singleton_lock.operations.breaking import Broken
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.ending import Call
+from celery_singleton_lock.operations.finding import Finding
 from celery_singleton_lock.operations.inventory import Row, lock_as_json
+from celery_singleton_lock.operations.store import OTHERS
 from celery_singleton_lock.operations.words import HEAD
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.runs.revoked import Reason
@@ -250,7 +252,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 def test_every_command_and_its_options_are_told(name: str) -> None:
     options = [each.opts for each in singleton.commands[name].params if each.opts[0].startswith("-")]
 
-    assert f"celery -A proj singleton {name} " in OPERATIONS
+    assert re.search(rf"^\$ celery -A proj singleton {name}\b", OPERATIONS, re.MULTILINE)
     assert [names for names in options if not any(re.search(rf"[` ]{name}\b", OPERATIONS) for name in names)] == []
 
 
@@ -271,6 +273,13 @@ def test_the_output_that_is_shown_has_the_form_of_today() -> None:
     assert _said(lock_as_json(Survey("k", 0, None, (), (), 0), None)) in OPERATIONS
     assert _said(Call("id", None).as_json()) in OPERATIONS
     assert _said(Broken("k", [], []).as_json()) in OPERATIONS
+
+
+def test_each_check_of_the_doctor_is_told() -> None:
+    told = [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index("| check |") :].partition("\n\n")[0])]
+
+    assert told == ["store", *OTHERS, "tasks", "workers", "holders", "advice"]
+    assert _said(Finding("store", True, "").as_json()) in OPERATIONS
 
 
 def _said(facts: dict[str, Any]) -> str:
