@@ -23,6 +23,7 @@ from celery_singleton_lock.operations.doctor import doctor
 from celery_singleton_lock.operations.ending import Call, call_of
 from celery_singleton_lock.operations.inventory import in_order, lock_as_json, rows_of
 from celery_singleton_lock.operations.shell import as_json, locks_of, told, write_json
+from celery_singleton_lock.operations.watch import watch
 from celery_singleton_lock.operations.words import nothing, outcome, planned, shown, table
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.inventory import Survey
@@ -40,6 +41,7 @@ def singleton(ctx: click.Context, **_: Any) -> None:
 
 
 singleton.add_command(doctor)
+singleton.add_command(watch)
 
 
 @singleton.command("list")

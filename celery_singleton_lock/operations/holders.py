@@ -20,23 +20,20 @@ def about_holders(locks: Locks, before: list[Survey], workers: Workers) -> Findi
     Raises:
         StoreError: No answer in time.
     """
-    found = {holder.token: _state_of(holder, workers) for survey in before for holder in _holding(survey)}
-    doubtful = [survey.key for survey in before if any(found[each.token] == "idle" for each in _holding(survey))]
+    states = [(holder, _state_of(holder, workers)) for survey in before for holder in _holding(survey)]
+    doubtful = sorted({holder.key for holder, state in states if state == _IDLE})
+    still = {holder.token: holder for survey in locks.store.survey(doubtful) for holder in _holding(survey)}
     # Who has ended meanwhile was alive before.
-    left = {each.token: each for key in doubtful for each in _holding(locks.survey(key))}
-    idle = [left[token] for token, state in found.items() if state == "idle" and token in left]
-    count = Counter(state for state in found.values() if state != "idle")
-    told = [f"{count[state]} {words}" for state, words in _WORDS.items() if count[state]]
-    if idle:
-        told.append(f"not active on a worker that has answered: {a_few([_told(each) for each in idle])}")
-    return Finding("holders", None if count["silent"] else True, "; ".join(told) or "nobody holds a lock")
+    idle = [still[holder.token] for holder, state in states if state == _IDLE and holder.token in still]
+    silent = [holder for holder, state in states if state == _SILENT]
+    count = Counter(state for _, state in states)
+    told = [f"{count[state]} {state}" for state in (_ALIVE, _NO_TASK) if count[state]]
+    told += [f"{state}: {_named(holders)}" for state, holders in ((_SILENT, silent), (_IDLE, idle)) if holders]
+    return Finding("holders", None if silent else True, "; ".join(told) or "nobody holds a lock")
 
 
-_WORDS = {
-    "alive": "alive",
-    "silent": "on workers that have not answered",
-    "no task": "not of tasks, so no worker knows of them",
-}
+_ALIVE, _NO_TASK = "alive", "not of tasks, so no worker knows of them"
+_SILENT, _IDLE = "on a worker that has not answered", "not active on a worker that has answered"
 
 
 def _holding(survey: Survey) -> list[Holder]:
@@ -45,12 +42,17 @@ def _holding(survey: Survey) -> list[Holder]:
 
 def _state_of(holder: Holder, workers: Workers) -> str:
     if holder.task_id is None:
-        return "no task"
+        return _NO_TASK
     active = workers.active.get(holder.hostname or "")
     if active is None:
-        return "silent"
-    return "alive" if holder.task_id in active else "idle"
+        return _SILENT
+    return _ALIVE if holder.task_id in active else _IDLE
 
 
-def _told(holder: Holder) -> str:
-    return f"task_id={holder.task_id} on {holder.hostname} (free in {holder.expires_in:.1f} s unless it is renewed)"
+def _named(holders: list[Holder]) -> str:
+    return a_few(
+        [
+            f"task_id={each.task_id} on {each.hostname} (free in {each.expires_in:.1f} s unless it is renewed)"
+            for each in holders
+        ]
+    )
