@@ -135,7 +135,7 @@ def try_store(app: Celery, bound: float) -> None:
         StoreError: Not all of it was answered in time.
     """
     tasks = lockable(app)
-    _try(app, partial(_name_in_use, tasks), [_of_task(task, "ttl") for task in tasks], bound)
+    _try(app, partial(_name_in_use, tasks), tasks, bound)
 
 
 def _is_first_look(app: Celery) -> bool:
@@ -155,8 +155,7 @@ def _about(app: Celery, tasks: list[Any]) -> list[Question]:
     if not tasks:
         return []
     # A name that is in use, because the rights of a user may depend on it.
-    of_store = partial(_check_store, app, partial(_name_in_use, tasks), [_of_task(task, "ttl") for task in tasks])
-    return [*_about_tasks(app, tasks), of_store]
+    return [*_about_tasks(app, tasks), partial(_check_store, app, partial(_name_in_use, tasks), tasks)]
 
 
 def _about_tasks(app: Celery, tasks: list[Any]) -> list[Question]:
@@ -271,14 +270,14 @@ def _is_prefork(pool: type) -> bool:
     return issubclass(pool, TaskPool)
 
 
-def _check_store(app: Celery, lock_name: Callable[[], str], ttls: Iterable[Any] = ()) -> None:
+def _check_store(app: Celery, lock_name: Callable[[], str], tasks: Iterable[Any] = ()) -> None:
     """Have it told if there is no answer, which passes.
 
     Raises:
         ConfigurationError: There is no store to use, or it does not let us.
     """
     try:
-        _try(app, lock_name, ttls)
+        _try(app, lock_name, tasks)
     except ConfigurationError:
         raise
     except StoreError as error:
@@ -289,8 +288,9 @@ def _check_store(app: Celery, lock_name: Callable[[], str], ttls: Iterable[Any] 
         logger.error(event, error.store, BOUND, error.problem)
 
 
-def _try(app: Celery, lock_name: Callable[[], str], ttls: Iterable[Any] = (), bound: float = BOUND) -> None:
+def _try(app: Celery, lock_name: Callable[[], str], tasks: Iterable[Any], bound: float = BOUND) -> None:
     """With a lock of that name which nobody else can ask for."""
+    ttls = [_of_task(task, "ttl") for task in tasks]
     key = key_of(prefix_of(app), checked_name(lock_name()), {"start": new_token()})
     # Connections of its own, which no pool process inherits.
     store = open_store(app)

@@ -20,6 +20,9 @@ from click.testing import CliRunner
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.operations.holders import about_holders
+from celery_singleton_lock.operations.inventory import Locks
+from celery_singleton_lock.operations.workers import Workers
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.proxy import Proxy
@@ -493,6 +496,21 @@ def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefo
     assert all(survey.holders for survey in store.survey(keys))
     store.close()
     tasks.app.control.terminate(alive.id, signal="SIGKILL")
+
+
+def test_who_has_ended_meanwhile_is_not_told_of(valkey: Server, app_of: AppOf) -> None:
+    app = app_of(valkey.url)
+    locks = Locks(app)
+    claims = [Claim(f"singleton:v2:{{{name}:00}}", name, LONG, facts=Facts(name, hostname="w")) for name in "ab"]
+    for claim in claims:
+        locks.store.acquire(claim)
+    before = list(locks.surveys())
+    locks.store.release(claims[0], 1)
+
+    found = about_holders(locks, before, Workers(active={"w": set()}))
+
+    assert "task_id=b on w" in found.detail
+    assert "task_id=a" not in found.detail
 
 
 def answered(examine: Callable[[], Diagnosis]) -> Diagnosis:
