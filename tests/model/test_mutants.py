@@ -2591,7 +2591,7 @@ MUTANTS = [
         "operations/watch.py",
         "found | {survey.key: survey for survey in locks.store.survey(left)}",
         "found",
-        ("tests/acceptance/test_watch.py", "-k", "has_died"),
+        ("tests/acceptance/test_watch.py", "-k", "each_change"),
     ),
     Mutant(
         "a watch outlives an absence of the store",
