@@ -12,8 +12,12 @@ HEAD = ("LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line for each row, below a head."""
-    return _aligned([HEAD, *(_cells(row) for row in rows)])
+    """One line for each row, below a head; with a column of labels, if there is one."""
+    lines = [HEAD, *(_cells(row) for row in rows)]
+    if any(row.label for row in rows):
+        labels = ["LABEL", *(shown(row.label or "-") for row in rows)]
+        lines = [(cells[0], label, *cells[1:]) for cells, label in zip(lines, labels, strict=True)]
+    return _aligned(lines)
 
 
 def findings_table(findings: Sequence[Finding]) -> str:

@@ -19,12 +19,14 @@ class LeftMark:
         task_id: The call's.
         expires_in: Seconds until the mark means nothing any more.
         task_name: The task's name, if it is known.
+        label: What operators read beside the key, if there is a label.
     """
 
     state: MarkState
     task_id: str
     expires_in: float
     task_name: str | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

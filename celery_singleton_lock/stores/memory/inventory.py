@@ -98,7 +98,7 @@ def _known_marks(lock: Lock, now: float) -> Iterator[tuple[MarkState, Mark, str 
 
 def _marks_of(lock: Lock, now: float) -> Iterator[LeftMark]:
     for state, mark, task_name in _known_marks(lock, now):
-        yield LeftMark(state, mark.task_id, mark.deadline - now, task_name)
+        yield LeftMark(state, mark.task_id, mark.deadline - now, task_name, mark.label or None)
 
 
 def _drop_what_holds_nothing(lock: Lock, now: float) -> tuple[MarkState, ...]:

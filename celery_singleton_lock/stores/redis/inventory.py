@@ -19,7 +19,7 @@ BREAK = Script("break", "clock", "places", "marks", "described", "idle")
 
 # About 0.1 ms of the server's time, so nobody else has to wait for it.
 _KEYS_PER_STEP = "250"
-_VALUES_PER_MARK = 4
+_VALUES_PER_MARK = 5
 _ECHOES = 5
 _NEVER = -1
 _OUR_KEY = re.compile(r"[^{}]*\{[^{}]*\}")
@@ -116,6 +116,6 @@ def _survey_in(key: str, reply: Any) -> Survey:
     return Survey(key, now, int(fence) if fence else None, tuple(holders_in(key, now, rows)), tuple(marks), waiters)
 
 
-def _mark_in(now: int, word: str, until: str, task_id: str, task_name: str) -> LeftMark:
+def _mark_in(now: int, word: str, until: str, task_id: str, task_name: str, label: str) -> LeftMark:
     (state,) = [state for state in get_args(MarkState) if state == word]
-    return LeftMark(state, task_id, (int(until) - now) / 1_000_000, task_name or None)
+    return LeftMark(state, task_id, (int(until) - now) / 1_000_000, task_name or None, label or None)
