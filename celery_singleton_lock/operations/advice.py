@@ -19,7 +19,8 @@ Tasks = dict[str, tuple[Task, LockOptions]]
 def advice(app: Celery, tasks: list[Any], names: Iterable[str], workers: Workers) -> list[Finding]:
     """What is worth a thought, a finding each; *names* are those of the locks in the store."""
     usable = {task.name: (task, options) for task in tasks if (options := _options_of(task)) is not None}
-    known = {task.lock_name or task.name for task in tasks}
+    # A name that is no text is told already.
+    known = {name for task in tasks if isinstance(name := task.lock_name or task.name, str)}
     texts = [*_about_limits(app, usable), *_about_waiting(usable, workers), *_about_names(known, names)]
     if app.conf.task_always_eager and tasks:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")

@@ -19,9 +19,9 @@ def about_server(said: Mapping[str, str]) -> list[Finding]:
 def _version(said: Mapping[str, str]) -> tuple[bool, str]:
     version = said.get("redis_version", "")
     name = f"Valkey {said['valkey_version']}" if "valkey_version" in said else f"Redis {version}"
-    if int(version.partition(".")[0] or 0) < _OLDEST:
+    if int(version.partition(".")[0] or _OLDEST) < _OLDEST:
         return False, f"{name}: the scripts need Redis {_OLDEST}.0 or newer, or Valkey"
-    if said.get("role") != "master":
+    if said.get("role", "master") != "master":
         return False, f"{name}, a replica: let singleton_lock_url name the master, or use sentinel://"
     return True, f"{name}, a master"
 

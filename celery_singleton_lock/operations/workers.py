@@ -1,7 +1,7 @@
 """The workers of an app: asked once, in the background, for whoever looks after locks."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,15 +70,24 @@ def _workers(answers: dict[str, Any], problem: str) -> Workers:
     return Workers(
         {name: _pool_of(pool) for name, pool in pools.items()},
         {name: int(pool.get("max-concurrency") or 1) for name, pool in pools.items()},
-        {name: {each["name"] for each in queues} for name, queues in answers["active_queues"].items()},
-        {name: {each["id"] for each in runs} for name, runs in answers["active"].items()},
+        {name: {each["name"] for each in queues} for name, queues in _listed(answers["active_queues"])},
+        {name: {each["id"] for each in runs} for name, runs in _listed(answers["active"])},
     )
 
 
+def _listed(answers: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """Of the workers that have answered with a list; one in which something has failed says what."""
+    yield from ((name, answer) for name, answer in answers.items() if isinstance(answer, list))
+
+
 def _pool_of(said: Mapping[str, Any]) -> type | None:
+    name = str(said.get("implementation"))
+    # Nothing else is imported because somebody says so.
+    if not name.startswith("celery.concurrency."):
+        return None
     try:
-        pool: type = symbol_by_name(said["implementation"])
-    except (KeyError, ImportError, AttributeError):
+        pool: type = symbol_by_name(name)
+    except (ImportError, AttributeError):
         return None
     return pool
 

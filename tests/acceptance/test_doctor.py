@@ -22,7 +22,8 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.holders import about_holders
 from celery_singleton_lock.operations.inventory import Locks
-from celery_singleton_lock.operations.workers import Workers
+from celery_singleton_lock.operations.server import about_server
+from celery_singleton_lock.operations.workers import Workers, _workers
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.proxy import Proxy
@@ -233,6 +234,10 @@ def test_a_server_that_is_too_old_is_told(own: Server, app_of: AppOf) -> None:
     assert "7.0" in diagnosis.of("server")[1]
 
 
+def test_what_a_server_does_not_say_is_no_fault() -> None:
+    assert [finding.ok for finding in about_server({})] == [True] * len(OF_THE_SERVER)
+
+
 def test_a_replica_is_told(own: Server, app_of: AppOf) -> None:
     with own.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
@@ -386,6 +391,7 @@ def test_a_server_that_has_hardly_any_connection_left_is_told(own: Server, app_o
     [
         ([{"lock_on_conflict": "skpi"}], {}, ["task-0", "lock_on_conflict='skpi'"]),
         ([{"lock_tll": 5, "is_shared": True}], {}, ["task-0", "lock_tll"]),
+        ([{"lock_name": ["shop"]}], {}, ["task-0", "lock_name=['shop']"]),
         ([{"lock_on_conflict": "join"}], {}, ["task-0", "join", "result_backend"]),
         (
             [{"lock_on_conflict": "join", "ignore_result": True}],
@@ -394,7 +400,7 @@ def test_a_server_that_has_hardly_any_connection_left_is_told(own: Server, app_o
         ),
         ([{}], {"singleton_lock_ttl": "30s"}, ["singleton_lock_ttl='30s'"]),
     ],
-    ids=["policy", "name", "no results", "ignored results", "setting"],
+    ids=["policy", "option", "name", "no results", "ignored results", "setting"],
 )
 def test_a_task_that_cannot_work_is_told(
     valkey: Server, tasks: list[dict[str, Any]], settings: dict[str, Any], says: list[str]
@@ -512,6 +518,16 @@ def test_who_has_ended_meanwhile_is_not_told_of(valkey: Server, app_of: AppOf) -
 
     assert "task_id=b on w" in found.detail
     assert "task_id=a" not in found.detail
+
+
+def test_what_a_worker_says_is_taken_for_no_more_than_that() -> None:
+    failed = {"error": "KeyError('x')"}
+    stats = {"a": failed, "b": {"pool": {"implementation": "antigravity:fly", "max-concurrency": 3}}}
+
+    workers = _workers({"stats": stats, "active": {"a": failed, "b": []}, "active_queues": {"a": failed}}, "")
+
+    assert workers == Workers({"a": None, "b": None}, {"a": 1, "b": 3}, {}, {"b": set()})
+    assert "antigravity" not in sys.modules
 
 
 def answered(examine: Callable[[], Diagnosis]) -> Diagnosis:
