@@ -63,7 +63,7 @@ def key_maker_of(task: Any) -> KeyMaker:
     name = task.name if task.lock_name is None else task.lock_name
     signature = _run_signature(cls)
     try:
-        return KeyMaker(name, signature, own(task, "lock_key"), receiver_of(cls, signature))
+        return KeyMaker(name, signature, own(task, "lock_key"), receiver_of(cls, signature), task.lock_label)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {task.name}: {error}") from None
 

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
-from celery_singleton_lock.leases.key import KeyChoice
+from celery_singleton_lock.leases.key import KeyChoice, checked_label
 
 DEFAULT_PREFIX = "singleton"
 DEFAULT_VISIBILITY_TIMEOUT = 3600.0
@@ -48,6 +48,7 @@ class SingletonOptions(TypedDict, total=False):
     lock_on_store_error: OnStoreError | None
     lock_min_hold: Duration | None
     lock_queue_ttl: Duration | None
+    lock_label: str | None
 
 
 def seconds(name: str, value: Any, *, least: float) -> float:
@@ -103,6 +104,7 @@ OPTIONS: Mapping[str, Option] = {
     "on_store_error": Option("reschedule", lambda n, v: one_of(n, v, OnStoreError)),
     "min_hold": Option(0, lambda n, v: seconds(n, v, least=0)),
     "queue_ttl": Option(3600, lambda n, v: seconds(n, v, least=1)),
+    "label": Option(None, checked_label, app_wide=False),
 }
 
 
@@ -122,6 +124,7 @@ class LockOptions:
     prefix: str
     visibility_timeout: float = DEFAULT_VISIBILITY_TIMEOUT
     skip_result: Any = UNSET
+    label: str | None = None
 
     @property
     def unique_in_queue(self) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -15,6 +15,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
+from celery_singleton_lock.label import label_of
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.runs.marks import unmark_later
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
@@ -72,8 +73,10 @@ def key_to_keep(options: Mapping[str, Any]) -> str | None:
     return Notes.of(options.get("headers"), options.get("task_id")).key if _for_a_dead_run.get() else None
 
 
-def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any:
-    """Publish a call, unless another one with the same key stands for it.
+def publish(
+    task: Task, key: str, options: Mapping[str, Any], send: Send, args: Sequence[Any] = (), kwargs: Any = None
+) -> Any:
+    """Publish a call, unless another one with the same key stands for it; *args* and *kwargs* are those of the call.
 
     Returns:
         The result of this call, or of the one that was found; if that cannot be read, one that has ended.
@@ -96,18 +99,20 @@ def publish(task: Task, key: str, options: Mapping[str, Any], send: Send) -> Any
     noted = {**options, "task_id": task_id, "headers": with_notes(headers, notes)}
     if not task.lock_options.unique_in_queue or notes.tries:
         return send(**noted)
+    # A main process makes none, because that runs user code.
+    label = "" if notes.died else label_of(task, key, task_id, args, kwargs or {})
     if options.get("retries") and key and task.lock_options.mode == UNTIL_EXECUTED:
-        return _publish_retry(task, key, noted, send)
+        return _publish_retry(task, key, noted, send, label)
     # A call that has an id already, as a member of a canvas, is always sent,
     # because somebody waits for it; it is settled when it runs.
     if options.get("task_id") and DUE_HEADER not in (headers or {}):
         return send(**noted)
-    return _publish_once(task, key, noted, send)
+    return _publish_once(task, key, noted, send, label)
 
 
-def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
+def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
     counts_running = task.lock_options.mode == UNTIL_EXECUTED
-    found = _mark(task, key, options, limit=task.lock_options.limit if counts_running else 0)
+    found = _mark(task, key, options, label, limit=task.lock_options.limit if counts_running else 0)
     if found is None:
         return _send(task, key, options, send)
     _refuse(task, key, found)
@@ -128,10 +133,10 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
-def _publish_retry(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
+def _publish_retry(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
     """Always, but until the retry runs its call counts as queued, unless another one does."""
     with suppress(StoreError):
-        _mark(task, key, options, limit=0)
+        _mark(task, key, options, label, limit=0)
     return _send(task, key, options, send)
 
 
@@ -145,7 +150,7 @@ def _send(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
         raise
 
 
-def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder | None:
+def _mark(task: Task, key: str, options: dict[str, Any], label: str, limit: int) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way."""
     wanted, task_id, store = task.lock_options, options["task_id"], store_of(task.app)
     seconds = wanted.queue_ttl + _lead(task, options)
@@ -155,7 +160,7 @@ def _mark(task: Task, key: str, options: dict[str, Any], limit: int) -> Holder |
         _allow_unmarked(task, key, task_id, silence, logging.INFO)
         return None
     try:
-        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet)
+        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, label=label)
     except ConfigurationError:
         # It refuses us, and will the next time.
         raise

@@ -5,7 +5,7 @@ so is all that a process finds which publishes, for it has other things to do.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
@@ -34,7 +34,8 @@ BOUND = 1.0
 Question = Callable[[], object]
 """Something that raises a `ConfigurationError` if it cannot work."""
 
-_CHECKED_COMMANDS = ("worker", "beat")
+# And those of operators, who look after other locks while a task cannot work; `doctor` tells it.
+_CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _looked_at: WeakKeyDictionary[Celery, object] = WeakKeyDictionary()
 _held_back: WeakKeyDictionary[Celery, list[ConfigurationError]] = WeakKeyDictionary()
 _in_background = Teller("start")
@@ -69,8 +70,8 @@ def check_worker(app: Celery, pool: type, *of_beat: Any) -> None:
     """
     # So its pool processes and its beat do not look again.
     _is_first_look(app)
-    tasks = _lockable(app.tasks.values())
-    of_pool = [partial(_check_pool, app, pool), *(partial(_check_task, app, task, pool) for task in tasks)]
+    tasks = lockable(app)
+    of_pool = _about_pool(app, tasks, pool)
     if _tell_faults([*of_pool, *_about(app, tasks), *_about_beat(app, tasks, *of_beat)]):
         _end()
 
@@ -81,7 +82,7 @@ def check_beat(app: Celery, key: Callable[[], str], *questions: Question) -> Non
     Raises:
         SystemExit: It cannot; the log says why.
     """
-    tasks = _lockable(app.tasks.values())
+    tasks = lockable(app)
     # A worker that has it inside has looked at its tasks, and at the store for them.
     rest = _about(app, tasks) if _is_first_look(app) else []
     if _tell_faults([*_about_beat(app, tasks, key, *questions), *rest]):
@@ -94,7 +95,7 @@ def check_definitions(app: Celery) -> None:
     Raises:
         SystemExit: It has others; the log says which.
     """
-    if app in _held_back and _tell_faults(_about_definitions(app, _lockable(app.tasks.values()))):
+    if app in _held_back and _tell_faults(_about_definitions(app, lockable(app))):
         _end()
 
 
@@ -104,8 +105,37 @@ def check_publisher(task: Task) -> None:
     if app in _looked_at or app.conf.task_always_eager or not _is_first_look(app):
         return
     # It is not for us to have all tasks made now.
-    tasks = _lockable(app.tasks.values() if app.finalized else [task])
+    tasks = lockable(app) if app.finalized else _lockable([task])
     _in_background.tell(partial(_tell_faults, _about(app, tasks)))
+
+
+# For one who asks, and tells it himself.
+
+
+def lockable(app: Celery) -> list[Any]:
+    """The tasks of *app* that this library is about, by their names."""
+    return _lockable(app.tasks.values())
+
+
+def faults_of(app: Celery) -> list[str]:
+    """What can never work in the settings of *app*, and in its tasks."""
+    return _faults_in(_about_tasks(app, lockable(app)))
+
+
+def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:
+    """What can never work in a worker that has that pool, and takes messages from those *queues*."""
+    return _faults_in(_about_pool(app, lockable(app), pool, queues))
+
+
+def try_store(app: Celery, bound: float) -> None:
+    """Do all that a run and a waiter do, within *bound* seconds.
+
+    Raises:
+        ConfigurationError: There is no store to use, or it does not let us.
+        StoreError: Not all of it was answered in time.
+    """
+    tasks = lockable(app)
+    _try(app, partial(_name_in_use, tasks), tasks, bound)
 
 
 def _is_first_look(app: Celery) -> bool:
@@ -124,15 +154,23 @@ def _about(app: Celery, tasks: list[Any]) -> list[Question]:
     """What has to work for those tasks, wherever they are published or run."""
     if not tasks:
         return []
+    # A name that is in use, because the rights of a user may depend on it.
+    return [*_about_tasks(app, tasks), partial(_check_store, app, partial(_name_in_use, tasks), tasks)]
+
+
+def _about_tasks(app: Celery, tasks: list[Any]) -> list[Question]:
     return [
         partial(check_setting_names, app),
         *(partial(check_setting, app, name) for name in OPTIONS),
         *_about_definitions(app, tasks),
         *(partial(check_results, task, _of_task(task, "on_conflict")) for task in tasks),
         *(partial(getattr, task, "lock_options") for task in tasks),
-        # A name that is in use, because the rights of a user may depend on it.
-        partial(_try_store, app, partial(_name_in_use, tasks), [_of_task(task, "ttl") for task in tasks]),
     ]
+
+
+def _about_pool(app: Celery, tasks: list[Any], pool: type, queues: Container[str] | None = None) -> list[Question]:
+    """What has to work in a worker with that pool; of its queues, this process has those if nobody else knows them."""
+    return [partial(_check_pool, app, pool), *(partial(_check_task, app, task, pool, queues) for task in tasks)]
 
 
 def _about_beat(app: Celery, tasks: list[Any], *questions: Any) -> list[Question]:
@@ -143,7 +181,7 @@ def _about_beat(app: Celery, tasks: list[Any], *questions: Any) -> list[Question
     return [
         partial(check_setting_names, app),
         *questions,
-        partial(_try_store, app, lambda: lock_name_of(key())),
+        partial(_check_store, app, lambda: lock_name_of(key())),
     ]
 
 
@@ -168,15 +206,20 @@ def _of_task(task: Any, name: str) -> Any:
 
 def _name_in_use(tasks: list[Any]) -> str:
     names = (task.lock_name or task.name for task in tasks)
-    return next((name for name in names if isinstance(name, str)), tasks[0].name)
+    return next((name for name in names if isinstance(name, str)), "start")
 
 
 def _tell_faults(questions: Iterable[Question]) -> bool:
     """Tell each fault in a line of its own; whether there was one."""
-    faults = dict.fromkeys(fault for question in questions if (fault := _fault_in(question)))
+    faults = _faults_in(questions)
     for fault in faults:
         logger.critical("lock.misconfigured: %s", fault)
     return bool(faults)
+
+
+def _faults_in(questions: Iterable[Question]) -> list[str]:
+    """Each fault once."""
+    return list(dict.fromkeys(fault for question in questions if (fault := _fault_in(question))))
 
 
 def _fault_in(question: Question) -> str:
@@ -195,20 +238,20 @@ def _end() -> NoReturn:
     raise SystemExit(EX_FAILURE)
 
 
-def _check_task(app: Celery, task: Any, pool: type) -> None:
+def _check_task(app: Celery, task: Any, pool: type, queues: Container[str] | None) -> None:
     # Workers with other pools may take the queue of such a task.
-    wants_to_be_killed(task, task.lock_options, has_process=_is_prefork(pool) or not _comes_here(app, task))
+    wants_to_be_killed(task, task.lock_options, has_process=_is_prefork(pool) or not _comes_here(app, task, queues))
 
 
-def _comes_here(app: Celery, task: Any) -> bool:
-    """This worker takes messages from the queue of the task, as far as can be told before there is a call."""
+def _comes_here(app: Celery, task: Any, queues: Container[str] | None) -> bool:
+    """The worker takes messages from the queue of the task, as far as can be told before there is a call."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
     except Exception:  # noqa: BLE001 (of a router of the user's, which needs to see a call)
         return True
     by_route = route if isinstance(route, str) else route.get("queue")
     queue = getattr(task, "queue", None) or by_route or app.conf.task_default_queue
-    return getattr(queue, "name", queue) in app.amqp.queues.consume_from
+    return getattr(queue, "name", queue) in (app.amqp.queues.consume_from if queues is None else queues)
 
 
 def _check_pool(app: Celery, pool: type) -> None:
@@ -227,17 +270,14 @@ def _is_prefork(pool: type) -> bool:
     return issubclass(pool, TaskPool)
 
 
-def _try_store(app: Celery, lock_name: Callable[[], str], ttls: Iterable[Any] = ()) -> None:
-    """Do all that a run and a waiter do, with a lock of that name which nobody else can ask for.
+def _check_store(app: Celery, lock_name: Callable[[], str], tasks: Iterable[Any] = ()) -> None:
+    """Have it told if there is no answer, which passes.
 
     Raises:
         ConfigurationError: There is no store to use, or it does not let us.
     """
-    key = key_of(prefix_of(app), checked_name(lock_name()), {"start": new_token()})
-    # Connections of its own, which no pool process inherits.
-    store = open_store(app)
     try:
-        store.try_out(key, BOUND, [ttl for ttl in ttls if isinstance(ttl, int | float)])
+        _try(app, lock_name, tasks)
     except ConfigurationError:
         raise
     except StoreError as error:
@@ -246,5 +286,15 @@ def _try_store(app: Celery, lock_name: Callable[[], str], ttls: Iterable[Any] = 
             "singleton_lock_url; until it answers, lock_on_store_error decides what becomes of each task"
         )
         logger.error(event, error.store, BOUND, error.problem)
+
+
+def _try(app: Celery, lock_name: Callable[[], str], tasks: Iterable[Any], bound: float = BOUND) -> None:
+    """With a lock of that name which nobody else can ask for."""
+    ttls = [_of_task(task, "ttl") for task in tasks]
+    key = key_of(prefix_of(app), checked_name(lock_name()), {"start": new_token()})
+    # Connections of its own, which no pool process inherits.
+    store = open_store(app)
+    try:
+        store.try_out(key, bound, [ttl for ttl in ttls if isinstance(ttl, int | float)])
     finally:
         store.close()

@@ -36,10 +36,9 @@ from celery_singleton_lock.stores.records import Holder
 class SingletonTask(TypedTask[P, R_co]):
     """A Celery task of which one execution per lock key runs at a time.
 
-    The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is
-    renewed for as long as the body runs. A worker that dies stops renewing, and
-    the key is free again within one ttl. A run that finds the key held does
-    what *lock_on_conflict* says.
+    The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is renewed for as long as the body runs. A
+    worker that dies stops renewing, and the key is free again within one ttl. A run that finds the key held does what
+    *lock_on_conflict* says.
 
     A direct call, `task(...)`, takes no lock; a task that calls itself directly
     goes on under the lease it has. Tasks of Celery itself are never locked.
@@ -62,17 +61,16 @@ class SingletonTask(TypedTask[P, R_co]):
         lock_wait_timeout: Seconds after which a call that waits or comes again gives up with
             `LockHeld`; by default never, and never with `"join"`. Also for which a call tries
             to reach a store that is away, with any policy; then it fails with `StoreError`.
-        lock_min_hold: Seconds for which the key stays taken, counted from the start
-            of a run, or from the publishing if it is unique in the queue, even if the run
-            ends earlier. A run that dies does not count.
-        lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"`
-            leaves it to the log, the signal and `self.lock.check()`, `"kill"` has the
-            kernel kill the pool child at the deadline, even if it is stopped, frozen
-            or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
+        lock_min_hold: Seconds for which the key stays taken, counted from the start of a run, or from the publishing
+            if it is unique in the queue, even if the run ends earlier. A run that dies does not count.
+        lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
+            `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline, even if it is stopped,
+            frozen or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
         lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
             (unlocked) or `"skip"`, if Redis gives no answer within 5 s. A publisher waits for 1 s.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by
             default 3600; also for which `"rerun"` keeps merged arguments.
+        lock_label: A format string, `"supplier {supplier_id}"`: what operators read beside the key. None: nothing.
 
     None means the app's `singleton_lock_*` setting, and without one the default.
     """
@@ -92,6 +90,7 @@ class SingletonTask(TypedTask[P, R_co]):
     lock_on_store_error: OnStoreError | None = unless_behind(None)
     lock_min_hold: Duration | None = unless_behind(None)
     lock_queue_ttl: Duration | None = unless_behind(None)
+    lock_label: str | None = unless_behind(None)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
@@ -180,7 +179,7 @@ class SingletonTask(TypedTask[P, R_co]):
         run: Run | None = self.request.get("lock_run")
         if run is not None and run.has_begun and options.get("task_id") == run.task_id and options.get("retries"):
             run.is_retried(key)
-        return publish(self, key, options, send)
+        return publish(self, key, options, send, args or (), kwargs)
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""

@@ -22,7 +22,7 @@ STOREYS = (
     {"stores"},
     {"leases"},
     # Ground for all that knows Celery.
-    {"options", "own", "settings", "definition", "guard", "models", "spelling", "generic", "signals"},
+    {"options", "own", "settings", "definition", "guard", "models", "spelling", "generic", "signals", "label"},
     {"runs"},
     {"policies"},
     {"admission", "publish", "start"},

@@ -26,6 +26,8 @@ from kombu.utils import json
 from celery_singleton_lock.errors import ConfigurationError
 
 MAX_NAME = 200
+# Short enough for Redis to keep the lock as a list, which takes half of the memory.
+MAX_LABEL = 60
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 _PLAIN = frozenset({str, int, float, bool, NoneType})
@@ -60,19 +62,28 @@ class KeyMaker:
             it returns for the arguments as they were passed.
         receive: What makes the arguments that the function receives of those of
             a call; None if they are the same.
+        label: A format string for what operators read beside a key.
 
     Raises:
-        ConfigurationError: The name is empty or too long, or *choice* names a
+        ConfigurationError: The name is empty or too long, or *choice* or *label* names a
             parameter that the function does not have.
     """
 
     def __init__(
-        self, name: str, signature: inspect.Signature, choice: KeyChoice = None, receive: Receive | None = None
+        self,
+        name: str,
+        signature: inspect.Signature,
+        choice: KeyChoice = None,
+        receive: Receive | None = None,
+        label: str | None = None,
     ) -> None:
         self._name = checked_name(name)
         self._signature = signature
         self._receive = receive
         self._choice = _checked_choice(choice, signature)
+        self._label = checked_label("lock_label", label)
+        if self._label is not None:
+            _check_names("lock_label", label, _fields("lock_label", self._label), signature)
         positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._positional = [name for name, each in signature.parameters.items() if each.kind in positional]
         self._takes_no_others = len(self._positional) == len(signature.parameters)
@@ -89,6 +100,20 @@ class KeyMaker:
             args, kwargs = self._receive(args, kwargs)
         return key_of(prefix, self._name, self._subject(args, kwargs))
 
+    def label(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """What operators read beside the key of a call: one short line; empty without a format string.
+
+        Raises:
+            Exception: Whatever comes of formatting the arguments, or of *receive*.
+        """
+        if self._label is None:
+            return ""
+        if self._receive is not None:
+            args, kwargs = self._receive(args, kwargs)
+        text = _filled(self._label, self._bound(args, kwargs))
+        line = "".join(letter if letter.isprintable() else " " for letter in text[: MAX_LABEL + 1]).strip()
+        return line if len(text) <= MAX_LABEL else f"{line[: MAX_LABEL - 1]}…"
+
     @property
     def runs_user_code(self) -> bool:
         """To make a key runs a callable or a model, or formats arguments, which may do anything."""
@@ -103,7 +128,7 @@ class KeyMaker:
         if choice is None:
             return arguments
         if isinstance(choice, str):
-            return _made_by_user(choice, lambda: choice.format(**{k: plain(value) for k, value in arguments.items()}))
+            return _made_by_user(choice, lambda: _filled(choice, arguments))
         return {name: arguments[name] for name in choice}
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -114,6 +139,10 @@ class KeyMaker:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
+
+
+def _filled(template: str, arguments: Mapping[str, Any]) -> str:
+    return template.format(**{name: plain(value) for name, value in arguments.items()})
 
 
 def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
@@ -186,14 +215,27 @@ def _as_bytes(half: re.Match[str]) -> str:
     return "".join(f"%{byte:02X}" for byte in half[0].encode("utf-8", "surrogatepass"))
 
 
+def checked_label(name: str, value: Any) -> str | None:
+    """*value*, if it can be a format string.
+
+    Raises:
+        ConfigurationError: It is no text.
+    """
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(
+            f"{name}={value!r:.80} is not allowed: give a format string with at least one {{parameter}}"
+        )
+    return value
+
+
 def _checked_choice(choice: KeyChoice, signature: inspect.Signature) -> KeyChoice:
     if choice is None or callable(choice):
         return choice
     if isinstance(choice, str):
-        _check_names(choice, _fields(choice), signature)
+        _check_names("lock_key", choice, _fields("lock_key", choice), signature)
         return choice
     if isinstance(choice, list | tuple) and all(isinstance(name, str) for name in choice):
-        _check_names(choice, choice, signature)
+        _check_names("lock_key", choice, choice, signature)
         return tuple(choice)
     raise ConfigurationError(
         f"lock_key={choice!r} is not allowed: give None, a list of parameter names, "
@@ -201,32 +243,31 @@ def _checked_choice(choice: KeyChoice, signature: inspect.Signature) -> KeyChoic
     )
 
 
-def _fields(template: str) -> list[str]:
-    fields = _parsed(template, template)
+def _fields(option: str, template: str) -> list[str]:
+    fields = _parsed(option, template, template)
     if not fields:
-        raise ConfigurationError(
-            f"lock_key={template!r} names no {{parameter}}; to lock the task as a whole use lock_key=()"
-        )
+        whole = "; to lock the task as a whole use lock_key=()" if option == "lock_key" else ""
+        raise ConfigurationError(f"{option}={template!r} names no {{parameter}}{whole}")
     return [field.partition(".")[0].partition("[")[0] for field in fields]
 
 
-def _parsed(text: str, template: str) -> list[str]:
+def _parsed(option: str, text: str, template: str) -> list[str]:
     """The fields in *text*, a part of *template*, and those inside their format specifications."""
     try:
         parts = [(field, specification) for _, field, specification, _ in string.Formatter().parse(text)]
     except ValueError as error:
-        raise ConfigurationError(f"lock_key={template!r} is not a format string: {error}") from error
+        raise ConfigurationError(f"{option}={template!r} is not a format string: {error}") from error
     fields = []
     for field, specification in parts:
         if field is not None:
-            fields += [field, *_parsed(specification or "", template)]
+            fields += [field, *_parsed(option, specification or "", template)]
     return fields
 
 
-def _check_names(choice: Any, names: Sequence[str], signature: inspect.Signature) -> None:
+def _check_names(option: str, choice: Any, names: Sequence[str], signature: inspect.Signature) -> None:
     for name in names:
         if name not in signature.parameters:
             raise ConfigurationError(
-                f"lock_key={choice!r}: unknown parameter {name!r}; "
+                f"{option}={choice!r}: unknown parameter {name!r}; "
                 f"the function has {', '.join(signature.parameters) or 'no parameters'}"
             )

@@ -1,20 +1,15 @@
 """`celery -A proj singleton`: see the locks of an app, and free one."""
 
 import getpass
-import json
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import click
 from celery import Celery
 from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
-from celery.platforms import EX_UNAVAILABLE
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.operations.breaking import (
     Broken,
     ask,
@@ -24,30 +19,14 @@ from celery_singleton_lock.operations.breaking import (
     preview,
     wait_until_gone,
 )
+from celery_singleton_lock.operations.doctor import doctor
 from celery_singleton_lock.operations.ending import Call, call_of
-from celery_singleton_lock.operations.inventory import Locks, in_order, lock_as_json, rows_of
+from celery_singleton_lock.operations.inventory import in_order, lock_as_json, rows_of
+from celery_singleton_lock.operations.shell import as_json, locks_of, told, write_json
+from celery_singleton_lock.operations.watch import watch
 from celery_singleton_lock.operations.words import nothing, outcome, planned, shown, table
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.inventory import Survey
-
-as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")
-
-
-class Away(click.ClickException):
-    """The store does not answer, or refuses us."""
-
-    exit_code = EX_UNAVAILABLE
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Say what is wrong with store or settings, in place of a traceback."""
-    try:
-        yield
-    except StoreError as error:
-        raise Away(str(error)) from error
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
 
 
 @click.group()
@@ -61,6 +40,10 @@ def singleton(ctx: click.Context, **_: Any) -> None:
     """
 
 
+singleton.add_command(doctor)
+singleton.add_command(watch)
+
+
 @singleton.command("list")
 @click.argument("pattern", required=False)
 @as_json
@@ -71,9 +54,9 @@ def list_locks(obj: Any, pattern: str | None, is_json: bool) -> None:
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
     with told():
-        rows = _locks_of(obj.app).rows(pattern)
+        rows = locks_of(obj.app).rows(pattern)
     if is_json:
-        _write_json([row.as_json() for row in rows])
+        write_json([row.as_json() for row in rows])
     elif rows:
         click.echo(table(rows))
     else:
@@ -94,7 +77,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
     """
     app: Celery = obj.app
     with told():
-        locks = _locks_of(app)
+        locks = locks_of(app)
         app.loader.import_default_modules()
         if args is not None or kwargs is not None or what in app.tasks:
             survey = locks.survey(_key_of_call(app, what, args or [], kwargs or {}))
@@ -127,7 +110,7 @@ def break_lock(
     KEY is one lock key, as `list` and the log show it.
     """
     with told():
-        locks = _locks_of(obj.app)
+        locks = locks_of(obj.app)
         survey = locks.survey(locks.checked_key(key))
         found = preview(survey, holder)
         if not found.was_there:
@@ -142,13 +125,6 @@ def break_lock(
         if not broken.gone:
             broken = wait_until_gone(locks, broken, patience_with(broken.left) if wait is None else wait)
     _end(broken, outcome(broken, force=force), 0 if broken.gone else 1, is_json=is_json)
-
-
-def _locks_of(app: Celery) -> Locks:
-    locks = Locks(app)
-    if locks.store.address.startswith("memory:"):
-        click.echo("The locks are in the memory of one process (memory://): this one sees none of others.", err=True)
-    return locks
 
 
 def _key_of_call(app: Celery, name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
@@ -175,7 +151,7 @@ def _limit_of(app: Celery, survey: Survey) -> int | None:
 def _show_lock(survey: Survey, limit: int | None, *, is_json: bool) -> None:
     facts, rows = lock_as_json(survey, limit), in_order(rows_of(survey))
     if is_json:
-        _write_json(facts)
+        write_json(facts)
     elif not rows and not survey.waiters:
         click.echo(f"Nobody holds {shown(survey.key)}, and nothing waits for it.", err=True)
     else:
@@ -187,7 +163,7 @@ def _show_lock(survey: Survey, limit: int | None, *, is_json: bool) -> None:
 
 def _show_call(call: Call, *, is_json: bool) -> None:
     if is_json:
-        _write_json(call.as_json())
+        write_json(call.as_json())
     if call.problem is not None:
         click.echo(f"Its result cannot be read ({shown(call.problem)}).", err=True)
     if not call.is_known:
@@ -206,7 +182,7 @@ def _show_call(call: Call, *, is_json: bool) -> None:
 
 def _end(broken: Broken, said: str, code: int, *, is_json: bool) -> NoReturn:
     if is_json:
-        _write_json(broken.as_json())
+        write_json(broken.as_json())
     click.echo(said, err=is_json or code != 0)
     sys.exit(code)
 
@@ -236,7 +212,3 @@ def _operator() -> str:
         # In a container, say, whose user has no name.
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-def _write_json(facts: Any) -> None:
-    click.echo(json.dumps(facts))

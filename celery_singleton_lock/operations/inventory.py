@@ -34,6 +34,7 @@ class Row:
         expires_in: Seconds until it ends, unless it is renewed.
         held: For how long it is held.
         task_name, task_id, hostname, pid, attempt, acquired_at, fence: Of the holder, as far as they are known.
+        label: What the task's `lock_label` says of the call, if it has one.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Row:
     attempt: int | None = None
     acquired_at: datetime | None = None
     fence: int | None = None
+    label: str | None = None
 
     @property
     def worker(self) -> str:
@@ -69,6 +71,7 @@ class Row:
             "acquired_at": self.acquired_at.isoformat() if self.acquired_at else None,
             "expires_in": round(self.expires_in, 3),
             "fence": self.fence,
+            "label": self.label,
         }
 
 
@@ -77,14 +80,19 @@ class Locks:
 
     Arguments:
         app: The app.
+        store: Its store, if not the one that the app uses.
+
+    Attributes:
+        start: How each key begins that is kept for the app.
 
     Raises:
         ConfigurationError: It has no store that can be used.
     """
 
-    def __init__(self, app: Celery) -> None:
-        self.store: Store = store_of(app)
+    def __init__(self, app: Celery, store: Store | None = None) -> None:
+        self.store: Store = store or store_of(app)
         self._start = start_of_keys(prefix_of(app))
+        self.start = self._start.removesuffix("{")
 
     def is_key(self, text: str) -> bool:
         """It looks like a lock key of this app."""
@@ -164,11 +172,20 @@ def row_of_holder(survey: Survey, holder: Holder) -> Row:
         attempt=holder.attempt,
         acquired_at=holder.acquired_at,
         fence=holder.fence,
+        label=holder.label,
     )
 
 
 def _row_of_mark(survey: Survey, mark: LeftMark) -> Row:
-    return Row(survey.key, mark.state, survey.waiters, mark.expires_in, task_name=mark.task_name, task_id=mark.task_id)
+    return Row(
+        survey.key,
+        mark.state,
+        survey.waiters,
+        mark.expires_in,
+        task_name=mark.task_name,
+        task_id=mark.task_id,
+        label=mark.label,
+    )
 
 
 def lock_as_json(survey: Survey, limit: int | None) -> dict[str, Any]:

@@ -3,15 +3,29 @@
 from collections.abc import Sequence
 
 from celery_singleton_lock.operations.breaking import Broken
+from celery_singleton_lock.operations.finding import Finding
 from celery_singleton_lock.operations.inventory import Row
 from celery_singleton_lock.stores.base import lock_name_of
 
+_VERDICTS = {True: "ok", False: "NO", None: "-"}
 HEAD = ("LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """One line for each row, below a head."""
+    """One line for each row, below a head; with a column of labels, if there is one."""
     lines = [HEAD, *(_cells(row) for row in rows)]
+    if any(row.label for row in rows):
+        labels = ["LABEL", *(shown(row.label or "-") for row in rows)]
+        lines = [(cells[0], label, *cells[1:]) for cells, label in zip(lines, labels, strict=True)]
+    return _aligned(lines)
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """One line for each."""
+    return _aligned([(_VERDICTS[each.ok], each.name, shown(each.detail)) for each in findings])
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines

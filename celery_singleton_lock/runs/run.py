@@ -16,6 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, LockHeld, LockLost
+from celery_singleton_lock.label import label_of
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
@@ -109,6 +110,7 @@ class Run:
             pid=os.getpid(),
             attempt=request.retries or 0,
             published=self.notes.published,
+            label=label_of(task, self.key, self.task_id, self.args, self.kwargs) if self.options.label else "",
         )
 
     @property

@@ -75,14 +75,12 @@ class Waiter(ABC):
 class LockStore(ABC):
     """A store of locks.
 
-    Every call is bounded in time and raises `StoreError` where no usable answer
-    came. Such a call may have worked all the same, so each is safe to repeat:
-    acquire recognises the token it has already granted, and renew and release
+    Every call is bounded in time and raises `StoreError` where no usable answer came. Such a call may have worked all
+    the same, so each is safe to repeat: acquire recognises the token it has already granted, and renew and release
     touch nothing that another token holds.
 
     Attributes:
-        on_reconnect: Called when a store that was out of reach is there again, in whichever
-            thread finds out. One that is always in reach never calls it.
+        on_reconnect: Called when a store that was out of reach is there again, in whichever thread finds out.
         on_clock_step: Called with the seconds by which the store's clock was set, in whichever thread finds out.
     """
 
@@ -107,8 +105,7 @@ class LockStore(ABC):
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Restart the ttl of each claim; one answer each, in order.
 
-        `DONE` only if nobody else can have had the place in between; `REPLACED` and `BROKEN`
-        are as good, but a successor, or a person, has asked the holder to make way.
+        `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to make way.
 
         Raises:
             StoreError: No answer within *timeout* seconds. Some may have been renewed.
@@ -181,7 +178,9 @@ class QueueMarks(ABC):
     """What calls leave in the store that hold nothing, each by its task id."""
 
     @abstractmethod
-    def mark_queued(self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float) -> Holder | None:
+    def mark_queued(
+        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = ""
+    ) -> Holder | None:
         """Mark a call as the one that is queued, for so many seconds.
 
         Arguments:
@@ -190,6 +189,7 @@ class QueueMarks(ABC):
             seconds: How long the mark lasts if nobody comes for it.
             limit: How many runs have to go on to be in the way as well; 0 for none.
             quiet: Seconds for which no other call of the key is published.
+            label: What operators read beside the key.
 
         Returns:
             None if it is, else the call that is queued, runs or keeps the key quiet.

@@ -1,7 +1,7 @@
 """What a store tells, and does, for somebody who looks after its locks."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,12 +19,14 @@ class LeftMark:
         task_id: The call's.
         expires_in: Seconds until the mark means nothing any more.
         task_name: The task's name, if it is known.
+        label: What operators read beside the key, if there is a label.
     """
 
     state: MarkState
     task_id: str
     expires_in: float
     task_name: str | None = None
+    label: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +63,47 @@ class Asked:
     dropped: tuple[MarkState, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """How a store answers.
+
+    Attributes:
+        round_trip: Seconds from a question to its answer, the median of a few.
+        ahead: Seconds by which the store's clock is ahead of this machine's.
+    """
+
+    round_trip: float
+    ahead: float
+
+
 class Inventory(ABC):
     """For those who look after locks that are not theirs."""
+
+    @abstractmethod
+    def echo(self, bound: float) -> Echo:
+        """Ask a few times for the time.
+
+        Raises:
+            StoreError: One of them was not answered within *bound* seconds.
+        """
+
+    @abstractmethod
+    def about_server(self, bound: float) -> Mapping[str, str]:
+        """What the server says of itself, in its own words; nothing if there is none.
+
+        Raises:
+            StoreError: No answer within *bound* seconds.
+            ConfigurationError: It does not let us ask.
+        """
+
+    @abstractmethod
+    def without_expiry(self, start: str) -> Iterator[str]:
+        """Each key that begins with *start* and never ends by itself, which none of ours does.
+
+        Raises:
+            StoreError: A step was not answered in time.
+            ConfigurationError: The store does not let us ask.
+        """
 
     @abstractmethod
     def keys(self, start: str) -> Iterator[str]:

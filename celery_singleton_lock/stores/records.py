@@ -21,6 +21,7 @@ class Facts:
         pid: Its process.
         attempt: How many times its call was retried before.
         published: When its call was published first, in microseconds since the epoch; 0 if that is not known.
+        label: What operators read beside the key, or an empty text.
     """
 
     task_id: str = ""
@@ -29,6 +30,7 @@ class Facts:
     pid: int = 0
     attempt: int = 0
     published: int = 0
+    label: str = ""
 
 
 @dataclass(slots=True)
@@ -153,6 +155,7 @@ class Holder:
     pid: int | None = None
     attempt: int = 0
     published: int = 0
+    label: str | None = None
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":

@@ -92,6 +92,7 @@ def test_a_list_tells_of_a_holder_while_all_workers_are_down(tasks: Any, operate
         "hostname": "w1@web",
         "pid": 7,
         "attempt": 0,
+        "label": None,
         "waiters": 0,
     }
 

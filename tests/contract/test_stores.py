@@ -16,6 +16,7 @@ from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
 from tests.contract.chapters.hold import Hold
 from tests.contract.chapters.keys import Keys
+from tests.contract.chapters.labels import Labels
 from tests.contract.chapters.limit import Limit
 from tests.contract.chapters.listening import Listening
 from tests.contract.chapters.marks import Marks
@@ -29,7 +30,9 @@ from tests.model.ageing import StandingClock
 from tests.servers import Server
 
 
-class StoreContract(Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots, Breaking):
+class StoreContract(
+    Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots, Breaking, Labels
+):
     """The tests that a store of locks has to pass."""
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import runpy
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import cache
 from inspect import getdoc
 from itertools import product
@@ -19,9 +20,12 @@ import celery_singleton_lock
 from celery_singleton_lock import LockHeld, SingletonTask, options, signals
 from celery_singleton_lock.leases.key import key_of
 from celery_singleton_lock.operations.breaking import Broken
+from celery_singleton_lock.operations.changes import Change, Event
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.ending import Call
+from celery_singleton_lock.operations.finding import Finding
 from celery_singleton_lock.operations.inventory import Row, lock_as_json
+from celery_singleton_lock.operations.store import OTHERS
 from celery_singleton_lock.operations.words import HEAD
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.runs.revoked import Reason
@@ -250,7 +254,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 def test_every_command_and_its_options_are_told(name: str) -> None:
     options = [each.opts for each in singleton.commands[name].params if each.opts[0].startswith("-")]
 
-    assert f"celery -A proj singleton {name} " in OPERATIONS
+    assert re.search(rf"^\$ celery -A proj singleton {name}\b", OPERATIONS, re.MULTILINE)
     assert [names for names in options if not any(re.search(rf"[` ]{name}\b", OPERATIONS) for name in names)] == []
 
 
@@ -265,12 +269,56 @@ def test_the_output_that_is_shown_has_the_form_of_today() -> None:
     shown = re.search(r"^\[.*\]$", OPERATIONS, re.MULTILINE)
     empty = Row("singleton:v2:{a:00}", "held", 0, 0.0)
 
-    assert [line.split() for line in OPERATIONS.splitlines() if line.startswith("LOCK ")] == [head, head]
+    heads = [line.split() for line in OPERATIONS.splitlines() if line.startswith("LOCK ")]
+    assert len(heads) >= 2
+    assert all(each in (head, [head[0], "LABEL", *head[1:]]) for each in heads)
     assert shown is not None
     assert [*json.loads(shown[0])[0]] == [*empty.as_json()]
     assert _said(lock_as_json(Survey("k", 0, None, (), (), 0), None)) in OPERATIONS
     assert _said(Call("id", None).as_json()) in OPERATIONS
     assert _said(Broken("k", [], []).as_json()) in OPERATIONS
+
+
+def test_what_is_shown_of_the_doctor_has_all_checks_in_their_order() -> None:
+    shown = OPERATIONS.split("$ celery -A proj singleton doctor\n")[1:]
+
+    assert shown
+    for output in shown:
+        lines = [line.split() for line in re.split(r"^[`$]", output, flags=re.MULTILINE)[0].splitlines()]
+        assert [name for _, name, *_ in lines if name != "advice"] == CHECKS
+        assert {verdict for verdict, *_ in lines} <= {"ok", "NO", "-"}
+
+
+def test_every_event_of_a_watch_is_told() -> None:
+    events = [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index("| event |") :].partition("\n\n")[0])]
+    change = Change(datetime.now(UTC), "acquired", "k").as_json()
+
+    assert sorted(events) == sorted(get_args(Event))
+    assert next([*json.loads(line)] for line in OPERATIONS.splitlines() if line.startswith('{"at"')) == [*change]
+
+
+SYMPTOMS = ["Stuck", "Skipped too often", "Waiting too long", "Lost leases", "The store is away"]
+
+
+@pytest.mark.parametrize("symptom", SYMPTOMS)
+def test_each_symptom_has_a_command_its_output_and_a_remedy(symptom: str) -> None:
+    told = section(OPERATIONS, symptom)
+    command, _, output = told.partition("```console\n")[2].partition("```")[0].partition("\n")
+
+    assert re.fullmatch(rf"\$ celery -A proj singleton ({'|'.join(singleton.commands)})\b.*", command)
+    assert output
+    assert f"(#{symptom.lower().replace(' ', '-')})" in OPERATIONS.partition("\n## ")[0]
+    assert re.search(r"\| do \||^- ", told, re.MULTILINE) or "make the key narrower" in told
+
+
+CHECKS = ["store", *OTHERS, "tasks", "workers", "holders"]
+
+
+def test_each_check_of_the_doctor_is_told() -> None:
+    told = [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index("| check |") :].partition("\n\n")[0])]
+
+    assert told == [*CHECKS, "advice"]
+    assert _said(Finding("store", True, "").as_json()) in OPERATIONS
 
 
 def _said(facts: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import uuid
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.leases.key import MAX_NAME, KeyChoice, KeyMaker
+from celery_singleton_lock.leases.key import MAX_LABEL, MAX_NAME, KeyChoice, KeyMaker
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Facts
 
@@ -430,3 +431,53 @@ def test_the_property_of_different_keys_looks_at_pairs_that_are_nearly_the_same(
 
     assert all(normal(one) != normal(other) for one, other in pairs)
     assert json.loads(json.dumps({"1": 1})) == delivered({1: 1})
+
+
+# Labels.
+
+
+def label(template: str, *args: Any, function: Any = sync, **kwargs: Any) -> str:
+    return KeyMaker("shop.tasks.sync", inspect.signature(function), label=template).label(args, kwargs)
+
+
+def test_a_label_is_filled_in_with_the_arguments_and_their_defaults() -> None:
+    assert label("{x} of {y}", 7) == "7 of 5"
+    assert label("{x} of {y}", y="all", x=Colour.RED) == "red of all"
+    assert label("{x[0]}", [1, 2]) == "1"
+
+
+def test_without_a_label_there_is_none() -> None:
+    assert maker().label((1,), {}) == ""
+
+
+@pytest.mark.parametrize("length", [0, MAX_LABEL - 1, MAX_LABEL, MAX_LABEL + 1, 100_000])
+def test_a_label_is_short(length: int) -> None:
+    made = label("{x}", "a" * length)
+
+    assert len(made) == min(length, MAX_LABEL)
+    assert made.endswith("…") == (length > MAX_LABEL)
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x1fb", "a\x1b[31mb", "a\ud800b", "a\u202eb", "\t"])
+def test_a_label_is_one_line_of_what_can_be_sent_and_printed(text: str) -> None:
+    made = label("{x}", text)
+
+    assert made.isprintable()
+    made.encode()
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{z}", "unknown parameter 'z'"),
+        ("nightly", "names no {parameter}"),
+        ("{x", "is not a format string"),
+        (7, "a format string"),
+    ],
+)
+def test_a_label_that_can_never_be_filled_in_is_refused(template: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says)) as refused:
+        label(template, 1)
+
+    assert f"lock_label={template!r}" in str(refused.value)
+    assert "lock_key" not in str(refused.value)

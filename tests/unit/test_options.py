@@ -41,6 +41,8 @@ ALLOWED = [
     ("queue_ttl", 3600, 3600.0),
     ("mode", "until_executed", "until_executed"),
     ("queue_ttl", 60, 60.0),
+    ("label", None, None),
+    ("label", "no. {x}", "no. {x}"),
 ]
 
 REFUSED = [
@@ -55,6 +57,7 @@ REFUSED = [
     ("mode", "for_ever"),
     ("queue_ttl", 0),
     ("queue_ttl", True),
+    *[("label", value) for value in [7, True, ["{x}"], b"{x}"]],
 ]
 
 WHAT_IS_ALLOWED = {
@@ -67,6 +70,7 @@ WHAT_IS_ALLOWED = {
     "on_store_error": ["'reschedule'", "'raise'", "'run'", "'skip'"],
     "min_hold": ["a number of seconds", "at least 0", "timedelta"],
     "queue_ttl": ["a number of seconds", "at least 1", "timedelta"],
+    "label": ["a format string", "{parameter}"],
 }
 
 DEFAULTS = LockOptions(

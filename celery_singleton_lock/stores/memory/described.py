@@ -36,4 +36,5 @@ def _holder(place: Place, now: float) -> Holder:
         pid=facts.pid or None,
         attempt=facts.attempt,
         published=facts.published,
+        label=facts.label or None,
     )

@@ -2,9 +2,9 @@
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from celery_singleton_lock.stores.inventory import Asked, Inventory, LeftMark, MarkState, Survey
+from celery_singleton_lock.stores.inventory import Asked, Echo, Inventory, LeftMark, MarkState, Survey
 from celery_singleton_lock.stores.memory.described import described
 from celery_singleton_lock.stores.memory.lock import Lock, Mark, in_force
 from celery_singleton_lock.stores.records import Claim
@@ -16,6 +16,18 @@ class MemoryInventory(Inventory):
     _guard: threading.RLock
     _now: Callable[[], float]
     _locks: dict[str, Lock]
+
+    def echo(self, bound: float) -> Echo:  # noqa: ARG002 (memory answers at once)
+        """It is this process."""
+        return Echo(0.0, 0.0)
+
+    def about_server(self, bound: float) -> Mapping[str, str]:  # noqa: ARG002
+        """There is none."""
+        return {}
+
+    def without_expiry(self, start: str) -> Iterator[str]:  # noqa: ARG002
+        """Everything ends."""
+        return iter(())
 
     def keys(self, start: str) -> Iterator[str]:
         """Those that are known now."""
@@ -86,7 +98,7 @@ def _known_marks(lock: Lock, now: float) -> Iterator[tuple[MarkState, Mark, str 
 
 def _marks_of(lock: Lock, now: float) -> Iterator[LeftMark]:
     for state, mark, task_name in _known_marks(lock, now):
-        yield LeftMark(state, mark.task_id, mark.deadline - now, task_name)
+        yield LeftMark(state, mark.task_id, mark.deadline - now, task_name, mark.label or None)
 
 
 def _drop_what_holds_nothing(lock: Lock, now: float) -> tuple[MarkState, ...]:

@@ -40,6 +40,7 @@ class Mark:
 
     task_id: str
     deadline: float
+    label: str = field(default="", kw_only=True)
 
 
 @dataclass

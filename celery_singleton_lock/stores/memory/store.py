@@ -153,13 +153,15 @@ class MemoryStore(MemoryInventory, Store):
                 len(lock.crowd),
             )
 
-    def mark_queued(self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float) -> Holder | None:
+    def mark_queued(
+        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = ""
+    ) -> Holder | None:
         """Mark it, or look what is in the way."""
 
         def mark(lock: Lock, now: float) -> Holder | None:
             other = in_the_way(key, lock, task_id, limit, now)
             if other is None:
-                lock.queued = Mark(task_id, now + seconds)
+                lock.queued = Mark(task_id, now + seconds, label=label)
                 if quiet:
                     lock.quiet = Mark(task_id, now + quiet)
                 lock.stay_until(now + max(seconds, quiet))
@@ -199,8 +201,7 @@ class MemoryStore(MemoryInventory, Store):
         """Claim or note it."""
         with self._guard:
             slots = self._slots.setdefault(key, {})
-            known = slots.get(slot.entry)
-            if known is not None:
+            if (known := slots.get(slot.entry)) is not None:
                 done = not slot.sent and known.sent >= known.due >= slot.due
                 if known.fence > slot.fence or done:
                     return False

@@ -9,6 +9,8 @@ from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder
 
 _VALUES_PER_HOLDER = 7
+# Between a task's name and a label, which are one field, so that those without a label do not pay for it.
+_SEPARATOR = "\x1f"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 _RENEWALS_PER_SCRIPT = 50
 
@@ -24,8 +26,8 @@ def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) ->
         facts.task_id,
         facts.hostname,
     ]
-    if facts.task_name or claim.merges:
-        arguments += facts.task_name, claim.merges
+    if facts.task_name or claim.merges or facts.label:
+        arguments += f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name, claim.merges
     return arguments
 
 
@@ -62,7 +64,7 @@ def renewals_of(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[str]]
 
 def field_count(claim: Claim) -> int:
     """How many fields the hash has if nothing is known but this holder, in place 1."""
-    return 6 + bool(claim.facts.task_name)
+    return 6 + bool(claim.facts.task_name or claim.facts.label)
 
 
 def grant_in(reply: Any, sent_at: float) -> Grant:
@@ -91,6 +93,7 @@ def _holder(
     key: str, now: int, place: str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
 ) -> Holder:
     # Without a place it is one that goes before, described as the holder it is about to be.
+    task_name, _, label = name.partition(_SEPARATOR)
     since, ahead, _, pid, attempt, published = grant.split(" ") if place else (now, -now, 0, 0, 0, 0)
     return Holder(
         key=key,
@@ -100,11 +103,12 @@ def _holder(
         expires_in=(int(deadline) - now) / 1_000_000,
         task_id=task_id or None,
         # Not stored where it is the lock's name already.
-        task_name=name or (lock_name_of(key) if place and task_id else None),
+        task_name=task_name or (lock_name_of(key) if place and task_id else None),
         hostname=hostname or None,
         pid=int(pid) or None,
         attempt=int(attempt),
         published=int(published),
+        label=label or None,
     )
 
 

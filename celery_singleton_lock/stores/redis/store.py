@@ -173,9 +173,11 @@ class RedisStore(RedisInventory, Store):
         _, now, crowd, successor, rows = self._ask(LOOK, key, ())
         return Look(tuple(holders_in(key, now, rows)), successor or None, now, crowd)
 
-    def mark_queued(self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float) -> Holder | None:
+    def mark_queued(
+        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = ""
+    ) -> Holder | None:
         """Run mark_queued.lua."""
-        arguments = (task_id, milliseconds(seconds), str(limit), milliseconds(quiet))
+        arguments = (task_id, milliseconds(seconds), str(limit), milliseconds(quiet), *([label] if label else []))
         try:
             reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
         except StoreError:

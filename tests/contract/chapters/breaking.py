@@ -7,12 +7,13 @@ import pytest
 
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.inventory import Survey
-from celery_singleton_lock.stores.records import Answer, Turn
+from celery_singleton_lock.stores.records import Answer, Slot, Turn
 from tests.contract.asking import (
     ENDED,
     KEY,
     OTHER,
     SHORT,
+    SLOTS,
     TASK,
     Contract,
     again,
@@ -61,6 +62,20 @@ class Breaking(Contract):
         store.release(call("a"), 1, ending=replace(ENDED, is_due=True))
 
         assert list(store.keys(START)) == []
+
+    def test_nothing_is_without_an_end(self, store: Store) -> None:
+        store.acquire(call("a"))
+        mark_queued(store, "q")
+        store.mark_done(f"{KEY}:done:a:1", 0, "stored", 60.0)
+        store.claim_slot(SLOTS, Slot("entry", 1, 1))
+
+        assert list(store.without_expiry("singleton:v2:")) == []
+
+    def test_a_store_tells_how_soon_it_answers_and_what_its_clock_shows(self, store: Store) -> None:
+        echo = store.echo(30.0)
+
+        assert 0.0 <= echo.round_trip < 30.0
+        assert abs(echo.ahead) < 1.0
 
     @pytest.mark.parametrize("prefix", ["a*", "a?", "[a]", "a\\"])
     def test_a_prefix_means_itself_and_no_pattern(self, store: Store, prefix: str) -> None:

@@ -15,7 +15,7 @@
 -- ARGV[4]  pid, attempt and time of publication
 -- ARGV[5]  task id of the caller, or an empty text
 -- ARGV[6]  its hostname, or an empty text
--- ARGV[7]  its task's name where the lock has another name, or an empty text
+-- ARGV[7]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
 -- ARGV[8]  task whose merged arguments it takes, or an empty text
 --
 -- Returns  fence                                granted place 1 of a lock of which nothing was known

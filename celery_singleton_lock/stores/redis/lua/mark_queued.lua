@@ -5,14 +5,16 @@
 -- ARGV[2]  milliseconds for which the mark lasts, if nobody comes for it
 -- ARGV[3]  how many runs have to go on to be in the way as well, or 0
 -- ARGV[4]  milliseconds for which nothing else is published
+-- ARGV[5]  its label, if it has one
 --
 -- Returns  1                        queued: publish it
 --          {0, now, 0, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
 
 local key, mine, limit = KEYS[1], ARGV[1], tonumber(ARGV[3])
+local labelled = ARGV[5] and mine .. '\31' .. ARGV[5] or mine
 
 local function mark_until(milliseconds)
-  return integer(now + milliseconds * 1000) .. ' ' .. mine
+  return integer(now + milliseconds * 1000) .. ' ' .. labelled
 end
 
 -- Every lock has an expiry, so a hash without one has just been made by this mark.
@@ -52,7 +54,7 @@ if limit > 0 and held >= limit then
 elseif quiet and quiet.task_id ~= mine then
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({quiet}))
 end
-set_mark(key, 'queued', ARGV[2], mine)
+set_mark(key, 'queued', ARGV[2], labelled)
 if ARGV[4] ~= '0' then
   set_mark(key, 'quiet', ARGV[4], mine)
 end

@@ -54,7 +54,7 @@ local function all_holders()
 end
 
 local function runs_my_task(holder)
-  return (redis.call('HGET', key, holder.place .. ':n') or '') == ARGV[8]
+  return string.match(redis.call('HGET', key, holder.place .. ':n') or '', '^[^\31]*') == ARGV[8]
 end
 
 -- A `Lock` is no call: nobody ends in its favour.

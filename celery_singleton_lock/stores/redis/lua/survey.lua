@@ -2,8 +2,8 @@
 --
 -- KEYS[1]  lock key
 --
--- Returns  {now, fence, waiters, marks, holders}  the greatest fence, or an empty text; the marks in force, four values
---          each: what it is, until when, task id, and task name or an empty text; every holder, seven values each
+-- Returns  {now, fence, waiters, marks, holders}  the greatest fence, or an empty text; the marks in force, five values
+--          each: what it is, until when, task id, task name and label, or empty texts; every holder, seven values each
 
 local key = KEYS[1]
 local known =
@@ -28,7 +28,8 @@ for i, word in ipairs({'queued', 'queued', 'next', 'quiet'}) do
   local mark = mark_of(known[i + 4])
   if mark then
     local task_name = word == 'next' and string.match(known[9] or '', '^%d+ %S+ (.*)$') or ''
-    for _, value in ipairs({word, integer(mark.deadline), mark.task_id, task_name}) do
+    local label = string.match(known[i + 4], '\31(.*)$') or ''
+    for _, value in ipairs({word, integer(mark.deadline), mark.task_id, task_name, label}) do
       marks[#marks + 1] = value
     end
   end

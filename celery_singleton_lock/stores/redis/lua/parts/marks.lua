@@ -1,4 +1,5 @@
--- What calls have left that hold nothing. A mark is `<until> <task id>`; one whose time has come means nothing any more.
+-- What calls have left that hold nothing. A mark is `<until> <task id>`, and then '\31' and a label if the call has one;
+-- one whose time has come means nothing any more.
 --   queued      the call that is unique in the queue
 --   joined      the same, once it has joined a run, whose result it waits for
 --   quiet       the call whose publishing keeps the key quiet
@@ -8,7 +9,7 @@
 --   over:<id>   for a successor that was replaced by a newer one: the newer one
 --   crowd       how many calls come again and again; crowd:<id> stands for each of them
 local function task_id_of(value)
-  return string.match(value or '', '^%d+ (.*)$')
+  return string.match(value or '', '^%d+ ([^\31]*)')
 end
 
 local function mark_of(value)

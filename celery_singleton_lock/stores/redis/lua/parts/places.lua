@@ -5,7 +5,7 @@
 --   broken:<token>  who has asked that holder to end, if it was a person
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
 --               publication; together no more than 64 bytes, because a longer value doubles what the hash takes
---   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name
+--   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name, and then '\31' and a label if there is one
 --   <place>:a   task whose merged arguments it runs with; <place>:c a copy of its message has come
 --   places      the highest place in use, if that is not 1
 --   fence       the greatest one that was given

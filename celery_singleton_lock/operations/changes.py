@@ -1,0 +1,89 @@
+"""What has become of locks between two looks at them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.records import Holder
+
+Event = Literal["acquired", "released", "expired", "taken_over", "waiting"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One of them.
+
+    Attributes:
+        at: When it was, or was seen, by the store's clock.
+        event: `taken_over` if the holder before has ended without a release, `expired` if nobody has come after it.
+        key: The lock key.
+        task_id: Of the one it is about, if that is known.
+        hostname: Its worker, or machine.
+    """
+
+    at: datetime
+    event: Event
+    key: str
+    task_id: str | None = None
+    hostname: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """In the words of the docs."""
+        about = {"key": self.key, "task_id": self.task_id, "hostname": self.hostname}
+        return {"at": self.at.isoformat(), "event": self.event, **about}
+
+
+def changes(before: Mapping[str, Survey], after: Mapping[str, Survey]) -> list[Change]:
+    """All of them, in the order of their times; *after* has each key of *before*."""
+    found = (change for key, survey in after.items() for change in _changes_of(before.get(key), survey))
+    return sorted(found, key=lambda change: change.at)
+
+
+def is_idle(survey: Survey) -> bool:
+    """Nothing is known of the key."""
+    return not (survey.holders or survey.marks or survey.waiters)
+
+
+def _changes_of(before: Survey | None, after: Survey) -> Iterator[Change]:
+    held, holds = _holding(before), _holding(after)
+    gone = [holder for token, holder in held.items() if token not in holds]
+    come = [holder for token, holder in holds.items() if token not in held]
+    seen_at = _moment(after)
+    dead = [holder for holder in gone if before is not None and _deadline(before, holder) <= seen_at]
+    taken_over = [holder for holder in come if before and any(_deadline(before, d) <= holder.acquired_at for d in dead)]
+    for holder in gone:
+        if holder not in dead:
+            yield _change(seen_at if not come else min(each.acquired_at for each in come), "released", after, holder)
+        elif not taken_over:
+            yield _change(seen_at, "expired", after, holder)
+    for holder in come:
+        yield _change(holder.acquired_at, "taken_over" if holder in taken_over else "acquired", after, holder)
+    yield from _waiting(before, after)
+
+
+def _waiting(before: Survey | None, after: Survey) -> Iterator[Change]:
+    known = {(mark.state, mark.task_id) for mark in before.marks} if before is not None else set()
+    for mark in after.marks:
+        if mark.state != "quiet" and (mark.state, mark.task_id) not in known:
+            yield Change(_moment(after), "waiting", after.key, mark.task_id)
+    for _ in range(after.waiters - (before.waiters if before is not None else 0)):
+        yield Change(_moment(after), "waiting", after.key)
+
+
+def _holding(survey: Survey | None) -> dict[str, Holder]:
+    return {each.token: each for each in survey.holders if not each.is_on_hold} if survey is not None else {}
+
+
+def _deadline(survey: Survey, holder: Holder) -> datetime:
+    """As far as it was known then: one that is renewed always has two thirds of its ttl left."""
+    return _moment(survey) + timedelta(seconds=holder.expires_in)
+
+
+def _moment(survey: Survey) -> datetime:
+    return datetime.fromtimestamp(survey.at / 1_000_000, UTC)
+
+
+def _change(at: datetime, event: Event, survey: Survey, holder: Holder) -> Change:
+    return Change(at, event, survey.key, holder.task_id, holder.hostname)

@@ -1,0 +1,580 @@
+"""`singleton doctor`: each of its checks is made false, on a real server, and seen."""
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.operations.holders import about_holders
+from celery_singleton_lock.operations.inventory import Locks
+from celery_singleton_lock.operations.server import about_server
+from celery_singleton_lock.operations.workers import Workers, _workers
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.records import Claim, Facts
+from tests.proxy import Proxy
+from tests.recorder import Recorder
+from tests.servers import SERVERS, FakeClock, Server, free_port, running
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+APP = "tests.acceptance.start_app"
+YES, NO, AWAY = 0, 1, 69
+OF_THE_SERVER = ["server", "eviction", "persistence", "connections"]
+ALL = ["store", "locking", *OF_THE_SERVER, "clock", "expiry", "tasks", "workers", "holders"]
+NOWHERE = {"broker_url": "nowhere://"}
+"""A broker whose workers nobody waits for."""
+AT_LEISURE = ("--timeout", "30")
+"""On a machine that is busy; a store that is there, and workers that cannot be asked, take none of it."""
+SOON = ("--timeout", "0.1")
+"""For what does not come."""
+LONG = 30.0
+(RIGHTS,) = re.findall(
+    r"^ACL SETUSER shop (.*(?:\n +\S.*)*)",
+    (Path(__file__).parents[2] / "docs/reference/start.md").read_text(encoding="utf-8"),
+    re.MULTILINE,
+)
+
+
+class Diagnosis:
+    """What the doctor says."""
+
+    def __init__(self, stdout: str, code: int) -> None:
+        said = json.loads(stdout)
+        self.ok, self.checks, self.code, self.text = said["ok"], said["checks"], code, stdout
+        assert self.ok == all(check["ok"] is not False for check in self.checks)
+        assert code == YES if self.ok else code in (NO, AWAY)
+
+    def of(self, name: str) -> tuple[bool | None, str]:
+        """The one finding of that name."""
+        (check,) = [check for check in self.checks if check["name"] == name]
+        return check["ok"], check["detail"]
+
+    @property
+    def wrong(self) -> list[str]:
+        return [check["name"] for check in self.checks if check["ok"] is False]
+
+    @property
+    def unseen(self) -> list[str]:
+        return [check["name"] for check in self.checks if check["ok"] is None]
+
+    @property
+    def advice(self) -> list[str]:
+        return [check["detail"] for check in self.checks if check["name"] == "advice"]
+
+
+@pytest.fixture(params=SERVERS)
+def own(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of each kind that belongs to one test, which may mistreat it."""
+    with running(request.param) as server:
+        yield server
+
+
+AppOf = Callable[..., Celery]
+
+
+@pytest.fixture
+def app_of() -> Iterator[AppOf]:
+    """Makes an app with one task, whose locks are where one says."""
+    made: list[Celery] = []
+
+    def make(url: str, name: str = "task", settings: dict[str, Any] | None = None, **options: Any) -> Celery:
+        app = Celery("doctor", set_as_current=False)
+        app.conf.update({"singleton_lock_url": url, **NOWHERE, **(settings or {})})
+        made.append(app)
+
+        @app.task(base=SingletonTask, name=name, shared=False, **{"time_limit": 60, **options})
+        def task() -> None: ...
+
+        return app
+
+    yield make
+    for app in made:
+        app.close()
+
+
+def examined(app: Celery, *arguments: str) -> Diagnosis:
+    done = CliRunner().invoke(
+        singleton, ["doctor", "--json", *arguments], obj=CLIContext(app, no_color=True, workdir=None)
+    )
+    assert isinstance(done.exception, SystemExit | None), done.exception
+    return Diagnosis(done.stdout, done.exit_code)
+
+
+def on_command_line(env: dict[str, str], *arguments: str) -> Diagnosis:
+    """As a user types it."""
+    command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "doctor", "--json", *arguments]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr, done.stderr
+    return Diagnosis(done.stdout, done.returncode)
+
+
+def env_of(valkey: Server, *tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
+    made = json.dumps(tasks or [{}])
+    return {"TEST_STORE": valkey.url, "TEST_TASKS": made, "TEST_SETTINGS": json.dumps(settings)}
+
+
+# All is well.
+
+
+def test_all_is_well_and_nothing_is_left(own: Server, app_of: AppOf) -> None:
+    diagnosis = examined(app_of(own.url), *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong, diagnosis.unseen) == (YES, [], ["workers"])
+    assert [check["name"] for check in diagnosis.checks] == ALL
+    with own.client() as client:
+        assert client.keys() == []
+
+
+def test_what_people_read_has_a_line_for_each(own: Server, app_of: AppOf) -> None:
+    app = app_of(own.url)
+    with own.client() as client:
+        client.config_set("maxmemory", "1gb")
+        client.config_set("maxmemory-policy", "allkeys-lru")
+
+    done = CliRunner().invoke(singleton, ["doctor", *AT_LEISURE], obj=CLIContext(app, no_color=True, workdir=None))
+
+    lines = [re.split(r" {2,}", line, maxsplit=2) for line in done.stdout.splitlines()]
+    assert [name for _, name, _ in lines] == ALL
+    assert {name: verdict for verdict, name, _ in lines if verdict != "ok"} == {"eviction": "NO", "workers": "-"}
+    assert done.exit_code == NO
+
+
+def test_who_may_do_no_more_than_runs_do_is_not_told_that_something_is_wrong(own: Server, app_of: AppOf) -> None:
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", *RIGHTS.split())
+
+    diagnosis = examined(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong) == (YES, [])
+    assert diagnosis.unseen == [*OF_THE_SERVER, "expiry", "workers", "holders"]
+    assert "ACL SETUSER" in diagnosis.of("eviction")[1]
+
+
+# The store.
+
+
+def test_a_store_that_is_away_is_told_by_the_exit_code(app_of: AppOf) -> None:
+    port = free_port()
+
+    diagnosis = examined(app_of(f"redis://:pa55@127.0.0.1:{port}/0"), *SOON)
+
+    assert (diagnosis.code, diagnosis.wrong) == (AWAY, ["store"])
+    assert diagnosis.unseen == ["locking", *OF_THE_SERVER, "clock", "expiry", "workers", "holders"]
+    assert f"127.0.0.1:{port}" in diagnosis.of("store")[1]
+    assert "pa55" not in diagnosis.text
+
+
+def test_a_store_that_is_silent_keeps_the_doctor_for_seconds(own: Server, app_of: AppOf) -> None:
+    with Proxy(own.port) as proxy:
+        proxy.black_hole()
+        began = time.monotonic()
+
+        diagnosis = examined(app_of(proxy.url), *SOON)
+
+    assert (diagnosis.code, diagnosis.wrong) == (AWAY, ["store"])
+    assert time.monotonic() - began < LONG
+
+
+def test_a_wrong_password_is_told(own: Server, app_of: AppOf) -> None:
+    with own.client() as client:
+        client.config_set("requirepass", "right-secret")
+
+    diagnosis = examined(app_of(f"redis://:wr0ng-secret@127.0.0.1:{own.port}/0"), *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong) == (AWAY, ["store"])
+    assert "singleton_lock_url" in diagnosis.of("store")[1]
+    assert "secret" not in diagnosis.text
+
+
+def test_a_url_that_cannot_be_used_is_told(app_of: AppOf) -> None:
+    diagnosis = examined(app_of("ftp://somewhere"), *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong) == (NO, ["store"])
+    assert "unknown scheme" in diagnosis.of("store")[1]
+
+
+def test_a_store_that_is_far_away_is_well_but_slow(own: Server, app_of: AppOf) -> None:
+    with Proxy(own.port) as proxy:
+        proxy.delay(0.03)
+        diagnosis = examined(app_of(proxy.url), "--timeout", "5")
+
+    assert diagnosis.wrong == []
+    assert "slow" in diagnosis.of("store")[1]
+
+
+class Older(Proxy):
+    """In front of a server that says it is older."""
+
+    def _pump(self, source: Any, target: Any, passes: Any) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data.replace(b"redis_version:7", b"redis_version:6"))
+
+
+def test_a_server_that_is_too_old_is_told(own: Server, app_of: AppOf) -> None:
+    with Older(own.port) as proxy:
+        diagnosis = examined(app_of(proxy.url), *AT_LEISURE)
+
+    assert diagnosis.wrong == ["server"]
+    assert "7.0" in diagnosis.of("server")[1]
+
+
+def test_what_a_server_does_not_say_is_no_fault() -> None:
+    assert [finding.ok for finding in about_server({})] == [True] * len(OF_THE_SERVER)
+
+
+def test_a_replica_is_told(own: Server, app_of: AppOf) -> None:
+    with own.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
+
+    diagnosis = examined(app_of(own.url), "--timeout", "3")
+
+    assert {"server", "locking"} <= {*diagnosis.wrong}
+    assert "replica" in diagnosis.of("server")[1]
+
+
+LACKING = {
+    "a script": ("~* &* +@all -evalsha", "evalsha"),
+    "a channel": ("~singleton:* +@all resetchannels", "channel"),
+    "a key": ("~shop:* &* +@all", "key"),
+}
+
+
+@pytest.mark.parametrize("right", LACKING)
+def test_a_lock_that_cannot_be_used_is_told(own: Server, app_of: AppOf, right: str) -> None:
+    rights, word = LACKING[right]
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", *rights.split())
+
+    diagnosis = examined(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong) == (NO, ["locking"])
+    assert word in diagnosis.of("locking")[1]
+    assert "secret" not in diagnosis.text
+
+
+def test_a_server_that_is_full_is_told(own: Server, app_of: AppOf) -> None:
+    with own.client() as client:
+        client.config_set("maxmemory", "1")
+
+    diagnosis = examined(app_of(own.url), *AT_LEISURE)
+
+    assert diagnosis.wrong == ["locking"]
+    assert "OutOfMemory" in diagnosis.of("locking")[1]
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
+def test_a_server_that_may_drop_locks_is_told(own: Server, app_of: AppOf, policy: str) -> None:
+    with own.client() as client:
+        client.config_set("maxmemory", "1gb")
+        client.config_set("maxmemory-policy", policy)
+
+    diagnosis = examined(app_of(own.url), *AT_LEISURE)
+
+    assert diagnosis.wrong == ["eviction"]
+    assert policy in diagnosis.of("eviction")[1]
+
+
+def test_a_server_that_has_dropped_keys_is_told(own: Server, app_of: AppOf) -> None:
+    with own.client() as client:
+        client.set("foreign", "x" * 100_000, ex=3600)
+        client.config_set("maxmemory-policy", "volatile-lru")
+        client.config_set("maxmemory", "1")
+        with suppress(redis.ResponseError):
+            client.set("another", "x")
+        until(lambda: client.info("stats")["evicted_keys"], "a key is evicted")
+        client.config_set("maxmemory", "0")
+        first = examined(app_of(own.url), *AT_LEISURE)
+        client.config_resetstat()
+        second = examined(app_of(own.url), *AT_LEISURE)
+
+    assert first.wrong == ["eviction"]
+    assert "evicted" in first.of("eviction")[1]
+    assert second.wrong == []
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_a_server_that_cannot_write_its_file_is_told(kind: str, app_of: AppOf) -> None:
+    server = Server(kind, "--appendonly", "yes")
+    # A limit on the length of files is then an error of the write, and not a signal.
+    server._command = ["env", "--ignore-signal=XFSZ", *server._command]
+    try:
+        server.start()
+        with server.client() as client:
+            resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+            client.set("a", "b", ex=600)
+            until(lambda: client.info("persistence")["aof_last_write_status"] != "ok", "it cannot write")
+        diagnosis = examined(app_of(server.url), *AT_LEISURE)
+    finally:
+        server.close()
+
+    assert {"persistence"} <= {*diagnosis.wrong} <= {"persistence", "locking"}
+    assert "append-only" in diagnosis.of("persistence")[1]
+
+
+def test_a_server_that_may_forget_is_well_but_it_is_said(own: Server, app_of: AppOf) -> None:
+    with running(own.kind) as replica, replica.client() as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", str(own.port))
+        with own.client() as master:
+            until(lambda: master.info("replication")["connected_slaves"], "it has a replica")
+
+        ok, said = examined(app_of(own.url), *AT_LEISURE).of("persistence")
+
+    assert ok
+    assert all(word in said for word in ("restart", "failover", "fence"))
+
+
+@pytest.mark.parametrize(("step", "word"), [("+100", "ahead of"), ("-100", "behind")])
+def test_a_clock_that_is_wrong_is_told(app_of: AppOf, wall_clock: FakeClock, step: str, word: str) -> None:
+    # Redis does not start with it.
+    with running("valkey", env=wall_clock.env) as server:
+        app = app_of(server.url)
+        assert examined(app, *AT_LEISURE).wrong == []
+        wall_clock.step(step)
+        diagnosis = examined(app, *AT_LEISURE)
+
+    assert diagnosis.wrong == ["clock"]
+    assert word in diagnosis.of("clock")[1]
+
+
+def test_a_key_that_never_ends_is_told(own: Server, app_of: AppOf) -> None:
+    key = "singleton:v2:{task:00}"
+    store = store_from_url(own.url)
+    store.acquire(Claim(key, "a", 600.0))
+    store.close()
+    with own.client() as client:
+        client.set("foreign", "never ends")
+        client.set("singletons:v2:{task:00}", "another's")
+        assert examined(app_of(own.url), *AT_LEISURE).wrong == []
+        client.persist(key)
+        diagnosis = examined(app_of(own.url), *AT_LEISURE)
+
+    assert diagnosis.wrong == ["expiry"]
+    assert diagnosis.of("expiry")[1].startswith(f"never end by themselves: {key}:")
+
+
+def test_a_server_that_has_hardly_any_connection_left_is_told(own: Server, app_of: AppOf) -> None:
+    most = 40
+    with own.client() as client:
+        client.config_set("maxclients", str(most))
+        others = [own.client() for _ in range(most * 4 // 5)]
+        for other in others:
+            other.ping()
+        diagnosis = examined(app_of(own.url), *AT_LEISURE)
+        for other in others:
+            other.close()
+
+    assert diagnosis.wrong == ["connections"]
+    assert f"of {most}" in diagnosis.of("connections")[1]
+
+
+# Settings and tasks.
+
+
+@pytest.mark.parametrize(
+    ("tasks", "settings", "says"),
+    [
+        ([{"lock_on_conflict": "skpi"}], {}, ["task-0", "lock_on_conflict='skpi'"]),
+        ([{"lock_tll": 5, "is_shared": True}], {}, ["task-0", "lock_tll"]),
+        ([{"lock_name": ["shop"]}], {}, ["task-0", "lock_name=['shop']"]),
+        ([{"lock_on_conflict": "join"}], {}, ["task-0", "join", "result_backend"]),
+        (
+            [{"lock_on_conflict": "join", "ignore_result": True}],
+            {"result_backend": "cache+memory://"},
+            ["ignore_result"],
+        ),
+        ([{}], {"singleton_lock_ttl": "30s"}, ["singleton_lock_ttl='30s'"]),
+    ],
+    ids=["policy", "option", "name", "no results", "ignored results", "setting"],
+)
+def test_a_task_that_cannot_work_is_told(
+    valkey: Server, tasks: list[dict[str, Any]], settings: dict[str, Any], says: list[str]
+) -> None:
+    diagnosis = on_command_line(env_of(valkey, *tasks, **NOWHERE, **settings), *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong) == (NO, ["tasks"])
+    assert all(word in diagnosis.of("tasks")[1] for word in says)
+
+
+def test_an_operator_sees_locks_though_a_task_cannot_work(valkey: Server) -> None:
+    env = {**os.environ, **env_of(valkey, {"lock_on_conflict": "skpi"})}
+    command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "show", "no-such-id", "--json"]
+
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == NO, done.stderr
+    assert json.loads(done.stdout)["locks"] == []
+
+
+# Workers and holders.
+
+
+@pytest.fixture
+def threads(valkey: Server) -> Iterator[Worker]:
+    """A worker whose pool is of threads, and whose tasks were well when it began."""
+    with workers(APP, env_of(valkey), 1, "-Q", "io", pool="threads", concurrency=1) as (worker,):
+        yield worker
+
+
+@pytest.fixture
+def prefork(valkey: Server) -> Iterator[Worker]:
+    with workers("tests.acceptance.app", {"TEST_STORE": valkey.url, "TEST_TTL": "30"}, concurrency=2) as (worker,):
+        yield worker
+
+
+def test_workers_that_cannot_run_what_they_may_be_given_are_told(valkey: Server, threads: Worker) -> None:
+    env = env_of(valkey, {"lock_on_lost": "kill"}, task_routes={"task-0": "io"})
+
+    diagnosis = answered(lambda: on_command_line(env, "--timeout", "3"))
+
+    assert diagnosis.wrong == ["workers"]
+    assert all(word in diagnosis.of("workers")[1] for word in ("task-0", "lock_on_lost='kill'", "--pool prefork"))
+
+
+def test_workers_that_do_not_take_such_tasks_are_well(valkey: Server, threads: Worker) -> None:
+    env = env_of(valkey, {"lock_on_lost": "kill"})
+
+    diagnosis = answered(lambda: on_command_line(env, "--timeout", "3"))
+
+    assert diagnosis.wrong == []
+    assert "1 at once" in diagnosis.of("workers")[1]
+
+
+def test_locks_in_memory_are_none_for_a_pool_of_processes(app_of: AppOf, valkey: Server, prefork: Worker) -> None:
+    app = app_of("memory://doctor", settings={"broker_url": valkey.url})
+
+    diagnosis = answered(lambda: examined(app, "--timeout", "3"))
+
+    assert diagnosis.wrong == ["workers"]
+    assert "memory://" in diagnosis.of("workers")[1]
+    assert diagnosis.of("store")[0] is None
+
+
+def test_without_a_broker_nobody_can_be_asked(own: Server, app_of: AppOf) -> None:
+    app = app_of(own.url, settings={"broker_url": f"redis://:pa55@127.0.0.1:{free_port()}/0"})
+
+    diagnosis = examined(app, *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.of("workers")[0]) == (YES, None)
+    assert "pa55" not in diagnosis.text
+
+
+def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefork: Worker, recorder: Recorder) -> None:
+    url = tasks.app.conf.singleton_lock_url
+    store = store_from_url(url)
+    alive = tasks.skipped.delay("k", LONG)
+    until(lambda: recorder.events("enter"), "it runs")
+    (holder,) = tasks.skipped.lock_holders("k", LONG)
+
+    def diagnosis() -> Diagnosis:
+        return answered(lambda: examined(tasks.app, "--timeout", "3"))
+
+    assert diagnosis().of("holders") == (True, "1 alive")
+    store.acquire(Claim("singleton:v2:{a:00}", "dead", LONG, facts=Facts("gone", hostname=holder.hostname, pid=1)))
+    ok, said = diagnosis().of("holders")
+    assert ok is True
+    assert f"task_id=gone on {holder.hostname} (free in " in said
+    store.acquire(Claim("singleton:v2:{b:00}", "far", LONG, facts=Facts("far", hostname="w@elsewhere", pid=1)))
+    store.acquire(Claim("singleton:v2:{c:00}", "lock", LONG, facts=Facts(hostname="web", pid=1)))
+    last = diagnosis()
+
+    ok, said = last.of("holders")
+    assert (ok, last.code) == (None, YES)
+    assert all(
+        words in said
+        for words in ("1 alive", "on a worker that has not answered: task_id=far on w@elsewhere", "1 not of tasks")
+    )
+    keys = ["singleton:v2:{a:00}", "singleton:v2:{b:00}", "singleton:v2:{c:00}", tasks.skipped.lock_key_for("k")]
+    assert all(survey.holders for survey in store.survey(keys))
+    store.close()
+    tasks.app.control.terminate(alive.id, signal="SIGKILL")
+
+
+def test_who_has_ended_meanwhile_is_not_told_of(valkey: Server, app_of: AppOf) -> None:
+    app = app_of(valkey.url)
+    locks = Locks(app)
+    claims = [Claim(f"singleton:v2:{{{name}:00}}", name, LONG, facts=Facts(name, hostname="w")) for name in "ab"]
+    for claim in claims:
+        locks.store.acquire(claim)
+    before = list(locks.surveys())
+    locks.store.release(claims[0], 1)
+
+    found = about_holders(locks, before, Workers(active={"w": set()}))
+
+    assert "task_id=b on w" in found.detail
+    assert "task_id=a" not in found.detail
+
+
+def test_what_a_worker_says_is_taken_for_no_more_than_that() -> None:
+    failed = {"error": "KeyError('x')"}
+    stats = {"a": failed, "b": {"pool": {"implementation": "antigravity:fly", "max-concurrency": 3}}}
+
+    workers = _workers({"stats": stats, "active": {"a": failed, "b": []}, "active_queues": {"a": failed}}, "")
+
+    assert workers == Workers({"a": None, "b": None}, {"a": 1, "b": 3}, {}, {"b": set()})
+    assert "antigravity" not in sys.modules
+
+
+def answered(examine: Callable[[], Diagnosis]) -> Diagnosis:
+    """With an answer of the worker, which a machine that is busy may delay."""
+    return until(lambda: (found := examine()).of("workers")[0] is not None and found, "a worker answers", timeout=60)
+
+
+# What may surprise.
+
+
+def test_a_task_without_a_time_limit_is_told(own: Server, app_of: AppOf) -> None:
+    (said,) = examined(app_of(own.url, time_limit=None), *AT_LEISURE).advice
+
+    assert all(word in said for word in ("no time limit", "task"))
+    for settings in ({"task_time_limit": 60}, {"task_soft_time_limit": 60}):
+        assert examined(app_of(own.url, time_limit=None, settings=settings), *AT_LEISURE).advice == []
+
+
+def test_a_time_limit_above_the_visibility_timeout_is_told(own: Server, app_of: AppOf) -> None:
+    broker, longer = {"broker_url": own.url}, {"broker_transport_options": {"visibility_timeout": 9000}}
+    (said,) = examined(app_of(own.url, acks_late=True, time_limit=7200, settings=broker), *SOON).advice
+
+    assert "visibility timeout" in said
+    for settings in ({**broker, **longer}, {"broker_url": ["amqp://"]}):
+        assert examined(app_of(own.url, acks_late=True, time_limit=7200, settings=settings), *SOON).advice == []
+
+
+def test_eager_mode_is_told(own: Server, app_of: AppOf) -> None:
+    (said,) = examined(app_of(own.url, settings={"task_always_eager": True}), *AT_LEISURE).advice
+
+    assert "task_always_eager" in said
+
+
+def test_locks_of_others_are_told(own: Server, app_of: AppOf) -> None:
+    store = store_from_url(own.url)
+    for name in ("task", "celery.beat.shop", "somebody"):
+        store.acquire(Claim(f"singleton:v2:{{{name}:00}}", "a", 60.0))
+    store.close()
+
+    (said,) = examined(app_of(own.url), *AT_LEISURE).advice
+
+    assert said.endswith("singleton_lock_prefix: somebody")
+
+
+def test_waiting_with_few_slots_is_told(valkey: Server, threads: Worker) -> None:
+    env = env_of(valkey, {"lock_on_conflict": "wait", "time_limit": 60})
+
+    (said,) = answered(lambda: on_command_line(env, "--timeout", "3")).advice
+
+    assert all(word in said for word in ("lock_on_conflict='wait'", "1 of them", "task-0"))

@@ -1,0 +1,154 @@
+"""`lock_label`: what operators read beside a key; off by default, and it costs no call its run."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from celery.exceptions import SoftTimeLimitExceeded
+from click.testing import CliRunner
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.label import label_of
+from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.publish import for_a_dead_run
+from celery_singleton_lock.runs.message import Notes, with_notes
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.hash import arguments_of, field_count
+from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.recorder import Recorder
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import workers
+
+APP = "tests.acceptance.label_app"
+PROMPTLY = 30
+
+
+@pytest.fixture
+def tasks(tasks: Any, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    from tests.acceptance import label_app
+
+    return label_app
+
+
+@pytest.fixture
+def listed(tasks: Any) -> Callable[..., Any]:
+    def run(*arguments: str) -> str:
+        obj = CLIContext(tasks.app, no_color=True, workdir=None)
+        done = CliRunner().invoke(singleton, ["list", *arguments], obj=obj, catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    return run
+
+
+def test_operators_read_it_beside_the_key(
+    tasks: Any, listed: Callable[..., str], env: dict[str, str], recorder: Recorder
+) -> None:
+    queued = tasks.queued.apply_async(("k", 8), queue="nobody")
+    with workers(APP, env, 1) as (worker,):
+        tasks.labelled.delay("k", 7, seconds=60.0)
+        tasks.unlabelled.delay("k", 7, seconds=60.0)
+        until(lambda: len(recorder.events("enter")) == 2, "they run")
+        rows = {(row["task_name"], row["state"]): row["label"] for row in json.loads(listed("--json"))}
+        head, *lines = listed().splitlines()
+        assert "lock.unlabelled" not in worker.log()
+        assert "supplier 7" not in worker.log()
+
+    assert rows == {
+        (tasks.labelled.name, "held"): "supplier 7",
+        (tasks.unlabelled.name, "held"): None,
+        (None, "queued"): "supplier 8",
+    }
+    assert head.split()[:2] == ["LOCK", "LABEL"]
+    assert sum("supplier" in line for line in lines) == 2
+    assert queued.id in listed()
+
+
+def test_without_labels_there_is_no_column(tasks: Any, listed: Callable[..., str], env: dict[str, str]) -> None:
+    tasks.queued_unlabelled.apply_async(("k", 8), queue="nobody")
+
+    assert "LABEL" not in listed()
+
+
+@pytest.mark.parametrize("name", ["failing", "failing_in_the_queue"])
+def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
+    tasks: Any, env: dict[str, str], caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    task = getattr(tasks, name)
+    with workers(APP, env, 1) as (worker,):
+        assert task.delay("k", 7).get(timeout=PROMPTLY) == "ran"
+        lines = [line for line in worker.log().splitlines() if "lock.unlabelled" in line]
+
+    (line,) = lines
+    assert all(word in line for word in ("WARNING", f"key={task.lock_key_for('k', 7)} task_id=", "AttributeError"))
+    assert "lock_label" in line
+    published = [record for record in caplog.records if record.getMessage().startswith("lock.unlabelled")]
+    assert len(published) == (name == "failing_in_the_queue")
+
+
+# What it costs.
+
+
+def test_off_it_adds_nothing_to_what_is_sent() -> None:
+    usual = Claim("singleton:v2:{a:00}", "a", 30.0, facts=Facts("id", hostname="w", pid=1))
+
+    assert len(arguments_of(usual)) == field_count(usual) == 6
+
+
+def test_a_run_with_a_label_sends_two_commands_as_any_other(valkey: Server) -> None:
+    store = RedisStore(valkey.url, {})
+    wanted = Claim("singleton:v2:{a:00}", "a", 30.0, facts=Facts("id", hostname="w", pid=1, label="supplier 7"))
+    store.acquire(wanted)
+    store.release(wanted, 1)
+    with valkey.client() as client:
+        client.config_resetstat()
+        store.acquire(wanted)
+        store.release(wanted, 1)
+        sent = {name: facts["calls"] for name, facts in client.info("commandstats").items()}
+    store.close()
+
+    assert sent["cmdstat_evalsha"] == 2
+    assert not any(name.startswith(("cmdstat_eval|", "cmdstat_script")) for name in sent)
+
+
+# Where it is not filled in.
+
+
+@pytest.fixture
+def task() -> Iterator[Any]:
+    app = Celery("labels", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://labels"
+
+    @app.task(base=SingletonTask, shared=False, lock_mode="until_executed", lock_label="{x.nothing}")
+    def task(x: Any) -> None: ...
+
+    yield task
+    app.close()
+
+
+def test_a_main_process_fills_none_in(task: Any, caplog: pytest.LogCaptureFixture) -> None:
+    headers = with_notes(None, Notes(task.lock_key_for(7), 1, task_id="a"))
+
+    with for_a_dead_run():
+        task.apply_async((7,), task_id="a", retries=1, headers=headers)
+    assert "lock.unlabelled" not in caplog.text
+    task.apply_async((7,), task_id="b", retries=1)
+    assert "lock.unlabelled" in caplog.text
+
+
+class OutOfTime:
+    @property
+    def nothing(self) -> None:
+        raise SoftTimeLimitExceeded
+
+
+def test_a_time_limit_that_strikes_meanwhile_is_not_hidden(task: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SoftTimeLimitExceeded), caplog.at_level(logging.WARNING):
+        label_of(task, "key", "id", (OutOfTime(),), {})
+
+    assert caplog.text == ""

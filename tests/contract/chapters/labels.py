@@ -1,0 +1,96 @@
+"""What operators read beside a key: a fact of the holder, and of the call that is queued."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.records import Claim, Turn
+from tests.contract.asking import KEY, Contract, again, call, found, granted, mark_queued, refused, succeed
+
+LABEL = "supplier 7, 100 % of Müller"
+
+
+def labelled(wanted: Claim, label: str = LABEL, **facts: Any) -> Claim:
+    return replace(wanted, facts=replace(wanted.facts, label=label, **facts))
+
+
+def mark_labelled(store: Store, task_id: str, label: str = LABEL) -> None:
+    assert store.mark_queued(KEY, task_id, 60.0, limit=0, quiet=0.0, label=label) is None
+
+
+class Labels(Contract):
+    """They are told, and change nothing else."""
+
+    @pytest.mark.parametrize("task_name", ["", "shop.other"])
+    def test_a_holder_is_told_with_its_label(self, store: Store, task_name: str) -> None:
+        granted(store.acquire(labelled(call("a"), task_name=task_name)))
+        conflict = refused(store.acquire(call("b")))
+        (survey,) = store.survey([KEY])
+
+        for holder in (store.holders(KEY)[0], conflict.first, survey.holders[0]):
+            assert (holder.label, holder.task_id) == (LABEL, "a")
+            assert holder.task_name == (task_name or "shop.tasks.sync")
+
+    def test_without_a_label_there_is_none(self, store: Store) -> None:
+        granted(store.acquire(call("a")))
+        mark_queued(store, "q")
+        (survey,) = store.survey([KEY])
+
+        assert survey.holders[0].label is None
+        assert survey.marks[0].label is None
+
+    def test_a_release_leaves_nothing_of_it(self, store: Store) -> None:
+        wanted = labelled(call("a"))
+        granted(store.acquire(wanted))
+        store.release(wanted, 1)
+
+        self.nothing_is_left(store)
+
+    def test_a_place_that_is_taken_over_has_the_label_of_its_holder(self, store: Store) -> None:
+        granted(store.acquire(labelled(replace(call("a"), ttl=10.0))))
+        self.let_expire(store)
+        granted(store.acquire(call("b")))
+
+        assert store.holders(KEY)[0].label is None
+
+    def test_a_queued_call_is_told_with_its_label(self, store: Store) -> None:
+        mark_labelled(store, "q")
+        (survey,) = store.survey([KEY])
+
+        (mark,) = survey.marks
+        assert (mark.state, mark.task_id, mark.label) == ("queued", "q", LABEL)
+        assert found(mark_queued(store, "other")).task_id == "q"
+
+    def test_a_queued_call_is_known_by_its_id(self, store: Store) -> None:
+        mark_labelled(store, "q")
+
+        mark_labelled(store, "q", "of its retry")
+        assert refused(store.acquire(call("other", heeds_queued=True))).first.task_id == "q"
+        granted(store.acquire(call("q", heeds_queued=True)))
+
+        assert store.survey([KEY])[0].marks == ()
+
+    def test_a_mark_ends_with_its_call(self, store: Store) -> None:
+        mark_labelled(store, "q")
+        store.unmark(KEY, "q")
+
+        self.nothing_is_left(store)
+
+    def test_a_call_that_has_joined_keeps_it(self, store: Store) -> None:
+        mark_labelled(store, "j")
+        granted(store.acquire(call("a")))
+        refused(store.acquire(call("j", joins=True)))
+        (survey,) = store.survey([KEY])
+        assert [(mark.task_id, mark.label) for mark in survey.marks] == [("j", LABEL)]
+
+        store.unmark(KEY, "j")
+        assert store.survey([KEY])[0].marks == ()
+
+    def test_a_rerun_finds_a_newer_run_of_its_task_whatever_its_label(self, store: Store) -> None:
+        granted(store.acquire(labelled(call("a", 3000))))
+
+        answer = succeed(store, labelled(again(call("b", 2000)), "another"), "rerun", "of b")
+
+        assert answer == (Turn.MERGED, "a")
