@@ -10,13 +10,13 @@ PROOFS := tests/model tests/faults tests/endings
 STRUCK := tests/integration/test_interrupted.py
 # These need the machine for themselves.
 HEAVY  := tests/load tests/fire tests/combinations tests/celery_suite
-APART  := $(PROOFS) $(HEAVY) tests/docker tests/topologies
+APART  := $(PROOFS) $(HEAVY) tests/docker tests/topologies tests/page
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes.
 RESULTS ?= benchmarks/out
 
-.PHONY: help demo picture tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen docs dist lint format clean
+.PHONY: help demo picture tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen page docs dist lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -37,6 +37,7 @@ help:
 	@echo "make compare write the comparison, README's lines of it and docs/scale.md anew"
 	@echo "make endings write docs/endings.md anew"
 	@echo "make seen    write docs/what-you-see.md anew (half a minute)"
+	@echo "make page    the page of the locks in a real browser, and its pictures for the docs (needs chromium)"
 	@echo "make docs    the site, in build/site; a dead link is an error (under a minute)"
 	@echo "make dist    sdist and wheel, built twice to the same bytes, and checked"
 	@echo "make lint    ruff and mypy"
@@ -85,6 +86,9 @@ endings: $(VENV)/.develop
 
 seen: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/acceptance/test_what_you_see.py $(ARGS)
+
+page: $(VENV)/.develop
+	WRITE_DOCS=1 $(BIN)/python -m pytest tests/page $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.locks --out $(RESULTS)/locks.json $(ARGS)

@@ -27,7 +27,7 @@ STOREYS = (
     {"policies"},
     {"admission", "publish", "start"},
     {"task"},
-    {"request", "lost_connection", "handlers", "beat", "lock", "operations", "__init__"},
+    {"request", "lost_connection", "handlers", "beat", "lock", "operations", "web", "__init__"},
     # For the tests of users.
     {"testing"},
 )

@@ -22,6 +22,7 @@ from celery_singleton_lock.operations.breaking import (
 from celery_singleton_lock.operations.doctor import doctor
 from celery_singleton_lock.operations.ending import Call, call_of
 from celery_singleton_lock.operations.inventory import in_order, lock_as_json, rows_of
+from celery_singleton_lock.operations.serving import web
 from celery_singleton_lock.operations.shell import as_json, locks_of, told, write_json
 from celery_singleton_lock.operations.watch import watch
 from celery_singleton_lock.operations.words import nothing, outcome, planned, shown, table
@@ -42,6 +43,7 @@ def singleton(ctx: click.Context, **_: Any) -> None:
 
 singleton.add_command(doctor)
 singleton.add_command(watch)
+singleton.add_command(web)
 
 
 @singleton.command("list")

@@ -1,0 +1,25 @@
+"""A page with the locks of an app, as a WSGI application."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock.web.site import Site
+
+__all__ = ["application"]
+
+
+def application(app: Celery, allow_break: bool = False) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+    """A WSGI application with the locks of *app*, to be mounted where you like, or to be served by itself.
+
+    `GET /` is a page for people, `/locks.json` the same for programs, `/healthz` says whether
+    the store answers. It asks the store, and no worker, and it shows no arguments and no tokens. It lets in whoever
+    reaches it, so mount it behind what keeps strangers out; `celery -A proj singleton web` does that by itself.
+
+    Arguments:
+        app: The app.
+        allow_break: The page has a button for each holder that asks it to end, as `singleton break` does. The server's
+            `REMOTE_USER` is told as the one who asked.
+    """
+    return Site(app, allow_break=allow_break)

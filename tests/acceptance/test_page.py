@@ -1,0 +1,556 @@
+"""The page of the locks: what it shows, whom it obeys, and who may see it."""
+
+import base64
+import html
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.web import application
+from celery_singleton_lock.web.access import for_this_machine, with_password
+from celery_singleton_lock.web.lookout import Lookout
+from celery_singleton_lock.web.page import MOST_ROWS
+from tests.acceptance.conftest import APP
+from tests.browsing import Visitor
+from tests.recorder import Recorder, overlaps
+from tests.servers import Server, free_port
+from tests.waiting import until
+from tests.workers import workers
+
+PROMPTLY = 30
+EVIL = "<script>alert(1)</script>' onload=a \" onclick=b &"
+
+
+@pytest.fixture
+def store(tasks: Any) -> Store:
+    return store_of(tasks.app)
+
+
+@pytest.fixture
+def reader(tasks: Any) -> Visitor:
+    return Visitor(application(tasks.app))
+
+
+@pytest.fixture
+def operator(tasks: Any) -> Visitor:
+    return Visitor(application(tasks.app, allow_break=True))
+
+
+def claim(key: str, task_id: str = "", token: str = "secret", limit: int = 1, **more: Any) -> Claim:
+    return Claim(key, token, 30.0, limit, Facts(task_id, hostname="w1@web", pid=7), **more)
+
+
+def words_in(page: str) -> str:
+    """What a person reads."""
+    without_style = re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", without_style)).split())
+
+
+class Parsed(HTMLParser):
+    """Tags and attributes, as a browser sees them."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+# What is shown.
+
+
+def test_a_page_without_locks_says_so(reader: Visitor) -> None:
+    reply = reader.get()
+
+    assert reply.status == 200
+    assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert "Nothing is held" in words_in(reply.body)
+
+
+def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reader: Visitor, store: Store) -> None:
+    held, queued = tasks.skipped.lock_key_for("k"), tasks.refused.lock_key_for("k")
+    store.acquire(claim(held, "id-1"))
+    store.mark_queued(queued, "id-q", 60.0, limit=0, quiet=0.0)
+    with store.waiter(claim(held, token="w")) as waiter:
+        waiter.ask()
+        said = words_in(reader.get().body)
+
+    assert f"{tasks.skipped.name} {held} held id-1 w1@web:7" in said
+    assert f"{tasks.refused.name} {queued} queued id-q - -" in said
+    assert "Held 1 Waiting 1 Queued 1" in said
+    assert re.search(rf"By task .* {re.escape(tasks.skipped.name)} 1 1 0 \d+\.\ds", said)
+
+
+def test_a_mount_without_a_slash_at_its_end_is_the_page(reader: Visitor) -> None:
+    reply = reader.get("", SCRIPT_NAME="/ops/locks")
+
+    assert reply.status == 200
+    assert 'action="/ops/locks/"' in reply.body
+    assert 'href="/ops/locks/locks.json"' in reply.body
+
+
+def test_a_mount_leads_to_no_other_host(operator: Visitor) -> None:
+    assert 'action="/evil.example/"' in operator.get("/", SCRIPT_NAME="//evil.example").body
+
+
+def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor, store: Store) -> None:
+    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
+
+    reply = reader.get("/locks.json")
+
+    (row,) = json.loads(reply.body)
+    assert reply.headers["Content-Type"].startswith("application/json")
+    assert (row["key"], row["state"], row["task_id"]) == (tasks.skipped.lock_key_for("k"), "held", "id-1")
+    assert json.loads(reader.get("/locks.json", "name=nothing").body) == []
+
+
+@pytest.mark.parametrize("pattern", ["skipped", "*.skipped", "tests.acceptance.app.skippe[d]"])
+def test_a_filter_is_a_part_of_a_name_or_a_glob(tasks: Any, reader: Visitor, store: Store, pattern: str) -> None:
+    for task in (tasks.skipped, tasks.refused):
+        store.acquire(claim(task.lock_key_for("k")))
+
+    reply = reader.get("/", f"name={pattern}")
+
+    assert tasks.skipped.lock_key_for("k") in reply.body
+    assert tasks.refused.lock_key_for("k") not in reply.body
+    assert f'value="{pattern}"' in reply.body
+
+
+def test_a_page_has_an_end(reader: Visitor, store: Store) -> None:
+    for number in range(MOST_ROWS + 3):
+        store.mark_queued(f"singleton:v2:{{shop.{number:03}:{number:032}}}", f"id-{number}", 60.0, limit=0, quiet=0.0)
+
+    said = words_in(reader.get().body)
+
+    assert said.count(" queued id-") == MOST_ROWS
+    assert "And 3 more" in said
+    assert f"Queued {MOST_ROWS + 3}" in said
+
+
+def test_a_page_is_loaded_again_only_if_it_is_asked_to(reader: Visitor) -> None:
+    assert "http-equiv" not in reader.get().body
+    assert '<meta http-equiv="refresh" content="5">' in reader.get("/", "refresh=5").body
+    assert 'content="2"' in reader.get("/", "refresh=0").body
+    assert "http-equiv" not in reader.get("/", "refresh=1;url=https://evil.example").body
+
+
+def test_names_are_text_and_no_part_of_the_page(operator: Visitor, store: Store) -> None:
+    name = EVIL.replace("{", "%7B")
+    store.acquire(claim(f"singleton:v2:{{{name}:{0:032}}}", EVIL))
+
+    body = operator.get("/", "name=%3Cscript%3E&said=%3Cscript%3E").body
+
+    seen = Parsed(body)
+    assert "script" not in seen.tags
+    assert {name for name in seen.attributes if name.startswith("on")} == set()
+    assert EVIL in words_in(body)
+
+
+def test_no_token_is_shown(tasks: Any, operator: Visitor, store: Store) -> None:
+    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1", token="the-token-of-the-lease"))
+
+    assert "id-1" in operator.get().body
+    assert "the-token-of-the-lease" not in operator.get().body + operator.get("/locks.json").body
+
+
+@pytest.mark.parametrize("path", ["/", "/locks.json", "/healthz", "/nowhere"])
+def test_a_browser_is_told_to_run_and_to_load_nothing(reader: Visitor, path: str) -> None:
+    headers = reader.get(path).headers
+
+    policy = headers["Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; style-src 'sha256-")
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cache-Control"] == "no-store"
+
+
+def test_a_look_is_not_repeated_for_twenty_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    moment, looks = 0.0, []
+    monkeypatch.setattr("celery_singleton_lock.web.lookout.clock", lambda: moment)
+
+    class Slow:
+        def rows(self) -> list[Any]:
+            nonlocal moment
+            moment += 0.1
+            looks.append(moment)
+            return []
+
+    lookout = Lookout(Slow)  # type: ignore[arg-type]
+    lookout.look()
+    moment += 1.9
+    lookout.look()
+    assert len(looks) == 1
+    moment += 0.2
+    lookout.look()
+    assert len(looks) == 2
+    lookout.forget()
+    lookout.look()
+    assert len(looks) == 3
+
+
+# The store is away.
+
+
+@pytest.fixture
+def away(tasks: Any) -> str:
+    tasks.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{free_port()}/0"
+    return str(tasks.app.conf.singleton_lock_url)
+
+
+def test_a_page_without_its_store_says_why(reader: Visitor, away: str) -> None:
+    reply = reader.get()
+
+    assert reply.status == 503
+    assert "cannot be asked" in reply.body
+    assert away.partition("@")[2] in reply.body
+    assert "pa55" not in reply.body
+
+
+def test_programs_are_told_that_the_store_is_away(reader: Visitor, away: str) -> None:
+    reply = reader.get("/locks.json")
+
+    assert reply.status == 503
+    assert "pa55" not in reply.body
+    assert json.loads(reply.body)["problem"]
+    assert reader.get("/healthz").status == 503
+
+
+def test_a_setting_that_cannot_work_is_told(tasks: Any, reader: Visitor) -> None:
+    tasks.app.conf.singleton_lock_url = "ftp://somewhere"
+
+    assert reader.get().status == 503
+    assert "unknown scheme" in reader.get().body
+
+
+def test_health_is_that_of_the_store(reader: Visitor) -> None:
+    assert (reader.get("/healthz").status, reader.get("/healthz").body) == (200, "ok\n")
+
+
+# What may be asked.
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/", "/locks.json", "/healthz"])
+def test_pages_are_read_and_nothing_else(reader: Visitor, method: str, path: str) -> None:
+    reply = reader.ask(method, path)
+
+    assert (reply.status, reply.headers["Allow"]) == (405, "HEAD, GET")
+
+
+def test_a_head_has_no_body(reader: Visitor) -> None:
+    reply = reader.ask("HEAD", "/")
+
+    assert (reply.status, reply.body) == (200, "")
+    assert int(reply.headers["Content-Length"]) > 1000
+
+
+def test_what_is_not_there_is_not_found(reader: Visitor) -> None:
+    assert reader.get("/admin").status == 404
+
+
+# Who may break.
+
+
+def test_a_page_that_may_only_be_read_has_no_way_to_break(tasks: Any, reader: Visitor, store: Store) -> None:
+    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
+    page = reader.get()
+
+    assert "Ask to stop" not in page.body
+    assert "Set-Cookie" not in page.headers
+    assert reader.send("/break", {"key": tasks.skipped.lock_key_for("k")}).status == 404
+
+
+def test_nothing_is_broken_by_following_a_link(operator: Visitor) -> None:
+    assert operator.get("/break", "key=x").status == 405
+
+
+def test_who_is_asked_by_the_page_ends_revoked_and_learns_by_whom(
+    tasks: Any, operator: Visitor, env: dict[str, str], recorder: Recorder
+) -> None:
+    with workers(APP, env, 1) as (worker,):
+        holder = tasks.skipped.delay("k", 60.0)
+        until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
+        page = operator.get()
+        form = {"token": page.token(), "key": tasks.skipped.lock_key_for("k"), "holder": holder.id, "name": "skipped"}
+
+        reply = operator.send(
+            "/break", form, HTTP_COOKIE=page.cookie(), HTTP_SEC_FETCH_SITE="same-origin", REMOTE_USER="alice"
+        )
+
+        assert (reply.status, reply.headers["Location"]) == (303, "/?said=asked&name=skipped")
+        assert "Asked to end" in operator.get("/", "said=asked").body
+        with pytest.raises(TaskRevokedError, match=re.escape("broken by alice@10.0.0.7")):
+            holder.get(timeout=PROMPTLY)
+        assert f"task_id={holder.id} by=alice@10.0.0.7" in worker.log()
+    assert overlaps(recorder.events()) == []
+
+
+def sent(operator: Visitor, form: dict[str, str], **environ: Any) -> tuple[int, str]:
+    """What becomes of a form with a good token."""
+    page = operator.get()
+    token = page.cookie().partition("=")[2]
+    reply = operator.send("/break", {"token": token, **form}, **{"HTTP_COOKIE": page.cookie(), **environ})
+    return reply.status, reply.headers.get("Location", "")
+
+
+def test_marks_are_dropped_where_nobody_holds(tasks: Any, operator: Visitor, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
+
+    assert "Drop marks" in operator.get().body
+    assert sent(operator, {"key": key}) == (303, "/?said=dropped")
+    assert store.survey([key])[0].marks == ()
+
+
+def test_a_holder_that_came_meanwhile_is_not_broken_with_the_marks(tasks: Any, operator: Visitor, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
+    mine = claim(key, "id-1")
+    store.acquire(mine)
+
+    assert sent(operator, {"key": key}) == (303, "/?said=changed")
+    assert store.broken_by(mine) is None
+
+
+def test_a_holder_that_is_gone_is_told_as_nothing(tasks: Any, operator: Visitor) -> None:
+    assert sent(operator, {"key": tasks.skipped.lock_key_for("k"), "holder": "id-1"}) == (303, "/?said=nothing")
+
+
+@pytest.mark.parametrize("key", ["", "*", "singleton:v2:{a:0}", "celery-task-meta-1"])
+def test_only_one_key_of_this_app_can_be_broken(operator: Visitor, key: str) -> None:
+    assert sent(operator, {"key": key, "holder": "x"})[0] == 400
+
+
+def test_a_store_that_goes_away_is_told_to_who_breaks(tasks: Any, operator: Visitor) -> None:
+    page, key = operator.get(), tasks.skipped.lock_key_for("k")
+    tasks.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{free_port()}/0"
+    form = {"token": page.cookie().partition("=")[2], "key": key, "holder": "x"}
+
+    reply = operator.send("/break", form, HTTP_COOKIE=page.cookie())
+
+    assert reply.status == 503
+    assert "pa55" not in reply.body
+
+
+@pytest.mark.parametrize(
+    ("lie", "status"),
+    [
+        ({"HTTP_SEC_FETCH_SITE": "cross-site"}, 403),
+        # Another port of this machine.
+        ({"HTTP_SEC_FETCH_SITE": "same-site", "HTTP_ORIGIN": "http://127.0.0.1:8765"}, 403),
+        ({"HTTP_ORIGIN": "http://evil.example"}, 403),
+        ({"HTTP_ORIGIN": "http://127.0.0.1:9999"}, 403),
+        ({"HTTP_ORIGIN": "null"}, 403),
+        ({"HTTP_COOKIE": None}, 403),
+        ({"HTTP_COOKIE": "singleton_lock_form=" + "x" * 43}, 403),
+        ({"HTTP_COOKIE": "singleton_lock_form=; other=\x01"}, 403),
+        ({"CONTENT_TYPE": "application/json"}, 415),
+        ({"CONTENT_TYPE": "text/plain"}, 415),
+        ({"CONTENT_LENGTH": None}, 411),
+        ({"CONTENT_LENGTH": "9999999999999999"}, 413),
+    ],
+)
+def test_a_form_from_elsewhere_is_refused(
+    tasks: Any, operator: Visitor, store: Store, lie: dict[str, Any], status: int
+) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    mine = claim(key, "id-1")
+    store.acquire(mine)
+
+    assert sent(operator, {"key": key, "holder": "id-1"}, **lie)[0] == status
+    assert store.broken_by(mine) is None
+    # The same without the lie.
+    assert sent(operator, {"key": key, "holder": "id-1"}, HTTP_ORIGIN="http://127.0.0.1:8765")[0] == 303
+    assert store.broken_by(mine) == "somebody@10.0.0.7"
+
+
+@pytest.mark.parametrize("token", ["", "x" * 43, "é"])
+def test_a_form_with_another_token_is_refused(tasks: Any, operator: Visitor, token: str) -> None:
+    assert sent(operator, {"key": tasks.skipped.lock_key_for("k"), "holder": "x", "token": token})[0] == 403
+
+
+def test_a_form_that_is_too_large_is_not_read(operator: Visitor) -> None:
+    page = operator.get()
+    reply = operator.send("/break", "a=1&" * 5000, HTTP_COOKIE=page.cookie())
+
+    assert reply.status == 413
+
+
+def test_a_token_is_kept_from_scripts_and_from_other_sites(operator: Visitor) -> None:
+    cookie = operator.get("/", SCRIPT_NAME="/ops").headers["Set-Cookie"]
+
+    assert {"HttpOnly", "SameSite=Strict", "Path=/ops"} <= set(cookie.split("; "))
+    assert "Secure" not in cookie
+    over_tls = operator.get("/", **{"wsgi.url_scheme": "https"}).headers["Set-Cookie"]
+    assert "Secure" in over_tls
+
+
+def test_a_token_holds_in_each_process_that_serves_the_page(tasks: Any, store: Store) -> None:
+    one, other = (Visitor(application(tasks.app, allow_break=True)) for _ in range(2))
+    store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, quiet=0.0)
+    page = one.get()
+    again = other.get("/", HTTP_COOKIE=page.cookie())
+
+    assert again.token() == page.token()
+    form = {"token": page.token(), "key": tasks.skipped.lock_key_for("k")}
+    assert other.send("/break", form, HTTP_COOKIE=page.cookie()).status == 303
+
+
+# Who may see it.
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    return {"HTTP_AUTHORIZATION": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+def test_a_password_is_asked_for(tasks: Any) -> None:
+    visitor = Visitor(with_password(application(tasks.app), "geheim"))
+
+    refused = visitor.get()
+    assert (refused.status, refused.headers["WWW-Authenticate"][:5]) == (401, "Basic")
+    assert "Locks" not in refused.body
+    for wrong in (basic("a", "Geheim"), basic("a", ""), {"HTTP_AUTHORIZATION": "Basic ***"}, basic("a", "é")):
+        assert visitor.get("/", **wrong).status == 401
+    assert visitor.get("/locks.json").status == 401
+    assert visitor.get("/", **basic("alice", "geheim")).status == 200
+    assert visitor.get("/healthz").status == 200
+
+
+def test_who_gives_the_password_is_told_as_the_one_who_asks(tasks: Any, store: Store) -> None:
+    visitor = Visitor(with_password(application(tasks.app, allow_break=True), "geheim"), **basic("alice", "geheim"))
+    mine = claim(tasks.skipped.lock_key_for("k"), "id-1")
+    store.acquire(mine)
+
+    assert sent(visitor, {"key": mine.key, "holder": "id-1"})[0] == 303
+    assert store.broken_by(mine) == "alice@10.0.0.7"
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8765", 200),
+        ("localhost:8765", 200),
+        ("[::1]:8765", 200),
+        ("LOCALHOST", 200),
+        ("evil.example:8765", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("[::2]", 421),
+    ],
+)
+def test_without_a_password_only_names_of_this_machine_are_answered(tasks: Any, host: str, status: int) -> None:
+    visitor = Visitor(for_this_machine(application(tasks.app), "127.0.0.1"))
+
+    assert visitor.get("/", HTTP_HOST=host).status == status
+
+
+# Served by ourselves.
+
+
+@contextmanager
+def served(valkey: Server, *arguments: str, **env: str) -> Iterator[str]:
+    """The address of a page that the command serves."""
+    store = valkey.url.removesuffix("/0")
+    command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "web", "--bind", "127.0.0.1:0", *arguments]
+    given = {**os.environ, "TEST_STORE": valkey.url, "TEST_LOCKS": f"{store}/2", "PYTHONUNBUFFERED": "1", **env}
+    process = subprocess.Popen(command, env=given, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert select.select([process.stdout], [], [], 60)[0], "it says where it is"
+        yield process.stdout.readline().split()[-1]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PROMPTLY) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()  # type: ignore[union-attr]
+
+
+def fetched(url: str, **headers: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PROMPTLY) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_the_command_serves_the_page(tasks: Any, valkey: Server, store: Store) -> None:
+    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
+
+    with served(valkey) as url:
+        assert url.startswith("http://127.0.0.1:")
+        status, body = fetched(url)
+        assert (status, "id-1" in body, "Ask to stop" in body) == (200, True, False)
+        assert fetched(url, Host="evil.example")[0] == 421
+
+
+def test_the_command_asks_for_the_password_it_was_given(valkey: Server) -> None:
+    with served(valkey, "--allow-break", SINGLETON_WEB_PASSWORD="geheim") as url:
+        assert fetched(url)[0] == 401
+        good = basic("alice", "geheim")["HTTP_AUTHORIZATION"]
+        assert fetched(url, Authorization=good)[0] == 200
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("bind", "says"),
+    [
+        ("0.0.0.0:0", "SINGLETON_WEB_PASSWORD"),
+        ("[::]:0", "SINGLETON_WEB_PASSWORD"),
+        ("example.com:80", "SINGLETON_WEB_PASSWORD"),
+        ("127.0.0.1", "no place to listen"),
+        ("127.0.0.1:99999", "no place to listen"),
+        (":80", "no place to listen"),
+    ],
+)
+def test_a_place_where_others_would_come_is_refused(tasks: Any, bind: str, says: str) -> None:
+    from celery.bin.base import CLIContext
+    from click.testing import CliRunner
+
+    from celery_singleton_lock.operations.cli import singleton
+
+    done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
+
+    assert done.exit_code == 2
+    assert says in done.stderr
+
+
+def test_a_port_that_is_taken_is_told(tasks: Any, valkey: Server) -> None:
+    from celery.bin.base import CLIContext
+    from click.testing import CliRunner
+
+    from celery_singleton_lock.operations.cli import singleton
+
+    bind = f"127.0.0.1:{valkey.port}"
+    done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
+
+    assert done.exit_code == 1
+    assert f"cannot listen on {bind}" in done.stderr
+
+
+def test_the_style_is_in_the_package() -> None:
+    folder = Path(str(sys.modules["celery_singleton_lock.web"].__file__)).parent
+
+    assert "prefers-color-scheme: dark" in (folder / "page.css").read_text(encoding="utf-8")

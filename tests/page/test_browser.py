@@ -1,0 +1,110 @@
+"""The page as a real browser shows it, and its pictures for the docs."""
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock.leases.key import key_of
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.web import application
+from celery_singleton_lock.web.server import Handler, Server
+from tests.servers import Server as Store
+from tests.servers import missing
+
+DOCS = Path(__file__).parents[2] / "docs"
+SIZES = {"wide": (1280, 820), "phone": (500, 1180)}
+COLOURS = {"light": 1, "dark": 0}
+SHOWN_IN_DOCS = {("wide", "light"), ("phone", "dark")}
+# Of a machine that is busy.
+BOUND = 120
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    path = shutil.which("chromium")
+    if path is None:
+        missing("chromium is not installed")
+    return str(path)
+
+
+def ids(number: int) -> str:
+    return f"{number:08x}-fc02-479e-83b3-0e5e5bb9568d"
+
+
+@pytest.fixture
+def shop(valkey: Store) -> Iterator[Celery]:
+    """An app in which something goes on."""
+    app = Celery("shop", broker=valkey.url, backend=valkey.url)
+    app.conf.singleton_lock_url = valkey.url
+    store = store_of(app)
+
+    def key(name: str, number: int) -> str:
+        return key_of("singleton", f"shop.{name}", {"supplier_id": number})
+
+    for number, (name, supplier) in enumerate([("import_catalogue", 7), ("import_catalogue", 8), ("send_invoices", 1)]):
+        facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number)
+        store.acquire(Claim(key(name, supplier), f"t{number}", 90.0, facts=facts))
+    store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 3840.0, limit=0, quiet=0.0)
+    waiting = Claim(key("import_catalogue", 7), "w", 30.0, facts=Facts(ids(99), "", "w2@web", 14601))
+    with store.waiter(waiting) as waiter:
+        waiter.ask()
+        yield app
+    app.close()
+
+
+@pytest.fixture
+def url(shop: Celery) -> Iterator[str]:
+    with Server(("127.0.0.1", 0), Handler) as server:
+        server.set_app(application(shop, allow_break=True))
+        serving = threading.Thread(target=server.serve_forever, daemon=True)
+        serving.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        serving.join(BOUND)
+
+
+def browse(chromium: str, folder: Path, *arguments: str) -> str:
+    usual = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}"]
+    command = [chromium, *usual, "--no-first-run", "--disable-background-networking", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_a_browser_shows_what_is_held_and_finds_nothing_to_complain_of(chromium: str, url: str, tmp_path: Path) -> None:
+    seen = browse(chromium, tmp_path, "--dump-dom", "--enable-logging=stderr", url)
+
+    assert "shop.import_catalogue" in seen
+    assert "Ask to stop" in seen
+    assert "Content Security Policy" not in seen
+
+
+@pytest.mark.parametrize(("size", "colour"), list(product(SIZES, COLOURS)))
+def test_its_picture_is_taken(chromium: str, url: str, tmp_path: Path, size: str, colour: str) -> None:
+    width, height = SIZES[size]
+    picture = tmp_path / "page.png"
+    look = f"--blink-settings=preferredColorScheme={COLOURS[colour]}"
+
+    browse(chromium, tmp_path / "home", f"--window-size={width},{height}", look, f"--screenshot={picture}", url)
+
+    brightness = corner(picture)
+    assert (brightness > 200) == (colour == "light"), brightness
+    if os.environ.get("WRITE_DOCS") and (size, colour) in SHOWN_IN_DOCS:
+        shutil.copy(picture, DOCS / f"page-{size}-{colour}.png")
+
+
+def corner(picture: Path) -> float:
+    """How bright the page is beside its content, of 255."""
+    from matplotlib import image
+
+    pixels: Any = image.imread(picture)
+    return float(pixels[2, 2, :3].mean() * 255)
