@@ -23,9 +23,14 @@ Program = Callable[[str], Any]
 StartWorker = Callable[..., Worker]
 
 
+def programs_of(page: str) -> list[str]:
+    """What stands on *page* in Python, block by block."""
+    return PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
 def program_of(page: str) -> str:
-    """What stands on *page* in Python."""
-    return "\n".join(PYTHON.findall((ROOT / page).read_text(encoding="utf-8")))
+    """The same as one program."""
+    return "\n".join(programs_of(page))
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import pytest
 
 from celery_singleton_lock import CallRevoked, LockHeld, LockLost, signals
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
-from tests.pages.conftest import Program, StartWorker, program_of
+from tests.pages.conftest import Program, StartWorker, programs_of
 from tests.waiting import until
 
 SOON = 60.0
@@ -136,9 +137,21 @@ def test_observe(shop: Program, request: pytest.FixtureRequest) -> None:
     assert module.alerts == []
 
 
-def test_where_the_locks_are() -> None:
-    exec(program_of("docs/topologies.md"), told := {})
+def test_see_and_free_locks(shop: Program) -> None:
+    module = shop("docs/operations.md")
 
-    assert told["app"].conf.singleton_lock_url.startswith("sentinel://")
-    assert store_of(told["app"]).address.startswith("sentinel://")
-    told["app"].close()
+    page = module.site.test_client().get("/locks/")
+
+    assert page.status_code == 200
+    assert "Locks of shop" in page.text
+    assert 'action="/locks/"' in page.text
+
+
+def test_where_the_locks_are() -> None:
+    told: dict[str, Any] = {}
+    schemes = []
+    for block in programs_of("docs/topologies.md"):
+        exec(block, told)
+        schemes.append(store_of(told["app"]).address.partition("://")[0])
+
+    assert schemes == ["redis", "sentinel", "sentinel", "sentinel", "rediss"]
