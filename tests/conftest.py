@@ -1,5 +1,6 @@
 """Fixtures for all tests: servers that start once and are empty for each test."""
 
+import signal
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -8,6 +9,12 @@ import pytest
 from celery import _state
 
 from tests.servers import SERVERS, FakeClock, Server, running
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, for what the tests start to hear it: whoever starts them in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:
