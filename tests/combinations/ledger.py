@@ -96,14 +96,6 @@ LEDGER = (
         "one at a time",
     ),
     Entry(
-        "Q8 a retry makes way for a queued call",
-        "admission.py",
-        "run.options.unique_in_queue and not run.hands_over and policy",
-        "run.options.unique_in_queue and policy",
-        "a retry is taken for a new call",
-        "a retry makes way for nobody absent",
-    ),
-    Entry(
         "Q9 a duplicate is sent while the first waits for its retry",
         "publish.py",
         '    if options.get("retries") and key and task.lock_options.mode == UNTIL_EXECUTED:\n',
@@ -133,7 +125,7 @@ LEDGER = (
         "        return run.store.unmark(run.key, run.task_id, unless=needed_as)\n",
         "        return True\n",
         "a successor that gives up takes others along",
-        "who does not run names who does",
+        "what was merged runs",
     ),
     Entry(
         "Q15 a group after a skipped step hangs",
@@ -146,8 +138,8 @@ LEDGER = (
     Entry(
         "Q15 a chain after a skipped step that ignores its result hangs",
         "runs/revoked.py",
-        "        _end_later_steps(task, error)\n    raise",
-        "            _end_later_steps(task, error)\n    raise",
+        "if not request.is_eager:\n",
+        "if not (request.is_eager or task.ignore_result):\n",
         "a chain after a skipped call that ignores its result hangs",
         "every call ends",
     ),
