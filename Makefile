@@ -22,7 +22,7 @@ help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make picture the same, and keep its timeline as the README's picture"
 	@echo "make tickets ten tickets, fifty buyers"
-	@echo "make test    the tests, on real servers and real workers (about four minutes)"
+	@echo "make test    the tests, on real servers and real workers (about ten minutes on two cores)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
 	@echo "make topologies  deployments with Sentinel, whose masters are killed, stopped and replaced (two minutes)"
