@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import Task, states, uuid
+from celery.app.task import Context
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -21,6 +22,7 @@ from celery_singleton_lock.runs.marks import unmark_later
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
 from celery_singleton_lock.runs.results import has_result
 from celery_singleton_lock.runs.revoked import CallRevoked
+from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.start import check_publisher
 from celery_singleton_lock.stores.base import Store, clock
@@ -68,9 +70,38 @@ def for_a_dead_run() -> Iterator[None]:
         _for_a_dead_run.reset(token)
 
 
-def key_to_keep(options: Mapping[str, Any]) -> str | None:
-    """The key that is written on a message, if this process must not make one."""
-    return Notes.of(options.get("headers"), options.get("task_id")).key if _for_a_dead_run.get() else None
+def next_attempt_of(request: Context, options: Mapping[str, Any]) -> Run | None:
+    """The run whose body publishes its next attempt with these options."""
+    run: Run | None = request.get("lock_run")
+    is_its = run is not None and run.has_begun and options.get("task_id") == run.task_id and options.get("retries")
+    return run if is_its else None
+
+
+def key_to_keep(run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
+    """The key that a call has already; None if one is to be made of its arguments.
+
+    They have been serialised since its publisher made it, and the code that makes keys may be another by now.
+
+    Arguments:
+        run: Whose next attempt it is.
+        args: Of the call.
+        kwargs: Of the call.
+        options: What it is published with.
+    """
+    # Without a task id it is a new call, whosever headers it was handed.
+    notes = Notes.of(options.get("headers"), options.get("task_id") or "")
+    if _for_a_dead_run.get():
+        return notes.key
+    if notes.tries:
+        return notes.key or None
+    return run.key if run is not None and _has_arguments(run, args, kwargs) else None
+
+
+def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
+    try:
+        return list(run.args) == list(args or ()) and dict(run.kwargs) == dict(kwargs or {})
+    except Exception:  # noqa: BLE001 (an argument's own; then a key is made of them)
+        return False
 
 
 def publish(

@@ -19,7 +19,7 @@ from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
 from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
 from celery_singleton_lock.own import forget_options, unless_behind
-from celery_singleton_lock.publish import continues, continuing, key_to_keep, publish
+from celery_singleton_lock.publish import continues, continuing, key_to_keep, next_attempt_of, publish
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.marks import unmark_unstarted
 from celery_singleton_lock.runs.message import Notes
@@ -167,7 +167,8 @@ class SingletonTask(TypedTask[P, R_co]):
         check_call_options(self.name, options)
         if not self.is_lockable() or rest:
             return send(**options)
-        key = key_to_keep(options)
+        run = next_attempt_of(self.request, options)
+        key = key_to_keep(run, args, kwargs, options)
         try:
             if key is None:
                 key = self.lock_key_for(*(args or ()), **(kwargs or {}))
@@ -176,8 +177,7 @@ class SingletonTask(TypedTask[P, R_co]):
         except (TypeError, ValueError):
             # Celery's to raise, now or in the worker: it knows of typing=False, and of models.
             return send(**options)
-        run: Run | None = self.request.get("lock_run")
-        if run is not None and run.has_begun and options.get("task_id") == run.task_id and options.get("retries"):
+        if run is not None:
             run.is_retried(key)
         return publish(self, key, options, send, args or (), kwargs)
 

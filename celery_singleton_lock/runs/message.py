@@ -219,7 +219,7 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
 
     Arguments:
         task: The one whose request is to come again.
-        key: The key of its run, for the log.
+        key: The key of its run, under which it comes again.
         delay: Seconds until then.
         notes: What to write on the message beside what is there.
 
@@ -234,7 +234,7 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
         retries=request.retries,
         countdown=_possible(task, delay),
         headers=with_notes(
-            request.headers, replace(known.dated(), **{"tries": known.tries + 1, "unanswered": 0, **notes})
+            request.headers, replace(known.dated(), **{"key": key, "tries": known.tries + 1, "unanswered": 0, **notes})
         ),
         retry=True,
         retry_policy=_PATIENT_PUBLISH,

@@ -94,6 +94,21 @@ waiting_by_mode = {
 }
 
 
+@app.task(
+    base=SingletonTask,
+    bind=True,
+    lock_key=lambda key, *_, **__: repr(key),
+    lock_on_conflict="reschedule",
+    max_retries=3,
+)
+def keyed_by_what_is_no_json(self: Any, key: Any, gate: str | None = None, retries: bool = False) -> int:
+    """A tuple is a list once it has been sent, so a worker would make another key than the publisher."""
+    busy(self, key[0], gate=gate)
+    if retries and not self.request.retries:
+        raise self.retry(countdown=0)
+    return int(self.request.retries)
+
+
 class Stumbles(SingletonTask):
     """Fails before its body starts, where it is told to."""
 

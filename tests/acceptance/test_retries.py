@@ -87,3 +87,25 @@ def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
 
     assert retried.get(timeout=PROMPTLY) == 1
     assert retried.state == "SUCCESS"
+
+
+@pytest.mark.parametrize("by", ["its policy", "a retry"])
+def test_what_comes_again_keeps_the_key_that_its_publisher_has_made(
+    tasks: Any, worker: Worker, recorder: Recorder, by: str
+) -> None:
+    task, key = combined.keyed_by_what_is_no_json, f"sent by {by}"
+    if by == "a retry":
+        first = task.delay((key,), retries=True)
+        assert first.get(timeout=PROMPTLY) == 1
+    else:
+        first = task.delay((key,), gate=key)
+        until(lambda: of_key(recorder, key), "the first one runs")
+        second = task.delay((key,))
+        until(lambda: worker.log().count(f"task_id={second.id} holder={first.id}") > 1, "the second comes again")
+        open_gate(recorder, key)
+        assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (0, 0)
+
+    assert {event.facts["held"] for event in of_key(recorder, key) if event.name == "enter"} == {
+        task.lock_key_for((key,))
+    }
+    assert overlaps(of_key(recorder, key)) == []

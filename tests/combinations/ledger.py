@@ -89,9 +89,9 @@ LEDGER = (
     ),
     Entry(
         "Q7 a retry with other arguments runs under the old key",
-        "task.py",
-        "        key = key_to_keep(options)\n",
-        '        key = Notes.of(options.get("headers")).key or None\n',
+        "publish.py",
+        "    return run.key if run is not None and _has_arguments(run, args, kwargs) else None\n",
+        "    return notes.key or None\n",
         "a retry with other arguments runs under the old key",
         "one at a time",
     ),

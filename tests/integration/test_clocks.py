@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -22,6 +23,13 @@ TTL = 1.0
 def server(wall_clock: FakeClock) -> Iterator[Server]:
     with running("valkey", env=wall_clock.env) as server:
         yield server
+
+
+def set_to(server: Server, wall_clock: FakeClock, seconds: str) -> None:
+    """Set the clock, and wait until the server goes by it: it looks now and then."""
+    wall_clock.step(seconds)
+    with server.client() as client:
+        until(lambda: abs(client.time()[0] + client.time()[1] / 1e6 - time.time() - float(seconds)) < 0.2, "it is set")
 
 
 def lock_in(server: Server, name: str = "stock", **options: object) -> Lock:
@@ -62,7 +70,7 @@ def test_a_step_is_told_once_with_its_size(
 ) -> None:
     fence_of(server)
 
-    wall_clock.step(step)
+    set_to(server, wall_clock, step)
     find_out(server)
     find_out(server)
 
@@ -76,7 +84,7 @@ def test_while_it_is_held_a_step_is_told(
     server: Server, wall_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with lock_in(server):
-        wall_clock.step("-60")
+        set_to(server, wall_clock, "-60")
         until(lambda: steps_told(caplog), "it is told")
 
 
@@ -84,7 +92,7 @@ def test_what_is_not_half_a_second_is_not_told(
     server: Server, wall_clock: FakeClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     fence_of(server)
-    wall_clock.step("-0.3")
+    set_to(server, wall_clock, "-0.3")
     by_asking(server)
 
     assert steps_told(caplog) == []
@@ -93,10 +101,10 @@ def test_what_is_not_half_a_second_is_not_told(
 @pytest.mark.parametrize("step", ["-0.3", "-60", "-3600"])
 def test_a_fence_does_not_fall_with_the_clock(server: Server, wall_clock: FakeClock, step: str) -> None:
     fences = [fence_of(server) for _ in range(3)]
-    wall_clock.step(step)
+    set_to(server, wall_clock, step)
     fences += [fence_of(server) for _ in range(3)]
     fences += [fence_of(server, "another")]
-    wall_clock.step("+1")
+    set_to(server, wall_clock, "+1")
     fences += [fence_of(server) for _ in range(3)]
 
     assert fences == sorted(set(fences))
@@ -104,7 +112,7 @@ def test_a_fence_does_not_fall_with_the_clock(server: Server, wall_clock: FakeCl
 
 def test_a_fence_that_is_raised_stays_that_of_the_lease(server: Server, wall_clock: FakeClock) -> None:
     fence_of(server)
-    wall_clock.step("-60")
+    set_to(server, wall_clock, "-60")
 
     with lock_in(server, limit=2) as lease, lock_in(server, limit=2) as other:
         fences = sorted(holder.fence for holder in lease.store.holders(lease.key))
@@ -124,7 +132,7 @@ def test_who_waits_has_a_fence_above_as_well(server: Server, wall_clock: FakeClo
         thread.start()
         with server.client() as client:
             until(client.pubsub_channels, "it waits")
-        wall_clock.step("-60")
+        set_to(server, wall_clock, "-60")
     thread.join(20)
 
     assert got[0] is not None
@@ -133,7 +141,7 @@ def test_who_waits_has_a_fence_above_as_well(server: Server, wall_clock: FakeClo
 
 def test_a_clock_that_is_set_back_keeps_no_place_for_the_difference(server: Server, wall_clock: FakeClock) -> None:
     with lock_in(server, limit=2), lock_in(server, limit=2):
-        wall_clock.step("-60")
+        set_to(server, wall_clock, "-60")
 
     for lock in [lock_in(server, limit=2) for _ in range(2)]:
         lease = lock.acquire(timeout=10)
@@ -153,7 +161,7 @@ def test_a_holder_that_died_before_the_clock_was_set_back_keeps_nobody_out_for_t
     before = store.now()
     RedisStore(server.url, {}).acquire(replace(claim, token="dead", ttl=4 * TTL, may_be_copy=False))
 
-    wall_clock.step("-60")
+    set_to(server, wall_clock, "-60")
     until(lambda: store.now() < before, "the clock is set", timeout=3)
 
     assert isinstance(store.acquire(claim), Conflict)

@@ -611,6 +611,20 @@ MUTANTS = [
         ("tests/unit/test_admission.py", "-k", "died"),
     ),
     Mutant(
+        "what comes again keeps its key",
+        "publish.py",
+        "    if notes.tries:\n        return notes.key or None\n",
+        "",
+        ("tests/acceptance/test_retries.py", "-k", "keeps_the_key and policy"),
+    ),
+    Mutant(
+        "a retry with the arguments of its run keeps its key",
+        "publish.py",
+        "return run.key if run is not None and _has_arguments(run, args, kwargs) else None",
+        "return None",
+        ("tests/acceptance/test_retries.py", "-k", "keeps_the_key and retry"),
+    ),
+    Mutant(
         "a later attempt does not end for a successor that has yet to come",
         "admission.py",
         "if policy.ends_at_once and run.hands_over",
