@@ -395,8 +395,8 @@ def _failure(call: Call, traces: Traces) -> tuple[str, str]:
         return settled, ""
     if call.error == "WorkerLostError" and not _is_late(call):
         return "killed after an early ack", ""
-    if call.error == "Reject" and _has_lost_its_retry(traces):
-        return "its retry could not be published", ""
+    if (call.error == "Reject" and _has_lost_its_retry(traces)) or _has_lost_its_next_step(call, traces):
+        return "what comes after it could not be published", ""
     if call.error in _INHERITED and ("joined" in traces.conflicts or not call.alone):
         return "failed with another", ""
     return "failed", f"it failed with {call.error}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"
@@ -432,6 +432,12 @@ def why_unended(state: str, late: bool, traces: Traces, forgetful: bool) -> tupl
 
 def _has_lost_its_retry(traces: Traces) -> bool:
     return any(run.kind.how != "work" and run.outcome == "Reject" for run in traces.runs)
+
+
+def _has_lost_its_next_step(call: Call, traces: Traces) -> bool:
+    """Celery fails a step whose body has ended well if it cannot publish the next one, and that one with it."""
+    ended_well = all(run.outcome == "returned" for run in traces.runs[:1])
+    return call.error == "OperationalError" and not call.alone and ended_well
 
 
 def _may_count_twice(member: Traces) -> bool:

@@ -1,5 +1,6 @@
 """The checker sees each kind of wrong history, and none in a right one."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -389,6 +390,16 @@ def test_the_body_of_a_chord_may_be_lost_with_the_process_that_has_counted_its_l
 
     assert check(story.history()).fates == {"its chord has counted a part twice": 1}
     assert check(story.history()).good
+
+
+def test_a_chain_fails_if_its_next_step_cannot_be_published(story: Story) -> None:
+    story.run(1, 2)
+    story.call("a", "FAILURE", "OperationalError")
+    assert story.promises() == ["nothing lost"]
+
+    story.calls = [dataclasses.replace(story.calls[0], alone=False)]
+
+    assert check(story.history()).fates == {"what comes after it could not be published": 1}
 
 
 def test_what_a_forgetful_broker_loses_is_counted(story: Story) -> None:
