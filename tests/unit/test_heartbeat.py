@@ -632,6 +632,7 @@ def test_a_handler_of_the_log_that_takes_its_time_starves_no_renewal(
     heart: Heartbeat, store: Store, mishap: Callable[[str], Answer], event: str
 ) -> None:
     log, slow = logging.getLogger("celery_singleton_lock"), SlowHandler()
+    until(lambda: not scribe._thread.runs, "all is written of what another test has lost")
     log.addHandler(slow)
     try:
         kept = acquired(store, ttl=1.0)
