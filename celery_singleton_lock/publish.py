@@ -38,6 +38,9 @@ Send = Callable[..., Any]
 _MEMORY = 1.0
 _silences: WeakKeyDictionary[Store, tuple[float, StoreError]] = WeakKeyDictionary()
 
+# Most calls are published without headers, so nothing is made to look into them.
+_NO_NOTES = Notes()
+
 _for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
 _continued: ContextVar[tuple[str, int] | None] = ContextVar("continued", default=None)
 
@@ -88,8 +91,9 @@ def key_to_keep(run: Run | None, args: Any, kwargs: Any, options: Mapping[str, A
         kwargs: Of the call.
         options: What it is published with.
     """
+    headers = options.get("headers")
     # Without a task id it is a new call, whosever headers it was handed.
-    notes = Notes.of(options.get("headers"), options.get("task_id") or "")
+    notes = Notes.of(headers, options.get("task_id") or "") if headers else _NO_NOTES
     if _for_a_dead_run.get():
         return notes.key
     if notes.tries:

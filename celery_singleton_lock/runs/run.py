@@ -110,7 +110,7 @@ class Run:
             pid=os.getpid(),
             attempt=request.retries or 0,
             published=self.notes.published,
-            label=label_of(task, self.key, self.task_id, self.args, self.kwargs) if self.options.label else "",
+            label=label_of(task, self.key, self.task_id, self.args, self.kwargs),
         )
 
     @property

@@ -1,6 +1,6 @@
 """How much of each task there is: held, waiting, queued."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from celery_singleton_lock.operations.inventory import Row
@@ -26,17 +26,13 @@ class Total:
     longest: float = 0.0
 
 
-def name_in(row: Row) -> str:
-    """Of whom a row is, as a person reads it."""
-    return row.task_name or lock_name_of(row.key)
-
-
-def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str] = name_in) -> list[Total]:
+def totals_of(rows: Iterable[Row]) -> list[Total]:
     """The total of each name, by name."""
     totals: dict[str, Total] = {}
     counted = set()
     for row in rows:
-        total = totals.setdefault(name_of(row), Total(name_of(row)))
+        name = row.task_name or lock_name_of(row.key)
+        total = totals.setdefault(name, Total(name))
         if row.state == "held":
             total.held += 1
             total.longest = max(total.longest, row.held or 0.0)
