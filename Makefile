@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 TOOLS  := build/tools
 PROOFS := tests/model tests/faults tests/endings
 # With an exception at each moment of what we do, where make test tries some.
-STRUCK := tests/integration/test_interrupted.py
+STRUCK := tests/integration/test_interrupted.py tests/integration/test_interrupted_greenlets.py
 # These need the machine for themselves.
 HEAVY  := tests/load tests/fire tests/combinations tests/celery_suite
 APART  := $(PROOFS) $(HEAVY) tests/docker tests/topologies tests/page
@@ -25,9 +25,9 @@ help:
 	@echo "make test    the tests, on real servers and real workers (about ten minutes on two cores)"
 	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
 	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
-	@echo "make topologies  deployments with Sentinel, whose masters are killed, stopped and replaced (two minutes)"
+	@echo "make topologies  deployments with Sentinel, and clusters, whose masters are killed, stopped and replaced (a few minutes)"
 	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
-	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7 PROGRAMS=60)"
+	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7 PROGRAMS=60, or STORE=sentinel, STORE=cluster)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
 	@echo "                   under another Celery with CELERY=5.4"
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
@@ -70,7 +70,7 @@ docker: $(VENV)/.develop
 	$(BIN)/python -m pytest tests/docker $(ARGS)
 
 fire: $(VENV)/.develop
-	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(ARGS)
+	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(STORE:%=--store %) $(ARGS)
 
 # As a variable of the environment, for a program is full of quotes.
 combinations: export COMBINATIONS_REPLAY := $(REPLAY)

@@ -16,7 +16,15 @@ COMPANIONS = {
     "5.6": ("kombu~=5.6.0", "redis~=6.0"),
     "5.7": (),
 }
-TESTS = ("tests/unit", "tests/contract", "tests/integration", "tests/acceptance")
+TESTS = (
+    "tests/unit",
+    "tests/contract",
+    "tests/integration",
+    "tests/acceptance",
+    "tests/frameworks",
+    "tests/testing_kit",
+    "tests/pages",
+)
 # redis-py 5.0 leaves sockets to the garbage collector, in cycles of its own; ours are looked at with the newest.
 NOT_OURS = {"5.4": ("-W", "ignore:unclosed <socket:ResourceWarning")}
 # They look at the benchmarks and the example, which `make test` does under the newest.

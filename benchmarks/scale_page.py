@@ -16,8 +16,8 @@ OWNED_BY_A_WORKER = (
     "and then of this library."
 )
 CONNECTED = (
-    "A pool process with a lease that is renewed has {pool process} connections to the store; the main process has "
-    "{main process}."
+    "A pool process has {pool process} connections to the store, one of them for renewals and counts; the main process "
+    "has {main process}."
 )
 WAITING = (
     "So many calls of one key are sent while one of them holds it, with a `lock_ttl` of 30 s. Broker, result backend "

@@ -224,7 +224,7 @@ class Scenario:
 
 SCENARIOS = (
     Scenario("worker killed", "The worker is killed: the same call can run", worker_killed),
-    Scenario("child killed", "The pool child is killed: the same call can run", child_killed),
+    Scenario("child killed", "The pool process is killed: the same call can run", child_killed),
     Scenario("raises", "It raises: the same call can run", ended_by("fail")),
     Scenario("ignores", "It raises `Ignore`: the same call can run", ended_by("ignore")),
     Scenario("hard limit", "A hard time limit: the same call can run", ended_by("sleep", 60, time_limit=1)),

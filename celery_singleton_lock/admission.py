@@ -1,10 +1,11 @@
-"""How a run gets in, or ends at the door: one order of questions for every policy."""
+"""Admission of a run: one order of questions for every policy."""
 
 import logging
 from dataclasses import replace
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.heartbeat import count
 from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.policies.base import Ended, Policy
@@ -18,9 +19,9 @@ from celery_singleton_lock.stores.records import Conflict, Done
 logger = logging.getLogger("celery_singleton_lock")
 
 _FIRST_DELAY = 0.25
-# Else a store that is far away would never be reached.
+# Seconds that each try has at least, because otherwise a far-away store would never be reached.
 _SHORTEST_PATIENCE = 0.5
-# A store that stays away is asked by each call once in so many seconds.
+# Each call asks a store that stays away once in so many seconds.
 _LONGEST_DELAY = 60.0
 _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
     "run": "unlocked",
@@ -34,7 +35,7 @@ def admit(run: Run) -> Ended | None:
     """Ask for the lock.
 
     The store answers at once, in this order: is this message done, does it have a run that lives, is there a free
-    place? Only then the policy has its say.
+    place? Only then the policy decides.
 
     Returns:
         None if the body may run, else how the run has ended.
@@ -50,11 +51,9 @@ def admit(run: Run) -> Ended | None:
         ended = policy.arrive(run) if run.notes.joins else None
         if ended is not None:
             return ended
-        answer = run.lease.acquire()
-        if isinstance(answer, Conflict) and not answer.is_own and run.claim.crowds:
-            run.is_in_crowd = True
+        answer = _ask(run)
         if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
-            # Some brokers do not say so. Asked as a copy, the store tells its run.
+            # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
             run.is_copy = run.claim.may_be_copy = True
             answer = run.lease.acquire()
         if isinstance(answer, Conflict) and not _is_own(run, answer):
@@ -67,15 +66,32 @@ def admit(run: Run) -> Ended | None:
     except StoreError as error:
         return _unanswered(run, error)
     if run.lease.arguments:
+        run.request.lock_merged_over = run.args, run.kwargs
         run.args, run.kwargs = unpack(run, run.lease.arguments)
     run.is_unlocked = run.options.mode == "until_executing"
     return None
 
 
-def _look_for_its_run(run: Run) -> None:
-    """Turn back a copy if its run is in this worker or, of a call that has joined, lives or has ended.
+def _ask(run: Run) -> Conflict | Done | None:
+    """Ask for the lock. Until there is an answer the store may have counted the run: a signal may raise meanwhile."""
+    known = run.is_in_crowd
+    # A copy is not counted, because at its end it would take its original out of the crowd.
+    run.is_in_crowd |= run.claim.crowds and not run.is_copy
+    try:
+        answer = run.lease.acquire()
+    except StoreError:
+        run.is_in_crowd = known
+        raise
+    is_counted = isinstance(answer, Conflict) and not answer.is_own
+    run.is_in_crowd = known or (is_counted and run.claim.crowds)
+    return answer
 
-    It asks with a limit of 0, so it is given no place: first it has to look for the result that it waits for.
+
+def _look_for_its_run(run: Run) -> None:
+    """Turn back a copy if its run is in this worker; for a call that has joined, if its run lives or has ended.
+
+    A call that has joined asks with a limit of 0, so it gets no place: it first has to look for the result that it
+    waits for.
     """
     wait_for_twin(run)
     if run.notes.joins:
@@ -87,14 +103,14 @@ def _look_for_its_run(run: Run) -> None:
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
     """The holder runs this very publication, though nothing on the message says that it was delivered before."""
     twins = [each for each in conflict.holders if each.task_id == run.task_id and each.fence]
-    is_same = any(each.published == run.notes.published for each in twins)
+    is_same = any(each.published == run.published for each in twins)
     return run.can_come_again and is_same and not conflict.is_own
 
 
 def _is_own(run: Run, conflict: Conflict) -> bool:
-    """The holder goes on by this run, or bears its task id, so what this run stored would be stored over its result."""
+    """The holder continues by this run, or has its task id, so a result of this run would overwrite the holder's."""
     is_another_message = any(holder.task_id == run.task_id and holder.fence for holder in conflict.holders)
-    # A fence is given once, so this is the very run that has published this one to replace it.
+    # A fence is given once, so the holder with it is the run that has published this one as its replacement.
     is_continued = run.notes.continues in {holder.fence for holder in conflict.holders if holder.fence}
     return run.can_come_again and (conflict.is_own or is_another_message or is_continued)
 
@@ -106,7 +122,7 @@ def _policy_of(run: Run) -> Policy:
         # A retry waits for the run that it continues, which may be its sibling's.
         return POLICIES["wait"]
     if run.notes.asked and policy.kind is None:
-        # Its task had that policy when it asked, and others may have been merged into it.
+        # Its task had that policy when it asked, and other calls may be merged into it.
         return POLICIES["rerun"]
     if run.can_come_again or not policy.comes_again:
         return policy
@@ -115,16 +131,16 @@ def _policy_of(run: Run) -> Policy:
 
 def _say_what_is_unusual(run: Run, policy: Policy) -> None:
     claim = run.claim
-    # A later attempt is no new call, and a run that occupies its slot meanwhile must not wait for a message.
+    # A later attempt is no new call. And a run that occupies its slot while it waits must not wait for a message.
     claim.heeds_queued = run.options.unique_in_queue and not run.hands_over and policy is not POLICIES["wait"]
     claim.succeeds = None if run.hands_over else policy.kind
-    # Whatever its policy is now: its task may have had another. But a retry has its own, unless the run before it has
-    # died with those that it had taken.
+    # Under any policy, because its task may have had another one. But a retry has its own arguments, unless the run
+    # before it has died with merged arguments.
     takes_merged = run.can_come_again and (run.notes.died or not run.hands_over)
     claim.merges = run.task.name if takes_merged else ""
     claim.crowds = policy.comes_again and not run.notes.crowds
     claim.joins = policy is POLICIES["join"]
-    # A store that is silent is no reason to run out of time, either.
+    # A silent store must not use up the time limit, either.
     claim.patience = max(_SHORTEST_PATIENCE, waiting.longest_wait(run))
 
 
@@ -132,13 +148,13 @@ def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended
     if isinstance(answer, Done) or _is_own(run, answer):
         turn_back(run, answer)
     if policy.ends_at_once and run.hands_over and run.can_come_again and not answer.first.fence:
-        # Nobody runs yet, and what is next may never come: a later attempt would be lost for nothing.
+        # Nobody runs yet, and the successor may never come: a later attempt would be lost for nothing.
         policy = POLICIES["reschedule"]
     return Ended(policy.settle(run, answer))
 
 
 def _unanswered(run: Run, error: StoreError) -> Ended | None:
-    """End a run whose question got no answer, the way `lock_on_store_error` says; None to run without a lock."""
+    """End a run whose question got no answer, as `lock_on_store_error` says; None to run without a lock."""
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and _time_left(run, tried) < _FIRST_DELAY:
@@ -147,6 +163,7 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
     was_told_before = outcome == "rescheduled" and run.notes.unanswered
     level = logging.INFO if was_told_before else logging.WARNING
     logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", run.key, run.task_id, outcome, error)
+    count(run.store, run.key, "unanswered", run.task.name, run.options.on_store_error)
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":
         run.is_unlocked = True
@@ -154,7 +171,7 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
     if outcome == "skipped":
         return Ended(run.skip(str(error), "unanswered"))
     if outcome == "rescheduled":
-        # As long again as it has tried so far, because nothing tells when the store is back.
+        # The delay doubles the time so far, because nothing tells when the store is back.
         delay = run.jittered(min(_LONGEST_DELAY, _time_left(run, tried), max(_FIRST_DELAY, tried)))
         run.retry(error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
     raise error

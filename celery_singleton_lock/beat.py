@@ -1,14 +1,14 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
 The leader holds a lease. Before it sends an entry it claims the entry's due slot
-in the store, and notes afterwards that it was sent. So its heir knows where it
-stopped: a slot that was due meanwhile is sent once, late; one that was claimed,
-but not noted as sent, is sent with the same task id.
+in the store, and notes afterwards that it was sent. So the next leader knows where it
+stopped. A slot that was due meanwhile is sent once, late. A slot that was claimed, but
+not noted as sent, is sent with the same task id.
 
-Hosts' clocks differ, and the store's may be set back. So an interval that was
-sent in the future, by the heir's clock, counts as sent now; and a leader has a
-fence above all that it finds. The slot of a crontab is the minute it names, by
-whichever clock.
+Hosts' clocks differ, and the store's may be set back. So an interval that was sent in
+the future, by the clock of the next leader, counts as sent now; and a leader has a
+fence above all that it finds. The slot of a crontab is the minute that it names, by any
+clock.
 """
 
 import logging
@@ -66,7 +66,7 @@ class SingletonSchedulerMixin(Scheduler):
         check_beat(self.app, *questions_of(self.app))
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Lead, or look whether somebody has to.
+        """Lead, or look whether this beat has to.
 
         Returns:
             Seconds until the next tick.
@@ -80,18 +80,18 @@ class SingletonSchedulerMixin(Scheduler):
         if not leads:
             return min(_LONGEST_PAUSE, self._ttl / _LOOKS_PER_TTL)
         pause: float = super().tick(*args, **kwargs)
-        # Often enough to learn of it when the lease is lost.
+        # Often enough to learn in time that the lease is lost.
         return min(pause, self._ttl / _LOOKS_PER_TTL)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send an entry whose slot is due, if nobody else has."""
+        """Send an entry whose slot is due, if no other beat has."""
         lease, due = self._lease, due_of(entry)
         if lease is None or lease.remaining() <= 0:
             return
         slot = Slot(entry.name, _microseconds(due), self._fence)
         try:
             if not lease.store.claim_slot(self._slots, slot):
-                logger.info("beat.sent entry=%s due=%s: by somebody else", entry.name, due.isoformat())
+                logger.info("beat.sent entry=%s due=%s: by another beat", entry.name, due.isoformat())
                 return
         except StoreError as error:
             logger.warning("beat.unanswered entry=%s due=%s: %s", entry.name, due.isoformat(), error)
@@ -108,11 +108,11 @@ class SingletonSchedulerMixin(Scheduler):
             logger.warning("beat.unnoted entry=%s due=%s: %s", entry.name, due.isoformat(), error)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's, which tells only its log when this fails."""
+        """As Celery's, which only logs a failure."""
         try:
             result = super().apply_async(entry, *args, **kwargs)
         except Exception as error:
-            # A duplicate that is refused was decided on, and is not to be sent later.
+            # A refused duplicate is settled, so it is not sent later.
             self._is_sent = isinstance(error.__context__, LockHeld)
             raise
         self._is_sent = True
@@ -124,7 +124,7 @@ class SingletonSchedulerMixin(Scheduler):
         super().close()
 
     def _sent_at(self, entry: Any, due: datetime) -> int:
-        """What the scheduler itself takes for the entry's last run, if it says so; now, if not."""
+        """The time of the entry's last run, if the scheduler itself has one; else now."""
         following = self.schedule.get(entry.name)
         last = _microseconds(following.last_run_at) if following is not None else 0
         return last if last >= _microseconds(due) else _microseconds(entry.default_now())
@@ -140,7 +140,7 @@ class SingletonSchedulerMixin(Scheduler):
             if answer is None:
                 self._go_on_where_the_last_one_stopped(lease)
         except StoreError:
-            # It may be ours all the same; and who does not know what was sent must not lead.
+            # The lease may be ours all the same. And a beat that does not know which slots were sent must not lead.
             lease.release()
             raise
         if isinstance(answer, Conflict):
@@ -151,7 +151,7 @@ class SingletonSchedulerMixin(Scheduler):
         return True
 
     def _tell_unanswered(self, error: StoreError) -> None:
-        """At once, and then ever more rarely: a store that refuses us may do so for days."""
+        """Log it at once, and then less and less often, because a store may refuse us for days."""
         if clock() >= self._tells_again_at:
             logger.warning("beat.unanswered: %s", error)
             self._silence = min(2 * self._silence or 2 * _LONGEST_PAUSE, _LONGEST_SILENCE)
@@ -194,15 +194,15 @@ class SingletonSchedulerMixin(Scheduler):
         for name, entry in self.schedule.items():
             if name in known and known[name].sent:
                 entry.last_run_at = datetime.fromtimestamp(self._sent_before(entry, known[name]) / 1_000_000, UTC)
-        # The heap was made of what was known before.
+        # The heap was made from older times.
         self._heap = None
 
     def _sent_before(self, entry: Any, slot: Slot) -> int:
-        """When an entry was sent last; now, if another host's clock has noted a moment that is yet to come."""
+        """The time when an entry was sent last; now, if another host's clock has noted a moment in the future."""
         now = time.time_ns() // 1000
         if slot.sent <= now or not _is_interval(entry):
             return slot.sent
-        # For the slots until then would count as sent.
+        # Otherwise all slots until then would count as sent.
         store_of(self.app).claim_slot(self._slots, Slot(slot.entry, now, self._fence, sent=now))
         return now
 
@@ -233,7 +233,7 @@ class SingletonSchedulerMixin(Scheduler):
 
 
 def questions_of(app: Celery) -> tuple[Callable[[], str], Callable[[], float]]:
-    """What has to be answered by the settings of a beat of this app: its key, and its ttl."""
+    """The questions that the settings of this app's beat must answer: its key, and its ttl."""
     return partial(_key_of, app), partial(_ttl_of, app)
 
 
@@ -255,7 +255,7 @@ def _ttl_of(app: Celery) -> float:
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
-    """Celery's own scheduler, of which several may run."""
+    """Celery's own scheduler, for several beats."""
 
 
 def due_of(entry: Any) -> datetime:

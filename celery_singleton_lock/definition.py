@@ -1,4 +1,4 @@
-"""What a task's class says of its body and its options, looked at when the task is defined."""
+"""Checks of a task's class, its body and its options, when the task is defined."""
 
 import inspect
 import warnings
@@ -24,7 +24,7 @@ def check_definition(cls: type[Any], app: Celery, ours: type[Any]) -> None:
     Arguments:
         cls: The task's class.
         app: The task's.
-        ours: The class of this library that it comes from.
+        ours: The class of this library from which it inherits.
 
     Raises:
         ConfigurationError: Naming the task, what is wrong and what can be done.
@@ -43,7 +43,7 @@ def options_of(task: Any, ours: type[Any]) -> LockOptions:
         ConfigurationError: The class cannot work; a setting does not exist, or has a value that is not allowed; or an
             option cannot work with the task's results.
     """
-    # Again, because Celery keeps a task that was refused, and gives it to the next caller.
+    # Check it again, because Celery keeps a refused task, and gives it to the next caller.
     check_definition(type(task), task.app, ours)
     check_values(task)
     key_maker_of(task)
@@ -54,7 +54,7 @@ def options_of(task: Any, ours: type[Any]) -> LockOptions:
 
 
 def key_maker_of(task: Any) -> KeyMaker:
-    """What makes the lock keys of a task, or of a class of tasks.
+    """The maker of the lock keys of a task, or of a class of tasks.
 
     Raises:
         ConfigurationError: `lock_name` or `lock_key` cannot work.
@@ -69,7 +69,7 @@ def key_maker_of(task: Any) -> KeyMaker:
 
 
 def request_class_of(task: Any, ours: type[Any]) -> type[Any]:
-    """The class of the task's requests: that of *ours*, joined with one that the user has given or a base has.
+    """The class of the task's requests: that of *ours*, joined with the class of the user or of a base.
 
     Raises:
         ConfigurationError: The two cannot be joined.
@@ -100,7 +100,7 @@ def _run_signature(cls: type[Any]) -> inspect.Signature:
 
 def _check_task_class(cls: type[Any], app: Celery, ours: type[Any]) -> None:
     """Warn of a task that lacks the class which the app has for its tasks, as Django's and Flask's do."""
-    # What a task without a base of its own is made of, but for the class that Celery binds to the app.
+    # The bases of a task without a base of its own, except the class that Celery binds to the app.
     wanted = [each for each in app.Task.__mro__ if "_app" not in vars(each)]
     lacking = next((each for each in wanted if each not in cls.__mro__ and not issubclass(ours, each)), None)
     if lacking is None:
@@ -122,7 +122,7 @@ def check_results(task: Any, on_conflict: str) -> None:
 
 
 def why_unreadable(task: Any) -> str:
-    """Why nobody but its own caller can read a result of the task; empty if everybody can."""
+    """Why only its own caller can read a result of the task; empty if every process can."""
     if isinstance(task.backend, DisabledBackend):
         return "there is no result backend; set app.conf.result_backend"
     if isinstance(task.backend, RPCBackend):

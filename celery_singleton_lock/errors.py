@@ -1,4 +1,4 @@
-"""What can go wrong, in words for the person who has to act on it.
+"""The errors of this library, in words for the person who has to act on them.
 
 Every error is built from plain positional arguments and keeps them in `args`,
 so it survives pickle and the JSON result backend of Celery.
@@ -9,7 +9,7 @@ from typing import Literal
 LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 """Why a lease is lost."""
 MAKES_WAY: tuple[LostReason, ...] = ("replaced", "broken")
-"""Of a holder that was asked to end, and keeps its lease until it has."""
+"""The reasons for which a holder is asked to end; it keeps its lease until it has ended."""
 NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""
 
@@ -19,7 +19,7 @@ class SingletonLockError(Exception):
 
 
 class LockHeld(SingletonLockError):
-    """Somebody else holds the lock.
+    """Another run, or a `Lock`, holds the lock.
 
     Arguments:
         key: The lock key that was wanted.
@@ -28,7 +28,7 @@ class LockHeld(SingletonLockError):
     """
 
     reason = "raised"
-    """As of a call that has ended in another way, so that both are read alike."""
+    """`CallRevoked` has a reason as well, so a program reads both errors in the same way."""
 
     def __init__(self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0) -> None:
         super().__init__(key, holder_task_id, expires_in)
@@ -44,11 +44,11 @@ class LockHeld(SingletonLockError):
 
 
 class LockLost(SingletonLockError):
-    """The lease ended while the work it protects was still going on.
+    """The lease ended while the work that it protects was not done.
 
     Arguments:
         key: The lock key.
-        reason: `expired` (nobody has it now), `taken` (somebody else has it),
+        reason: `expired` (it has no holder now), `taken` (another holder has it),
             `unreachable` (Redis did not answer until the deadline), `replaced` (a
             successor waits for it to be released), `broken` (a person has asked it
             to end), `released`, or `forked` (a forked child holds nothing).
@@ -81,11 +81,11 @@ class StoreError(SingletonLockError):
 
 
 class ConfigurationError(SingletonLockError, ValueError):
-    """An option or setting has a value that cannot work; the message says which, and what can."""
+    """An option or setting has a value that cannot work; the message names it, and says which values can."""
 
 
 class StoreRefused(StoreError, ConfigurationError):
-    """The store wants another password, right, certificate or database, or cannot serve us; to ask again is of no use.
+    """The store wants another password, right, certificate or database, or cannot serve us; asking again does not help.
 
     Arguments:
         store: Address of the store, without credentials.
@@ -95,7 +95,7 @@ class StoreRefused(StoreError, ConfigurationError):
 
     def __init__(self, store: str, problem: str, advice: str) -> None:
         super().__init__(store, problem)
-        self.args = (store, problem, advice)
+        self.args: tuple[str, ...] = (store, problem, advice)
         self.advice = advice
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What makes `SingletonTask` generic in the way that the package celery-types has Celery's own `Task`."""
+"""Type parameters for `SingletonTask`, as the package celery-types has them for Celery's own `Task`."""
 
 from types import GenericAlias
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from celery import Task
 if TYPE_CHECKING:
     from typing import Any, Generic
 
-    # With defaults, so that `SingletonTask` without parameters is a complete type.
+    # They have defaults, so that `SingletonTask` without parameters is a complete type.
     from typing_extensions import ParamSpec, TypeVar
 
     P = ParamSpec("P", default=...)

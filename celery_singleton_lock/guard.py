@@ -22,7 +22,7 @@ def check_call_order(cls: type[Any], ours: type[Any]) -> None:
 
 
 def guard_body(cls: type[Any], ours: type[Any]) -> None:
-    """Let the body refuse a run of which a `__call__` before ours has led past the lock, in one of its branches say."""
+    """Let the body refuse a run that has come past the lock, for example in one branch of a `__call__` before ours."""
     first = next(each for each in cls.__mro__ if "__call__" in vars(each))
     run = inspect.getattr_static(cls, "run")
     if first is not ours and not isinstance(run, _GuardedBody):
@@ -63,7 +63,7 @@ def _bypassed(task: str, base: type[Any], what: str, ours: type[Any]) -> Configu
 
 
 def _names_super(call: Any) -> bool:
-    """A call of the next class is written in it, as far as its names tell; the guard of the body knows."""
+    """As far as its names tell, it calls the next class; the guard of the body finds out for certain."""
     code = getattr(inspect.unwrap(call), "__code__", None)
     return code is not None and {"super", "__call__"} <= _names_in(code)
 

@@ -1,18 +1,17 @@
-"""What we listen to."""
+"""The signals of Celery that the library listens to."""
 
 from contextlib import suppress
 from typing import Any
 
 from celery.bootsteps import Step
-from celery.signals import beat_init, task_postrun, task_prerun, task_rejected, task_unknown, worker_init
+from celery.signals import beat_init, task_rejected, task_unknown, worker_init, worker_process_shutdown
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 
+from celery_singleton_lock.leases.heartbeat import hand_over_counts
 from celery_singleton_lock.lost_connection import LostConnection
 from celery_singleton_lock.runs.marks import unmark_unread
-from celery_singleton_lock.runs.redelivery import keep_result
 from celery_singleton_lock.runs.waiting import remember_limits
 from celery_singleton_lock.start import check_definitions, check_worker
-from celery_singleton_lock.task import SingletonTask
 
 
 class Start(Step):
@@ -35,7 +34,7 @@ def _questions_of_beat(worker: Any) -> tuple[Any, ...]:
     try:
         scheduler = symbol_by_name(worker.scheduler, aliases)
     except (ImportError, AttributeError):
-        # For Celery to tell.
+        # Celery itself reports this.
         return ()
     return questions_of(worker.app) if issubclass(scheduler, SingletonSchedulerMixin) else ()
 
@@ -62,25 +61,13 @@ def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
 @task_unknown.connect(weak=False)
 @task_rejected.connect(weak=False)
 def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
-    """End what a call has left that ends before it is a request: its task or its content is not known here."""
-    # Whatever the message carries, the consumer goes on.
+    """End the marks of a call that ends before it is a request, because its task or its content is not known here."""
+    # The consumer must go on, for any content of a message.
     with suppress(Exception):
         unmark_unread(sender.app, message.headers)
 
 
-@task_prerun.connect(weak=False)
-def before_started_is_stored(task: Any = None, **_: Any) -> None:
-    """Keep the result that a later delivery of the message finds, because Celery stores STARTED next."""
-    if isinstance(task, SingletonTask) and task.is_lockable():
-        keep_result(task)
-
-
-@task_postrun.connect(weak=False)
-def leave_nothing(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
-    """Release what is still held, on the paths where Celery calls no `after_return`.
-
-    It is the only hook sent for every outcome in which the process still runs
-    Python: retry, Ignore, Reject, replace and SystemExit included.
-    """
-    if isinstance(task, SingletonTask):
-        task.leave_nothing(state, retval)
+@worker_process_shutdown.connect(weak=False)
+def hand_over_what_was_counted(**_: Any) -> None:
+    """Leave nothing uncounted: a pool process ends without the usual end of an interpreter."""
+    hand_over_counts()

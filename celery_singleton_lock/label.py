@@ -1,4 +1,4 @@
-"""What operators read of a call beside its lock key, if its task has a label."""
+"""The text that operators see beside the lock key of a call, if its task has a label."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ def label_of(task: Any, key: str, task_id: str, args: Sequence[Any], kwargs: Map
     try:
         label: str = task._lock_keys.label(args, kwargs)  # noqa: SLF001 (it is this library's)
     except SoftTimeLimitExceeded:
-        # Of the run, and not for us to hide.
+        # This error belongs to the run, so do not hide it.
         raise
     except Exception as error:  # noqa: BLE001 (arguments and their formats are the user's)
         why = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What a worker must not forget as it loses its connection to the broker."""
+"""The state that a worker must keep when it loses its connection to the broker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ _LOST_WITH_THE_CONNECTION = 60.0
 
 
 class LostConnection(StartStopStep):
-    """A step of the worker's consumer: running jobs are kept, and messages acknowledged just before may come again."""
+    """A step of the worker's consumer: it keeps running jobs, and expects just acknowledged messages again."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
@@ -35,7 +35,7 @@ class LostConnection(StartStopStep):
 
 
 def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
-    """Flush as Celery does from 5.7 on; before, it hears no more of how a running job ends (celery/celery#8541)."""
+    """Flush as Celery does from 5.7 on; before, Celery never hears how a running job ends (celery/celery#8541)."""
 
     def flush() -> None:
         running = {number: job for number, job in jobs.items() if job.accepted()}

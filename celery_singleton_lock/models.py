@@ -1,4 +1,4 @@
-"""What the body of a task with `pydantic=True` receives: models, made of what the message carries."""
+"""The arguments of the body of a task with `pydantic=True`: models, made from the message."""
 
 import inspect
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from celery.app import base
 from celery_singleton_lock.guard import body_in
 from celery_singleton_lock.leases.key import Receive
 
-# What Celery's wrapper calls the body that it wraps.
+# The name that Celery's wrapper has for the body that it wraps.
 _BODY = "task_fun"
 
 
 def receiver_of(cls: type[Any], signature: inspect.Signature) -> Receive | None:
-    """What makes the arguments that the body receives of those of a call; None if they are the same.
+    """A function that turns the arguments of a call into those that the body receives; None if they are the same.
 
-    It runs the code of the models, and raises whatever that raises.
+    It runs the code of the models, and raises their errors.
     """
     run = body_in(cls)
     itself = () if isinstance(run, staticmethod) else (None,)
@@ -32,7 +32,7 @@ def receiver_of(cls: type[Any], signature: inspect.Signature) -> Receive | None:
     def receive(args: Any, kwargs: Any) -> tuple[Any, Any]:
         positional, by_name = bodiless(*itself, *args, **kwargs)
         received = signature.bind(*positional[len(itself) :], **by_name).arguments
-        # As they were passed, by position or by name: so does a callable of `lock_key` take them.
+        # By position or by name, as they were passed, because a callable in `lock_key` takes them like this.
         passed = [received[name] for name, _ in zip(positions, args, strict=False)]
         named = {name: received[name] if name in names else value for name, value in kwargs.items()}
         return [*passed, *args[len(positions) :]], named
@@ -41,7 +41,7 @@ def receiver_of(cls: type[Any], signature: inspect.Signature) -> Receive | None:
 
 
 def _bodiless(wrapper: FunctionType) -> Callable[..., Any]:
-    """Celery's wrapper, which alone knows how strictly it validates, returning what it would hand to the body."""
+    """Celery's wrapper, but it returns the arguments for the body. Only the wrapper knows how strictly it validates."""
     cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__ or (), strict=True))
     cells[_BODY] = CellType(lambda *args, **kwargs: (args, kwargs))
     return FunctionType(wrapper.__code__, wrapper.__globals__, closure=tuple(cells.values()))

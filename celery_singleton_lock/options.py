@@ -1,6 +1,7 @@
 """Options of a task and settings of an app: read, checked, and turned into plain values."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
@@ -21,7 +22,7 @@ class _Unset(Enum):
 
 
 UNSET = _Unset.UNSET
-# Taking a place looks at all of them, in one script.
+# One script looks at all places as it takes one.
 MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, and Lua's numbers end before those of year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
@@ -87,7 +88,7 @@ def on_lost(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How one `lock_*` option is checked, and what it is where nobody sets it."""
+    """How one `lock_*` option is checked, and its default."""
 
     default: Any
     check: Callable[[str, Any], Any]
@@ -168,9 +169,21 @@ def resolve(app: Celery, task: Any) -> LockOptions:
         ConfigurationError: A `singleton_lock_*` setting has a value that is not allowed.
     """
     resolved = {name: _resolve_one(app, name, getattr(task, f"lock_{name}")) for name in OPTIONS}
-    transport = app.conf.broker_transport_options or {}
-    timeout = float(transport.get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT))
+    timeout = _visibility_timeout(app)
     return LockOptions(**resolved, prefix=prefix_of(app), visibility_timeout=timeout, skip_result=task.lock_skip_result)
+
+
+def _visibility_timeout(app: Celery) -> float:
+    """The broker's, as a number or the text of one."""
+    value = (app.conf.broker_transport_options or {}).get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT)
+    with suppress(TypeError, ValueError):
+        if 0 <= (timeout := float(value)) < float("inf"):
+            # Some give a huge number for never.
+            return min(timeout, _CENTURY)
+    raise ConfigurationError(
+        f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at least 0, "
+        f"such as {DEFAULT_VISIBILITY_TIMEOUT:g}"
+    )
 
 
 def check_setting(app: Celery, name: str) -> None:
@@ -192,7 +205,7 @@ def _resolve_one(app: Celery, name: str, own: Any) -> Any:
 
 
 def prefix_of(app: Celery) -> str:
-    """What all keys of the app begin with."""
+    """The prefix of all keys of the app."""
     prefix = app.conf.get("singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         return _keyprefix_of(app) + DEFAULT_PREFIX
@@ -204,7 +217,7 @@ def prefix_of(app: Celery) -> str:
 
 
 def _keyprefix_of(app: Celery) -> str:
-    """What tells the keys of this deployment from those of others that Celery has in the same Redis."""
+    """The part that distinguishes this deployment from others that Celery has in the same Redis."""
     for options in (app.conf.result_backend_transport_options, app.conf.broker_transport_options):
         prefix = (options or {}).get("global_keyprefix")
         if prefix:

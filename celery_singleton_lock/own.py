@@ -1,15 +1,15 @@
-"""Where a task says what its options are: in its class, in one behind ours, or on the object."""
+"""The places where a task has its options: its class, a class behind ours, or the object."""
 
 from typing import Any
 
 from celery_singleton_lock.options import SingletonOptions
 
-# What a task keeps that was made of its options.
+# The attributes of a task that were made from its options.
 _MADE = ("lock_options", "_lock_keys")
 
 
 class _Unless:
-    """An option on our class of tasks: what a class behind it says, which else would be hidden, or *value*."""
+    """An option on our class of tasks: the value of a class behind it, which it would hide otherwise, or *value*."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -27,13 +27,13 @@ def unless_behind(value: Any) -> Any:
 
 
 def own(task: Any, name: str) -> Any:
-    """The value of an option on a task, or on a class of tasks, where a function is no method."""
+    """The value of an option on a task or on a class of tasks; a function there is no method."""
     cls = task if isinstance(task, type) else type(task)
     return getattr(cls, name) if task is cls else vars(task).get(name, getattr(cls, name))
 
 
 def forget_options(task: Any, name: str) -> None:
-    """Have all that was made of the options made again, if *name* is one of them."""
+    """If *name* is an option, forget everything that was made from the options, so that it is made again."""
     if name in SingletonOptions.__annotations__:
         for made in _MADE:
             vars(task).pop(made, None)

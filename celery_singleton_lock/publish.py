@@ -1,8 +1,8 @@
-"""What happens to a call before its message leaves: it gets its notes, and may turn out to be queued already."""
+"""The steps of a call before its message leaves: it gets its notes, and may find an equal call in the queue."""
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -15,18 +15,20 @@ from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
 from celery_singleton_lock.label import label_of
+from celery_singleton_lock.leases.heartbeat import count
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.runs.marks import unmark_later
+from celery_singleton_lock.runs.ids import text_of
+from celery_singleton_lock.runs.marks import unmark, unmark_later
 from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
-from celery_singleton_lock.runs.results import has_result
+from celery_singleton_lock.runs.results import end_of, has_result
 from celery_singleton_lock.runs.revoked import CallRevoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.start import check_publisher
-from celery_singleton_lock.stores.base import Store, clock
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.start import check_marks_in_memory, check_publisher
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Holder, Sent
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -34,21 +36,25 @@ UNTIL_EXECUTED = "until_executed"
 
 Send = Callable[..., Any]
 
-# A page that sends ten calls waits once for a store that is away.
+# Seconds without another wait: a web page that sends ten calls waits once for a store that is away.
 _MEMORY = 1.0
-_silences: WeakKeyDictionary[Store, tuple[float, StoreError]] = WeakKeyDictionary()
+# By what is silent by itself: a store, or a server of a cluster.
+_silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictionary()
 
 # Most calls are published without headers, so nothing is made to look into them.
 _NO_NOTES = Notes()
 
+# Members of a canvas and retries have an id already, callbacks a parent; and callbacks wait for the call itself.
+_WAITED_FOR = ("task_id", "parent_id", "link", "link_error")
+
 _for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
-_continued: ContextVar[tuple[str, int] | None] = ContextVar("continued", default=None)
+_continued: ContextVar[tuple[str, int, int] | None] = ContextVar("continued", default=None)
 
 
 @contextmanager
-def continuing(key: str, fence: int) -> Iterator[None]:
-    """Publish what replaces the run with this fence: a call of its key is no new one, and waits for the run's end."""
-    token = _continued.set((key, fence))
+def continuing(key: str, fence: int, published: int) -> Iterator[None]:
+    """Publish the replacement of the run with this fence: a call of its key is not new, and waits for the run's end."""
+    token = _continued.set((key, fence, published))
     try:
         yield
     finally:
@@ -56,15 +62,15 @@ def continuing(key: str, fence: int) -> Iterator[None]:
 
 
 def continues(lease: Lease) -> bool:
-    """The run of this lease is being replaced by what the calling code runs."""
-    return _continued.get() == (lease.key, lease.fence)
+    """The calling code runs a replacement of the run that has this lease."""
+    return (_continued.get() or ())[:2] == (lease.key, lease.fence)
 
 
 @contextmanager
 def for_a_dead_run() -> Iterator[None]:
     """Publish calls of dead processes again under the key that is written on them.
 
-    A main process runs no user code to make one.
+    A main process runs no user code, so it makes no key.
     """
     token = _for_a_dead_run.set(True)
     try:
@@ -73,26 +79,34 @@ def for_a_dead_run() -> Iterator[None]:
         _for_a_dead_run.reset(token)
 
 
+def options_by_name(
+    task_id: Any = None, producer: Any = None, link: Any = None, link_error: Any = None, shadow: Any = None, **rest: Any
+) -> dict[str, Any]:
+    """Options of `apply_async`, some of which Celery takes by position as well."""
+    named = {"task_id": task_id, "producer": producer, "link": link, "link_error": link_error, "shadow": shadow}
+    return {**named, **rest}
+
+
 def next_attempt_of(request: Context, options: Mapping[str, Any]) -> Run | None:
     """The run whose body publishes its next attempt with these options."""
     run: Run | None = request.get("lock_run")
-    is_its = run is not None and run.has_begun and options.get("task_id") == run.task_id and options.get("retries")
+    is_its = run is not None and run.has_begun and str(options.get("task_id")) == run.task_id and options.get("retries")
     return run if is_its else None
 
 
 def key_to_keep(run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
     """The key that a call has already; None if one is to be made of its arguments.
 
-    They have been serialised since its publisher made it, and the code that makes keys may be another by now.
+    The arguments were serialised since its publisher made the key, and the code that makes keys may have changed.
 
     Arguments:
-        run: Whose next attempt it is.
-        args: Of the call.
-        kwargs: Of the call.
-        options: What it is published with.
+        run: The run whose next attempt it is.
+        args: The arguments of the call.
+        kwargs: Likewise.
+        options: The options with which it is published.
     """
     headers = options.get("headers")
-    # Without a task id it is a new call, whosever headers it was handed.
+    # Without a task id it is a new call, even if it got the headers of another one.
     notes = Notes.of(headers, options.get("task_id") or "") if headers else _NO_NOTES
     if _for_a_dead_run.get():
         return notes.key
@@ -119,48 +133,76 @@ def publish(
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
-        ConfigurationError: The store refuses us, whatever that is.
+        ConfigurationError: The store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
     check_publisher(task)
     headers, task_id = options.get("headers"), options.get("task_id") or uuid()
     notes = Notes.of(headers, task_id)
-    # The key of the arguments it is sent with: a retry may have new ones.
-    notes.task_id, notes.key, notes.died = task_id, key, _for_a_dead_run.get()
+    # The key of the arguments with which it is sent, because a retry may have new ones.
+    notes.task_id, notes.key, notes.died = text_of(task_id), key, _for_a_dead_run.get()
     notes.published = notes.published or time.time_ns() // 1000
-    continued_key, fence = _continued.get() or ("", 0)
+    continued_key, fence, since = _continued.get() or ("", 0, 0)
     if key == continued_key:
-        notes.continues = fence
+        notes.continues, notes.continues_from = fence, since
+    counts_as_queued = bool(key) and _counts_as_queued(task, options)
+    # A call that comes again has its mark already, or had it.
+    notes.marked = notes.marked if notes.tries else counts_as_queued
     noted = {**options, "task_id": task_id, "headers": with_notes(headers, notes)}
-    if not task.lock_options.unique_in_queue or notes.tries:
+    if notes.tries or not counts_as_queued:
         return send(**noted)
     # A main process makes none, because that runs user code.
-    label = "" if notes.died else label_of(task, key, task_id, args, kwargs or {})
-    if options.get("retries") and key and task.lock_options.mode == UNTIL_EXECUTED:
-        return _publish_retry(task, key, noted, send, label)
-    # A call that has an id already, as a member of a canvas, is always sent,
-    # because somebody waits for it; it is settled when it runs.
-    if options.get("task_id") and DUE_HEADER not in (headers or {}):
-        return send(**noted)
-    return _publish_once(task, key, noted, send, label)
+    label = "" if notes.died else label_of(task, key, notes.task_id, args, kwargs or {})
+    publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
+    return publish_it(task, key, noted, send, label)
+
+
+def _counts_as_queued(task: Task, options: Mapping[str, Any]) -> bool:
+    # In the other modes the mark has ended, because the body of a retry has begun.
+    is_retry, wanted = options.get("retries"), task.lock_options
+    return bool(wanted.mode == UNTIL_EXECUTED if is_retry else wanted.unique_in_queue)
+
+
+def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
+    """It is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another call."""
+    is_beats = DUE_HEADER in (options.get("headers") or {})
+    return not is_beats and any(map(options.get, _WAITED_FOR))
 
 
 def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
     counts_running = task.lock_options.mode == UNTIL_EXECUTED
-    found = _mark(task, key, options, label, limit=task.lock_options.limit if counts_running else 0)
-    if found is None:
-        return _send(task, key, options, send)
+    is_asking = True
+    try:
+        limit = task.lock_options.limit if counts_running else 0
+        found = _mark(task, key, options, label, limit)
+        if found is not None and _has_ended(task, found):
+            unmark(store_of(task.app), key, str(found.task_id), stays_quiet=True)
+            found = _mark(task, key, options, label, limit)
+        is_asking = False
+        if found is None:
+            return send(**options)
+    except BaseException as error:
+        # A signal handler may raise at any moment. Errors of the store itself were handled before.
+        if not (is_asking and isinstance(error, SingletonLockError)):
+            unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=is_asking)
+        raise
     _refuse(task, key, found)
     result = task.AsyncResult(found.task_id)
-    # In either case `get` would wait for ever for what is not kept, or not for this caller.
+    # In either case `get` would wait for ever, because no result is kept, or none that this caller can read.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
     if not (result.ignored or has_result(task, found)):
         _end_as_skipped(task, key, result)
     return result
 
 
+def _has_ended(task: Task, found: Holder) -> bool:
+    """The queued call never runs: for example, Celery stores REVOKED long before the message of the call comes."""
+    is_queued = found.task_id is not None and not found.fence
+    return is_queued and end_of(task, str(found.task_id)) is not None
+
+
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
-    """Let it end for its caller as a call does that is sent and skipped."""
+    """Let the call end for its caller like one that is sent and skipped."""
     state, value = states.SUCCESS, task.lock_options.skip_result
     if not task.lock_options.skips_with_result:
         why = f"lock key={key}: task_id={result.id} stands for this call, and its result cannot be read here"
@@ -168,51 +210,50 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
-def _publish_retry(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
-    """Always, but until the retry runs its call counts as queued, unless another one does."""
-    with suppress(StoreError):
-        _mark(task, key, options, label, limit=0)
-    return _send(task, key, options, send)
-
-
-def _send(task: Task, key: str, options: dict[str, Any], send: Send) -> Any:
+def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
+    """Publish the call in any case. Until it runs it counts as queued, unless another call does."""
+    # A retry was there before whatever is queued by now.
+    sent: Sent = "over" if options.get("retries") else "anyway"
     try:
+        with suppress(StoreError):
+            _mark(task, key, options, label, limit=0, sent=sent)
         return send(**options)
     except BaseException:
-        with suppress(StoreError):
-            # If this fails as well, the mark ends by itself.
-            store_of(task.app).unmark(key, options["task_id"])
+        unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=True)
         raise
 
 
-def _mark(task: Task, key: str, options: dict[str, Any], label: str, limit: int) -> Holder | None:
+def _mark(task: Task, key: str, options: dict[str, Any], label: str, limit: int, sent: Sent = "") -> Holder | None:
     """Mark the call as queued, or find the one that is in its way."""
-    wanted, task_id, store = task.lock_options, options["task_id"], store_of(task.app)
+    wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
+    if store.address.startswith("memory:"):
+        check_marks_in_memory(task)
     seconds = wanted.queue_ttl + _lead(task, options)
     quiet = 0.0 if options.get("retries") else wanted.min_hold
-    silence = _silence_of(store)
+    part = store.part_of(key)
+    silence = _silence_of(part)
     if silence is not None:
         _allow_unmarked(task, key, task_id, silence, logging.INFO)
         return None
     try:
-        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, label=label)
+        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, label=label, sent=sent)
     except ConfigurationError:
         # It refuses us, and will the next time.
         raise
     except StoreError as error:
-        _silences[store] = clock(), StoreError(*error.args)
-        if wanted.on_store_error == "raise":
-            # It may have been marked all the same.
-            unmark_later(store, key, task_id)
+        _silences[part] = clock(), StoreError(*error.args)
+        # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
+        # But a retry goes on with the cool-down that its first publishing has begun.
+        unmark_later(store, key, task_id, stays_quiet=bool(options.get("retries")), may_arrive=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING)
         return None
-    _silences.pop(store, None)
+    _silences.pop(part, None)
     return found
 
 
-def _silence_of(store: Store) -> StoreError | None:
-    """What is to be told of a store that gave no answer a moment ago."""
-    at, error = _silences.get(store, (float("-inf"), None))
+def _silence_of(part: Hashable) -> StoreError | None:
+    """The error to report if that part of a store gave no answer a moment ago; else None."""
+    at, error = _silences.get(part, (float("-inf"), None))
     if error is None or clock() - at >= _MEMORY:
         return None
     return StoreError(error.store, f"{error.problem} (less than a second ago)")
@@ -227,6 +268,7 @@ def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level
     is_raised = task.lock_options.on_store_error == "raise"
     outcome = "raised" if is_raised else "published"
     logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
+    count(store_of(task.app), key, "unanswered", task.name, task.lock_options.on_store_error)
     if is_raised:
         raise error
 
@@ -239,6 +281,7 @@ def _refuse(task: Task, key: str, found: Holder) -> None:
         found.age,
         found.expires_in,
     )
+    count(store_of(task.app), key, "conflicts", task.name, "unpublished")
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:
         raise LockHeld(key, found.task_id, found.expires_in)

@@ -1,26 +1,26 @@
 """Which store of locks an app uses."""
 
-import ssl
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
 from weakref import WeakKeyDictionary
 
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.spelling import check_setting_names
-from celery_singleton_lock.stores import SENTINEL, one_url, store_from_url
+from celery_singleton_lock.stores import CLUSTERS, SENTINEL, one_url, store_from_url
 from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.celery_words import in_redis_py
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS, SENTINEL)
-# Where Celery's result backend looks for sentinels of which the URL has no port.
+# The port at which Celery's result backend looks for sentinels without a port in the URL.
 _PORT_OF_RESULTS = 6379
-# What Celery reads of its transport options to find the master.
+# The transport options that Celery reads to find the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 _stores: WeakKeyDictionary[Celery, Store] = WeakKeyDictionary()
 _urls: WeakKeyDictionary[Celery, Any] = WeakKeyDictionary()
+_UNKNOWN = object()
 
 
 def store_of(app: Celery) -> Store:
@@ -40,7 +40,7 @@ def store_of(app: Celery) -> Store:
     opened = open_store(app)
     if store is not None:
         _stores.pop(app, None)
-    # Of threads that come at once, all use that of the first.
+    # If threads come at once, all use the store of the first.
     store = _stores.setdefault(app, opened)
     _urls[app] = _assigned_url(app)
     return store
@@ -52,12 +52,13 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
+    _refuse_clusters(app)
     url, options = _location(app)
     own = _client_options(app)
     if "username" in own or "password" in own:
-        # What stands for them there does not stand for these.
+        # The provider belongs to the other user and password, and not to these.
         options.pop("credential_provider", None)
-    return store_from_url(_redis_py_url(url), {**options, **own}, _replicas(app))
+    return store_from_url(url, {**options, **own}, _replicas(app))
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
@@ -90,7 +91,7 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
             return parts, {**whose, **_sentinel_options(tls, transport, port)}
         if first.startswith(_LOCATIONS):
             if isinstance(tls, dict):
-                whose |= {name: _redis_py(value) for name, value in tls.items()}
+                whose |= {name: in_redis_py(value) for name, value in tls.items()}
                 return first.replace("redis://", "rediss://", 1), whose
             return first, whose
     raise ConfigurationError(
@@ -100,7 +101,7 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
 
 
 def _user_of_results(app: Celery, url: Any) -> dict[str, Any]:
-    """What Celery's result backend takes of its settings if the URL does not say it."""
+    """The settings that Celery's result backend uses if the URL does not say otherwise."""
     get = app.conf.get
     return _given(
         username=get("redis_username"),
@@ -120,18 +121,18 @@ def _sentinel_options(tls: Any, transport: Any, port: int | None) -> dict[str, A
     if port is not None:
         options["default_port"] = port
     if isinstance(options.get("sentinel_kwargs"), dict):
-        options["sentinel_kwargs"] = {name: _redis_py(value) for name, value in options["sentinel_kwargs"].items()}
+        options["sentinel_kwargs"] = {name: in_redis_py(value) for name, value in options["sentinel_kwargs"].items()}
     if isinstance(tls, dict):
-        options |= {"ssl": True, **{name: _redis_py(value) for name, value in tls.items()}}
+        options |= {"ssl": True, **{name: in_redis_py(value) for name, value in tls.items()}}
     return options
 
 
 def _has_moved(app: Celery) -> bool:
-    return app in _urls and _urls[app] != _assigned_url(app)
+    return _urls.get(app, _UNKNOWN) not in (_UNKNOWN, _assigned_url(app))
 
 
 def _assigned_url(app: Celery) -> Any:
-    """What `app.conf.singleton_lock_url = ...` has set; a search through all settings would cost each task."""
+    """The value that `app.conf.singleton_lock_url = ...` has set. A search of all settings would slow each task."""
     return app.conf.changes.get("singleton_lock_url")
 
 
@@ -139,7 +140,7 @@ def _client_options(app: Celery) -> Mapping[str, Any]:
     options = app.conf.get("singleton_lock_client_options", {})
     if not isinstance(options, Mapping):
         raise ConfigurationError(
-            # Not what it is: there may be a password in it.
+            # Do not quote the value: there may be a password in it.
             f"singleton_lock_client_options=<a {type(options).__name__}> is not allowed: give a dict of arguments for "
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
@@ -156,16 +157,24 @@ def _replicas(app: Celery) -> int:
     return number
 
 
-def _redis_py_url(url: str) -> str:
-    """*url* with Celery's spellings of query arguments changed into redis-py's."""
-    if url.startswith(SENTINEL):
-        return url
-    base, _, query = url.partition("?")
-    names = {"virtual_host": "db"}
-    arguments = [(names.get(name, name), _redis_py(value)) for name, value in parse_qsl(query)]
-    return f"{base}?{urlencode(arguments)}" if arguments else url
+def _refuse_clusters(app: Celery) -> None:
+    """Celery splits such a URL at its plus, and does not say that it knows no cluster."""
+    conf = app.conf
+    if any(map(_is_cluster, (conf.broker_url, conf.broker_read_url, conf.broker_write_url))):
+        raise ConfigurationError(
+            "broker_url: Celery has no broker in a cluster; it takes redis+cluster:// for redis://localhost:6379, "
+            "without a word. Let broker_url name a Redis that is in no cluster, or another broker; the locks may be in "
+            "the cluster: singleton_lock_url='redis+cluster://host:port'"
+        )
+    if conf.get("singleton_lock_url") is None and _is_cluster(conf.result_backend):
+        raise ConfigurationError(
+            "result_backend: Celery has no results in a cluster; it takes redis+cluster:// for a single server. Let "
+            "result_backend name a Redis that is in no cluster; the locks may be in the cluster: "
+            "singleton_lock_url='redis+cluster://host:port'"
+        )
 
 
-def _redis_py(value: Any) -> Any:
-    """Celery says CERT_NONE, in settings and in URLs, where redis-py says none."""
-    return value.removeprefix("CERT_").lower() if value in ssl.VerifyMode.__members__ else value
+def _is_cluster(url: Any) -> bool:
+    urls = url if isinstance(url, list | tuple) else (url,)
+    parts = [part for each in urls if isinstance(each, str) for part in each.split(";")]
+    return any(part.partition("://")[0] in CLUSTERS for part in parts)

@@ -1,8 +1,8 @@
-"""What the library says while it works, as Celery signals.
+"""Celery signals that the library sends while it works.
 
-A receiver that raises is logged and never breaks the locking. `sender` is the
-task. `lock_lost` is sent from a thread of its own, one after the other, the
-others where the task runs.
+If a receiver raises, that is logged and never breaks the locking. `sender` is the
+task. `lock_lost` is sent from a thread of its own, one at a time. The other signals
+are sent in the thread of the task.
 """
 
 from typing import Literal
@@ -10,25 +10,25 @@ from typing import Literal
 from celery.utils.dispatch import Signal
 
 ConflictOutcome = Literal["skipped", "raised", "rescheduled", "joined", "merged", "parked", "dropped", "unpublished"]
-"""What became of a call whose key was held."""
+"""What happened to a call whose key was held."""
 UnansweredOutcome = Literal["skipped", "raised", "rescheduled", "unlocked"]
-"""What became of a run to which the store gave no answer."""
+"""What happened to a run to which the store gave no answer."""
 
-lock_acquired = Signal(name="lock_acquired", providing_args={"lease"})
-"""The lease is ours and the body is about to run: `lease`, of which `waited` tells how long that took."""
+lock_acquired: Signal = Signal(name="lock_acquired", providing_args={"lease"})
+"""The lease was granted and the body is about to run: `lease`, whose `waited` says how long that took."""
 
-lock_conflict = Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
+lock_conflict: Signal = Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`,
 `rescheduled`, `joined`, `merged` (the call that is named as the holder runs in its place),
-`parked` (a copy of a run that goes on, which comes again), `dropped` (a copy of a run that
-has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none until it leaves it."""
+`parked` (a copy of a run that has not ended, which comes again), `dropped` (a copy of a run that
+has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none until it stops waiting."""
 
-lock_unanswered = Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
-"""The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome`, as `lock_on_store_error` has it:
+lock_unanswered: Signal = Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
+"""The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome`, as `lock_on_store_error` says:
 `skipped`, `raised`, `rescheduled`, or `unlocked` (the body runs without a lock)."""
 
-lock_lost = Signal(name="lock_lost", providing_args={"lease", "reason"})
+lock_lost: Signal = Signal(name="lock_lost", providing_args={"lease", "reason"})
 """The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`, `broken`)."""
 
-lock_released = Signal(name="lock_released", providing_args={"lease"})
+lock_released: Signal = Signal(name="lock_released", providing_args={"lease"})
 """The lease was given back: `lease`."""

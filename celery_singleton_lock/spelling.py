@@ -1,4 +1,4 @@
-"""Names that are no option and no setting: refused, with the one that was probably meant."""
+"""Refusal of names that are no option and no setting, with the name that was probably meant."""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -42,11 +42,11 @@ FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
     "singleton_lock_expiry": ("celery-singleton", "singleton_lock_queue_ttl"),
     "singleton_raise_on_duplicate": ("celery-singleton", "singleton_lock_on_conflict"),
 }
-# What else such an option is called.
+# Other names for an option.
 _SAID_FOR: Mapping[str, str] = {"unique_key": "lock_key"}
 _PREFIX = "lock_"
 _OF_CELERY = frozenset(dir(Task))
-# How like an option a name is, of 1, that is none in spite of its annotation, and that begins in another way.
+# From which likeness on, of 1, a name is a misspelt option: if it has an annotation, and if it begins in another way.
 _NEARLY, _VERY_NEARLY = 0.8, 0.87
 _ANYWHERE = ("singleton_lock_", "singleton_beat_")
 
@@ -72,7 +72,7 @@ def check_option_names(cls: type[Any], ours: type[Any]) -> None:
 
 
 def check_option_name(cls: type[Any], ours: type[Any], name: str) -> None:
-    """Refuse an option that does not exist, where it is set on the object.
+    """Refuse an option that does not exist, as it is set on the object.
 
     Raises:
         ConfigurationError: Naming the task, the option, and the one that was probably meant.
@@ -94,7 +94,7 @@ def check_call_options(task: str, options: Mapping[str, Any]) -> None:
             if option in FOREIGN_OPTIONS:
                 raise ConfigurationError(f"task {task}: {_foreign(option, 'an option', FOREIGN_OPTIONS)}")
             raise ConfigurationError(
-                f"task {task}: {name} is no option of a call, but of the task: write "
+                f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
                 f"`@app.task(base=SingletonTask, {option or 'lock_...'}=...)`"
             )
 
@@ -130,7 +130,7 @@ def _meant(name: str) -> str:
     """The option, ours or another library's, that a name is or is nearly; empty if there is none."""
     bare = name.lower().removeprefix("singleton_")
     option = _SAID_FOR.get(bare) or _PREFIX + bare.removeprefix(_PREFIX)
-    # Of one word, such as `ttl`, it may be anybody's.
+    # A name of one word, such as `ttl`, may have any meaning.
     if option in _OPTIONS and ("_" in bare or bare != name.lower()):
         return option
     near = get_close_matches(name.lower(), [*_OPTIONS, *FOREIGN_OPTIONS], n=1, cutoff=_VERY_NEARLY)
@@ -144,7 +144,7 @@ def check_setting_names(app: Celery) -> None:
         ConfigurationError: Naming the setting, and the one that was probably meant.
     """
     namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
-    # The names alone: a source may make its values when they are read.
+    # Only the names, because a source may make its values when they are read.
     for written in app.conf:
         name = str(written).lower().removeprefix(namespace.lower() or "celery_")
         if name.startswith("singleton_"):
@@ -154,7 +154,7 @@ def check_setting_names(app: Celery) -> None:
 def _check_setting_name(written: str, name: str, namespace: str) -> None:
     is_read = written in (name, _spelt(name, namespace))
     if not (is_read or name.startswith(_ANYWHERE)):
-        # Of a source that serves others as well, such as Django's settings.
+        # The source serves others as well, such as Django's settings.
         return
     if name in FOREIGN_SETTINGS:
         if "celery_singleton" in sys.modules:
@@ -199,7 +199,7 @@ def _annotated(cls: type[Any]) -> Iterable[str]:
 
 
 def _is_made_by_celery(cls: type[Any]) -> bool:
-    """Of a function, its annotations, and what the decorator was given."""
+    """The annotations of a function, and the arguments of its decorator."""
     return "_decorated" in vars(cls)
 
 

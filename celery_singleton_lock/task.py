@@ -3,7 +3,7 @@
 from functools import cached_property, partial
 from typing import Any, cast
 
-from celery import Celery, states
+from celery import Celery
 from celery._state import get_current_task
 from celery.app.task import Context
 from celery.result import AsyncResult, EagerResult
@@ -17,15 +17,15 @@ from celery_singleton_lock.leases.current import current_lease, held_here
 from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
+from celery_singleton_lock.listening import MAKES_READY, hear_ends, leave_nothing, listen_for
 from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
 from celery_singleton_lock.own import forget_options, unless_behind
-from celery_singleton_lock.publish import continues, continuing, key_to_keep, next_attempt_of, publish
+from celery_singleton_lock.publish import continues, continuing, key_to_keep, next_attempt_of, options_by_name, publish
+from celery_singleton_lock.runs.again import has_run, run_for
 from celery_singleton_lock.runs.body import run_body
-from celery_singleton_lock.runs.marks import unmark_unstarted
 from celery_singleton_lock.runs.message import Notes
-from celery_singleton_lock.runs.redelivery import mark_stored
 from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, handing_on
-from celery_singleton_lock.runs.revoked import Revoked
+from celery_singleton_lock.runs.revoked import end_of_eager, throws
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_option_name
@@ -37,11 +37,11 @@ class SingletonTask(TypedTask[P, R_co]):
     """A Celery task of which one execution per lock key runs at a time.
 
     The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is renewed for as long as the body runs. A
-    worker that dies stops renewing, and the key is free again within one ttl. A run that finds the key held does what
+    worker that dies no longer renews it, so the key is free within one ttl. If a run finds the key held, it does what
     *lock_on_conflict* says.
 
     A direct call, `task(...)`, takes no lock; a task that calls itself directly
-    goes on under the lease it has. Tasks of Celery itself are never locked.
+    continues under the lease it has. Tasks of Celery itself are never locked.
 
     Attributes:
         lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in
@@ -51,16 +51,16 @@ class SingletonTask(TypedTask[P, R_co]):
             `()`: none, the task as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
         lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
         lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30, so that a
-            killed worker blocks nobody for long and a lease survives two missed renewals.
-        lock_limit: How many may run at once, by default 1; a run may while fewer than its own limit do.
+            killed worker blocks no other run for long and a lease survives two missed renewals.
+        lock_limit: How many may run at once, by default 1. A run begins if fewer runs than its own limit hold the lock.
         lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place, first come, first
             served, which occupies a place in the pool for at most a quarter of a time limit at once, `"join"`,
             which ends with the holder's own result or error, `"rerun"`, one more run after the present one,
             with the newest arguments, or `"replace"`, which cancels the holder and takes over.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits or comes again gives up with
-            `LockHeld`; by default never, and never with `"join"`. Also for which a call tries
-            to reach a store that is away, with any policy; then it fails with `StoreError`.
+            `LockHeld`; by default never, and never with `"join"`. With any policy, also seconds after
+            which a call that cannot reach the store fails with `StoreError`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start of a run, or from the publishing
             if it is unique in the queue, even if the run ends earlier. A run that dies does not count.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
@@ -69,7 +69,7 @@ class SingletonTask(TypedTask[P, R_co]):
         lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
             (unlocked) or `"skip"`, if Redis gives no answer within 5 s. A publisher waits for 1 s.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by
-            default 3600; also for which `"rerun"` keeps merged arguments.
+            default 3600. `"rerun"` keeps merged arguments for as long.
         lock_label: A format string, `"supplier {supplier_id}"`: what operators read beside the key. None: nothing.
 
     None means the app's `singleton_lock_*` setting, and without one the default.
@@ -99,18 +99,29 @@ class SingletonTask(TypedTask[P, R_co]):
             return cast(R_co, self._run_item(args, kwargs))
         if self._runs_without_lock(request):
             return cast(R_co, super().__call__(*args, **kwargs))
-        return cast(R_co, self._run_locked(request, args, kwargs))
+        try:
+            return cast(R_co, self._run_locked(request, args, kwargs))
+        except BaseException:
+            hear_ends()
+            raise
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """An option may be set on the object as well, and counts from then on."""
+        """Set an attribute; an option that is set on the object is used from then on."""
         check_option_name(type(self), SingletonTask, name)
         super().__setattr__(name, value)
+        forget_options(self, name)
+        if name in MAKES_READY:
+            listen_for(self, SingletonTask)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute; an option is that of the class from then on."""
+        super().__delattr__(name)
         forget_options(self, name)
 
     @property
     def lock(self) -> Lease | Unlocked:
-        """The lease under which the body runs; one that is not held if it runs without."""
-        run: Run | None = self.request.get("lock_run")
+        """The lease under which the body runs; without one, an object whose `held` is False."""
+        run: Run | None = vars(self.request).get("lock_run")
         lease = run.lease if run is not None else current_lease()
         if lease is None or (run.is_unlocked if run is not None else not self._continues(lease)):
             return UNLOCKED
@@ -154,7 +165,7 @@ class SingletonTask(TypedTask[P, R_co]):
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
-        """Who holds the lock of a call with these arguments now.
+        """The present holders of the lock of a call with these arguments.
 
         Raises:
             StoreError: The store did not answer within 2 s.
@@ -163,9 +174,10 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
-        send = partial(super().apply_async, args, kwargs, *rest)
+        send = partial(super().apply_async, args, kwargs)
+        options = options_by_name(*rest, **options) if rest else options
         check_call_options(self.name, options)
-        if not self.is_lockable() or rest:
+        if not self.is_lockable():
             return send(**options)
         run = next_attempt_of(self.request, options)
         key = key_to_keep(run, args, kwargs, options)
@@ -175,7 +187,7 @@ class SingletonTask(TypedTask[P, R_co]):
         except ConfigurationError:
             raise
         except (TypeError, ValueError):
-            # Celery's to raise, now or in the worker: it knows of typing=False, and of models.
+            # Celery raises it, now or in the worker, because it knows of typing=False and of models.
             return send(**options)
         if run is not None:
             run.is_retried(key)
@@ -184,13 +196,8 @@ class SingletonTask(TypedTask[P, R_co]):
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""
         check_call_options(self.name, kwargs)
-        result = super().apply(*args, **kwargs)
-        if isinstance(result.result, Revoked):
-            error, throw = result.result.error, kwargs.get("throw")
-            if throw or (throw is None and self.app.conf.task_eager_propagates):
-                raise error
-            return EagerResult(result.id, error, states.REVOKED, name=self.name)
-        return result
+        listen_for(self, SingletonTask)
+        return end_of_eager(self, super().apply(*args, **kwargs), throws(args, kwargs))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; a lease that is lost meanwhile does not break off the publishing, which would lose the retry."""
@@ -203,33 +210,24 @@ class SingletonTask(TypedTask[P, R_co]):
             return super().retry(args, kwargs, exc, *rest, **options)
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's; a run that was replaced by its successor has no other."""
+        """As Celery's; a run that its successor has replaced must not replace itself."""
         run: Run | None = self.request.get("lock_run")
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
-        with handing_on(run), continuing(run.key, run.lease.fence):
+        with handing_on(run), continuing(run.key, run.lease.fence, run.published):
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's from 5.5 on: where nothing is traced by a worker, the body sees the request it runs for."""
+        """As Celery's from 5.5 on: if no worker traces the task, the body sees the request for which it runs."""
         outer = self.request
-        # Else Celery takes whatever it does not know for headers, and publishes it with a retry.
+        # Otherwise Celery takes all names that it does not know for headers, and publishes them with a retry.
         self.request_stack.push(Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs}))
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Let nothing be held after this, whatever happened to `__call__`'s own release."""
-        self.leave_nothing(status, retval)
+        """Let nothing be held after this, even if the release in `__call__` has failed."""
+        leave_nothing(self, status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
-
-    def leave_nothing(self, state: str | None, retval: Any) -> None:
-        """Give back what the present request still holds or has left; nothing in the usual case."""
-        run: Run | None = self.request.get("lock_run")
-        if run is not None:
-            run.give_back()
-            mark_stored(run)
-        else:
-            unmark_unstarted(self, state, retval)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
@@ -247,24 +245,28 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
         notes = Notes.of(request.headers, request.id)
-        # The publisher's, so that a deploy that changes a default does not strand what is queued.
+        # The publisher's key, so that a deploy that changes a default does not strand queued calls.
         key = self.lock_key_in(notes) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and self._continues(held_here(key)):
             request.lock_continued = True
-            # What its body calls is no part of the replacement.
-            with continuing("", 0):
+            # The calls of its body are no part of the replacement.
+            with continuing("", 0, 0):
                 return super().__call__(*args, **kwargs)
-        run = request.lock_run = Run(self, request, notes, key, args, kwargs)
+        run = run_for(self, request, notes, key, args, kwargs)
         with run:
             ended = admit(run)
             if ended is not None:
                 return ended.give()
             request.args, request.kwargs = run.args, run.kwargs
-            return run_body(run, super().__call__)
+            result = run_body(run, super().__call__)
+        if run.lease.unreleased or run.has_marker:
+            hear_ends()
+        return result
 
     def _runs_without_lock(self, request: Context) -> bool:
-        # With a run it calls itself.
-        return request.called_directly or request.get("lock_run") is not None or not self.is_lockable()
+        # The task calls itself, in its body or in a hook after it; but a `__call__` before ours may try again.
+        has_own_call = type(self).__call__ is not SingletonTask.__call__
+        return request.called_directly or has_run(request, may_try_again=has_own_call) or not self.is_lockable()
 
     def is_past_lock(self) -> bool:
         """The body is about to run, and `__call__` was not called before it."""
@@ -272,21 +274,19 @@ class SingletonTask(TypedTask[P, R_co]):
         return (self._is_item(at) or not self._runs_without_lock(at)) and not at.get("lock_continued")
 
     def _continues(self, lease: Lease | None) -> bool:
-        """In eager mode `replace()` runs its tasks inside the body that it continues, under that one's lease."""
+        """In eager mode `replace()` runs its tasks inside the body that it continues, under the lease of that body."""
         if lease is None:
             return False
         return lease.claim.facts.task_id == self.request.id or self.request.get("lock_continued") or continues(lease)
 
     def _is_item(self, request: Context) -> bool:
         """It is called directly by `celery.map` or `celery.starmap`, of which `chunks` is made."""
-        if not request.called_directly or not self.is_lockable():
-            return False
-        caller = get_current_task()
+        caller = get_current_task() if request.called_directly and self.is_lockable() else None
         return caller is not None and caller.name in TASKS_OF_ITEMS
 
     def _run_item(self, args: Any, kwargs: Any) -> Any:
         caller = get_current_task()
-        # Called directly all the same, so that `retry` in the body does not publish the map's message.
+        # It still counts as called directly, so that `retry` in the body does not publish the map's message.
         self.push_request(lock_item=caller.request.id, lock_map=caller.name, hostname=caller.request.hostname)
         try:
             return self._run_locked(self.request, args, kwargs)

@@ -12,7 +12,7 @@ Base = SingletonTask if LOCKED else Task
 
 @app.task(base=Base, bind=True)
 def import_catalog(self, supplier):
-    """Suppliers send the same file again and again; while it is being read, that is in vain."""
+    """Suppliers send the same file again and again; while one is being read, reading it again is needless."""
     with recorded(self) as work:
         work(2.4)
         database.incr(f"imports:{supplier}")
@@ -27,7 +27,7 @@ def sync_prices(self):
 
 @app.task(base=Base, bind=True, lock_on_conflict="raise")
 def send_invoice(self, order):
-    """Whoever clicks a second time shall be told that it is being sent."""
+    """A person who clicks a second time has to know that it is being sent."""
     with recorded(self) as work:
         work(1.2)
         database.incr(f"mails:{order}")

@@ -1,13 +1,19 @@
 """Fixtures for all tests: servers that start once and are empty for each test."""
 
 import signal
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from celery import _state
+from celery.backends import cache
 
+from celery_singleton_lock import publish
+from celery_singleton_lock.leases.heartbeat import heartbeat
+from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.stores.base import Store, clock
 from tests.servers import SERVERS, FakeClock, Server, running
 
 
@@ -50,6 +56,43 @@ def server(request: pytest.FixtureRequest) -> Server:
         client.flushall()
         client.script_flush()
     return process
+
+
+@pytest.fixture(autouse=True)
+def no_store_is_taken_for_silent() -> None:
+    """All stores in memory are one, so a test would find the silence of the test before it."""
+    publish._silences.clear()
+
+
+@pytest.fixture(autouse=True)
+def no_result_is_there_already() -> None:
+    """All result backends in memory are one, so a test would find the results of other tests with its task ids."""
+    cache._DUMMY_CLIENT_CACHE.clear()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_to_release() -> Iterator[None]:
+    """What one test has left is not released in the next, which may use its tokens, or count what a server is asked."""
+    yield
+    give_up_at = clock() + 1.0
+    while leftovers._thread.runs and clock() < give_up_at:
+        with leftovers._lock:
+            leftovers._left.clear()
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def counts_stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is handed over by this process while a test looks at a server, unless the test asks for it."""
+    tally = heartbeat.tally
+
+    def do_nothing(store: Store) -> None:
+        pass
+
+    monkeypatch.setattr(tally, "_attend", do_nothing)
+    yield
+    for counted in (tally._events, tally._sums, tally._batches, tally._due):
+        counted.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
+_LONGEST_HELD = 60.0
 _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
@@ -23,6 +24,8 @@ class Proxy:
     * `delay(seconds)`: each piece of a reply comes so much later.
     * `lose_reply(to)`: the server works, but its next reply to a request that
       contains *to* vanishes; all else goes on as before.
+    * `hold(of)`: requests that contain *of* wait until `let_go()`, though their
+      clients may have hung up by then; all else goes on as before.
     * `cut()`: the open connections are reset once; new ones are as before.
     * `forget()`: what the open connections carry vanishes; new ones are as before.
       So it is behind a router that has forgotten them.
@@ -42,6 +45,8 @@ class Proxy:
         self._forgotten: set[socket.socket] = set()
         self._lose: bytes | None = None
         self._lost = threading.Event()
+        self._held: bytes | None = None
+        self._goes_on = threading.Event()
         self.turns = 0
         self.forward()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -93,7 +98,16 @@ class Proxy:
         self._lose = to
         return self._lost
 
+    def hold(self, of: bytes) -> None:
+        self._goes_on.clear()
+        self._held = of
+
+    def let_go(self) -> None:
+        self._held = None
+        self._goes_on.set()
+
     def close(self) -> None:
+        self.let_go()
         _close(self._listener)
         self.cut()
 
@@ -145,6 +159,8 @@ class Proxy:
         with self._guard:
             self.turns += talk.is_heard
             talk.asked, talk.is_heard = data, False
+        if self._held is not None and self._held in data:
+            self._goes_on.wait(_LONGEST_HELD)
         return not self._swallows
 
     def _reply(self, talk: "_Talk") -> bool:

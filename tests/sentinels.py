@@ -56,10 +56,14 @@ class Deployment:
         kind: Of which server.
         arguments: What each server is started with.
         behind: Where replicas and sentinels reach the master, if not at its own port.
+        down_after: Seconds of silence after which the master counts as down.
     """
 
-    def __init__(self, kind: str, *arguments: str, behind: type[Proxy] | None = None) -> None:
+    def __init__(
+        self, kind: str, *arguments: str, behind: type[Proxy] | None = None, down_after: float = DOWN_AFTER
+    ) -> None:
         self.kind = kind
+        self._down_after = down_after
         self._arguments = ("--repl-diskless-sync-delay", "0", *arguments)
         self._behind = behind
         self.front: Proxy | None = None
@@ -88,8 +92,8 @@ class Deployment:
         for sentinel in self.sentinels:
             self._started(sentinel)
             sentinel.work_every(_HURRY)
-            sentinel.watch(NAME, port, DOWN_AFTER)
-        until(self._is_complete, "the sentinels know one another, and all replicas are up to date")
+            sentinel.watch(NAME, port, self._down_after)
+        until(self._is_complete, "the sentinels know one another, and all replicas are up to date", timeout=60)
         for sentinel in self.sentinels:
             sentinel.work_every(_PERIODS)
 
@@ -113,7 +117,7 @@ class Deployment:
     def fail_over(self) -> None:
         """As an operator does it, with all servers alive."""
         before = self.master
-        until(self._begins_to_fail_over, "a sentinel finds a replica to promote")
+        until(self.begins_to_fail_over, "a sentinel finds a replica to promote")
         self.wait_for_another(before)
 
     def wait_for_another(self, before: Server) -> float:
@@ -122,10 +126,12 @@ class Deployment:
         until(
             lambda: all(int(self.told(sentinel)["port"]) != before.port for sentinel in self.sentinels),
             "there is another master",
+            timeout=60,
         )
         return clock() - began
 
-    def _begins_to_fail_over(self) -> bool:
+    def begins_to_fail_over(self) -> bool:
+        """One has been asked to, and does, or has been before."""
         try:
             return bool(self.sentinels[0].ask("FAILOVER", NAME))
         except redis.ResponseError as error:
@@ -153,9 +159,9 @@ def _is_up_to_date(replica: Server) -> bool:
 
 
 @contextmanager
-def deployed(kind: str, *arguments: str, behind: type[Proxy] | None = None) -> Iterator[Deployment]:
+def deployed(kind: str, *arguments: str, **options: Any) -> Iterator[Deployment]:
     """A deployment of its own for a test that breaks it."""
-    deployment = Deployment(kind, *arguments, behind=behind)
+    deployment = Deployment(kind, *arguments, **options)
     try:
         deployment.start()
         yield deployment

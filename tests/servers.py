@@ -36,10 +36,23 @@ def missing(reason: str) -> None:
     pytest.skip(reason)
 
 
+def reserved(port: int = 0) -> socket.socket:
+    """A socket that keeps a port: nobody else is given it by chance, but a server may listen there.
+
+    Until one does, a client that connects is refused.
+    """
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", port))
+    return holder
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that is reserved for as long as this process lasts."""
+    with reserved() as holder:
+        # Never closed.
+        os.dup(holder.fileno())
+        return int(holder.getsockname()[1])
 
 
 def certificate(directory: Path) -> tuple[Path, Path]:
@@ -59,10 +72,8 @@ class Server:
 
     def __init__(self, kind: str, *arguments: str, port: int | None = None, env: dict[str, str] | None = None) -> None:
         self.kind = kind
-        # Held until it starts: nobody else gets the port, and who connects to it is refused.
-        self._held = socket.socket()
-        self._held.bind(("127.0.0.1", port or 0))
-        self.port = int(self._held.getsockname()[1])
+        self._reserved = reserved(port or 0)
+        self.port = int(self._reserved.getsockname()[1])
         self.directory = tempfile.mkdtemp(prefix="singleton-lock-")
         self._command = [
             binary(kind),
@@ -85,10 +96,9 @@ class Server:
         return redis.Redis(port=self.port, db=database, decode_responses=True)
 
     def start(self) -> None:
-        self._held.close()
-        with (Path(self.directory) / "log").open("ab") as log:
+        with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._env)
-        until(self._answers, "the server answers")
+        until(self._answers, "the server answers", timeout=60)
 
     def stop(self) -> None:
         if self._process is not None:
@@ -98,10 +108,15 @@ class Server:
 
     def close(self) -> None:
         self.stop()
-        self._held.close()
+        self._reserved.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
+    @property
+    def _log(self) -> Path:
+        return Path(self.directory) / "log"
+
     def _answers(self) -> bool:
+        assert self._process is None or self._process.poll() is None, f"it has ended: {self._log.read_text()[-1000:]}"
         try:
             with self.client() as client:
                 return bool(client.ping())

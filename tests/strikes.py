@@ -60,6 +60,11 @@ def looks(code: CodeType) -> frozenset[int]:
     return frozenset(each.offset for each in dis.get_instructions(code) if each.opname in LOOKING)
 
 
+@cache
+def _is_pythons(file: str) -> bool:
+    return Path(file).parent == _PYTHONS
+
+
 class Strike:
     """Has an exception raised once, at one moment in some files; they are counted from 0.
 
@@ -137,9 +142,13 @@ class Strike:
 
     def _serves_others(self, frame: FrameType) -> bool:
         """Python's own, in the service of a library that may not survive it: a queue whose lock stays taken, say."""
+        if not _is_pythons(frame.f_code.co_filename):
+            return False
         caller = frame.f_back
-        is_pythons = Path(frame.f_code.co_filename).parent == _PYTHONS
-        return is_pythons and caller is not None and caller.f_code.co_filename not in self._files
+        # One of Python's own may serve another.
+        while caller is not None and _is_pythons(caller.f_code.co_filename):
+            caller = caller.f_back
+        return caller is not None and caller.f_code.co_filename not in self._files
 
     def _stepped(self, frame: FrameType, event: str, _: Any) -> Any:
         if event == "opcode" and frame.f_lasti in looks(frame.f_code):
@@ -205,4 +214,6 @@ def is_reached(condition: Callable[[], object], timeout: float = 2.0) -> bool:
 
 def is_begun_too_late(where: str) -> bool:
     """What leaves a block was broken off before its first line, so nothing was released: its ttl ends the lease."""
-    return where.startswith("_With.__call__") or (where.startswith("Lock._leave") and where.endswith("goes on"))
+    # A run that retries is released by the handler of its end.
+    begins = where.startswith(("Lock._leave", "_after_its_end,")) and where.endswith("goes on")
+    return begins or where.startswith("_With.__call__")

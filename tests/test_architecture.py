@@ -25,9 +25,11 @@ STOREYS = (
     {"options", "own", "settings", "definition", "guard", "models", "spelling", "generic", "signals", "label"},
     {"runs"},
     {"policies"},
-    {"admission", "publish", "start"},
+    {"admission", "publish", "start", "own_process", "listening"},
     {"task"},
     {"request", "lost_connection", "handlers", "beat", "lock", "operations", "web", "__init__"},
+    # For whoever traces, with a package that not everybody has.
+    {"otel"},
     # For the tests of users.
     {"testing"},
 )
@@ -212,7 +214,10 @@ def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
 
     assert knowing == [
         f"stores/redis/{name}.py"
-        for name in ("asking", "master", "opening", "refusals", "replicas", "sentinels", "source", "waiter", "wire")
+        for name in (
+            *("asking", "cluster", "cluster_wire", "master", "opening", "refusals", "replicas", "sentinels"),
+            *("slot_map", "source", "waiter", "wire"),
+        )
     ]
 
 

@@ -130,7 +130,7 @@ def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) ->
 
     assert needed == {"celery", "kombu", "redis"}
     assert all("extra ==" in str(requirement.marker) for requirement in requirements if requirement.marker)
-    assert optional == {"celery", "hiredis"}
+    assert optional == {"celery", "hiredis", "opentelemetry-api"}
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:

@@ -53,9 +53,9 @@ def why_unavailable() -> str | None:
 class DeadMan:
     """One timer, of this process and not of its forked children.
 
-    The kernel has only so many, so it is asked for one when it is armed for the
-    first time, and gets it back when that is disarmed, or nobody has this object
-    any more.
+    The kernel has a limited number of timers. So this object takes one when it is armed
+    for the first time, and gives it back when it is disarmed, or when nothing refers to
+    it any more.
 
     Raises:
         ConfigurationError: This machine has no such timer.

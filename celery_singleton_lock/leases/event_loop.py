@@ -1,6 +1,6 @@
-"""Where a thread is in the event loop of asyncio that it runs, if it runs one.
+"""The position of a thread in the asyncio event loop that it runs, if it runs one.
 
-asyncio is imported by nothing here: who has no loop does not pay for it.
+Nothing here imports asyncio, so a process without an event loop does not pay for it.
 """
 
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def callback_around(frame: FrameType | None) -> FrameType | None:
-    """The innermost callback of an event loop that has called what runs in *frame*; each step of a task is one."""
+    """The innermost callback of an event loop that has called the code in *frame*; each step of a task is one."""
     asyncio = sys.modules.get("asyncio.events")
     if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001
         return None
@@ -18,7 +18,7 @@ def callback_around(frame: FrameType | None) -> FrameType | None:
 
 
 def is_what_the_loop_runs_for(callback: FrameType) -> bool:
-    """It is a step of the task whose end is the end of the loop."""
+    """Whether *callback* is a step of the task whose end ends the loop."""
     asyncio = sys.modules["asyncio"]
     running = frame_of(asyncio.BaseEventLoop.run_until_complete, callback)
     if running is None:
@@ -27,7 +27,7 @@ def is_what_the_loop_runs_for(callback: FrameType) -> bool:
 
 
 def call_uncaught(delay: float, callback: Callable[[], object]) -> bool:
-    """Have the running loop call *callback*; what that raises ends the loop, as `KeyboardInterrupt` would.
+    """Have the running loop call *callback*; an exception from it ends the loop, as `KeyboardInterrupt` would.
 
     Returns:
         False if the loop is not one of Python's own: nothing is called then.

@@ -1,4 +1,4 @@
-"""Where gevent or eventlet have made greenlets of all threads: what they need that threads do not."""
+"""If gevent or eventlet has turned all threads into greenlets: the things that greenlets need and threads do not."""
 
 import importlib
 import sys
@@ -27,7 +27,7 @@ def call_soon(call: Callable[[], None]) -> None:
 
 
 def current() -> Any:
-    """The greenlet that runs this; None where no greenlets are in use."""
+    """The greenlet that runs this; None if no greenlets are in use."""
     return sys.modules["greenlet"].getcurrent() if patched_by() is not None else None
 
 

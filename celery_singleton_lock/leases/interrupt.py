@@ -2,17 +2,16 @@
 
 In the main thread a signal does it, which also ends a sleep or a blocking
 read. In any other thread CPython can be asked to raise between two bytecodes:
-a sleep or a call into C ends first. Into a greenlet, gevent or eventlet can throw
-it, once the event loop runs: one that computes without a pause ends that first.
+a sleep or a call into C ends first. gevent and eventlet can throw it into a greenlet as
+soon as their event loop runs: a computation without a pause ends first.
 
 An event loop of asyncio in a body catches what one of its tasks or callbacks
-raises, and goes on with the others. So the loop is given a moment to come to
-rest, or to end by what was hit, and then it is raised between two callbacks,
+raises, and goes on with the others. So the loop gets a moment to become idle, or to end
+because of the exception. After that the exception is raised between two callbacks,
 where the loop does not catch it.
 """
 
 import ctypes
-import gc
 import importlib
 import signal
 import sys
@@ -20,30 +19,32 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 from celery_singleton_lock.leases.event_loop import (
     call_uncaught,
     callback_around,
-    frame_of,
     is_what_the_loop_runs_for,
 )
 from celery_singleton_lock.leases.greenlets import call_soon, current
+from celery_singleton_lock.leases.new_thread import end_start_of, started_by
 
 # Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
 # touch the real-time signals, and glibc keeps the first few of them for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
 
-# Without the enum that `signal` makes of each answer, because it is asked before each body.
+# Not `signal.getsignal`, which makes an enum of each answer: this is called before each body.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Seconds until a signal that was not heard is sent again.
 _AGAIN = 0.05
-# For so long an event loop may go on with its callbacks, until it waits; or with what it does after one has swallowed
-# what was raised.
+# Seconds for which an event loop may go on with its callbacks until it waits, or may go on after a callback has
+# swallowed the exception.
 _PATIENCE_WITH_A_LOOP = 1.0
+# Seconds for which a new thread may take to begin.
+_PATIENCE_WITH_A_THREAD = 2.0
 
 _sent: deque["Interrupt"] = deque()
 
@@ -52,7 +53,7 @@ class Interrupt:
     """One body that can be interrupted once, and only while it runs.
 
     Attributes:
-        delivered: What was sent has been raised in the body, whatever that has made of it.
+        delivered: The exception was raised in the body, whether the body has caught it or not.
     """
 
     delivered = False
@@ -68,6 +69,8 @@ class Interrupt:
     _is_raised = False
     _ends_loop_at = 0.0
     _will_end_loop = False
+    _child: threading.Thread | None = None
+    _child_is_due = 0.0
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -77,7 +80,7 @@ class Interrupt:
         return _Allowed(self)
 
     def begin(self) -> None:
-        """What runs from here on can be reached."""
+        """From now on, `send` reaches the code that runs."""
         self._greenlet = current()
         if self._greenlet is None and threading.current_thread() is threading.main_thread():
             _listen()
@@ -85,7 +88,7 @@ class Interrupt:
         self._thread = threading.get_ident()
 
     def end(self) -> None:
-        """Nothing can be reached any more."""
+        """From now on, `send` reaches nothing."""
         with self._guard:
             thread, self._thread, self._outer_callback = self._thread, None, None
             if thread is not None and self._error is not None and self._greenlet is None and not _is_main(thread):
@@ -93,12 +96,12 @@ class Interrupt:
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
-        """Keep what is sent until the code inside has returned; if that raises, it stays at that."""
+        """Keep an exception that is sent until the code inside has returned; drop it if that code raises."""
         self._held_back = True
         try:
             yield
         finally:
-            # Not while `send` decides.
+            # Under the guard, because `send` may be deciding now.
             with self._guard:
                 self._held_back = False
         if self._kept is not None:
@@ -131,11 +134,22 @@ class Interrupt:
         if by_signal and _SIGNAL is not None:
             signal.pthread_kill(thread, _SIGNAL)
             return True
-        if _starts_a_thread(thread):
-            # Until that runs, CPython takes it for the one that has started it, and would raise in it.
+        child = started_by(thread)
+        if child is not None and not self._is_overdue(child):
+            # Until the new thread runs, CPython takes it for its parent, and would raise the error in the new thread.
             return True
         self._is_raised = True
-        return _raise_in(thread, self._error, self)
+        is_raised = _raise_in(thread, self._error, self)
+        if child is not None:
+            # Only now, so that the body does not go on with a thread that has never begun.
+            end_start_of(child)
+        return is_raised
+
+    def _is_overdue(self, child: threading.Thread) -> bool:
+        """*child* should have begun long ago: it may have got the exception as it was made, and have died."""
+        if child is not self._child:
+            self._child, self._child_is_due = child, time.monotonic() + _PATIENCE_WITH_A_THREAD
+        return time.monotonic() > self._child_is_due
 
     def _insist(self, thread: int, by_signal: bool) -> None:
         """Raise it until it has landed."""
@@ -165,7 +179,7 @@ class Interrupt:
             self._greenlet.throw(error)
 
     def due_in(self, frame: FrameType | None) -> Exception | None:
-        """What is to be raised in *frame*, to which the thread of the body has come."""
+        """The exception to raise in *frame*, which the thread of the body runs now; None for none."""
         now = time.monotonic()
         if now < self._rests_until:
             return None
@@ -177,17 +191,24 @@ class Interrupt:
             self.lands(frame)
         return error
 
+    def arrives(self, frame: FrameType | None) -> None:
+        """A thread has got the exception; if it is one that the body has just started, send it once more."""
+        # Until a new thread runs, CPython takes it for its parent, though `start` may have returned already.
+        self._is_raised = threading.get_ident() == self._thread
+        if self._is_raised:
+            self.lands(frame)
+
     def lands(self, frame: FrameType | None) -> None:
-        """It is being raised in *frame*."""
+        """The exception is being raised in *frame*."""
         is_first, self.delivered = not self.delivered, True
         self._has_landed = not self._would_be_swallowed(frame)
-        # Time for the loop to end by itself, if what was hit is what it waits for.
+        # The loop gets time to end by itself, because it may be waiting for the task that was hit.
         self._rests_until = time.monotonic() + _PATIENCE_WITH_A_LOOP
         if is_first and not self._has_landed:
             self._end_the_loop_at(self._rests_until)
 
     def _end_the_loop_at(self, moment: float) -> None:
-        """Raise it then where the loop whose callback runs does not catch it."""
+        """At that moment raise the exception where the running loop does not catch it."""
         self._ends_loop_at = moment
         if not self._will_end_loop:
             self._will_end_loop = call_uncaught(moment - time.monotonic(), self._end_the_loop)
@@ -233,21 +254,6 @@ def _is_main(thread: int) -> bool:
     return thread == threading.main_thread().ident
 
 
-def _starts_a_thread(thread: int) -> bool:
-    was_enabled = gc.isenabled()
-    # Python 3.11 lists the frames under a lock, which a collection that begins meanwhile may want as well.
-    gc.disable()
-    try:
-        frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
-    finally:
-        if was_enabled:
-            gc.enable()
-    start = frame_of(threading.Thread.start, frame)
-    # Where it waits for that, the rest can be broken off; before, it has to undo what the new thread undoes as well.
-    waits = start is not frame
-    return start is not None and not (waits and start.f_locals["self"]._started.is_set())  # noqa: SLF001
-
-
 def _listen() -> None:
     if _SIGNAL is not None and _handler_of(_SIGNAL) is not _deliver:
         signal.signal(_SIGNAL, _deliver)
@@ -257,7 +263,9 @@ def _deliver(_number: int, frame: FrameType | None) -> None:
     for one in tuple(_sent):
         error = one.due_in(frame)
         if not one.is_under_way:
-            _sent.remove(one)
+            # Another signal may have come in between.
+            with suppress(ValueError):
+                _sent.remove(one)
         if error is not None:
             raise error
 
@@ -269,10 +277,12 @@ def _raise_in(thread: int, error: Exception | None, interrupt: Interrupt) -> boo
 
 
 def _class_of(error: Exception, interrupt: Interrupt) -> type[Exception]:
-    """A class whose only instance is *error*, because CPython takes a class here and calls it without arguments."""
+    """A class whose only instance is *error*, because CPython takes a class here and calls it."""
 
-    def deliver(_: type[Exception]) -> Exception:
-        interrupt.lands(sys._getframe(1))  # noqa: SLF001 (there is no other way)
+    # While another exception is handled, CPython 3.11 calls it once more, with the instance.
+    def deliver(_: type[Exception], *_again: object) -> Exception:
+        # A thread that has just begun has no outer frame.
+        interrupt.arrives(sys._getframe().f_back)  # noqa: SLF001 (there is no other way)
         return error
 
     return type(type(error).__name__, (type(error),), {"__new__": deliver})

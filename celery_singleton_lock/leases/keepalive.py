@@ -3,12 +3,12 @@
 A heartbeat shares the interpreter, or the event loop, with the bodies it works
 for. One that holds the GIL in C, or computes in a greenlet without a pause,
 starves it. Meanwhile something else renews: the main process of a worker for
-its pool children, a native thread beside the greenlets. It decides nothing:
-that a lease is lost is for the heartbeat to find out and to tell.
+its pool children, a native thread beside the greenlets. It decides nothing: only the
+heartbeat finds out, and tells, that a lease is lost.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -26,12 +26,12 @@ _BOUND = 2.0
 class Keepalive:
     """Native threads that look a few times per ttl for leases that nobody has renewed in time.
 
-    There is one for each store, because one that does not answer holds up whatever
-    waits for it. Each has connections of its own: those of greenlets, or of
+    There is one for each store, because a store that does not answer holds up its
+    thread. Each has connections of its own: those of greenlets, or of
     another thread's, cannot be used in it.
 
     Arguments:
-        late: Tells which leases those may be, whenever it is asked.
+        late: Returns the leases that may be late; called at each look.
     """
 
     def __init__(self, late: Callable[[], Iterable[Renewal]]) -> None:
@@ -59,27 +59,36 @@ class Keepalive:
         """A generator, so that the thread begins inside the `try`: a function may be broken off before that."""
         try:
             yield
-            twin = store.twin()
+            twin, silent = store.twin(), set[Hashable]()
             while True:
                 self._sleep()
-                # Whatever it is, the heartbeat tells of it; a thread that had died would not come back,
-                # and this one cannot share the locks of a log with greenlets.
+                # The heartbeat tells of any error. This thread would not come back if it died, and it cannot share
+                # the locks of a log with greenlets.
                 with suppress(Exception):
-                    self._renew(twin, [renewal for renewal in self._late() if renewal.store is store])
+                    self._renew_by_part(twin, [each for each in self._late() if each.store is store], silent)
         except Exception:
             # Raised from outside: another one goes on.
             self._start_thread(store)
             raise
 
     def _sleep(self) -> None:
-        """In slices, because a lease may come that is shorter than those before."""
+        """In slices, because a lease with a shorter ttl may come meanwhile."""
         began = clock()
         while (remaining := began + self._pause - clock()) > 0:
             native_sleep(min(remaining, _LONGEST_SLEEP))
 
+    def _renew_by_part(self, store: Store, renewals: list[Renewal], silent: set[Hashable]) -> None:
+        parts: dict[Hashable, list[Renewal]] = {}
+        for renewal in renewals:
+            parts.setdefault(store.part_of(renewal.key), []).append(renewal)
+        # The parts that were silent the last time come last.
+        for part in sorted(parts, key=silent.__contains__):
+            silent.add(part)
+            with suppress(Exception):
+                self._renew(store, parts[part])
+                silent.discard(part)
+
     def _renew(self, store: Store, renewals: list[Renewal]) -> None:
-        if not renewals:
-            return
         remaining = store.remaining([renewal.claim for renewal in renewals], _BOUND)
         # A lease whose heartbeat is well, or that was released meanwhile, is not touched.
         late = [

@@ -5,7 +5,7 @@ arguments are bound to the function's parameters, defaults filled in, and
 written the way kombu's JSON writes a message, so a publisher and a worker
 agree: a tuple is a list, the keys of a dict are text, an enum is its value,
 while `1`, `"1"`, `True` and `1.0` stay four different things. A model of pydantic
-is what its `model_dump(mode="json")` makes of it.
+is what its `model_dump(mode="json")` makes of it, with the members of each set sorted.
 
 The braces are a hash tag of Redis Cluster, and no argument can be read in a key.
 The format is a wire format: workers of two releases must agree on it, so a
@@ -24,6 +24,7 @@ from typing import Any
 from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.leases.sets import FormatterWithoutSets, in_order
 
 MAX_NAME = 200
 # Short enough for Redis to keep the lock as a list, which takes half of the memory.
@@ -42,7 +43,7 @@ class _Encoder(json.JSONEncoder):
         if dump is None:
             return super().default(o)
         try:
-            return dump(o, mode="json")
+            return in_order(o, dump(o, mode="json"), self.encode)
         except Exception as error:
             # The model's own code may raise anything.
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -60,8 +61,7 @@ class KeyMaker:
         choice: Which arguments count. None: all of them. Names of parameters:
             those. A format string: its text once filled in. A callable: what
             it returns for the arguments as they were passed.
-        receive: What makes the arguments that the function receives of those of
-            a call; None if they are the same.
+        receive: Turns the arguments of a call into those that the function receives; None if they are the same.
         label: A format string for what operators read beside a key.
 
     Raises:
@@ -94,7 +94,7 @@ class KeyMaker:
         Raises:
             TypeError: The function cannot be called like this.
             ConfigurationError: An argument that counts cannot be serialised.
-            Exception: Whatever *receive* raises.
+            Exception: Any error of *receive*.
         """
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
@@ -104,19 +104,19 @@ class KeyMaker:
         """What operators read beside the key of a call: one short line; empty without a format string.
 
         Raises:
-            Exception: Whatever comes of formatting the arguments, or of *receive*.
+            Exception: Any error of formatting the arguments, or of *receive*.
         """
         if self._label is None:
             return ""
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
-        text = _filled(self._label, self._bound(args, kwargs))
+        text = self._label.format(**_plain_items(self._bound(args, kwargs)))
         line = "".join(letter if letter.isprintable() else " " for letter in text[: MAX_LABEL + 1]).strip()
         return line if len(text) <= MAX_LABEL else f"{line[: MAX_LABEL - 1]}…"
 
     @property
     def runs_user_code(self) -> bool:
-        """To make a key runs a callable or a model, or formats arguments, which may do anything."""
+        """Making a key runs a callable or a model, or formats arguments, and each of these may do anything."""
         return callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
 
     def _subject(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -128,7 +128,7 @@ class KeyMaker:
         if choice is None:
             return arguments
         if isinstance(choice, str):
-            return _made_by_user(choice, lambda: _filled(choice, arguments))
+            return _formatted(choice, arguments)
         return {name: arguments[name] for name in choice}
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,8 +141,20 @@ class KeyMaker:
         return bound.arguments
 
 
-def _filled(template: str, arguments: Mapping[str, Any]) -> str:
-    return template.format(**{name: plain(value) for name, value in arguments.items()})
+def _plain_items(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in arguments.items()}
+
+
+def _formatted(choice: str, arguments: Mapping[str, Any]) -> str:
+    formatter = FormatterWithoutSets()
+    text: str = _made_by_user(choice, lambda: formatter.vformat(choice, (), _plain_items(arguments)))
+    if formatter.refused:
+        raise ConfigurationError(
+            f"lock_key={choice!r} is not possible for this call: {', '.join(formatter.refused)} shows a set, and the "
+            "text of a set differs from process to process; name the parameter, if it is a model of pydantic, as in "
+            "lock_key=('parameter',), or give a callable that returns sorted(...)"
+        )
+    return text
 
 
 def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
@@ -174,10 +186,17 @@ def digest(subject: Any) -> str:
         text = _ENCODER.encode(plain(subject))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"lock_key: {subject!r:.200} cannot be serialised ({error}); "
+            f"lock_key: {_shown(subject)} cannot be serialised ({error}); "
             "name the parameters that count, or give a callable that returns plain values"
         ) from error
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _shown(subject: Any) -> str:
+    try:
+        return f"{subject!r:.200}"
+    except Exception:  # noqa: BLE001 (it is too deep, too long a number, or a class of the user's)
+        return f"a value of type {type(subject).__name__}"
 
 
 def plain(value: Any) -> Any:
@@ -254,11 +273,16 @@ def _fields(option: str, template: str) -> list[str]:
 def _parsed(option: str, text: str, template: str) -> list[str]:
     """The fields in *text*, a part of *template*, and those inside their format specifications."""
     try:
-        parts = [(field, specification) for _, field, specification, _ in string.Formatter().parse(text)]
+        parts = list(string.Formatter().parse(text))
     except ValueError as error:
         raise ConfigurationError(f"{option}={template!r} is not a format string: {error}") from error
     fields = []
-    for field, specification in parts:
+    for _, field, specification, conversion in parts:
+        if conversion not in (None, *"sra"):
+            raise ConfigurationError(
+                f"{option}={template!r} is not a format string: there is no conversion !{conversion}, only !s, !r and "
+                "!a"
+            )
         if field is not None:
             fields += [field, *_parsed(option, specification or "", template)]
     return fields

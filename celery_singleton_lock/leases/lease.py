@@ -2,21 +2,14 @@
 
 import logging
 import os
-import secrets
+from binascii import b2a_base64
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from weakref import ref
 
-from celery_singleton_lock.errors import (
-    MAKES_WAY,
-    LockLost,
-    LostReason,
-    NotHeldReason,
-    SingletonLockError,
-    StoreError,
-)
+from celery_singleton_lock.errors import MAKES_WAY, LockLost, LostReason, NotHeldReason, SingletonLockError, StoreError
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import Heartbeat
 from celery_singleton_lock.leases.heartbeat import heartbeat as own_heartbeat
@@ -27,10 +20,13 @@ from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, 
 
 logger = logging.getLogger("celery_singleton_lock")
 
+_SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
+
 
 def new_token() -> str:
     """A token that nobody else has."""
-    return secrets.token_urlsafe(12)
+    # Each comes from the kernel: if a process is copied, by a fork or from a snapshot, a batch would be used twice.
+    return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
 
 class Lease:
@@ -51,7 +47,7 @@ class Lease:
         deadman: Kills this process at the deadline; each renewal moves it.
         on_lost: Called once with the lease when it is lost, in the heartbeat's
             thread, so it must not take long.
-        heartbeat: What renews it; by default the process's own.
+        heartbeat: Renews it; by default the process's own.
         refused_at: When an earlier execution of the call was refused first, if one was.
 
     Attributes:
@@ -59,10 +55,23 @@ class Lease:
         took_over: The holder before it died without a release.
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
         refused_at: When it was refused first, by the store's clock, in microseconds; 0 if it was not.
-        store: For those who tell others of it: the store.
-        claim: For those who tell others of it: what was asked for.
+        store, claim: For those who tell others of it: the store, and what was asked for.
+        is_unanswered: The last request for it had no answer, so it may still be under way.
         arguments: For the successor of a run: the newest ones left for it, or an empty text.
+        on_released: Called once with the lease when it was given back; set by the code that has told of its grant.
     """
+
+    fence: int = 0
+    took_over: bool = False
+    waited: float = 0.0
+    arguments: str = ""
+    on_released: Callable[["Lease"], None] | None = None
+    _asked = False
+    _takes = 1
+    is_unanswered: bool = False
+    _place: int | None = None
+    _since = 0.0
+    _began_at = 0.0
 
     def __init__(
         self,
@@ -76,21 +85,12 @@ class Lease:
     ) -> None:
         self.store = store
         self.claim = claim
-        # Without a way back to the lease, which would keep it from being left behind.
+        # Without a reference back to the lease, because that would keep a lease alive that was left behind.
         tell = partial(_tell, ref(self), on_lost) if on_lost is not None else None
         self._renewal = Renewal(store, claim, deadman, tell)
         self._heartbeat = heartbeat or own_heartbeat
         self._pid = os.getpid()
-        self._asked = False
-        self._takes = 1
-        self._unanswered = False
-        self._place: int | None = None
-        self._since = 0.0
-        self.fence = 0
-        self.took_over = False
-        self.waited = 0.0
-        self.refused_at = refused_at
-        self.arguments = ""
+        self.refused_at: int = refused_at
 
     @property
     def key(self) -> str:
@@ -142,12 +142,12 @@ class Lease:
             raise LockLost(self.key, self.lost_reason or reason)
 
     def release(self, ending: Ending | None = None) -> Answer | None:
-        """Give it back, or the turn in the queue, or whatever an unanswered request has left.
+        """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
 
         The heartbeat lets go of it first, so nothing renews a released lease.
-        Where the store does not answer, or has not answered the request for the
-        lease either, it is released in the background, until the store must
-        have freed the key by itself.
+        If the store does not answer, or has not answered the request for the lease, the
+        release is repeated in the background, until the store must have freed the key
+        by itself.
 
         Arguments:
             ending: What later deliveries of the run's message have to know, if it has ended for good.
@@ -170,23 +170,25 @@ class Lease:
             # From here on the store may give it to somebody else, although no answer has come yet.
             self._renewal.end()
             self._heartbeat.forget(self._renewal)
-            if not self._unanswered:
+            if not self.is_unanswered:
                 answer = self._ask_to_release(ending)
         finally:
             if answer is None:
-                # A time limit may have struck before it had ended.
+                # A time limit may have interrupted the release above before its end.
                 self._renewal.end()
-                leftovers.add(Unreleased(self.store, self.claim, self._place, ending))
+                leftovers.add(Unreleased(self.store, self.claim, self._place, ending), may_arrive=self.is_unanswered)
             self._asked = False
         if self.granted and answer in (Answer.TAKEN, Answer.GONE):
             self._renewal.lose("taken" if answer is Answer.TAKEN else "expired")
+        elif answer is not None and self.on_released is not None:
+            self.on_released(self)
         return answer
 
     # For those who take leases for others: tasks, `Lock` and beats.
 
     @property
     def granted(self) -> bool:
-        """The store has granted it, whatever has become of it since."""
+        """The store has granted it; it may be released or lost by now."""
         return self._place is not None
 
     @property
@@ -198,6 +200,11 @@ class Lease:
     def keeps_others_out(self) -> bool:
         """It is held, or was asked to make way and has not done so."""
         return self.held or (self.lost_reason in MAKES_WAY and self.unreleased and self._renewal.remaining > 0.0)
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was granted."""
+        return clock() - self._began_at
 
     @property
     def takes(self) -> int:
@@ -218,9 +225,9 @@ class Lease:
             StoreError: No answer. It may be ours all the same, so release it.
             ConfigurationError: The kernel refuses the timer; release it.
         """
-        self._asked = self._unanswered = True
+        self._asked = self.is_unanswered = True
         answer = self.store.acquire(self.claim)
-        self._unanswered = False
+        self.is_unanswered = False
         if not isinstance(answer, Grant):
             self._asked = False
             if isinstance(answer, Conflict):
@@ -236,7 +243,7 @@ class Lease:
         the waiter wakes by itself at the deadline it was told.
 
         Returns:
-            None if it is ours and under the heartbeat's care. Otherwise *conflict*, as late as that is by now, or
+            None if it is ours and under the heartbeat's care. Otherwise *conflict*, with its times moved to now, or
             what the store has answered a copy; `release` gives the turn back, as after an exception.
 
         Raises:
@@ -248,9 +255,9 @@ class Lease:
         self._asked = True
         with self.store.waiter(self.claim) as waiter:
             while True:
-                self._unanswered = True
+                self.is_unanswered = True
                 answer = waiter.ask()
-                self._unanswered = False
+                self.is_unanswered = False
                 if isinstance(answer, Grant):
                     self._begin(answer)
                     return None
@@ -262,16 +269,17 @@ class Lease:
                 waiter.sleep(min(answer, give_up_at - now))
 
     def _begin(self, grant: Grant) -> None:
-        self._place, self._since = grant.place, grant.since
+        self._place, self._since, self._began_at = grant.place, grant.since, grant.sent_at
         self.fence, self.took_over, self.arguments = grant.fence, grant.took_over, grant.arguments
         if self.refused_at:
             self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
         self._renewal.renewed(grant.sent_at)
         self._heartbeat.watch(self._renewal)
-        event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
-        # A task has told that it waits.
+        # INFO for a task only, because a task has logged that it waits.
         level = logging.INFO if self.waited and self._renewal.task_id else logging.DEBUG
-        logger.log(level, event, self.key, self._renewal.task_id, self.fence, self.took_over, self.waited)
+        if logger.isEnabledFor(level):
+            event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
+            logger.log(level, event, self.key, self._renewal.task_id, self.fence, self.took_over, self.waited)
 
     def _ask_to_release(self, ending: Ending | None) -> Answer | None:
         try:

@@ -1,4 +1,4 @@
-"""A thread that is there while there is something to do."""
+"""A thread that lives while there is something to do."""
 
 import _thread
 import threading
@@ -42,7 +42,7 @@ class OneThread:
         """For the thread itself: whether it has to go on. If not, the next `ensure` starts another."""
         me = _thread.get_ident()
         if self._ident is None:
-            # A signal has struck between its start and our knowing of it.
+            # A signal has interrupted `ensure` after the start of the thread and before its number was stored.
             self._ident = me
         if self._ident != me:
             return False

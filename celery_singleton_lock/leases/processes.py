@@ -1,4 +1,4 @@
-"""What the kernel says of a process."""
+"""The state of a process, as the kernel knows it."""
 
 import os
 from pathlib import Path

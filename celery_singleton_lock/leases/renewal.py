@@ -1,7 +1,7 @@
-"""What the heartbeat holds of a lease: how long it lasts, and when it has to be renewed."""
+"""The data of a lease that the heartbeat needs: how long it lasts, and when it has to be renewed."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 
 from celery_singleton_lock.errors import MAKES_WAY, LostReason
@@ -34,6 +34,7 @@ class Renewal:
     Attributes:
         store: The store.
         claim: What the store has granted.
+        part: The part of the store that has its key; None until the heartbeat has it.
         deadline: When it ends without another renewal, on `stores.base.clock()`. It counts
             from the moment the last answered request was sent, less an allowance for
             clock drift, so it never lies behind the store's own.
@@ -42,6 +43,13 @@ class Renewal:
         lost_reason: Why it is lost, or None while it is not.
         is_over: Nobody wants it any more.
     """
+
+    part: Hashable = None
+    deadline: float = 0.0
+    next_renewal: float = 0.0
+    is_unsure: bool = False
+    lost_reason: LostReason | None = None
+    is_over: bool = False
 
     def __init__(
         self,
@@ -52,11 +60,6 @@ class Renewal:
     ) -> None:
         self.store = store
         self.claim = claim
-        self.deadline = 0.0
-        self.next_renewal = 0.0
-        self.is_unsure = False
-        self.lost_reason: LostReason | None = None
-        self.is_over = False
         self._deadman = deadman
         self._on_lost = on_lost
 
@@ -72,7 +75,7 @@ class Renewal:
 
     @property
     def task_id(self) -> str | None:
-        """Of the run that holds it, for the log."""
+        """The task id of the run that holds it, for the log."""
         return self.claim.facts.task_id or None
 
     @property
@@ -85,14 +88,14 @@ class Renewal:
         return delay > self.ttl / _LATE
 
     def goes_along(self, now: float) -> bool:
-        """It is due, or so soon that it is renewed with those that are: thousands shall not keep a process busy."""
+        """It is due, or soon enough to be renewed with others: thousands of leases must not keep a process busy."""
         return self.next_renewal - now <= self.ttl / _RENEWALS_PER_TTL / _BEATS_PER_RENEWAL
 
     def renewed(self, sent_at: float) -> None:
         """Count the ttl from *sent_at*, when the answered request was sent.
 
         Raises:
-            ConfigurationError: At the first time, if the kernel refuses the timer.
+            ConfigurationError: At the first call, if the kernel refuses the timer.
         """
         self.deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
         self.next_renewal = sent_at + self.ttl / _RENEWALS_PER_TTL
@@ -112,7 +115,7 @@ class Renewal:
                 # It was asked to make way, and now somebody else may have it.
                 self.deadline = min(self.deadline, clock())
             elif reason == "broken" and self.lost_reason == "replaced":
-                # It ends for a person now, for its successor is none any more.
+                # A person asks it to end now, and then no successor takes over.
                 self.lost_reason = reason
             return
         self.lost_reason = reason
@@ -122,7 +125,7 @@ class Renewal:
         finally:
             event = "lock.lost key=%s task_id=%s reason=%s"
             if reason in MAKES_WAY:
-                # As its policy says, or somebody who is up, so nobody has to get up.
+                # The policy, or a person, has asked for this end, so it is no error.
                 scribe.tell(partial(logger.info, event, self.key, self.task_id, reason))
             else:
                 scribe.tell(partial(logger.error, event, self.key, self.task_id, reason))

@@ -12,7 +12,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 
 class Teller:
-    """Calls what is not ours, one after the other, in a thread of its own.
+    """Calls foreign code, one call after the other, in a thread of its own.
 
     The heartbeat must not wait for a receiver, or a handler of the log, that takes
     its time: all leases of its store would go without a renewal.
@@ -33,7 +33,7 @@ class Teller:
         self._thread = OneThread(self._name, self._run, self._lock)
 
     def tell(self, call: Callable[[], object]) -> None:
-        """Call it soon, after those that came before."""
+        """Call it soon, after the earlier calls."""
         with self._lock:
             self._calls.append(call)
             self._thread.ensure()

@@ -1,4 +1,4 @@
-"""What a body sees of its lock if it runs without one."""
+"""The lock of a body that runs without one."""
 
 from datetime import UTC, datetime
 
@@ -13,14 +13,14 @@ class Unlocked:
 
     key = ""
     token = ""
-    ttl = 0.0
+    ttl: float = 0.0
     fence = 0
-    acquired_at = datetime.fromtimestamp(0, UTC)
+    acquired_at: datetime = datetime.fromtimestamp(0, UTC)
     held = False
     lost = False
     lost_reason: LostReason | None = None
     took_over = False
-    waited = 0.0
+    waited: float = 0.0
 
     def remaining(self) -> float:
         """0.0: nothing ends."""
@@ -28,6 +28,9 @@ class Unlocked:
 
     def check(self) -> None:
         """Return: there is nothing to lose."""
+
+    def release(self) -> None:
+        """Return: there is nothing to give back."""
 
 
 UNLOCKED = Unlocked()

@@ -1,1 +1,1 @@
-"""For whoever operates it: `celery -A proj singleton`."""
+"""The commands of operators: `celery -A proj singleton`."""

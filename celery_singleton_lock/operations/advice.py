@@ -1,4 +1,4 @@
-"""What works, and may surprise."""
+"""Advice about settings that work and may surprise."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -17,9 +17,9 @@ Tasks = dict[str, tuple[Task, LockOptions]]
 
 
 def advice(app: Celery, tasks: list[Any], names: Iterable[str], workers: Workers) -> list[Finding]:
-    """What is worth a thought, a finding each; *names* are those of the locks in the store."""
+    """One finding for each piece of advice; *names* are those of the locks in the store."""
     usable = {task.name: (task, options) for task in tasks if (options := _options_of(task)) is not None}
-    # A name that is no text is told already.
+    # Another check has told of a name that is no text.
     known = {name for task in tasks if isinstance(name := task.lock_name or task.name, str)}
     texts = [*_about_limits(app, usable), *_about_waiting(usable, workers), *_about_names(known, names)]
     if app.conf.task_always_eager and tasks:
@@ -31,7 +31,7 @@ def _options_of(task: Any) -> LockOptions | None:
     try:
         options: LockOptions = task.lock_options
     except ConfigurationError:
-        # That is told already.
+        # Another check has told of that.
         return None
     return options
 

@@ -13,22 +13,22 @@ from celery_singleton_lock.stores.records import Holder
 logger = logging.getLogger("celery_singleton_lock")
 
 _LOOK_AGAIN = 0.2
-# A lease that is renewed always has two thirds of its ttl left, so half of what is left is a renewal, at least.
+# A lease that is renewed always has two thirds of its ttl left, so half of the rest is at least the time to a renewal.
 _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 
 
 @dataclass(frozen=True)
 class Broken:
-    """What has become of a break.
+    """The result of a break.
 
     Attributes:
         key: The lock key.
-        asked: Task ids of those that were asked; of a `Lock` its hostname and process.
+        asked: Task ids of the holders that were asked; for a `Lock`, its hostname and process.
         dropped: Marks that are gone.
         gone: None of those that were asked holds the key any more.
         seconds: How long that took.
-        left: Those that still hold it.
+        left: The holders that still hold it.
     """
 
     key: str
@@ -40,11 +40,11 @@ class Broken:
 
     @property
     def was_there(self) -> bool:
-        """There was anything to break."""
+        """Whether there was anything to break."""
         return bool(self.asked or self.dropped)
 
     def as_json(self) -> dict[str, Any]:
-        """In the words of the docs."""
+        """As JSON, with the names of the docs."""
         return {
             "key": self.key,
             "asked": self.asked,
@@ -55,25 +55,25 @@ class Broken:
 
 
 def name_of(survey: Survey, holder: Holder) -> str:
-    """Task id of a holder; of a `Lock` its hostname and process."""
+    """Task id of a holder; for a `Lock`, its hostname and process."""
     return holder.task_id or row_of_holder(survey, holder).worker
 
 
 def meant(survey: Survey, name: str | None) -> list[Holder]:
-    """The holders of that name; without one, all."""
+    """The holders of that name; without a name, all holders."""
     holders = [holder for holder in survey.holders if not holder.is_on_hold]
     return [holder for holder in holders if name in (None, holder.task_id, row_of_holder(survey, holder).worker)]
 
 
 def preview(survey: Survey, name: str | None) -> Broken:
-    """What a break would be about."""
+    """The holders and marks that a break would be about."""
     dropped = () if name else dict.fromkeys(row.state for row in rows_of(survey) if row.state != "held")
     order = [state for state in ("queued", "next", "quiet") if state in dropped]
     return Broken(survey.key, [name_of(survey, holder) for holder in meant(survey, name)], list(order))
 
 
 def ask(locks: Locks, survey: Survey, name: str | None, by: str, *, force: bool) -> Broken:
-    """Ask those of that name to end, or all, and drop the marks with all; or free their places at once.
+    """Ask the holders of that name to end; without a name, all of them, and drop the marks. Or free the places at once.
 
     Raises:
         StoreError: No answer in time. It may be done all the same.
@@ -94,12 +94,12 @@ def ask(locks: Locks, survey: Survey, name: str | None, by: str, *, force: bool)
 
 
 def patience_with(holders: tuple[Holder, ...]) -> float:
-    """Seconds in which those that were asked hear of it and end, if their bodies let them."""
+    """Seconds in which the holders that were asked hear of it and end, if their bodies let them."""
     return max((holder.expires_in for holder in holders), default=0.0) * _UNTIL_A_RENEWAL + _TO_END
 
 
 def wait_until_gone(locks: Locks, broken: Broken, seconds: float) -> Broken:
-    """Look again and again until those that were asked have ended, for so many seconds at most.
+    """Look again and again until the holders that were asked have ended, for so many seconds at most.
 
     Raises:
         StoreError: No answer in time.

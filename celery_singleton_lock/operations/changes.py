@@ -1,4 +1,4 @@
-"""What has become of locks between two looks at them."""
+"""The changes of locks between two looks at them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ Event = Literal["acquired", "released", "expired", "taken_over", "waiting"]
 
 @dataclass(frozen=True)
 class Change:
-    """One of them.
+    """One change.
 
     Attributes:
         at: When it was, or was seen, by the store's clock.
-        event: `taken_over` if the holder before has ended without a release, `expired` if nobody has come after it.
+        event: `taken_over` if the earlier holder has ended without a release, `expired` if nobody has come after it.
         key: The lock key.
-        task_id: Of the one it is about, if that is known.
+        task_id: The task id of the holder or call, if it is known.
         hostname: Its worker, or machine.
     """
 
@@ -30,13 +30,13 @@ class Change:
     hostname: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """In the words of the docs."""
+        """As JSON, with the names of the docs."""
         about = {"key": self.key, "task_id": self.task_id, "hostname": self.hostname}
         return {"at": self.at.isoformat(), "event": self.event, **about}
 
 
 def changes(before: Mapping[str, Survey], after: Mapping[str, Survey]) -> list[Change]:
-    """All of them, in the order of their times; *after* has each key of *before*."""
+    """All changes, in the order of their times; *after* has each key of *before*."""
     found = (change for key, survey in after.items() for change in _changes_of(before.get(key), survey))
     return sorted(found, key=lambda change: change.at)
 
@@ -77,7 +77,7 @@ def _holding(survey: Survey | None) -> dict[str, Holder]:
 
 
 def _deadline(survey: Survey, holder: Holder) -> datetime:
-    """As far as it was known then: one that is renewed always has two thirds of its ttl left."""
+    """The deadline that was known then; a lease that is renewed always has two thirds of its ttl left."""
     return _moment(survey) + timedelta(seconds=holder.expires_in)
 
 

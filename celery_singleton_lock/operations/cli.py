@@ -23,9 +23,9 @@ from celery_singleton_lock.operations.doctor import doctor
 from celery_singleton_lock.operations.ending import Call, call_of
 from celery_singleton_lock.operations.inventory import in_order, lock_as_json, rows_of
 from celery_singleton_lock.operations.serving import web
-from celery_singleton_lock.operations.shell import as_json, locks_of, told, write_json
+from celery_singleton_lock.operations.shell import Seconds, as_json, locks_of, told, write_json
 from celery_singleton_lock.operations.watch import watch
-from celery_singleton_lock.operations.words import nothing, outcome, planned, shown, table
+from celery_singleton_lock.operations.words import nothing, outcome, planned, shown, table, told_of, unknown
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.inventory import Survey
 
@@ -56,13 +56,15 @@ def list_locks(obj: Any, pattern: str | None, is_json: bool) -> None:
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
     with told():
-        rows = locks_of(obj.app).rows(pattern)
-    if is_json:
-        write_json([row.as_json() for row in rows])
-    elif rows:
-        click.echo(table(rows))
-    else:
-        click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
+        rows, problem = locks_of(obj.app).found(pattern)
+        if is_json and (rows or problem is None):
+            write_json([row.as_json() for row in rows])
+        elif rows:
+            click.echo(table(rows))
+        elif problem is None:
+            click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
+        if problem is not None:
+            raise problem
 
 
 @singleton.command("show")
@@ -95,7 +97,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
 @click.argument("key")
 @click.option("--holder", metavar="ID", help="Only this one of several holders: its task id, or hostname:pid.")
 @click.option("--force", is_flag=True, help="Free the lock at once, though the body may go on beside the next one.")
-@click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait until it is free.")
+@click.option("--wait", type=Seconds(min=0), metavar="SECONDS", help="How long to wait until it is free.")
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
@@ -134,7 +136,7 @@ def _key_of_call(app: Celery, name: str, args: list[Any], kwargs: dict[str, Any]
     if task is None:
         raise click.UsageError(f"There is no task {name!r} in this app.")
     if not hasattr(task, "lock_key_for"):
-        raise click.UsageError(f"The task {name!r} is no SingletonTask, so it has no locks.")
+        raise click.UsageError(f"The task {name!r} is not a SingletonTask, so it has no locks.")
     try:
         return str(task.lock_key_for(*args, **kwargs))
     except (TypeError, ValueError) as error:
@@ -167,19 +169,12 @@ def _show_call(call: Call, *, is_json: bool) -> None:
     if is_json:
         write_json(call.as_json())
     if call.problem is not None:
-        click.echo(f"Its result cannot be read ({shown(call.problem)}).", err=True)
+        click.echo(f"Its result cannot be read: {shown(call.problem)}", err=True)
     if not call.is_known:
-        click.echo(f"Nothing is known of {shown(call.task_id)}: no lock key, no task, no call in a lock.", err=True)
+        click.echo(unknown(call), err=True)
         sys.exit(1)
-    if is_json:
-        return
-    told_of = ("state", call.state), ("reason", call.reason), ("key", call.key), ("left to", call.holder_task_id)
-    click.echo(f"call     {shown(call.task_id)}")
-    for name, value in (*told_of, ("says", call.text)):
-        if value is not None:
-            click.echo(f"{name:7}  {shown(str(value))}")
-    if call.rows:
-        click.echo(f"\n{table(call.rows)}")
+    if not is_json:
+        click.echo(told_of(call))
 
 
 def _end(broken: Broken, said: str, code: int, *, is_json: bool) -> NoReturn:
@@ -211,6 +206,6 @@ def _operator() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        # In a container, say, whose user has no name.
+        # In a container, for example, the user may have no name.
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

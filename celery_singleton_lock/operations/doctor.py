@@ -12,8 +12,8 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.operations.advice import advice
 from celery_singleton_lock.operations.finding import Finding
 from celery_singleton_lock.operations.holders import about_holders
-from celery_singleton_lock.operations.inventory import Locks
-from celery_singleton_lock.operations.shell import as_json
+from celery_singleton_lock.operations.inventory import Locks, is_of_one_process
+from celery_singleton_lock.operations.shell import Seconds, as_json
 from celery_singleton_lock.operations.store import OTHERS, about_store, if_allowed, unseen
 from celery_singleton_lock.operations.words import findings_table
 from celery_singleton_lock.operations.workers import about_workers, ask_workers
@@ -26,7 +26,7 @@ from celery_singleton_lock.stores.inventory import Survey
 @click.command("doctor")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1, max=60),
+    type=Seconds(min=0.1, max=60),
     default=1.0,
     show_default=True,
     metavar="SECONDS",
@@ -63,7 +63,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[Finding], bool]:
 
 
 def _examine(app: Celery, locks: Locks | None, problem: Finding, timeout: float) -> tuple[list[Finding], bool]:
-    # Before the workers are asked: whoever holds a lock now is active then, or gives it back.
+    # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
     surveys, unlisted = _surveys(locks) if locks is not None else ([], "")
     heard = ask_workers(app, timeout)
     of_store, is_away = _about_store(app, locks, problem, timeout)
@@ -81,7 +81,7 @@ def _examine(app: Celery, locks: Locks | None, problem: Finding, timeout: float)
 def _locks_of(app: Celery) -> tuple[Locks | None, Finding]:
     try:
         store = open_store(app)
-        if not store.address.startswith("memory:"):
+        if not is_of_one_process(store):
             return Locks(app, store), Finding("store", True, store.address)
     except ConfigurationError as error:
         return None, Finding("store", False, str(error))
@@ -90,7 +90,7 @@ def _locks_of(app: Celery) -> tuple[Locks | None, Finding]:
 
 
 def _surveys(locks: Locks) -> tuple[list[Survey], str]:
-    """All that is known, or why it could not be found out."""
+    """All that is known, or the reason why it could not be found out."""
     try:
         return list(locks.surveys()), ""
     except StoreError as error:

@@ -1,4 +1,4 @@
-"""What one look at a deployment has found."""
+"""The finding of one check of a deployment."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ class Finding:
     detail: str
 
     def as_json(self) -> dict[str, Any]:
-        """In the words of the docs."""
+        """As JSON, with the names of the docs."""
         return {"name": self.name, "ok": self.ok, "detail": self.detail}
 
 
 def a_few(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """The first few, and the number of the others."""
     rest = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,4 +1,4 @@
-"""The holders of locks, and what their workers say of them."""
+"""The holders of locks, and the answers of their workers about them."""
 
 from collections import Counter
 
@@ -10,12 +10,12 @@ from celery_singleton_lock.stores.records import Holder
 
 
 def about_holders(locks: Locks, before: list[Survey], workers: Workers) -> Finding:
-    """Who is alive, as far as the workers that have answered can tell; nobody is judged, and nothing is freed.
+    """The holders that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed.
 
     Arguments:
         locks: The locks.
-        before: What was known of them before the workers were asked.
-        workers: What those have answered.
+        before: The state of the locks before the workers were asked.
+        workers: The answers of the workers.
 
     Raises:
         StoreError: No answer in time.
@@ -23,7 +23,7 @@ def about_holders(locks: Locks, before: list[Survey], workers: Workers) -> Findi
     states = [(holder, _state_of(holder, workers)) for survey in before for holder in _holding(survey)]
     doubtful = sorted({holder.key for holder, state in states if state == _IDLE})
     still = {holder.token: holder for survey in locks.store.survey(doubtful) for holder in _holding(survey)}
-    # Who has ended meanwhile was alive before.
+    # A holder that has ended meanwhile was alive before.
     idle = [still[holder.token] for holder, state in states if state == _IDLE and holder.token in still]
     silent = [holder for holder, state in states if state == _SILENT]
     count = Counter(state for _, state in states)

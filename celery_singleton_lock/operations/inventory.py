@@ -1,23 +1,24 @@
-"""What is known of the locks of an app, in rows: one for each holder, one for each mark."""
+"""The locks of an app in rows: one for each holder, one for each mark."""
 
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from celery import Celery
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.key import start_of_keys
 from celery_singleton_lock.options import prefix_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store, lock_name_of
+from celery_singleton_lock.stores.counts import hash_of
 from celery_singleton_lock.stores.inventory import LeftMark, MarkState, Survey
 from celery_singleton_lock.stores.records import Holder
 
-State = Literal["held", MarkState]
+State = Literal["held", "waiting", MarkState]
 
 _SURVEYED_AT_ONCE = 100
 _REST_OF_A_KEY = r"[^{}]+:[0-9a-f]{32}\}"
@@ -25,16 +26,16 @@ _REST_OF_A_KEY = r"[^{}]+:[0-9a-f]{32}\}"
 
 @dataclass(frozen=True)
 class Row:
-    """A holder, or a mark.
+    """A holder, a mark, or a call that waits.
 
     Attributes:
         key: The lock key.
-        state: `held`; or, of what holds nothing, `queued`, `next`, or `quiet`, which a cool-down is as well.
+        state: `held`, or `waiting`; for a mark, `queued`, `next` or `quiet`. A cool-down is `quiet`, too.
         waiters: How many wait for the key in the pool, or as a `Lock`.
         expires_in: Seconds until it ends, unless it is renewed.
-        held: For how long it is held.
+        held: Seconds since it is held.
         task_name, task_id, hostname, pid, attempt, acquired_at, fence: Of the holder, as far as they are known.
-        label: What the task's `lock_label` says of the call, if it has one.
+        label: The text of the task's `lock_label` for the call, if it has one.
     """
 
     key: str
@@ -57,11 +58,11 @@ class Row:
         return ":".join(str(part) for part in (self.hostname, self.pid) if part is not None)
 
     def as_json(self) -> dict[str, Any]:
-        """In the words of the docs; the token is in no row, because who has it can release."""
+        """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
         return {"key": self.key, "state": self.state, **self.facts(), "waiters": self.waiters}
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the one it is about."""
+        """The known facts about the holder or the call."""
         return {
             "task_name": self.task_name,
             "task_id": self.task_id,
@@ -83,7 +84,7 @@ class Locks:
         store: Its store, if not the one that the app uses.
 
     Attributes:
-        start: How each key begins that is kept for the app.
+        start: The text with which each key of the app begins.
 
     Raises:
         ConfigurationError: It has no store that can be used.
@@ -95,14 +96,14 @@ class Locks:
         self.start = self._start.removesuffix("{")
 
     def is_key(self, text: str) -> bool:
-        """It looks like a lock key of this app."""
+        """Whether it looks like a lock key of this app."""
         return re.fullmatch(re.escape(self._start) + _REST_OF_A_KEY, text) is not None
 
     def checked_key(self, text: str) -> str:
         """*text*, which is a lock key of this app.
 
         Raises:
-            ConfigurationError: It is none.
+            ConfigurationError: It is no lock key of this app.
         """
         if not self.is_key(text):
             raise ConfigurationError(
@@ -110,6 +111,14 @@ class Locks:
                 f"{self._start}<lock name>:<digest>}}; a pattern is not a key"
             )
         return text
+
+    def counted(self) -> dict[str, int]:
+        """The counts of the locks, by field.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+        return self.store.counted(hash_of(self._start))
 
     def survey(self, key: str) -> Survey:
         """All that is known of *key*.
@@ -120,23 +129,42 @@ class Locks:
         (survey,) = self.store.survey([key])
         return survey
 
-    def surveys(self, pattern: str | None = None) -> Iterator[Survey]:
-        """Of each lock whose name matches the glob *pattern*.
+    def surveys(self, pattern: str | None = None, task_id: str = "") -> Iterator[Survey]:
+        """All that is known of each lock whose name matches the glob *pattern*; also whether a call waits for it.
 
         Raises:
             StoreError: No answer in time.
         """
-        batch = []
-        for key in self.store.keys(self._start):
-            if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
-                batch.append(key)
-            if len(batch) == _SURVEYED_AT_ONCE:
-                yield from self.store.survey(batch)
-                batch = []
-        yield from self.store.survey(batch)
+        for batch in self._batches(pattern):
+            yield from self.store.survey(batch, task_id)
+
+    def _batches(self, pattern: str | None) -> Iterator[list[str]]:
+        batch, problem = list[str](), None
+        try:
+            for key in self.store.keys(self._start):
+                if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
+                    batch.append(key)
+                if len(batch) == _SURVEYED_AT_ONCE:
+                    yield batch
+                    batch = []
+        except StoreError as error:
+            problem = error
+        yield batch
+        if problem is not None:
+            raise problem
+
+    def found(self, pattern: str | None = None) -> tuple[list[Row], StoreError | None]:
+        """The rows that could be found, and the reason why others could not."""
+        rows = list[Row]()
+        try:
+            for survey in self.surveys(pattern):
+                rows += rows_of(survey)
+        except StoreError as error:
+            return in_order(rows), error
+        return in_order(rows), None
 
     def rows(self, pattern: str | None = None) -> list[Row]:
-        """Those of all locks: first the holders, the one that has held longest first, then what holds nothing.
+        """The rows of all locks: first the holders, the oldest one first, and then the marks.
 
         Raises:
             StoreError: No answer in time.
@@ -144,13 +172,25 @@ class Locks:
         return in_order(row for survey in self.surveys(pattern) for row in rows_of(survey))
 
 
-def in_order(rows: Iterator[Row]) -> list[Row]:
-    """First the holders, the one that has held longest first, then what holds nothing."""
+def rows_about(survey: Survey, task_id: str) -> Iterator[Row]:
+    """The rows of one call, which may wait for the key."""
+    yield from (row for row in rows_of(survey) if row.task_id == task_id)
+    if survey.turn is not None:
+        yield Row(survey.key, "waiting", survey.waiters, survey.turn, task_id=task_id)
+
+
+def is_of_one_process(store: Store) -> bool:
+    """It is in memory, so no other process can see its locks."""
+    return store.address.startswith("memory:")
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """First the holders, the oldest one first, and then the marks."""
     return sorted(rows, key=lambda row: (row.state != "held", -(row.held or 0.0), row.key))
 
 
 def rows_of(survey: Survey) -> Iterator[Row]:
-    """What is known of a key, in rows."""
+    """The state of a key, in rows."""
     for holder in survey.holders:
         yield row_of_holder(survey, holder)
     for mark in survey.marks:

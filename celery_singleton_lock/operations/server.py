@@ -1,4 +1,4 @@
-"""What a server says of itself, and what of that harms locks."""
+"""A server's report about itself, and the settings in it that harm locks."""
 
 from collections.abc import Mapping
 
@@ -10,10 +10,23 @@ _OLDEST = 7
 _NEARLY_ALL = 0.8
 
 
-def about_server(said: Mapping[str, str]) -> list[Finding]:
-    """One finding for each of the names, in their order."""
+def about_servers(said: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """One finding for each of the names, in their order; of several servers, it names those with a fault."""
     looks = _version, _eviction, _persistence, _connections
-    return [Finding(name, *look(said)) for name, look in zip(NAMES, looks, strict=True)]
+    by_name = zip(NAMES, looks, strict=True)
+    return [_of_all(name, {where: look(each) for where, each in said.items()}) for name, look in by_name]
+
+
+def _of_all(name: str, found: Mapping[str, tuple[bool, str]]) -> Finding:
+    by_detail: dict[str, list[str]] = {}
+    is_well = all(ok for ok, _ in found.values())
+    for where, (ok, detail) in found.items():
+        if ok == is_well:
+            by_detail.setdefault(detail, []).append(where)
+    if len(found) == 1 or (len(by_detail) == 1 and is_well):
+        return Finding(name, is_well, next(iter(by_detail)))
+    told = [f"{', '.join(sorted(where))}: {detail}" for detail, where in by_detail.items()]
+    return Finding(name, is_well, "; ".join(told))
 
 
 def _version(said: Mapping[str, str]) -> tuple[bool, str]:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.operations.shell import warn_of_memory
 from celery_singleton_lock.settings import store_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
@@ -20,10 +21,11 @@ PASSWORD = "SINGLETON_WEB_PASSWORD"
 def web(obj: Any, bind: str, allow_break: bool) -> None:
     """Serve a page with the locks, for a browser.
 
-    Also /locks.json and /healthz. It asks the store and no worker. Whoever reaches it
-    sees it, so it listens on this machine alone, unless SINGLETON_WEB_PASSWORD is set.
+    Also /locks.json, /healthz and, for Prometheus, /metrics. It asks the store and no
+    worker. Whoever reaches it sees it, so it listens on this machine alone, unless
+    SINGLETON_WEB_PASSWORD is set.
     """
-    # Each command of celery, a worker as well, comes by this file, and has no use for a server.
+    # Each command of celery, also a worker, imports this file, and needs no web server.
     from celery_singleton_lock.web import application  # noqa: PLC0415
     from celery_singleton_lock.web.access import for_this_machine, with_password  # noqa: PLC0415
     from celery_singleton_lock.web.server import Handler, Server  # noqa: PLC0415
@@ -34,7 +36,7 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
     served = with_password(page, password) if password else for_this_machine(page, host)
     obj.app.loader.import_default_modules()
     try:
-        store_of(obj.app)
+        warn_of_memory(store_of(obj.app))
     except StoreError:
         # The page tells.
         pass
@@ -58,7 +60,7 @@ def _place_in(bind: str) -> tuple[str, int]:
     host, _, port = bind.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535:
-        raise click.UsageError(f"--bind {bind!r} is no place to listen: give HOST:PORT, such as 127.0.0.1:8765")
+        raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
     return host, int(port)
 
 

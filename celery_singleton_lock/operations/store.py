@@ -1,4 +1,4 @@
-"""The store of the locks: whether it answers, lets us do what runs do, and keeps what it is given."""
+"""The store of the locks: whether it answers, has the rights that runs need, and keeps its data."""
 
 from collections.abc import Callable
 
@@ -6,12 +6,12 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.operations.finding import Finding, a_few
-from celery_singleton_lock.operations.server import NAMES, about_server
+from celery_singleton_lock.operations.server import NAMES, about_servers
 from celery_singleton_lock.start import try_store
 from celery_singleton_lock.stores.base import Store
 
 OTHERS = ("locking", *NAMES, "clock", "expiry")
-"""What can only be looked at if the store answers."""
+"""The checks that need an answer from the store."""
 
 _SLOW = 0.02
 _CLOCKS_DIFFER_BY = 1.0
@@ -23,7 +23,7 @@ def unseen(names: tuple[str, ...], why: str) -> list[Finding]:
 
 
 def about_store(app: Celery, store: Store, start: str, timeout: float) -> list[Finding]:
-    """All that can be found out about the store, whose keys of ours begin with *start*.
+    """All findings about the store, in which our keys begin with *start*.
 
     Raises:
         StoreError: It does not answer at all.
@@ -33,14 +33,14 @@ def about_store(app: Celery, store: Store, start: str, timeout: float) -> list[F
     return [
         Finding("store", True, f"{store.address} answers in {echo.round_trip * 1000:.2f} ms{slow}"),
         _locking(app, timeout),
-        *if_allowed(NAMES, lambda: about_server(store.about_server(timeout))),
+        *if_allowed(NAMES, lambda: about_servers(store.about_servers(timeout))),
         _clock(echo.ahead),
         *if_allowed(("expiry",), lambda: [_expiry(sorted(store.without_expiry(start)))]),
     ]
 
 
 def if_allowed(names: tuple[str, ...], look: Callable[[], list[Finding]]) -> list[Finding]:
-    """What a look finds, or that the store does not let us look."""
+    """The finding of a look, or the finding that the store does not allow it."""
     try:
         return look()
     except StoreError as error:

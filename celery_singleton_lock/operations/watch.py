@@ -1,4 +1,4 @@
-"""`singleton watch`: the list of locks, again and again; or what becomes of them, a line each."""
+"""`singleton watch`: the list of locks, again and again; or their changes, a line each."""
 
 import shutil
 import sys
@@ -11,7 +11,7 @@ import click
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.operations.changes import changes, is_idle
 from celery_singleton_lock.operations.inventory import Locks, in_order, rows_of
-from celery_singleton_lock.operations.shell import as_json, locks_of, told, write_json
+from celery_singleton_lock.operations.shell import Seconds, as_json, locks_of, told, write_json
 from celery_singleton_lock.operations.words import table
 from celery_singleton_lock.stores.inventory import Survey
 
@@ -22,7 +22,7 @@ _HOME, _TO_END_OF_LINE, _TO_END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 @click.argument("pattern", required=False)
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1, max=3600),
+    type=Seconds(min=0.1, max=3600),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
@@ -53,7 +53,7 @@ def watch(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None
 
 
 def _look(locks: Locks, pattern: str | None, before: Mapping[str, Survey]) -> dict[str, Survey]:
-    """All there is, and what has become of all there was."""
+    """All present locks, and the changes of the former ones."""
     found = {survey.key: survey for survey in locks.surveys(pattern)}
     left = [key for key in before if key not in found]
     return found | {survey.key: survey for survey in locks.store.survey(left)}

@@ -1,12 +1,14 @@
-"""What people read; of a key or a name nothing reaches their terminal but what can be printed."""
+"""Texts for people; only the printable characters of keys and names reach a terminal."""
 
 from collections.abc import Sequence
 
 from celery_singleton_lock.operations.breaking import Broken
+from celery_singleton_lock.operations.ending import Call
 from celery_singleton_lock.operations.finding import Finding
 from celery_singleton_lock.operations.inventory import Row
 from celery_singleton_lock.stores.base import lock_name_of
 
+OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this one sees none of others."
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 HEAD = ("LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY")
 
@@ -61,18 +63,45 @@ def shown(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
+# Of a call.
+
+
+def unknown(call: Call) -> str:
+    """Say that nothing is known of it."""
+    name = shown(call.task_id)
+    return (
+        f"Nothing is known of {name}: no lock key, no task, no call in a lock, no result.\n"
+        f"A call that waits in the broker, or that has ended and keeps no result, is in the log alone: task_id={name}"
+    )
+
+
+def told_of(call: Call) -> str:
+    """All that is known of it, in lines."""
+    facts = {
+        "call": call.task_id,
+        "state": call.state,
+        "now": call.now,
+        "reason": call.reason,
+        "key": call.key,
+        "left to": call.left_to,
+        "says": call.text,
+    }
+    lines = [f"{name:7}  {shown(value)}" for name, value in facts.items() if value is not None]
+    return "\n".join([*lines, "", table(call.rows)] if call.rows else lines)
+
+
 # Of a break.
 
 
 def nothing(key: str, name: str | None) -> str:
-    """Nobody is there."""
+    """Say that there is nothing to break."""
     if name is None:
         return f"Nothing to break: nobody holds {shown(key)}, and there are no marks."
     return f"Nothing to break: {shown(name)} does not hold {shown(key)}."
 
 
 def planned(broken: Broken, *, force: bool) -> str:
-    """Whom it is about, and what it risks."""
+    """The holders and marks of a break, and its risk."""
     lines = []
     if broken.asked:
         verb = "To be freed at once" if force else "To be asked to end"
@@ -85,7 +114,7 @@ def planned(broken: Broken, *, force: bool) -> str:
 
 
 def outcome(broken: Broken, *, force: bool) -> str:
-    """What has come of it."""
+    """The result."""
     if not broken.gone:
         return _not_free(broken)
     if not broken.asked:
@@ -100,7 +129,7 @@ def _not_free(broken: Broken) -> str:
     ids = [holder.task_id for holder in broken.left if holder.task_id]
     lines = [
         f"Not free after {duration(broken.seconds)}. If the process is dead, its lease ends in {duration(left)}.",
-        "A body that lets no thread run, or that is only warned (lock_on_lost='warn'), goes on to its end.",
+        "A body that lets no other thread run, or that is only warned (lock_on_lost='warn'), goes on to its end.",
     ]
     if ids:
         lines.append("To end it with its process:")

@@ -1,4 +1,4 @@
-"""The workers of an app: asked once, in the background, for whoever looks after locks."""
+"""The workers of an app: asked once, in the background, for the commands."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +19,14 @@ _TO_CONNECT = 5.0
 
 @dataclass(frozen=True)
 class Workers:
-    """What the workers have answered.
+    """The answers of the workers.
 
     Attributes:
         pools: By worker, its pool; None if this process does not know that.
         slots: By worker, how many bodies may run at once.
-        queues: By worker, from which it takes messages.
-        active: By worker, the task ids of what it runs.
-        problem: Why none could be asked.
+        queues: By worker, the queues from which it takes messages.
+        active: By worker, the task ids of its runs.
+        problem: The reason why no worker could be asked.
     """
 
     pools: Mapping[str, type | None] = field(default_factory=dict)
@@ -37,15 +37,15 @@ class Workers:
 
 
 def ask_workers(app: Celery, timeout: float) -> Callable[[], Workers]:
-    """Have all workers asked, who have *timeout* seconds to answer; the result waits for it."""
+    """Ask all workers in the background; they have *timeout* seconds to answer. The result waits for them."""
     answers: dict[str, Any] = {}
     problems: list[str] = []
     asking = [threading.Thread(target=_ask, args=(app, timeout, each, answers, problems)) for each in _QUESTIONS]
     for thread in asking:
-        # A broker that is silent must not keep the process from its end.
+        # A silent broker must not delay the end of the process.
         thread.daemon = True
         thread.start()
-    # One after the other, if the app allows one connection.
+    # One question after the other, because the app may allow one connection only.
     give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
 
     def heard() -> Workers:
@@ -76,13 +76,13 @@ def _workers(answers: dict[str, Any], problem: str) -> Workers:
 
 
 def _listed(answers: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """Of the workers that have answered with a list; one in which something has failed says what."""
+    """The lists of the workers that have answered with one; a worker with an error answers with its text."""
     yield from ((name, answer) for name, answer in answers.items() if isinstance(answer, list))
 
 
 def _pool_of(said: Mapping[str, Any]) -> type | None:
     name = str(said.get("implementation"))
-    # Nothing else is imported because somebody says so.
+    # Import nothing else just because a worker names it.
     if not name.startswith("celery.concurrency."):
         return None
     try:
@@ -93,7 +93,7 @@ def _pool_of(said: Mapping[str, Any]) -> type | None:
 
 
 def about_workers(app: Celery, workers: Workers) -> Finding:
-    """Whether what they are asked to run can run there."""
+    """The finding about the workers: whether each can run the tasks that it may be given."""
     if workers.problem is not None:
         return Finding("workers", None, f"nobody could be asked: {workers.problem}")
     if not workers.pools:

@@ -1,4 +1,4 @@
-"""What becomes of a run that finds its key held: a room for each policy."""
+"""The fate of a run that finds its key held: a module for each policy."""
 
 from celery_singleton_lock.options import OnConflict
 from celery_singleton_lock.policies.base import Policy

@@ -1,4 +1,4 @@
-"""What a policy is."""
+"""The base class of policies."""
 
 from abc import ABC, abstractmethod
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Ended(NamedTuple):
 
 
 class Policy(ABC):
-    """What becomes of a run that finds its key held.
+    """The fate of a run that finds its key held.
 
     Attributes:
         comes_again: Its runs go back to the broker.
@@ -34,7 +34,7 @@ class Policy(ABC):
     kind: Succession | None = None
 
     def arrive(self, run: Run) -> Ended | None:  # noqa: ARG002
-        """Before the run asks for its lock: end it here, if that is how it ends."""
+        """Before the run asks for its lock: end the run here, if the policy can end it without the lock."""
         return None
 
     def insist(self, run: Run, conflict: Conflict) -> Conflict | Done | None:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""Ending with the result of somebody else's run."""
+"""Ending with the result of another run."""
 
 import random
 from typing import Any, NoReturn
@@ -34,7 +34,7 @@ class Join(Policy):
         for holder in seen.holders:
             if holder.task_id == joins and not holder.is_on_hold:
                 _come_again(run, holder, _longest_delay(seen.crowd), **_joining(holder))
-        # Not before: where a task id is used again, an earlier run's result is there while this one holds.
+        # Only now: if a task id is used again, the result of an earlier run is there while this run holds the lock.
         return _result_of(run, joins, seen)
 
     def settle(self, run: Run, conflict: Conflict) -> Any:
@@ -45,7 +45,7 @@ class Join(Policy):
 
 
 def _joining(holder: Holder, at: int = 0) -> dict[str, Any]:
-    # The fence of one that has yet to run will be greater than the time of the store.
+    # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
     return {"joins": holder.task_id, "joins_fence": holder.fence or at, "free_since": 0}
 
 
@@ -66,12 +66,12 @@ def _result_of(run: Run, joins: str, seen: Look) -> Ended | None:
 
 
 def _wait_for_it(run: Run, joins: str, seen: Look) -> None:
-    """Come again, unless the run that was joined has died: it has had no lock for too long."""
-    # Its retry, or the tasks it was handed on to, may end much later; but a message that is lost never comes. What a
-    # run before this one has said, or a state that it has left, says nothing of this one.
+    """Come again, unless the run that was joined counts as dead: it has had no lock for too long."""
+    # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
+    # comes. A state that an earlier run with the same task id has left says nothing about this run.
     goes_on = 0 < run.notes.joins_fence <= fence_handed_on(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
-    # By the clock of the store, because each host that it comes to has its own.
+    # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
     free_since = run.notes.free_since or seen.at
     if seen.at - free_since < patience * 1_000_000:
         former = Holder.former(run.key, joins)

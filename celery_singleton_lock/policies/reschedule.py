@@ -8,10 +8,10 @@ from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict
 
 FIRST_DELAY = 0.25
-# While few come again for a key, each does often enough to take it soon after it is free.
+# If few calls come again for a key, each comes often enough to take it soon after it is free.
 LIGHT_LOAD_DELAY = 2.0
 PACE_OF_THE_NEXT = FIRST_DELAY, LIGHT_LOAD_DELAY
-# All that come again for one key arrive so many times a second, together.
+# The number of calls a second that come again for one key, all together.
 ARRIVALS_PER_SECOND = 50
 
 
@@ -43,7 +43,7 @@ def pace(crowd: int) -> tuple[float, float]:
 
 
 def is_out_of_patience(run: Run, conflict: Conflict) -> bool:
-    """It would have waited longer than `lock_wait_timeout` by the time it came again, by the store's clock."""
+    """By the store's clock, its wait would be longer than `lock_wait_timeout` when it comes again."""
     return patience(run, conflict) < FIRST_DELAY
 
 

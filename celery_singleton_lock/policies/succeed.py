@@ -13,7 +13,7 @@ from celery_singleton_lock.stores.records import Conflict, Needed, Succession, T
 
 
 class Succeed(Policy):
-    """To run next, or leave that to another call."""
+    """To run next, or to let another call run next."""
 
     comes_again = True
     kind: Succession
@@ -21,21 +21,23 @@ class Succeed(Policy):
     def settle(self, run: Run, conflict: Conflict) -> Any:
         """Come again as the successor, or end like a skipped run that names it."""
         if is_out_of_patience(run, conflict) and self._gives_up(run, conflict):
-            # Before it asks, because a holder would end for a successor that never comes.
+            # Before the call asks, because otherwise a holder would end for a successor that never comes.
             refuse(run, conflict.first)
         if run.hands_over:
-            # A later attempt at a run that has begun is no call that could be merged, and none that replaces.
+            # A later attempt of a run that has begun is not merged into another call, and replaces no holder.
             come_again(run, conflict)
         turn, other = self._succession(run)
         if turn is not Turn.MERGED:
             come_again(run, conflict, asked=turn is Turn.MINE or run.notes.asked)
+        run.is_merged = True
         successor = dataclasses.replace(conflict.first, task_id=other)
         run.tell(successor, "merged")
         return run.skip(f"lock key={run.key}: task_id={other} runs in place of this one", "merged", other)
 
     def _gives_up(self, run: Run, conflict: Conflict) -> bool:
-        # Calls that were merged into this one would be lost with it, and a run that was cancelled for it has ended for
-        # nothing. But a `Lock`, and a run that is only warned, may go on for as long as they like.
+        # It does not give up if other calls end in its favour, because they would be lost, or if a run was
+        # cancelled for it, because that run would have ended for nothing. But a `Lock`, or a run that is only warned,
+        # may go on for any time.
         is_cancelled = conflict.first.task_id is not None and run.options.on_lost != "warn"
         needed_as: tuple[Needed, ...] = ("merged", "heard") if is_cancelled else ("merged",)
         return run.store.unmark(run.key, run.task_id, unless=needed_as)

@@ -15,17 +15,17 @@ class Wait(Policy):
     """`wait`: first come, first served, in a slot of the pool."""
 
     def insist(self, run: Run, conflict: Conflict) -> Conflict | Done | None:
-        """Queue, unless what it would wait for is this very thread."""
+        """Queue, unless this very thread has the lock."""
         if held_here(run.key) is not None:
             return conflict
         with waiting.waiting_in_place(run, conflict.first):
             return run.lease.wait(conflict, min(patience(run, conflict), waiting.longest_wait(run)))
 
     def settle(self, run: Run, conflict: Conflict) -> Any:
-        """Give up, or wait on after a while in the broker, because a message that comes again has its time anew."""
+        """Give up, or come again by the broker and wait again, because each delivery has its full time limit."""
         if not run.can_come_again or is_out_of_patience(run, conflict):
             refuse(run, conflict.first)
         if run.lease.unreleased:
-            # Its turn; the message that comes again would queue behind it.
+            # Give back its turn, or the message that comes again would queue behind it.
             run.lease.release()
         come_again(run, conflict)

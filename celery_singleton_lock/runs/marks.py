@@ -8,6 +8,7 @@ from celery.exceptions import Reject
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.leftovers import leftovers
+from celery_singleton_lock.runs.ids import text_of
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
@@ -16,31 +17,35 @@ from celery_singleton_lock.stores.records import Claim
 _PATIENCE = 60.0
 
 
-def unmark(store: Store, key: str, task_id: str, *, returns: bool = False) -> None:
-    """End it now, or in the background if the store does not answer."""
-    marks = Marks(store, key, task_id, returns=returns)
-    if not marks.release_again():
-        leftovers.add(marks)
+def unmark(
+    store: Store, key: str, task_id: str, *, returns: bool = False, stays_quiet: bool = False, may_arrive: bool = False
+) -> None:
+    """End it now, or in the background if the store does not answer; see `Leftovers.add` for *may_arrive*."""
+    marks = Marks(store, key, task_id, returns=returns, stays_quiet=stays_quiet)
+    if not marks.release_again() or may_arrive:
+        leftovers.add(marks, may_arrive=may_arrive)
 
 
-def unmark_later(store: Store, key: str, task_id: str, *, returns: bool = False) -> None:
+def unmark_later(
+    store: Store, key: str, task_id: str, *, returns: bool = False, stays_quiet: bool = False, may_arrive: bool = False
+) -> None:
     """End it in the background: a main process waits for no store."""
-    leftovers.add(Marks(store, key, task_id, returns=returns))
+    leftovers.add(Marks(store, key, task_id, returns=returns, stays_quiet=stays_quiet), may_arrive=may_arrive)
 
 
 def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
-    """End in the background what a call has left whose message a worker has thrown away unread.
+    """In the background, end the marks of a call whose message a worker has thrown away unread.
 
     Raises:
-        Exception: Whatever comes of headers that are no task's, or not ours.
+        Exception: Any error that headers can cause that are not a task's, or not ours.
     """
     notes = Notes.of(headers, headers.get("id"))
-    if notes.key:
+    if notes.key and notes.left_something:
         unmark_later(store_of(app), notes.key, str(headers["id"]), returns=notes.crowds)
 
 
 def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
-    """End it for the present request, which was refused before it came to its lock, by `before_start` say."""
+    """End it for the present request, which was refused before it asked for its lock, for example by `before_start`."""
     request, is_requeued = task.request, isinstance(retval, Reject) and retval.requeue and task.acks_late
     if state == states.RETRY or is_requeued:
         return
@@ -49,25 +54,25 @@ def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     except ConfigurationError:
         # Its result tells already.
         return
-    if notes.key and (task.lock_options.unique_in_queue or notes.asked or notes.crowds):
-        unmark(store_of(task.app), notes.key, request.id, returns=notes.crowds)
+    if notes.key and notes.left_something:
+        unmark(store_of(task.app), notes.key, text_of(request.id), returns=notes.crowds)
 
 
 class Marks:
-    """What one call has left, as something to give back; see `leftovers`."""
+    """The marks of one call, as something to give back; see `leftovers`."""
 
     ttl = _PATIENCE
 
-    def __init__(self, store: Store, key: str, task_id: str, *, returns: bool) -> None:
+    def __init__(self, store: Store, key: str, task_id: str, *, returns: bool, stays_quiet: bool = False) -> None:
         self.key = key
-        self._store = store
+        self.store = store
         self.task_id = task_id
-        self._returns = returns
+        self._returns, self._stays_quiet = returns, stays_quiet
 
     def release_again(self) -> bool:
         """Try; True once answered."""
         try:
-            self._store.unmark(self.key, self.task_id, returns=self._returns)
+            self.store.unmark(self.key, self.task_id, returns=self._returns, quiet=not self._stays_quiet)
         except StoreError:
             return False
         return True
@@ -81,7 +86,7 @@ class LateMarker:
     def __init__(self, store: Store, claim: Claim, attempt: int, kept: float) -> None:
         self.key = claim.key
         self.task_id = claim.facts.task_id
-        self._store = store
+        self.store = store
         self._marker = claim.marker
         self._attempt = attempt
         self._kept = kept
@@ -89,7 +94,7 @@ class LateMarker:
     def release_again(self) -> bool:
         """Try; True once answered."""
         try:
-            self._store.mark_done(self._marker, self._attempt, "stored", self._kept)
+            self.store.mark_done(self._marker, self._attempt, "stored", self._kept)
         except StoreError:
             return False
         return True

@@ -1,4 +1,4 @@
-"""The message of a run: what we write on it, and how it goes back to the broker."""
+"""The message of a run: the notes that we write on it, and its way back to the broker."""
 
 import logging
 import re
@@ -23,29 +23,29 @@ HEADER = "singleton_lock"
 """The one header we write on a message: the notes."""
 
 DELIVERY = "singleton_delivery"
-"""Under which the main process of a worker tells a pool process of this delivery, beside the message."""
+"""The name under which the main process tells a pool process about this delivery, beside the message."""
 
 ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
-"""Where a beat tells which entry it has sent, and when it was due."""
+"""The headers in which a beat tells which entry it has sent, and when the entry was due."""
 
-# For so much of the visibility timeout nobody else is given a message that was delivered here.
+# The part of the visibility timeout in which surely nobody else gets a message that was delivered here.
 _NEARLY = 0.9
 # Seconds from the end of a body until the broker has heard of it, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
-# By then a broker that restarts is back; a job is worth the wait.
+# Seconds after which a broker that restarts is back; a job is worth the wait.
 _PATIENCE = 60.0
 _PAUSE = 0.5
-# Almost as long, for a connection that breaks. Where there was none, kombu gives up after `broker_connection_timeout`.
+# Almost as long, for a connection that breaks. Without one, kombu gives up after `broker_connection_timeout`.
 _PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
-# What RabbitMQ's delayed delivery puts before a routing key, as bits of the countdown.
+# RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 
 class Delivery(NamedTuple):
-    """What the main process of a worker tells a pool process.
+    """The data that the main process of a worker sends to a pool process.
 
     Attributes:
         token: Of the run, so that the main process can act for it.
@@ -63,9 +63,11 @@ class Delivery(NamedTuple):
 
 
 def delivery_of(request: Context) -> Delivery:
-    """What was told of this delivery; nothing of a run that no worker has sent to its pool."""
-    told = request.get(DELIVERY)
-    return Delivery(*told) if told else _TOLD_BY_NOBODY
+    """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
+    told = vars(request).get(DELIVERY, _TOLD_BY_NOBODY)
+    if type(told) is not Delivery:
+        told = vars(request)[DELIVERY] = Delivery(*told)
+    return told
 
 
 _TOLD_BY_NOBODY = Delivery()
@@ -73,7 +75,7 @@ _TOLD_BY_NOBODY = Delivery()
 
 @dataclass
 class Notes:
-    """What we have written on a message; what goes without saying is 0, empty or false.
+    """The notes that we have written on a message; a value that is not needed is 0, empty or false.
 
     Attributes:
         key: The lock key of the call, as its publisher made it.
@@ -87,10 +89,11 @@ class Notes:
         asked: It has asked to be the run that comes next.
         crowds: It counts as one of those that come again and again.
         died: The process of the run before it has died, and Celery has published the call once more.
-        is_bare: It came without notes at first, so other deliveries of it know of no publication.
-        continues: The fence of the run that goes on by this call, as a step of what replaces it.
+        is_bare: It came without notes at first, so other deliveries of it do not know its time of publication.
+        continues, continues_from: Fence and publication of the run that goes on by this call, which replaces it.
         task_id: Of the call they were written for, because a body may hand its headers on to another call.
-        unanswered: For how long it has tried in vain to ask the store, up to its next delivery, in microseconds.
+        unanswered: The time that it has spent asking the store in vain, up to its next delivery, in microseconds.
+        marked: It was published as queued, even if its task has another mode by now.
     """
 
     key: str = ""
@@ -108,6 +111,13 @@ class Notes:
     unanswered: int = 0
     continues: int = 0
     task_id: str = ""
+    marked: bool = False
+    continues_from: int = 0
+
+    @property
+    def left_something(self) -> bool:
+        """Its call may have left something in the store that is to end with its message."""
+        return self.marked or self.asked or self.crowds
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
@@ -116,29 +126,28 @@ class Notes:
         Raises:
             ConfigurationError: The header is there, but not as we write it.
         """
+        # Fields that are not written keep the default of the class, because most have only a few.
+        notes = cls.__new__(cls)
         written = (headers or {}).get(HEADER)
         if written is None:
-            return cls()
-        if not isinstance(written, Mapping) or any(
-            type(value) is not _TYPES.get(name) for name, value in written.items()
-        ):
-            raise ConfigurationError(
-                f"header {HEADER}={written!r:.200} is not ours; give a header of your own another name"
-            )
-        notes = cls(**written)
-        return cls() if task_id is not None and notes.task_id not in ("", task_id) else notes
+            return notes
+        if not (isinstance(written, Mapping) and list(map(type, written.values())) == list(map(_TYPES.get, written))):
+            advice = "give a header of your own another name"
+            raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
+        vars(notes).update(written)
+        return cls() if task_id is not None and notes.task_id not in ("", task_id, str(task_id)) else notes
 
     def header(self) -> dict[str, Any]:
-        """The notes as a header, without what goes without saying."""
+        """The notes as a header, without the fields that have their default."""
         return {name: value for name, value in vars(self).items() if value}
 
     def dated(self) -> "Notes":
-        """With a time of publication: now, if there is none."""
+        """The same with a time of publication, which is now if there is none."""
         return self if self.published else replace(self, published=time.time_ns() // 1000, is_bare=True)
 
     def of_the_call(self) -> "Notes":
-        """What stays once a body has begun: a retry of it begins a new wait."""
-        return Notes(self.key, self.published, task_id=self.task_id)
+        """The notes that stay once a body has begun: a retry of the body begins a new wait."""
+        return Notes(self.key, self.published, continues_from=self.continues_from, task_id=self.task_id)
 
 
 _OF_THE_CALL = {"task_id", "key", "published"}
@@ -147,18 +156,17 @@ _TYPES = {field.name: type(field.default) for field in fields(Notes)}
 
 def tells_more_than_the_call(headers: Mapping[str, Any] | None) -> bool:
     """The notes tell more, or less, than task id, key and publication, which are on each message that is new."""
-    written = (headers or {}).get(HEADER)
-    return written is None or written.keys() != _OF_THE_CALL
+    return ((headers or {}).get(HEADER) or {}).keys() != _OF_THE_CALL
 
 
 def marker_of(key: str, task_id: str, notes: Notes) -> str:
-    """Where the done marker of a message is: by its publication, for an id may be used again."""
+    """The key of a message's done marker. It has the publication in it, because a task id may be used again."""
     return f"{key}:done:{task_id}:{0 if notes.is_bare else notes.published}"
 
 
 def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
     """*headers* with these notes in place of others."""
-    # Celery takes whatever it does not know for a header.
+    # Celery takes every option that it does not know for a header.
     kept = {name: value for name, value in (headers or {}).items() if name != DELIVERY}
     return {**kept, HEADER: notes.header()}
 
@@ -176,13 +184,13 @@ def kept(task: Task) -> float:
 
 def hands_over(request: Context) -> bool:
     """A run continues under this id: `retry()` and `replace()` publish before their own body has ended."""
-    # Each step of a chain that replaces a task is marked as a replacement; the one in its place has it for a parent.
-    is_in_its_place = request.get("parent_id") in (None, request.id)
-    return bool(request.retries or (request.get("replaced_task_nesting") and is_in_its_place))
+    # Each step of a chain that replaces a task is marked so; only the one in the task's place has it as parent.
+    is_in_its_place = request.parent_id in (None, request.id)
+    return bool(request.retries or (request.replaced_task_nesting and is_in_its_place))
 
 
 def is_broadcast(task: Task, request: Context) -> bool:
-    """The message came by a fanout exchange, so its siblings bear the same id and none is a copy."""
+    """The message came by a fanout exchange, so its siblings have the same task id and none is a copy."""
     exchange = (request.delivery_info or {}).get("exchange")
     if not exchange:
         return False
@@ -199,15 +207,15 @@ def may_be_copy(task: Task, request: Context, notes: Notes) -> bool:
 
 
 def has_copies(task: Task, request: Context, notes: Notes) -> bool:
-    """The message was delivered before, or has been here for so long that it may have been delivered elsewhere."""
+    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere."""
     is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
     return is_redelivered or notes.is_copy or _since_delivery(request) > visibility_timeout(task) * _NEARLY
 
 
 def will_have_copies(task: Task, request: Context, notes: Notes) -> bool:
-    """The same by the time at which the broker hears that a body which ends now has ended."""
-    ends = _since_delivery(request) + _LATEST_ACKNOWLEDGEMENT
-    return bool(task.acks_late and ends > visibility_timeout(task)) or has_copies(task, request, notes)
+    """The same, seen from the moment at which the broker hears of the end of a body that ends now."""
+    is_late = task.acks_late and _since_delivery(request) + _LATEST_ACKNOWLEDGEMENT > visibility_timeout(task)
+    return is_late or has_copies(task, request, notes)
 
 
 def _since_delivery(request: Context) -> float:
@@ -218,10 +226,10 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
     """Publish the message as it came, to come again.
 
     Arguments:
-        task: The one whose request is to come again.
+        task: The task whose present request is to come again.
         key: The key of its run, under which it comes again.
         delay: Seconds until then.
-        notes: What to write on the message beside what is there.
+        notes: The fields to write on the message beside those that are there.
 
     Raises:
         Reject: It cannot be published, and the broker will deliver it again by itself.
@@ -263,17 +271,17 @@ def _publish_patiently(again: Signature) -> None:
 
 
 def _as_it_came(task: Task) -> dict[str, Any]:
-    """Options that neither Celery nor the task itself would choose again."""
+    """The options of the message that neither Celery nor the task would choose again."""
     request = task.request
     serializer = registry.type_to_name.get(delivery_of(request).content_type)
-    # Of which Celery 5.4 forgets the last.
+    # Celery 5.4 forgets the last of these.
     chosen = {"serializer": serializer, "queue": _queue_of(task), "ignore_result": request.get("ignore_result") or None}
     chosen |= {name: request.get(name) for name in ("compression", "argsrepr", "kwargsrepr")}
     return {name: value for name, value in chosen.items() if value is not None}
 
 
 def _queue_of(task: Task) -> str | None:
-    """The queue it came by, if that can be told; a delay leaves its mark in the routing key."""
+    """The queue it came by, if that can be told; a delayed delivery changes the routing key."""
     info = task.request.delivery_info or {}
     key = _DELAY_IN_ROUTING_KEY.sub("", info.get("routing_key") or "")
     for name, queue in task.app.amqp.queues.items():

@@ -1,8 +1,8 @@
 """Messages that are delivered more than once: one body each.
 
-A later delivery is refused by the store while the run lives, and waits without a trace; it is dropped once that has
-ended. The run says so in a done marker as it releases, but only if another delivery is known or likely: one that
-was delivered again may be so once more, or its first delivery still wait in a busy worker.
+While the run lives, the store refuses a later delivery, which waits without a trace. Once the run has ended, a later
+delivery is dropped. The run leaves a done marker as it releases, but only if another delivery is known or likely: a
+message that was delivered again may be delivered once more, or its first delivery may still wait in a busy worker.
 """
 
 import logging
@@ -25,7 +25,7 @@ _LONGEST_DELAY = 2.0
 
 
 def turn_back(run: Run, answer: Conflict | Done) -> NoReturn:
-    """End a delivery whose message has a run: drop it, or send it back to wait for that run's end.
+    """End a delivery whose message has a run already: drop it, or send it back to wait for the end of that run.
 
     Raises:
         Ignore: Without a trace in the result, which is the run's.
@@ -38,14 +38,14 @@ def turn_back(run: Run, answer: Conflict | Done) -> NoReturn:
         _park(run, holder, float("inf"))
     run.tell(holder, "dropped")
     if not run.is_copy:
-        # A retry of a run that was replaced meanwhile: its only delivery.
+        # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
         run.unmark()
     restore_result(run.task)
     run.turn_back("a run of this message has ended already")
 
 
 def wait_for_twin(run: Run) -> None:
-    """Send a delivery back whose main process did not know yet how an earlier one, in the same worker, had ended.
+    """Send a delivery back if the main process did not know yet how an earlier delivery in the same worker has ended.
 
     Raises:
         Ignore: Without a trace in the result, which is the run's.
@@ -64,15 +64,15 @@ def _park(run: Run, holder: Holder, expires_in: float) -> NoReturn:
 
 
 def ending_of(run: Run, error: Exception | None) -> Ending | None:
-    """What later deliveries have to know of a body that has ended so; None if they are to run it again."""
+    """The facts for later deliveries about a body that has ended this way; None if they should run it again."""
     if isinstance(error, Reject):
         # With requeue the message is meant to come again.
         return None if error.requeue else _ending(run, "retried")
     if isinstance(error, Ignore | Retry):
-        # Of Ignore: nothing is stored for it, or a replacement goes on with its work.
+        # For Ignore, nothing is stored, or a replacement goes on with the work.
         return _ending(run, "retried")
     task = run.task
-    # Celery 5.7 has an option for failures alone, which follows the older one where it is not set.
+    # Celery 5.7 has an option for failures alone. If it is not set, the older option counts.
     stays_unacknowledged = task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
     if error is not None and stays_unacknowledged:
         return None

@@ -1,4 +1,4 @@
-"""Results of other runs: which can be read, and what a run leaves for those who wait for its own."""
+"""Results of other runs: which of them can be read, and the notes that a run leaves for calls that have joined it."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -15,15 +15,15 @@ from celery_singleton_lock.stores.records import Holder
 logger = logging.getLogger("celery_singleton_lock")
 
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
-"""What calls the items of `map`, `starmap` and `chunks`. Its result is that of all items together."""
+"""The tasks that call the items of `map`, `starmap` and `chunks`. Their result is that of all items together."""
 
 _IN_NAMES_OF_WORKERS = "@"
 
 
 def has_result(task: Task, holder: Holder) -> bool:
-    """What is stored under the holder's task id is the result of its run, and everybody can read it."""
+    """The result backend has the result of the holder's run under its task id, and every process can read it."""
     is_lock, is_item = holder.task_id is None, holder.task_name in TASKS_OF_ITEMS
-    # Of a waiter no name is known, so it may be an item.
+    # The store does not know the task name of a waiter, so it may be an item.
     is_waiter = holder.token and not holder.fence
     is_eager = holder.hostname is not None and _IN_NAMES_OF_WORKERS not in holder.hostname
     if is_lock or is_item or is_waiter or is_eager:
@@ -32,7 +32,7 @@ def has_result(task: Task, holder: Holder) -> bool:
 
 
 def end_of(task: Task, task_id: str) -> dict[str, Any] | None:
-    """What is stored of the call, if it has ended and its result can be read."""
+    """The stored end of the call, if it has ended and its result can be read."""
     if why_unreadable(task):
         return None
     try:
@@ -50,32 +50,39 @@ def store_end(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -
 
 @contextmanager
 def handing_on(run: Run) -> Iterator[None]:
-    """Tell those who have joined the run that what is published inside goes on for it, and may hold no lock."""
+    """Tell the calls that have joined the run that the messages published inside continue it, and may hold no lock."""
     try:
         yield
     except (Ignore, Retry):
-        # It was published: this is how `replace()` and `retry()` end.
+        # The message was published: `replace()` and `retry()` end by raising these.
         tell_handed_on(run)
         raise
     tell_handed_on(run)
 
 
 def tell_handed_on(run: Run) -> None:
-    """Let those who have joined the run know that it goes on by its retry, or by the tasks of `replace()`."""
-    may_be_joined = run.options.on_conflict == "join" or run.task.lock_name is not None
-    if may_be_joined and run.can_come_again and not (run.request.ignore_result or why_unreadable(run.task)):
-        # Beside its result, because the last of those tasks stores its own states there.
+    """Tell the calls that have joined the run that its retry, or the tasks of `replace()`, continue it."""
+    if _may_be_joined(run.task) and run.can_come_again and not (run.request.ignore_result or why_unreadable(run.task)):
+        # Under another id than its result, because the last of those tasks stores its own states there.
         try:
-            # In a state that may be stored over: a later run of the call says it again, with its own fence.
+            # STARTED may be overwritten: a later run of the call writes this again, with its own fence.
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-            # They ask for the lock themselves then, sooner than they need to.
+            # Then those calls ask for the lock themselves, sooner than they need to.
             logger.warning("lock.unstored key=%s task_id=%s: %s", run.key, run.task_id, error)
+
+
+def _may_be_joined(task: Task) -> bool:
+    """There may be joiners: this app knows which of its tasks have that policy and a lock of this name."""
+    if task.lock_name is not None:
+        return True
+    tasks = [each for each in task.app.tasks.values() if getattr(each, "lock_options", None) is not None]
+    return any(each.lock_options.on_conflict == "join" and task.name in (each.lock_name, each.name) for each in tasks)
 
 
 def fence_handed_on(task: Task, task_id: str) -> int:
     """The fence of the last run of this call that went on by a retry, or by the tasks of `replace()`; 0 if none did."""
-    # A later run says it again, so it must not come from a cache.
+    # A later run writes it again, so do not read it from a cache.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)
     return int(word["result"] or 0) if word["status"] == states.STARTED else 0
 

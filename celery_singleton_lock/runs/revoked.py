@@ -1,16 +1,21 @@
-"""Ending a task as REVOKED, and whatever waits for it: later steps of its chain, and the chords they are in."""
+"""Ending a task as REVOKED, with everything that waits for it: later steps of its chain, and the chords they are in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from celery import Task, states
 from celery.app.task import Context
 from celery.exceptions import Ignore, TaskRevokedError
+from celery.result import EagerResult
 
 from celery_singleton_lock.errors import SingletonLockError
 
 Reason = Literal["skipped", "merged", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome that the log tells, if there was a conflict."""
+
+
+# Among the arguments of Celery's `apply`.
+_PLACE_OF_THROW = 6
 
 
 class CallRevoked(TaskRevokedError, SingletonLockError):
@@ -26,7 +31,7 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
             `unpublished` (the other one stands for this one), or `unanswered` (Redis gave no answer).
     """
 
-    # Stored with each result, so it is the name that stays, and not that of this file.
+    # The result backend stores this name with each result, so it must stay, even if this file gets another name.
     __module__ = "celery_singleton_lock"
 
     def __init__(self, text: str, key: str, holder_task_id: str | None, reason: Reason) -> None:
@@ -40,7 +45,7 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
 
 
 class Revoked(Ignore):
-    """The task has ended as REVOKED; in eager mode `apply` makes the result of it."""
+    """The task has ended as REVOKED; in eager mode its result is made from this."""
 
     def __init__(self, error: CallRevoked) -> None:
         super().__init__(str(error))
@@ -62,6 +67,31 @@ def revoke(task: Task, error: CallRevoked) -> None:
     if not request.is_eager:
         _end_later_steps(task, error)
     raise Revoked(error)
+
+
+def throws(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | None:
+    """The option of that name in the arguments of `apply`; None if it is not given."""
+    throw: bool | None = args[_PLACE_OF_THROW] if len(args) > _PLACE_OF_THROW else kwargs.get("throw")
+    return throw
+
+
+def end_of_eager(task: Task, result: EagerResult, throw: bool | None) -> EagerResult:
+    """The result of a call in eager mode: REVOKED if the call has ended so, else *result*.
+
+    Arguments:
+        task: The task.
+        result: What Celery has made of the call.
+        throw: The option with which it was called.
+
+    Raises:
+        CallRevoked: It has ended so, and Celery would raise an error of it as well.
+    """
+    if not isinstance(result.result, Revoked):
+        return result
+    error = result.result.error
+    if throw or (throw is None and task.app.conf.task_eager_propagates):
+        raise error
+    return EagerResult(result.id, error, states.REVOKED, name=task.name)
 
 
 def _end_later_steps(task: Task, error: CallRevoked) -> None:
@@ -93,7 +123,7 @@ def _tasks_in(signatures: Any) -> Iterator[Context]:
 
 
 def _members_of(header: Any) -> Iterator[Context]:
-    """Those of a chord that never begins: nobody counts them, for its body ends as they do."""
+    """The members of a chord that never begins. Nobody counts them, because the chord's body ends as they do."""
     for member in _tasks_in([header] if isinstance(header, dict) else header):
         member.chord = None
         yield member

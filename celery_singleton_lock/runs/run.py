@@ -1,4 +1,4 @@
-"""One execution of a task: what it asks for, under which lease it runs, and how it ends."""
+"""One execution of a task: its claim, its lease, and its end."""
 
 import logging
 import os
@@ -12,15 +12,17 @@ from weakref import ref
 from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
-from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, LockHeld, LockLost
 from celery_singleton_lock.label import label_of
+from celery_singleton_lock.leases.heartbeat import count
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.events import send_event
+from celery_singleton_lock.runs.ids import text_of
 from celery_singleton_lock.runs.loss import deadman_for, tell_lost
 from celery_singleton_lock.runs.marks import unmark
 from celery_singleton_lock.runs.message import Notes
@@ -31,7 +33,7 @@ from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, H
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# As many as a script can look through.
+# The limit of a run that may run beside all others: as many places as a script can look through.
 _AS_MANY_AS_THERE_ARE = 1000
 
 
@@ -39,29 +41,42 @@ class Run:
     """One execution of a task whose key it has to hold.
 
     Arguments:
-        task: The task.
-        request: The one of this execution.
+        task, request: The task, and its request of this execution.
         notes: What is written on its message.
         key: The lock key.
         args, kwargs: What the body is called with.
 
     Attributes:
+        task_id: Its task id; for an item, the task id of its map.
+        is_item: It is an item of `map`, `starmap` or `chunks`, so another task's message brought it.
         lease: Its right to run, once it is granted.
         is_copy: Its message may have been delivered before.
         hands_over: It continues an earlier run, as its next attempt or by a `replace()`.
         can_come_again: Its message can go back to the broker.
+        is_under_way: It has begun to ask for its lock, and has not ended.
+        end: The `Ignore`, `Reject` or `Retry` that it has ended with.
+        before: A run before it, of the same delivery, that has left a marker.
         has_begun: Its body runs, or has run.
         is_unlocked: Its body runs without a lock of its own.
-        is_in_crowd: The store counts it as one of those that come again.
+        is_in_crowd: The store counts it among the calls that come again.
+        is_merged: Another call runs in its place, so the cool-down that its publishing has begun goes on.
         retry_key: The key of the retry that its body has published.
         retries_because_of: The error for which its body wants to come again.
-        ending: What later deliveries of its message have to know, once its body has ended.
-        has_marker: They will find it in the store.
+        ending: The facts for later deliveries of its message, once its body has ended.
+        has_marker: Later deliveries will find these facts in the store.
     """
 
+    is_under_way = has_begun = is_unlocked = is_merged = has_marker = _goes_on = _retry_is_stored = False
+    end: BaseException | None = None
+    before: "Run | None" = None
+    retry_key: str | None = None
+    retries_because_of: BaseException | None = None
+    ending: Ending | None = None
+
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
-        self.task, self.request, self.notes, self.key = task, request, notes, key
-        self.args, self.kwargs = args, kwargs
+        self.task, self.request, self.notes, self.key, self.args, self.kwargs = task, request, notes, key, args, kwargs
+        item = vars(request).get("lock_item")
+        self.is_item, self.task_id = bool(item), text_of(item or request.id or "")
         self.options: LockOptions = task.lock_options
         self.is_broadcast = message.is_broadcast(task, request)
         self.is_copy = not self.is_item and message.may_be_copy(task, request, notes)
@@ -72,16 +87,11 @@ class Run:
         self.lease = Lease(
             store_of(task.app),
             self._claim(),
-            deadman=deadman_for(task, self.options),
+            deadman=deadman_for(task, self.options) if self.options.on_lost == "kill" else None,
             on_lost=partial(_tell_lost, ref(self)),
             refused_at=notes.since,
         )
-        self.has_begun = self.is_unlocked = False
-        self.retry_key: str | None = None
-        self.retries_because_of: BaseException | None = None
         self.is_in_crowd = notes.crowds
-        self.ending: Ending | None = None
-        self.has_marker = self._goes_on = self._retry_is_stored = False
 
     def _claim(self) -> Claim:
         options, request, notes = self.options, self.request, self.notes
@@ -92,30 +102,31 @@ class Run:
             options.ttl,
             _AS_MANY_AS_THERE_ARE if runs_beside_others else options.limit,
             facts=self._facts(),
-            # Counted from the moment at which it was published, if that is what is unique.
+            # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             min_hold=0.0 if options.unique_in_queue else options.min_hold,
             marker=message.marker_of(self.key, self.task_id, notes),
             may_be_copy=self.is_copy or (self.hands_over and not self.is_broadcast),
             asked=notes.asked,
             returns=notes.crowds,
+            queued_for=options.queue_ttl if notes.marked else 0.0,
         )
 
     def _facts(self) -> Facts:
         request, task = self.request, self.task
         return Facts(
             task_id=self.task_id,
-            # Of the task that has this id: an item's is its map.
-            task_name=request.get("lock_map") or ("" if task.lock_name is None else task.name),
+            # The name of the task that has this task id: for an item, its map.
+            task_name=(request.lock_map if self.is_item else None) or ("" if task.lock_name is None else task.name),
             hostname=request.hostname or socket.gethostname(),
             pid=os.getpid(),
             attempt=request.retries or 0,
-            published=self.notes.published,
+            published=self.published,
             label=label_of(task, self.key, self.task_id, self.args, self.kwargs),
         )
 
     @property
     def store(self) -> Store:
-        """Where its lock is, also if the app has moved to another store meanwhile."""
+        """The store of its lock, even if the app has moved to another store meanwhile."""
         return self.lease.store
 
     @property
@@ -124,19 +135,14 @@ class Run:
         return self.lease.claim
 
     @property
-    def is_item(self) -> bool:
-        """It is an item of `map`, `starmap` or `chunks`, so another task's message brought it."""
-        return bool(self.request.get("lock_item"))
+    def published(self) -> int:
+        """When its call was published, in microseconds; what replaces a run is no newer than the run."""
+        return self.notes.continues_from or self.notes.published
 
     @property
     def was_replaced(self) -> bool:
         """It has been told to make way, for its successor or by a person."""
         return self.interrupt.was_sent and self.lease.lost_reason in MAKES_WAY
-
-    @property
-    def task_id(self) -> str:
-        """Its task id; of an item that of its map."""
-        return str(self.request.get("lock_item") or self.request.id or "")
 
     @property
     def age(self) -> float:
@@ -162,19 +168,18 @@ class Run:
 
     def jittered(self, delay: float) -> float:
         """At most *delay* seconds, and no more than a message can wait for its time."""
-        # It stays unacknowledged until then: near the visibility timeout it would be delivered a second time.
+        # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
         delay = min(delay, message.visibility_timeout(self.task) / 4)
         return random.uniform(delay / 2, delay)
 
     def retry(self, why: Exception, delay: float, **notes: Any) -> NoReturn:
-        """Come again, as a task does that retries, but at no cost of a retry.
+        """Come again, as a task that retries does, but do not count it as a retry.
 
         Raises:
             Retry: Always.
         """
         self._store_retry(why)
-        again = self.send_again(delay, **notes)
-        raise Retry(str(why), exc=why, when=delay, sig=again)
+        raise Retry(str(why), exc=why, when=delay, sig=self.send_again(delay, **notes))
 
     def is_retried(self, key: str) -> None:
         """Its body is about to publish its next attempt, with this key."""
@@ -183,7 +188,7 @@ class Run:
         self._store_retry(error, "".join(format_exception(error)) if error is not None else None)
 
     def _store_retry(self, why: BaseException | None, traceback: str | None = None) -> None:
-        """Store it before the message leaves; Celery does so afterwards, over an end that comes at once."""
+        """Store it before the message leaves; Celery does so afterwards, and may overwrite the end of the retry."""
         if self.task.ignore_result or self.request.ignore_result:
             return
         try:
@@ -208,18 +213,18 @@ class Run:
 
     def revoke(self, text: str, reason: Reason, holder: str | None) -> None:
         """End as REVOKED, or without a result in the header of a chord, whose body waits for every member."""
-        # An item is no task whose state could be stored; its map has a place for its result.
+        # An item has no state of its own to store; its map has a place for its result.
         if self.is_item:
             return
         try:
             revoke(self.task, CallRevoked(text, self.key, holder, reason))
         except Revoked:
-            # Celery sends none for a run that stores its own end, so for a monitor it would go on for ever.
+            # Celery sends no event for a run that stores its own end, so for a monitor the run would go on for ever.
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
             raise
 
     def turn_back(self, reason: str) -> NoReturn:
-        """End this delivery of the message without a trace: the call is another delivery's to end.
+        """End this delivery of the message without a trace, because another delivery ends the call.
 
         Raises:
             Ignore: Always; not Retry, which would store a state over the one of the run that goes on.
@@ -228,9 +233,10 @@ class Run:
         raise Ignore(reason)
 
     def tell(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
-        """Say what has become of a run that was not done: in the log, by the signal, and by an event."""
+        """Tell the outcome of a run that was not done: in the log, by the signal, and by an event."""
         facts = self.key, self.task_id, holder.task_id, holder.age, holder.expires_in, outcome
         logger.info("lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s", *facts)
+        count(self.store, self.key, "conflicts", self.task.name, outcome)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)
         # Not `task-...`: a monitor would take what follows for a state of the task.
         self.send_event("lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)
@@ -238,10 +244,7 @@ class Run:
     def send_event(self, event: str, **facts: Any) -> None:
         """Send an event, if the worker of this run sends events."""
         if message.delivery_of(self.request).sends_events:
-            try:
-                self.task.send_event(event, **facts)
-            except OperationalError as error:
-                logger.warning("lock.untold key=%s task_id=%s: no event: %s", self.key, self.task_id, error)
+            send_event(self.task, self.key, self.task_id, event, facts)
 
     def check_not_replaced(self) -> None:
         """Return if it may still publish a retry or a replacement.
@@ -252,49 +255,46 @@ class Run:
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
-    # What it holds, and leaves behind.
-
     def __enter__(self) -> None:
         """Give back at the end what it holds, and end what it has left in the store if it did not run."""
+        self.is_under_way = True
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
-        # An item of a map is no message, so Celery tells nobody of its end.
-        if error is None or self.is_item or not issubclass(error, Retry):
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        self.is_under_way, self.end = False, error if isinstance(error, Ignore | Reject | Retry) else None
+        # An item of a map has no message, so Celery tells nobody of its end.
+        if self.is_item or not isinstance(error, Retry):
             self.give_back()
         elif self._retry_is_stored:
-            # Not once more. Where Celery does so all the same, or has to, the next
-            # attempt could end before, so `handlers` gives back what is held.
+            # Celery must not store RETRY once more. If it stores it all the same, or has to, the next attempt could
+            # end before, so `handlers` gives back what is held.
             self.request.ignore_result = True
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
         if self.lease.unreleased:
-            answer = self.lease.release(self.ending)
-            self.has_marker = answer is Answer.MARKED
-            if answer in (Answer.DONE, Answer.MARKED) and not self.is_unlocked:
-                signals.lock_released.send(sender=self.task, lease=self.lease)
+            self.has_marker = self.lease.release(self.ending) is Answer.MARKED
         if not (self.lease.granted or self._goes_on):
             self.unmark()
 
     def unmark(self) -> None:
         """End what the call has left in the store: its message has ended for good."""
-        if self.options.unique_in_queue or self.notes.asked or self.is_in_crowd:
-            unmark(self.store, self.key, self.task_id, returns=self.is_in_crowd)
+        if self.notes.left_something or self.is_in_crowd:
+            crowd, quiet, may_arrive = self.is_in_crowd, self.is_merged, self.lease.is_unanswered
+            unmark(self.store, self.key, self.task_id, returns=crowd, stays_quiet=quiet, may_arrive=may_arrive)
 
     def begins(self) -> None:
         """Its body is about to run: a retry of it begins a new wait."""
         self.has_begun = True
-        headers = self.request.headers
-        if headers:
+        if headers := self.request.headers:
             headers.pop(message.DELIVERY, None)
         if not self.notes.published or message.tells_more_than_the_call(headers):
             self.notes = self.notes.dated()
-            self.notes.task_id = self.request.id or ""
+            self.notes.task_id = text_of(self.request.id or "")
             if headers:
                 self.request.headers = message.with_notes(headers, self.notes.of_the_call())
 
 
 def _tell_lost(run: "ref[Run]", lease: Lease) -> None:
-    # Weakly, so that a run that nobody has any more does not keep its lease alive.
+    # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
     if (one := run()) is not None and not one.is_unlocked:
         tell_lost(one.task, one.options, one.interrupt, lease)

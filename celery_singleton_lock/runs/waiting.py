@@ -1,4 +1,4 @@
-"""Waiting in place: for how long, because the time limit goes on meanwhile, and who is told of it."""
+"""Waiting in place: how long a run may wait while its time limit goes on, and who is told of it."""
 
 import logging
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from celery_singleton_lock.stores.records import Holder
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Of a time limit; the rest is the body's.
+# The part of a time limit that a run may wait; the rest is for the body.
 _SHARE = 1 / 4
 
 Limits = tuple[float | None, float | None]
@@ -56,7 +56,7 @@ def waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
 
 
 def _timed(run: Run) -> Task:
-    """The task whose time limit goes on: of an item that of its map."""
+    """The task whose time limit goes on: for an item, its map."""
     return get_current_task() if run.is_item else run.task
 
 
@@ -66,7 +66,7 @@ def _spent(timed: Task) -> float:
 
 
 def _limits_of(timed: Task) -> Limits:
-    """The hard one and the soft one, each chosen as a worker does."""
+    """The hard time limit and the soft one, each chosen as a worker chooses it."""
     hard, soft = timed.request.timelimit or (None, None)
     hard = hard or timed.time_limit or _of_the_worker[0]
     soft = soft or timed.soft_time_limit or _of_the_worker[1]
@@ -74,8 +74,8 @@ def _limits_of(timed: Task) -> Limits:
 
 
 def _enforced(limits: Limits) -> tuple[float | None, ...]:
-    """Those that the pool enforces: prefork both, gevent the hard one, all others none."""
-    # As the children of a prefork pool are, and nothing else is.
+    """The limits that the pool enforces: prefork both, gevent the hard one, all others none."""
+    # Only the pool processes of prefork are daemons.
     if current_process().daemon:
         return limits
     patched = patched_by()

@@ -7,12 +7,16 @@ from urllib.parse import urlsplit
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.celery_words import url_in_redis_py
 from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.redis.cluster import ClusterStore
+from celery_singleton_lock.stores.redis.cluster_url import SCHEMES
 from celery_singleton_lock.stores.redis.opening import unreadable
 from celery_singleton_lock.stores.redis.sentinel_url import SCHEME
 from celery_singleton_lock.stores.redis.store import RedisStore
 
 SENTINEL = SCHEME
+CLUSTERS = tuple(SCHEMES)
 
 _REDIS_SCHEMES = {
     "redis": "redis",
@@ -23,9 +27,8 @@ _REDIS_SCHEMES = {
     "redis+socket": "unix",
     "sentinel": "sentinel",
 }
-_LATER_SCHEMES = ("redis+cluster", "rediss+cluster")
 # Schemes of which one URL names several servers.
-_OF_SEVERAL = ("sentinel", *_LATER_SCHEMES)
+_OF_SEVERAL = (SENTINEL.partition(":")[0], *CLUSTERS)
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
 in_memory: dict[str, MemoryStore] = {}
 """The stores in the memory of this process, by their URL."""
@@ -34,7 +37,7 @@ _shared: dict[str, Store] = {}
 
 
 def shared_store(url: str) -> Store:
-    """The store at *url*, one and the same for all in this process who ask here.
+    """The store at *url*, the same object for all callers in this process.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
@@ -52,7 +55,7 @@ def one_url(given: Any) -> str:
     if isinstance(given, list | tuple | set | frozenset) and len(given) > 1:
         raise _no_majority()
     if not isinstance(given, str):
-        # Not what it is: there may be a password in it.
+        # Do not quote the value: there may be a password in it.
         raise ConfigurationError(
             f"singleton_lock_url=<a {type(given).__name__}> is not allowed: give one URL as text, such as "
             "'redis://localhost:6379/0'"
@@ -75,17 +78,18 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
 
     Arguments:
         url: `redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`, `unix://`,
-            `redis+socket://`, `sentinel://` in one part or several, or `memory://` for
-            locks of this process only, the same for all who give the same URL.
+            `redis+socket://`, `sentinel://` in one part or several, `redis+cluster://` and
+            `rediss+cluster://` likewise, or `memory://` for locks of this process only,
+            the same for all who give the same URL. Arguments as Celery or redis-py spells them.
         options: Further arguments for redis-py's connections, such as `ssl_ca_certs`; for
             `sentinel://` the `master_name`, unless the URL ends with `?master_name=...`, and `sentinel_kwargs`.
-        replicas: How many replicas have to have a grant and a renewal, before they count; locks in memory have none.
+        replicas: How many replicas must have a grant or a renewal before it counts; locks in memory have no replicas.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
     try:
-        # Of the first part alone.
+        # Only the first part has it.
         scheme = urlsplit(url.partition(";")[0]).scheme
     except ValueError:
         raise unreadable() from None
@@ -93,9 +97,10 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         raise _no_majority()
     if scheme == "memory":
         return in_memory.setdefault(url, MemoryStore())
-    if scheme in _LATER_SCHEMES:
-        raise ConfigurationError(f"singleton_lock_url: {scheme}:// is not available in this version; use redis://")
+    url = url_in_redis_py(url)
+    if scheme in CLUSTERS:
+        return ClusterStore(url, options or {}, replicas)
     if scheme not in _REDIS_SCHEMES:
-        allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, "memory"))
+        allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, *CLUSTERS, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
     return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)

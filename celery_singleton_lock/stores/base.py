@@ -1,11 +1,13 @@
-"""What a store of locks has to do, and the words for its answers."""
+"""The contract of a store of locks, and the words for its answers."""
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Self
 from urllib.parse import unquote
 
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.inventory import Inventory
 from celery_singleton_lock.stores.records import (
     Answer,
@@ -18,6 +20,7 @@ from celery_singleton_lock.stores.records import (
     Look,
     Needed,
     Outcome,
+    Sent,
     Slot,
     Succession,
     Turn,
@@ -26,10 +29,8 @@ from celery_singleton_lock.stores.records import (
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-
-def clock() -> float:
-    """Seconds on the local clock by which deadlines are kept; it never steps."""
-    return time.clock_gettime(_CLOCK)
+clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
+"""Seconds on the local clock by which deadlines are kept; it never steps."""
 
 
 def lock_name_of(key: str) -> str:
@@ -75,15 +76,17 @@ class Waiter(ABC):
 class LockStore(ABC):
     """A store of locks.
 
-    Every call is bounded in time and raises `StoreError` where no usable answer came. Such a call may have worked all
-    the same, so each is safe to repeat: acquire recognises the token it has already granted, and renew and release
+    Every call is bounded in time and raises `StoreError` if no usable answer came. Such a call may have worked
+    nevertheless, so each is safe to repeat: acquire recognises the token it has already granted, and renew and release
     touch nothing that another token holds.
 
     Attributes:
+        has_parts: It has several parts, each of which answers, or is silent, by itself.
         on_reconnect: Called when a store that was out of reach is there again, in whichever thread finds out.
         on_clock_step: Called with the seconds by which the store's clock was set, in whichever thread finds out.
     """
 
+    has_parts = False
     on_reconnect: Callable[[], None] | None = None
     on_clock_step: Callable[[float], None] | None = None
 
@@ -102,10 +105,11 @@ class LockStore(ABC):
         """Queue for a place: first come, first served, woken by the release."""
 
     @abstractmethod
-    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
+    def renew(self, claims: Sequence[Claim], timeout: float) -> Sequence[Answer | StoreError]:
         """Restart the ttl of each claim; one answer each, in order.
 
         `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to make way.
+        An error is that of one part of the store, which has not answered while another one has.
 
         Raises:
             StoreError: No answer within *timeout* seconds. Some may have been renewed.
@@ -113,7 +117,7 @@ class LockStore(ABC):
 
     @abstractmethod
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
-        """Seconds until each claim ends unless it is renewed; None where it was not granted, or is not any more.
+        """Seconds until each claim ends unless it is renewed; None if it was not granted, or is no longer.
 
         Raises:
             StoreError: No answer within *timeout* seconds.
@@ -123,7 +127,7 @@ class LockStore(ABC):
     def release(
         self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
     ) -> Answer:
-        """Give the place, or the turn in the queue, back; with None, whichever the token has, if any.
+        """Give back the place, or the turn in the queue; if *place* is None, any place or turn that the token has.
 
         Arguments:
             claim: What was granted, or asked for.
@@ -134,7 +138,7 @@ class LockStore(ABC):
 
         Returns:
             `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN`
-            and `GONE`, where it had been lost before, *ending* was kept as well.
+            and `GONE`, if it had been lost before, *ending* was kept as well.
 
         Raises:
             StoreError: No answer in time.
@@ -142,27 +146,23 @@ class LockStore(ABC):
 
     @abstractmethod
     def look(self, key: str) -> Look:
-        """Who holds *key* now, and who comes.
+        """The present holders of *key*, and those that come next.
 
         Raises:
             StoreError: No answer in time.
         """
 
     def holders(self, key: str) -> list[Holder]:
-        """All who hold *key* now; the lease that ends first, first.
-
-        Raises:
-            StoreError: No answer in time.
-        """
+        """All holders of *key* that `look` finds; the lease that ends first comes first."""
         return list(self.look(key).holders)
 
     def successor(self, key: str) -> str | None:
-        """Task id of the run that comes next, if one has asked to.
-
-        Raises:
-            StoreError: No answer in time.
-        """
+        """Task id of the run that `look` finds to come next, if one has asked to."""
         return self.look(key).successor
+
+    def part_of(self, key: str) -> Hashable:  # noqa: ARG002 (for a store that has parts)
+        """The part of the store that has *key* now."""
+        return self
 
     @abstractmethod
     def twin(self) -> "Store":
@@ -175,11 +175,11 @@ class LockStore(ABC):
 
 
 class QueueMarks(ABC):
-    """What calls leave in the store that hold nothing, each by its task id."""
+    """The marks in the store of calls that hold no lease, each by its task id."""
 
     @abstractmethod
     def mark_queued(
-        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = ""
+        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = "", sent: Sent = ""
     ) -> Holder | None:
         """Mark a call as the one that is queued, for so many seconds.
 
@@ -187,12 +187,13 @@ class QueueMarks(ABC):
             key: The lock key.
             task_id: The call's.
             seconds: How long the mark lasts if nobody comes for it.
-            limit: How many runs have to go on to be in the way as well; 0 for none.
+            limit: A number of runs: if at least so many hold the key, they are in the way as well; 0 for never.
             quiet: Seconds for which no other call of the key is published.
             label: What operators read beside the key.
+            sent: If it is sent whatever is found: what its mark goes before.
 
         Returns:
-            None if it is, else the call that is queued, runs or keeps the key quiet.
+            None if the call is marked now, else the call that is queued, runs or keeps the key quiet.
 
         Raises:
             StoreError: No answer within 1 s, all tries together.
@@ -209,7 +210,7 @@ class QueueMarks(ABC):
             policy: `rerun`: the first one asked stays the successor, later ones leave it their arguments.
                 `replace`: the one that was published last is the successor, and a holder is asked to make way.
             task_name: Only calls of one task are merged.
-            arguments: What the successor shall run with, if they are the newest; empty to be asked for them.
+            arguments: The successor runs with them if they are the newest; empty if they should be asked for.
             memory: Seconds for which arguments and replaced successors are remembered.
 
         Returns:
@@ -230,8 +231,7 @@ class QueueMarks(ABC):
             task_id: The call's.
             quiet: It does not keep the key quiet any more, either.
             returns: It came again and again.
-            unless: Leave everything as it is if other calls were `merged` into this one; if a holder makes way for it
-                and has `heard` of that, at a renewal.
+            unless: Leave all as it is if others end in its favour (`merged`); if a holder makes way, and has `heard`.
 
         Returns:
             False if it was left as it is.
@@ -242,7 +242,7 @@ class QueueMarks(ABC):
 
 
 class DoneMarkers(ABC):
-    """What later deliveries of a message have to know; runs leave it as they release, the rest is written here."""
+    """Facts for later deliveries of a message. A run writes them as it releases; all others write them here."""
 
     @abstractmethod
     def mark_done(self, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
@@ -258,7 +258,7 @@ class Slots(ABC):
 
     @abstractmethod
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot, or, where *slot* tells when, note that it was sent; False if that was done, or others lead.
+        """Claim a slot, or note that it was sent, if *slot* says when; False if that was done, or others lead.
 
         Raises:
             StoreError: No answer in time.
@@ -293,7 +293,7 @@ class Store(LockStore, QueueMarks, DoneMarkers, Slots, Inventory):
 
     @abstractmethod
     def now(self) -> int:
-        """What the store's clock shows, in microseconds since the epoch.
+        """The time on the store's clock, in microseconds since the epoch.
 
         Raises:
             StoreError: No answer in time.

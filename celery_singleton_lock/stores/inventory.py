@@ -1,4 +1,4 @@
-"""What a store tells, and does, for somebody who looks after its locks."""
+"""The part of a store that serves the operator of its locks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ MarkState = Literal["queued", "next", "quiet"]
 
 @dataclass(frozen=True, slots=True)
 class LeftMark:
-    """What a call has left that holds nothing.
+    """A mark of a call that holds no lease.
 
     Attributes:
         state: `queued`, also for a call that has joined a run; `next`; `quiet`.
@@ -39,7 +39,8 @@ class Survey:
         fence: The greatest that was given; None if nothing is known of it any more.
         holders: All of them, cool-downs too; the lease that ends first, first.
         marks: Those in force.
-        waiters: How many have a turn; of those behind the first 200 tickets some may have left.
+        waiters: How many have a turn; behind the first 200 tickets, some may have left.
+        turn: Seconds until the turn of the call that was asked for ends, unless it asks again; None if it has none.
     """
 
     key: str
@@ -48,11 +49,12 @@ class Survey:
     holders: tuple[Holder, ...]
     marks: tuple[LeftMark, ...]
     waiters: int
+    turn: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a break has done.
+    """The effect of a break.
 
     Attributes:
         holders: Those that were asked to end, or whose places were freed.
@@ -77,19 +79,19 @@ class Echo:
 
 
 class Inventory(ABC):
-    """For those who look after locks that are not theirs."""
+    """The requests of operators, who look after the locks of others."""
 
     @abstractmethod
     def echo(self, bound: float) -> Echo:
-        """Ask a few times for the time.
+        """Ask a few times for the time; of several servers, the worst answers count.
 
         Raises:
             StoreError: One of them was not answered within *bound* seconds.
         """
 
     @abstractmethod
-    def about_server(self, bound: float) -> Mapping[str, str]:
-        """What the server says of itself, in its own words; nothing if there is none.
+    def about_servers(self, bound: float) -> Mapping[str, Mapping[str, str]]:
+        """Each server's own report about itself, by its address; empty if there is no server.
 
         Raises:
             StoreError: No answer within *bound* seconds.
@@ -110,12 +112,16 @@ class Inventory(ABC):
         """Each lock key that begins with *start*, once; found in small steps, so it may miss what comes meanwhile.
 
         Raises:
-            StoreError: A step was not answered in time.
+            StoreError: A step was not answered in time. Of several servers, all others are asked before.
         """
 
     @abstractmethod
-    def survey(self, keys: Sequence[str]) -> list[Survey]:
+    def survey(self, keys: Sequence[str], task_id: str = "") -> list[Survey]:
         """Look at each of the keys, and change nothing.
+
+        Arguments:
+            keys: The lock keys.
+            task_id: Of a call that may wait for one of them, or an empty text.
 
         Raises:
             StoreError: No answer in time.
@@ -127,8 +133,8 @@ class Inventory(ABC):
 
         Arguments:
             key: The lock key.
-            token: Of the one holder it is about; None for all of them, and for cool-downs and marks, which go at once.
-            by: Who asks, for the result of the run.
+            token: The token of one holder; None for all holders, and for cool-downs and marks, which end at once.
+            by: The name of the person, for the result of the run.
             force: Free the places now, though bodies may go on in them.
 
         Raises:
@@ -136,8 +142,31 @@ class Inventory(ABC):
         """
 
     @abstractmethod
+    def count(self, key: str, process: str, number: int, sums: Mapping[str, int], timeout: float) -> None:
+        """Add numbers to those that are known, once: the same batch may be told again if its answer was lost.
+
+        Arguments:
+            key: The hash of counts.
+            process: A name that no other process has.
+            number: Of the batch; the process sends one after the other.
+            sums: By how much each field grows.
+            timeout: Seconds, all tries together.
+
+        Raises:
+            StoreError: No answer in time. They may be added all the same.
+        """
+
+    @abstractmethod
+    def counted(self, key: str) -> dict[str, int]:
+        """All numbers, by field.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+
+    @abstractmethod
     def broken_by(self, claim: Claim) -> str | None:
-        """Who has asked this holder to end, if somebody has.
+        """The person that has asked this holder to end, if there is one.
 
         Raises:
             StoreError: No answer in time.

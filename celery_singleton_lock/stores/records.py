@@ -1,4 +1,4 @@
-"""What is asked of a store of locks, and what it answers."""
+"""Requests to a store of locks, and its answers."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -8,15 +8,17 @@ from typing import Literal
 Succession = Literal["rerun", "replace"]
 Needed = Literal["merged", "heard"]
 Outcome = Literal["ended", "stored", "retried"]
+Sent = Literal["", "anyway", "over"]
+"""Of a call that is sent whatever is found: no cool-down keeps its mark off, and with `over` no other mark, either."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """What others may know about a claimant.
+    """The facts about a claimant that others may know.
 
     Attributes:
         task_id: Its task id; empty if it is no task.
-        task_name: The task's name, where that is not the name of the lock.
+        task_name: The task's name, if it is not the name of the lock.
         hostname: Of the worker, or of the machine.
         pid: Its process.
         attempt: How many times its call was retried before.
@@ -41,7 +43,7 @@ class Claim:
         key: The lock key.
         token: Proof of this claim, fresh for each execution.
         ttl: Seconds the lease lasts without renewal.
-        limit: How many may hold the lock at once, as far as this claim is concerned.
+        limit: How many may hold the lock at once, for this claim.
         facts: What others may know about the claimant.
         min_hold: Seconds for which a released place stays taken, counted from its grant.
         marker: Where the done marker of this message is, if it may be delivered more than once.
@@ -50,9 +52,10 @@ class Claim:
         succeeds: If a call is next already, it will be merged with that, or replaced by it if that is newer.
         merges: Takes the arguments that were merged for the next run of that task, if they are newer.
         asked: It has asked to be the successor before.
-        returns: It has come again; a claim that `crowds` will, for the first time.
+        returns: It has come again; a claim that `crowds` comes again for the first time.
         crowds: It will come again if it is refused, and does so for the first time.
-        joins: It waits for the holder's result if it is refused, so its mark keeps nobody from running.
+        joins: If it is refused, it waits for the holder's result, so its mark keeps nobody from running.
+        queued_for: Seconds for which it goes on to count as queued if it is refused; 0 if it has left no mark.
         patience: Seconds for which it may ask at most, all tries together.
     """
 
@@ -71,6 +74,7 @@ class Claim:
     returns: bool = False
     crowds: bool = False
     joins: bool = False
+    queued_for: float = 0.0
     patience: float = float("inf")
 
 
@@ -101,7 +105,7 @@ class Done:
 
     Attributes:
         attempt: Which attempt it was.
-        outcome: `stored`, once its result is; `ended` until then; `retried` if another attempt follows.
+        outcome: `stored` once its result is stored, `ended` until then; `retried` if another attempt follows.
     """
 
     attempt: int
@@ -110,7 +114,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """What a run says of its end as it releases, for later deliveries of its message.
+    """The end of a run, told at its release, for later deliveries of its message.
 
     Attributes:
         outcome: `ended`, or `retried` if another attempt follows.
@@ -159,12 +163,12 @@ class Holder:
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":
-        """One that had the lock, described as far as a task id tells."""
+        """A former holder, of which only the task id is known."""
         return cls(key, "", 0, datetime.now(UTC), 0.0, task_id, attempt=attempt)
 
     @property
     def is_on_hold(self) -> bool:
-        """It has ended, and its `min_hold` keeps the place for nobody."""
+        """The run has ended, and its `min_hold` still keeps the place."""
         return self.token.startswith("~")
 
     @property
@@ -202,7 +206,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a key looks like, to one that asks for nothing.
+    """The state of a key, for a reader that asks for no place.
 
     Attributes:
         holders: All of them; the lease that ends first, first.
@@ -218,7 +222,7 @@ class Look:
 
 
 class Turn(IntEnum):
-    """What became of the wish to be the run that comes next."""
+    """The answer to a call that asked to be the next run."""
 
     OTHER_TASK = 2
     MINE = 1
@@ -226,7 +230,7 @@ class Turn(IntEnum):
 
 
 class Answer(IntEnum):
-    """What became of a renewal or a release."""
+    """The answer to a renewal or a release."""
 
     BROKEN = 4
     MARKED = 3

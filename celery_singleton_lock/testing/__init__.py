@@ -1,7 +1,7 @@
-"""For the tests of those who use this library: locks without a server, held by somebody else, lost, off, or recorded.
+"""A kit for the tests of applications: locks without a server, held by another run, lost, off, or recorded.
 
 With pytest, `pytest_plugins = ["celery_singleton_lock.testing"]` in the `conftest.py` at the root brings the fixture
-`singleton_locks`. All else works with any runner of tests. Nothing of the library imports this package.
+`singleton_locks`. The rest works with any test runner. The library itself does not import this package.
 
 PYTEST_DONT_REWRITE: a `conftest.py` may import it before pytest loads it.
 """

@@ -1,4 +1,4 @@
-"""What pytest finds in the plugin."""
+"""The fixtures that pytest finds in the plugin."""
 
 import time
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.testing.memory import StoreInMemory, memory_store
 from celery_singleton_lock.testing.recording import Recorded
 
-# For a body that ends as the test does.
+# Seconds for a body that ends at the same time as the test.
 _PATIENCE = 1.0
 _PAUSE = 0.01
 
 
 class SingletonLocks(Recorded):
-    """What the test's locks did, and the store that they are in.
+    """The record of the test's locks, and their store.
 
     Attributes:
         store: The store.
@@ -29,7 +29,7 @@ class SingletonLocks(Recorded):
         self.store = store
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once for what is in the store."""
+        """Let so many seconds pass at once for everything in the store."""
         self.store.advance(seconds)
 
 
@@ -37,7 +37,7 @@ class SingletonLocks(Recorded):
 def singleton_lock_app(request: pytest.FixtureRequest) -> "Celery[Any]":
     """The app whose locks `singleton_locks` keeps in memory; define a fixture of this name to choose another.
 
-    It is Celery's `celery_app` in a test that uses that, else the current app.
+    It is Celery's `celery_app` if the test uses that fixture, else the current app.
 
     Raises:
         ConfigurationError: There is no app yet.

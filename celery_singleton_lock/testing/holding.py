@@ -1,4 +1,4 @@
-"""Somebody else who holds a lock, and leases that end as if their holder had died."""
+"""Locks that another run seems to hold, and leases that end as if their holder had died."""
 
 import os
 import re
@@ -24,10 +24,10 @@ from celery_singleton_lock.testing.off import switch
 from celery_singleton_lock.testing.recording import let_be_told
 
 HELD_BY_TEST = "held-by-test"
-"""The task id of whoever `hold` stands for."""
+"""The task id of the holder that `hold` stands for."""
 
 _TTL = 30.0
-# The least that a store counts.
+# The shortest time that a store counts.
 _MOMENT = 0.001
 _A_KEY = re.compile(r".+:v\d+:\{.+\}")
 _held: set[str] = set()
@@ -47,43 +47,43 @@ class _Target(NamedTuple):
 
 
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
-    """Have somebody else hold the lock inside, as a run in another worker would; it is free again at the end.
+    """Have another holder hold the lock inside, like a run in another worker; the lock is free again at the end.
 
-    The lease is a real one, in whichever store the app uses, and is renewed. It takes one place: with a greater
-    `lock_limit`, hold it as often. With the mode `until_executing`, which is about calls, a call of somebody else is
-    queued inside.
+    The lease is a real one, in the store that the app uses, and is renewed. It takes one place: with a greater
+    `lock_limit`, nest as many. With the mode `until_executing`, which is about calls, another call is queued
+    inside.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key: that of a `Lock` is `lock.key`.
-        *args: Those of the call that shall find its key held.
-        **kwargs: Likewise. With a key, `app` alone: whose store it is in, by default the current app's.
+        *args: The arguments of the call that finds its key held.
+        **kwargs: Likewise. With a key, only `app`: the app whose store has the lock, by default the current one.
 
     Returns:
         A context manager for the `Holder`, whose task id is `HELD_BY_TEST`.
 
     Raises:
         ConfigurationError: There is no such lock, or the block is inside `disabled()`.
-        SingletonLockError: Somebody holds it already.
+        SingletonLockError: The lock is held already.
     """
     target = _target("hold", task_or_key, args, kwargs)
     return _queued(target) if target.is_of_queue else _leased(target)
 
 
 def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
-    """Let the leases on the lock end now, as if their holders had died.
+    """End the leases on the lock now, as if their holders had died.
 
     A `hold` ends like a process that was killed: the next run gets the key and its `self.lock.took_over` is true. A
-    body in this process is told before this returns, as its `lock_on_lost` says; one in another process by its own
-    heartbeat, a third of its ttl later at most. Who waits for the key, gets it.
+    body in this process is told before this returns, as its `lock_on_lost` says. A body in another process is told by
+    its own heartbeat, at most a third of its ttl later. A waiter gets the key.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key.
-        *args: Those of the call whose key is meant.
-        **kwargs: As of `hold`.
+        *args: The arguments of the call whose key is meant.
+        **kwargs: As with `hold`.
 
     Raises:
         ConfigurationError: There is no such lock.
-        SingletonLockError: Nobody holds it.
+        SingletonLockError: The lock has no holder.
     """
     target = _target("expire", task_or_key, args, kwargs)
     holders = [holder for holder in target.store.holders(target.key) if not holder.is_on_hold]
@@ -91,14 +91,14 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         if target.is_of_queue and _unqueue(target):
             return
         raise SingletonLockError(
-            f"{target.said}: nobody holds key={target.key}; hold it by `with hold(...)`, or wait until a body runs"
+            f"{target.said}: key={target.key} has no holder; hold it by `with hold(...)`, or wait until a body runs"
         )
-    # By its token, for a `Lock` with a URL of its own may be in the same store by another door.
+    # By its token, because a `Lock` with a URL of its own may use the same store by another object.
     renewals = {one.claim.token: one for one in heartbeat.watched()}
     for holder in holders:
         _end(target, holder, renewals.get(holder.token))
     _wait_for_the_end(target, {holder.token for holder in holders})
-    # Nobody's release, which wakes those that wait.
+    # A release for a token that nobody has; it wakes the waiters.
     target.store.release(Claim(target.key, new_token(), _TTL), None)
     for holder in holders:
         lost = renewals.get(holder.token)
@@ -113,7 +113,7 @@ def _target(said: str, task_or_key: Any, args: tuple[Any, ...], kwargs: dict[str
     else:
         target = _of_task(said, task_or_key, args, kwargs)
     if switch.is_off:
-        raise ConfigurationError(f"{target.said} inside disabled(): no lock counts there; take one of them away")
+        raise ConfigurationError(f"{target.said} has no effect inside disabled(): remove one of the two")
     return target
 
 
@@ -121,10 +121,10 @@ def _of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     said = f"{said}({key!r})"
     app = kwargs.get("app", current_app._get_current_object())  # noqa: SLF001 (stores are kept by the app itself)
     if args or kwargs.keys() - {"app"} or not isinstance(app, Celery):
-        raise ConfigurationError(f"{said} takes no arguments of a call beside the key; `app=` alone, with a Celery app")
+        raise ConfigurationError(f"{said} takes no call arguments with a key; give only `app=`, a Celery app")
     if not _A_KEY.fullmatch(key):
         raise ConfigurationError(
-            f"{said}: that is no lock key; take it from `task.lock_key_for(...)` or `Lock(...).key`, or give the task"
+            f"{said}: that is not a lock key; take it from `task.lock_key_for(...)` or `Lock(...).key`, or give a task"
         )
     return _Target(said, store_of(app), key)
 
@@ -187,7 +187,7 @@ def _queued(target: _Target) -> Iterator[Holder]:
 
 
 def _unqueue(target: _Target) -> bool:
-    """Whether a call of somebody was queued."""
+    """Whether a call was queued."""
     probe = new_token()
     other = target.store.mark_queued(target.key, probe, _TTL, limit=0, quiet=0.0)
     target.store.unmark(target.key, probe if other is None or other.task_id is None else other.task_id)
@@ -196,13 +196,13 @@ def _unqueue(target: _Target) -> bool:
 
 def _taken(target: _Target, holder: Holder) -> SingletonLockError:
     return SingletonLockError(
-        f"{target.said}: key={target.key} is held already, by task_id={holder.task_id}; let that end first, or "
-        "take it away by expire(...)"
+        f"{target.said}: key={target.key} is already held by task_id={holder.task_id}; let that run end first, or "
+        "end its lease by expire(...)"
     )
 
 
 def _end(target: _Target, holder: Holder, renewal: Renewal | None) -> None:
-    """Have nobody renew the lease of a holder, and let it end, or take it away from another process."""
+    """Stop the renewal of a holder's lease and let it end; take it away if another process has it."""
     if renewal is None:
         target.store.release(Claim(target.key, holder.token, _TTL), None)
         return

@@ -1,4 +1,4 @@
-"""Which store the `Lock`s of an app use while that has another one: each keeps what it was made with."""
+"""The store of an app's `Lock`s while the app has another one: each `Lock` keeps the store it was made with."""
 
 import threading
 from collections.abc import Iterator
@@ -15,9 +15,9 @@ from celery_singleton_lock.stores.base import Store
 
 _guard = threading.RLock()
 _had: "WeakKeyDictionary[Celery[Any], WeakSet[Store]]" = WeakKeyDictionary()
-"""The stores that each app has had, by which its locks are known."""
+"""The stores that each app has had; a `Lock` belongs to the app whose store it was made with."""
 _instead: "dict[Celery[Any], list[Store]]" = {}
-"""What apps have at present instead of their own, the innermost last."""
+"""The stores that replace those of apps at present, the innermost last."""
 _made_inside: WeakSet[Lock] = WeakSet()
 
 

@@ -1,4 +1,4 @@
-"""A store in memory in place of an app's own, with a clock that a test can move."""
+"""A store in memory that replaces the store of an app, with a clock that a test can move."""
 
 import os
 from collections.abc import Iterator
@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from celery import Celery
+from celery.utils.text import match_case
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.heartbeat import heartbeat
@@ -21,9 +22,9 @@ _numbers = count(1)
 
 
 class StoreInMemory(MemoryStore):
-    """Locks of the process that has made it, and of no other.
+    """Locks of the process that made the store, and of no other.
 
-    Its clock is nobody's wall clock: it goes on while time-machine or freezegun hold the time, and only `advance`
+    Its clock is not the wall clock: it runs on while time-machine or freezegun hold the time, and only `advance`
     moves it.
     """
 
@@ -33,11 +34,11 @@ class StoreInMemory(MemoryStore):
 
     @property
     def _guard(self) -> Any:
-        """The guard of all that is here; asked for by whoever wants something, so a copy of this store answers none."""
+        """The guard of this store. Every request takes it, so a copy in a forked process refuses every request."""
         if self._pid != os.getpid():
             raise ConfigurationError(
                 f"memory_store() was entered in process {self._pid}, and process {os.getpid()} has a copy of it, so a "
-                "lock there would keep nobody out; run the worker with the pool 'solo' or 'threads' "
+                "lock there would exclude nobody; run the worker with the pool 'solo' or 'threads' "
                 "(celery_worker_pool), or test prefork with a server"
             )
         return self._lock_of_all
@@ -47,14 +48,14 @@ class StoreInMemory(MemoryStore):
         self._lock_of_all = guard
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once for what is in the store.
+        """Let so many seconds pass at once for everything in the store.
 
-        Cool-downs and marks end. What a living process would have renewed meanwhile does not: leases of bodies, of
-        `hold` and of `Lock`, and turns of those that wait. Nor do the timers of the process run faster, so a
-        `countdown` takes as long as ever.
+        Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock`, and turns of waiters do not, because a
+        living process would have renewed them. The timers of the process do not run faster, so a `countdown` takes
+        as long as ever.
 
         Raises:
-            ConfigurationError: It is no number of seconds, or would turn time back.
+            ConfigurationError: It is not a number of seconds, or it is negative.
         """
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
             raise ConfigurationError(f"advance({seconds!r}) is not possible: give a number of seconds, at least 0")
@@ -73,7 +74,7 @@ class StoreInMemory(MemoryStore):
             self._wake()
 
     def held(self) -> list[Holder]:
-        """Who holds a lock now, whichever it is; a cool-down is nobody's."""
+        """The present holders of all locks; a cool-down has none."""
         with self._guard:
             now = self._now()
             return [holder for lock in self._locks.values() for holder in described(lock.holders(now), now)]
@@ -83,24 +84,32 @@ class StoreInMemory(MemoryStore):
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     """Have the app use a new store in memory inside, instead of its own.
 
-    It serves all threads of this process, so a worker of Celery's `celery_worker` as well. Another process has none of
-    it: one that is forked inside is told so, and one that was started by itself uses the app's own store.
+    All threads of this process use it, so a worker of Celery's `celery_worker` does too. Other processes do not: in
+    one that is forked inside each lock raises an error, and one that was started on its own uses the app's own store.
 
     Raises:
-        ConfigurationError: It is given something else than an app.
+        ConfigurationError: *app* is not a Celery app.
     """
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
     know_store_of(app)
     url, changes = f"memory://test-{next(_numbers)}", app.conf.changes
-    before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
+    names = _names_of_the_setting(app)
+    before = {name: changes[name] for name in names if name in changes}
     store = in_memory[url] = StoreInMemory()
-    changes[_SETTING] = url
+    changes.update(dict.fromkeys(names, url))
     try:
         with followed_by_locks(app, store):
             yield store
     finally:
-        changes.pop(_SETTING, None)
+        for name in names:
+            changes.pop(name, None)
         changes.update(before)
         in_memory.pop(url, None)
         return_locks(app, store)
+
+
+def _names_of_the_setting(app: "Celery[Any]") -> list[str]:
+    # In an app with a namespace, Celery before 5.7 looks everywhere for the name with the prefix before the other one.
+    prefix = app.conf.prefix
+    return [_SETTING, match_case(f"{prefix}{_SETTING}", prefix)] if prefix else [_SETTING]

@@ -14,7 +14,7 @@ from celery_singleton_lock.task import SingletonTask
 
 
 class _Off:
-    """Stands for `SingletonTask.is_lockable`: a task is not, its class is, for that is asked as it is defined."""
+    """Stands for `SingletonTask.is_lockable`: always False for a task. A class answers as ever, for its definition."""
 
     def __init__(self, on: Any) -> None:
         self._on = on
@@ -25,7 +25,7 @@ class _Off:
 
 
 class _Switch:
-    """Off while at least one block is, in whichever thread."""
+    """Off while at least one block is open, in any thread."""
 
     def __init__(self) -> None:
         self._guard = threading.RLock()
@@ -59,10 +59,10 @@ switch = _Switch()
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Lock nothing inside, in any thread of this process: bodies run, calls are published, a `Lock` is had at once.
+    """Lock nothing inside, in any thread of this process: bodies run, calls are published, `Lock` grants at once.
 
-    A body sees its `self.lock` as with any run without a lock: not held, and its fence is 0. No store is asked. A
-    process that is forked inside locks nothing for as long as it lives; one that was started by itself locks as ever.
+    The `self.lock` of a body is that of a run without a lock: not held, and its fence is 0. No store is used. A
+    process that is forked inside locks nothing for as long as it lives; one that was started on its own locks as ever.
     """
     switch.turn_off()
     try:
@@ -76,7 +76,7 @@ def _no() -> bool:
 
 
 def _granted_always(new_lease: Callable[[Lock], Lease]) -> Callable[[Lock], Lease]:
-    """Leases of a store that nobody else has, with room for more than a test can have threads."""
+    """Leases of a store that nobody else has, with more places than a test can have threads."""
     store = MemoryStore()
 
     def granted(lock: Lock) -> Lease:

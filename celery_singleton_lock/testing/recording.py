@@ -1,4 +1,4 @@
-"""What the locks of this process did, as plain values."""
+"""A record of the locks of this process, as plain values."""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _BOUND = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Acquired:
-    """A body is about to run under a lease, or a `Lock` has one; of a `Lock`, `task` and `task_id` are None."""
+    """A lease was granted to a task or a `Lock`; for a `Lock`, `task` and `task_id` are None."""
 
     task: str | None
     task_id: str | None
@@ -42,7 +42,7 @@ class Conflicted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """A lease ended while it was wanted; of a `Lock`, `task` and `task_id` are None."""
+    """A lease ended while it was needed; for a `Lock`, `task` and `task_id` are None."""
 
     task: str | None
     task_id: str | None
@@ -52,7 +52,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """A lease that was held was given back; of a `Lock`, `task` and `task_id` are None."""
+    """A lease was released; for a `Lock`, `task` and `task_id` are None."""
 
     task: str | None
     task_id: str | None
@@ -71,12 +71,12 @@ class Unanswered:
 
 
 class Recorded:
-    """What the signals told in this process, the earliest first; those of another process stay there.
+    """The signals of this process, the earliest first; those of another process are not seen here.
 
     Attributes:
         acquired: The leases under which bodies began.
         conflicts: The calls that found their key held, each with its outcome.
-        released: The leases that were given back.
+        released: The leases that were released.
         unanswered: The runs to which the store gave no answer.
     """
 
@@ -89,7 +89,7 @@ class Recorded:
 
     @property
     def lost(self) -> list[Lost]:
-        """The leases that were lost; all of which it is known by now, for that is told by a thread of its own."""
+        """The leases that are known to be lost by now; reading it waits for the thread that reports them."""
         let_be_told()
         return self._lost
 
@@ -105,12 +105,13 @@ class Recorded:
         )
         try:
             for signal, receiver in pairs:
-                signal.connect(receiver, weak=False)
+                # Celery before 5.7 counts the same method of two records as one receiver.
+                signal.connect(receiver, weak=False, dispatch_uid=self)
             yield
         finally:
             let_be_told()
-            for signal, receiver in pairs:
-                signal.disconnect(receiver)
+            for signal, _ in pairs:
+                signal.disconnect(dispatch_uid=self)
 
     def _on_acquired(self, sender: Any, lease: Lease, **_: Any) -> None:
         self.acquired.append(
@@ -118,7 +119,7 @@ class Recorded:
         )
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
-        # A call that is not published has no request; there may be that of the body that makes it.
+        # A call that is not published has no request; the request here may be that of the body that makes the call.
         task_id = None if outcome == "unpublished" else sender.request.id
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
@@ -126,7 +127,7 @@ class Recorded:
         self._lost.append(Lost(_name_of(sender), _task_id_of(lease), lease.key, reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
-        # A body that ends after its loss gives back what may be nobody's yet.
+        # A body that ends after the loss of its lease releases nothing that counts.
         if not lease.lost or lease.lost_reason in MAKES_WAY:
             self.released.append(Released(_name_of(sender), _task_id_of(lease), lease.key))
 
@@ -140,7 +141,7 @@ class Recorded:
 def recorded() -> Iterator[Recorded]:
     """Record what all locks of this process do inside: those of any app, in any thread.
 
-    What a worker's pool processes do is told there, so a test with prefork looks at results instead.
+    The pool processes of a worker send their signals there, so a test with prefork looks at results instead.
     """
     record = Recorded()
     with record.listening():
@@ -148,7 +149,7 @@ def recorded() -> Iterator[Recorded]:
 
 
 def let_be_told() -> None:
-    """Wait until the losses that are known by now were told; for two seconds, if a receiver takes longer."""
+    """Wait until the losses that are known by now were told; at most two seconds, because a receiver may be slow."""
     told = threading.Event()
     teller.tell(told.set)
     told.wait(_BOUND)

@@ -1,4 +1,4 @@
-"""A page with the locks of an app, as a WSGI application."""
+"""A page with the locks of an app, and their numbers for Prometheus, as a WSGI application."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,9 +13,11 @@ __all__ = ["application"]
 def application(app: Celery, allow_break: bool = False) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     """A WSGI application with the locks of *app*, to be mounted where you like, or to be served by itself.
 
-    `GET /` is a page for people, `/locks.json` the same for programs, `/healthz` says whether
-    the store answers. It asks the store, and no worker, and it shows no arguments and no tokens. It lets in whoever
-    reaches it, so mount it behind what keeps strangers out; `celery -A proj singleton web` does that by itself.
+    `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
+    `/healthz` says whether the store answers. It asks the store, and no worker, and it shows no arguments and no
+    tokens. It has no access control of its own, so mount it behind one that keeps strangers out; `celery -A proj
+    singleton web`
+    does that by itself.
 
     Arguments:
         app: The app.

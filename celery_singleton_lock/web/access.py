@@ -1,4 +1,4 @@
-"""Who may see a page that we serve ourselves."""
+"""Access to a page that we serve ourselves."""
 
 import base64
 import binascii
@@ -8,13 +8,13 @@ from typing import Any
 
 Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
-# A probe knows no password, and learns no more than a yes or a no.
+# A probe has no password, and its answer is only a yes or a no.
 _FOR_ALL = "/healthz"
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def with_password(application: Application, password: str) -> Application:
-    """Ask for the password; the name that comes with it is anybody's, and is told as the one who asks."""
+    """Ask for the password. The name that comes with it is not checked, and is logged as the name of the person."""
 
     def asked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         user, given = _credentials_in(environ.get("HTTP_AUTHORIZATION", ""))
@@ -29,7 +29,7 @@ def with_password(application: Application, password: str) -> Application:
 
 
 def for_this_machine(application: Application, address: str) -> Application:
-    """Answer to the names of this machine alone: a page of somebody else can have its own name lead to us."""
+    """Answer only to names of this machine, because a foreign page can let its own name lead to us."""
     names = _LOOPBACK | {address, f"[{address}]"}
 
     def asked(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -58,5 +58,5 @@ def _credentials_in(header: str) -> tuple[str, str]:
 
 
 def _name_in(host: str) -> str:
-    """Of a `Host` header, without the port."""
+    """The name in a `Host` header, without the port."""
     return (host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]).lower()

@@ -1,7 +1,7 @@
 """Forms that come from our page and from nowhere else.
 
-A page of somebody else can have a browser send us a form, with all cookies of its user. It can neither read
-our cookie nor our page, and the browser says from where the form comes.
+A foreign page can make a browser send us a form, with all cookies of its user. But that page can read neither our
+cookie nor our page, and the browser says where the form comes from.
 """
 
 import hmac
@@ -19,11 +19,11 @@ _KIND = "application/x-www-form-urlencoded"
 
 
 class Refused(Exception):
-    """The form is not one to obey.
+    """The form must not be obeyed.
 
     Arguments:
-        status: What the client is told.
-        why: In words.
+        status: The status of the answer.
+        why: The reason, in words.
     """
 
     def __init__(self, status: HTTPStatus, why: str) -> None:
@@ -34,7 +34,7 @@ class Refused(Exception):
 def token_of(environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
     """The token of this browser, and the header that makes it keep a new one.
 
-    It is kept by the browser and not by us, so it holds for each process that serves the page.
+    The browser keeps it, and we do not, so it is valid in each process that serves the page.
     """
     known = _cookie_of(environ)
     if known is not None:
@@ -42,7 +42,7 @@ def token_of(environ: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
     fresh = secrets.token_urlsafe(32)
     path = str(environ.get("SCRIPT_NAME") or "").rstrip("/") or "/"
     secure = "; Secure" if environ.get("wsgi.url_scheme") == "https" else ""
-    # As bytes of Latin-1 a path could be anything; a header takes no line ends.
+    # A path may have any bytes of Latin-1, and a header must have no line ends.
     path = path if re.fullmatch(r"[\w/.~%-]+", path, re.ASCII) else "/"
     return fresh, [("Set-Cookie", f"{COOKIE}={fresh}; Path={path}; HttpOnly; SameSite=Strict{secure}")]
 
@@ -51,7 +51,7 @@ def fields_of(environ: dict[str, Any]) -> dict[str, str]:
     """The fields of a form that our page has sent.
 
     Raises:
-        Refused: It has not, or is no form.
+        Refused: Our page has not sent it, or it is no form.
     """
     _check_origin(environ)
     fields = _read(environ)
@@ -62,7 +62,7 @@ def fields_of(environ: dict[str, Any]) -> dict[str, str]:
 
 
 def _check_origin(environ: dict[str, Any]) -> None:
-    # Another port of this host is the same site, so that is not enough.
+    # Another port of this host is the same site, so `same-site` is not enough.
     said = environ.get("HTTP_SEC_FETCH_SITE")
     origin = environ.get("HTTP_ORIGIN")
     is_ours = said == "same-origin" if said else origin is None or urlsplit(origin).netloc == _host_of(environ)

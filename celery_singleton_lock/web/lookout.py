@@ -8,14 +8,15 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.operations.inventory import Locks, Row
 from celery_singleton_lock.stores.base import clock
 
-# For so many times as long as a look took, nobody looks again: whoever asks costs the store a twentieth of its time.
+# After a look, nobody looks again for so many times its duration, so requests cost the store at most a twentieth of
+# its time.
 _REST = 20
 _REST_AFTER_A_FAILURE = 1.0
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a look has seen.
+    """The result of a look.
 
     Attributes:
         rows: Holders and marks, in the order of `list`.
@@ -27,10 +28,10 @@ class Seen:
 
 
 class Lookout:
-    """Looks at the locks of an app for all who ask, in whichever thread.
+    """Looks at the locks of an app for all requests, in any thread.
 
     Arguments:
-        locks: Gives them; asked at each look, because an app may move to another store.
+        locks: Returns the locks; called at each look, because an app may move to another store.
     """
 
     def __init__(self, locks: Callable[[], Locks]) -> None:
@@ -40,7 +41,7 @@ class Lookout:
         self._kept_until = 0.0
 
     def look(self) -> Seen:
-        """All locks, as they are or were a moment ago.
+        """All locks, as they are now or were a moment ago.
 
         Raises:
             StoreError: No answer in time, or none a moment ago.
@@ -54,7 +55,7 @@ class Lookout:
             return self._kept
 
     def forget(self) -> None:
-        """Look anew the next time: something was changed."""
+        """Look again at the next request, because something was changed."""
         self._kept_until = 0.0
 
     def _look(self) -> None:

@@ -1,4 +1,4 @@
-"""The page: what is held, and what waits, as HTML without a script; whatever comes from outside is escaped."""
+"""The page: the held locks and the waiting calls, as HTML without a script. Every text from outside is escaped."""
 
 import base64
 import hashlib
@@ -9,14 +9,14 @@ from html import escape
 from importlib import resources
 
 from celery_singleton_lock.operations.inventory import Row
-from celery_singleton_lock.operations.words import duration, shown
+from celery_singleton_lock.operations.words import OF_ONE_PROCESS, duration, shown
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.web.totals import Total, totals_of
 
 MOST_ROWS = 200
 STYLE = resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8")
 STYLE_DIGEST = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
-"""By which the browser knows that the style is ours."""
+"""The digest by which the browser knows that the style is ours."""
 
 SAID = {
     "asked": "Asked to end. It hears of it at its next renewal, within a third of its TTL, and is gone then.",
@@ -24,7 +24,7 @@ SAID = {
     "nothing": "Nothing was done: nobody was there any more.",
     "changed": "Nothing was done: somebody holds the lock now. Look again.",
 }
-"""What may have become of a break, by the word in the address."""
+"""The possible results of a break, by the word in the address."""
 
 _ROW_HEAD = ("LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING")
 _TOTAL_HEAD = ("TASK", "HELD", "WAITING", "QUEUED", "LONGEST HELD")
@@ -32,18 +32,19 @@ _TOTAL_HEAD = ("TASK", "HELD", "WAITING", "QUEUED", "LONGEST HELD")
 
 @dataclass(frozen=True)
 class View:
-    """What one request sees.
+    """The data for one request.
 
     Attributes:
-        name: What the app is called.
+        name: The name of the app.
         address: Where the locks are, without credentials.
         base: Where the page is mounted, without a slash at the end.
-        rows: Those that match the filter.
+        rows: The rows that match the filter.
         pattern: The filter.
         refresh: Seconds until the browser asks again, if it shall.
-        token: What a form has to bring; None if nothing may be broken.
-        said: What became of a break, one of `SAID`.
-        problem: Why nothing is known.
+        token: The token that a form has to send; None if nothing may be broken.
+        said: The result of a break, one of `SAID`.
+        problem: The reason why nothing is known.
+        is_of_one_process: The locks are in memory, so those of other processes are not seen.
     """
 
     name: str
@@ -55,6 +56,7 @@ class View:
     token: str | None = None
     said: str | None = None
     problem: str | None = None
+    is_of_one_process: bool = False
 
 
 def page(view: View) -> str:
@@ -76,8 +78,9 @@ def _away(view: View) -> str:
 
 def _found(view: View) -> str:
     said = f'<p class="said" role="status">{SAID[view.said]}</p>' if view.said in SAID else ""
+    alone = f'<p class="said">{OF_ONE_PROCESS}</p>' if view.is_of_one_process else ""
     totals = totals_of(view.rows)
-    return f"{said}{_tiles(totals)}{_filter(view)}{_locks(view)}{_by_task(totals)}"
+    return f"{said}{alone}{_tiles(totals)}{_filter(view)}{_locks(view)}{_by_task(totals)}"
 
 
 def _tiles(totals: Sequence[Total]) -> str:
@@ -98,7 +101,7 @@ def _filter(view: View) -> str:
         f'<form class="filter" method="get" action="{_text(view.base)}/" role="search">'
         f'<input type="search" name="name" value="{_text(view.pattern)}" placeholder="Lock name, such as shop.*" '
         f'aria-label="Lock name">{again}<button>Filter</button>'
-        f'<a href="{_text(view.base)}/locks.json">JSON</a></form>'
+        f'<a href="{_text(view.base)}/locks.json">JSON</a><a href="{_text(view.base)}/metrics">Metrics</a></form>'
     )
 
 
@@ -161,7 +164,7 @@ def _by_task(totals: Sequence[Total]) -> str:
 
 
 def _table(head: Sequence[str], rows: str, *, numbers: int) -> str:
-    """Of the columns with a name the last ones are numbers."""
+    """Of the columns with a name, the last ones are numbers."""
     last = len([name for name in head if name])
     cells = "".join(
         f'<th scope="col" class="number">{name}</th>'

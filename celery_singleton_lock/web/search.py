@@ -10,7 +10,7 @@ _OF_GLOBS = set("*?[")
 
 
 def matching(rows: Sequence[Row], pattern: str) -> list[Row]:
-    """Those whose lock name matches a glob, or contains a text that is none."""
+    """The rows whose lock name matches a glob, or contains a text that is no glob."""
     if not pattern:
         return list(rows)
     glob = pattern if _OF_GLOBS & set(pattern) else f"*{pattern}*"

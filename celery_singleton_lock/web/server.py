@@ -1,11 +1,11 @@
-"""A server for the page, of the standard library: enough for those who look after locks."""
+"""A server for the page, from the standard library, which is enough for operators."""
 
 import socket
 from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-# For a client that says nothing.
+# Seconds to wait for a client that is silent.
 _LONGEST_SILENCE = 10
 
 
@@ -19,7 +19,7 @@ class Server(ThreadingMixIn, WSGIServer):
         super().__init__(address, handler)
 
     def server_bind(self) -> None:
-        """Listen, without asking a resolver, who may be slow, for the name of this machine."""
+        """Listen, without asking a resolver, which may be slow, for the name of this machine."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
@@ -33,8 +33,8 @@ class Handler(WSGIRequestHandler):
     timeout = _LONGEST_SILENCE
 
     def address_string(self) -> str:
-        """Where it is; no resolver is asked."""
+        """The client's address; no resolver is asked."""
         return str(self.client_address[0])
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 (so the base has it)
-        """Keep quiet about each request; what fails is told by the handler's traceback."""
+        """Log no line for each request; the handler's traceback tells of errors."""

@@ -1,4 +1,4 @@
-"""The page as a WSGI application: what may be asked, and what is answered."""
+"""The page as a WSGI application: its requests and their answers."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -11,13 +11,17 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.operations.breaking import ask, meant, preview
-from celery_singleton_lock.operations.inventory import Locks
+from celery_singleton_lock.operations.inventory import Locks, Row, is_of_one_process
 from celery_singleton_lock.operations.words import shown
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.start import lockable
+from celery_singleton_lock.stores.base import lock_name_of
+from celery_singleton_lock.web import metrics
 from celery_singleton_lock.web.forms import Refused, fields_of, token_of
 from celery_singleton_lock.web.lookout import Lookout
 from celery_singleton_lock.web.page import SAID, STYLE_DIGEST, View, page
 from celery_singleton_lock.web.search import matching
+from celery_singleton_lock.web.totals import totals_of
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -27,7 +31,7 @@ HEADERS = (
     ("Content-Security-Policy", f"{_MAY_LOAD}; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"),
     ("X-Content-Type-Options", "nosniff"),
     ("X-Frame-Options", "DENY"),
-    # Not no-referrer: the browser would not say either from which page a form comes.
+    # Not no-referrer, because then the browser would not say which page a form comes from.
     ("Referrer-Policy", "same-origin"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-store"),
@@ -38,7 +42,7 @@ _REFRESH = (2, 3600)
 
 @dataclass
 class Answer:
-    """What is sent back."""
+    """The answer to a request."""
 
     status: HTTPStatus
     body: str
@@ -61,6 +65,7 @@ class Site:
         self._routes: dict[str, dict[str, Callable[[Environ], Answer]]] = {
             "/": {"GET": self._page},
             "/locks.json": {"GET": self._list},
+            "/metrics": {"GET": self._metrics},
             "/healthz": {"GET": self._health},
         }
         if allow_break:
@@ -100,8 +105,10 @@ class Site:
         facts["refresh"] = _refresh_in(query)
         try:
             seen = self._lookout.look()
+            store = store_of(self._app)
             view = View(
-                address=store_of(self._app).address,
+                address=store.address,
+                is_of_one_process=is_of_one_process(store),
                 rows=matching(seen.rows, pattern),
                 token=token,
                 said=query.get("said"),
@@ -121,11 +128,26 @@ class Site:
             return _as_json(HTTPStatus.SERVICE_UNAVAILABLE, {"problem": str(error)})
         return _as_json(HTTPStatus.OK, [row.as_json() for row in rows])
 
+    def _metrics(self, environ: Environ) -> Answer:  # noqa: ARG002 (each route takes it)
+        try:
+            counted = self._locks().counted()
+        except (StoreError, ConfigurationError):
+            return Answer(HTTPStatus.OK, metrics.of_a_store_that_is_away(), metrics.KIND)
+        tasks = lockable(self._app)
+        try:
+            seen = self._lookout.look()
+        except StoreError:
+            # If the store's user has no right to walk the keys, for example, the counters are told all the same.
+            return Answer(HTTPStatus.OK, metrics.of_a_store(counted, _names_of(tasks), None, 0.0), metrics.KIND)
+        totals = totals_of(seen.rows, _label_for(tasks))
+        said = metrics.of_a_store(counted, _names_of(tasks), totals, seen.seconds)
+        return Answer(HTTPStatus.OK, said, metrics.KIND)
+
     def _health(self, environ: Environ) -> Answer:  # noqa: ARG002 (each route takes it)
         try:
             store_of(self._app).now()
         except (StoreError, ConfigurationError):
-            # Whoever asks may be nobody we know, so no address.
+            # No address, because the client may be a stranger.
             return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "the store cannot be asked\n")
         return Answer(HTTPStatus.OK, "ok\n")
 
@@ -160,8 +182,22 @@ def _as_json(status: HTTPStatus, facts: Any) -> Answer:
     return Answer(status, json.dumps(facts) + "\n", "application/json")
 
 
+def _names_of(tasks: list[Any]) -> list[str]:
+    return [task.name for task in tasks]
+
+
+def _label_for(tasks: list[Any]) -> Callable[[Row], str]:
+    """The task of a row; a mark does not have it, and a `Lock` has no task."""
+    names = {task.lock_name or task.name: task.name for task in reversed(tasks)}
+
+    def label(row: Row) -> str:
+        return row.task_name or (names.get(lock_name_of(row.key), "") if row.task_id else "")
+
+    return label
+
+
 def _base_of(environ: Environ) -> str:
-    # As a path of this host, whatever a proxy says: two slashes would begin another one.
+    # A path on this host, for any SCRIPT_NAME that a proxy sends: two slashes would begin the name of another host.
     base = str(environ.get("SCRIPT_NAME") or "").strip("/")
     return f"/{base}" if base else ""
 
@@ -180,6 +216,6 @@ def _refresh_in(query: dict[str, str]) -> int | None:
 
 
 def _who(environ: Environ) -> str:
-    """Who asks, as the log and the result of the run tell: as far as the server has found out."""
+    """The person for the log and the result of the run, as far as the server has found out."""
     user = shown(str(environ.get("REMOTE_USER") or "somebody"))[:100]
     return f"{user}@{environ.get('REMOTE_ADDR') or 'unknown'}"

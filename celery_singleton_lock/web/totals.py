@@ -1,6 +1,6 @@
-"""How much of each task there is: held, waiting, queued."""
+"""The numbers of each task: held, waiting, queued."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from celery_singleton_lock.operations.inventory import Row
@@ -9,10 +9,10 @@ from celery_singleton_lock.stores.base import lock_name_of
 
 @dataclass
 class Total:
-    """What there is of one task now.
+    """The present numbers of one task.
 
     Attributes:
-        name: The task's; of what is no task's the lock's.
+        name: The task's name; the lock's if there is no task.
         held: How many hold a lock.
         waiting: How many wait in the pool, or as a `Lock`.
         queued: How many calls are queued, or are next.
@@ -26,20 +26,24 @@ class Total:
     longest: float = 0.0
 
 
-def totals_of(rows: Iterable[Row]) -> list[Total]:
-    """The total of each name, by name."""
+def name_in(row: Row) -> str:
+    """The owner of a row, as a person reads it."""
+    return row.task_name or lock_name_of(row.key)
+
+
+def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str] = name_in) -> list[Total]:
+    """The totals, by name."""
     totals: dict[str, Total] = {}
     counted = set()
     for row in rows:
-        name = row.task_name or lock_name_of(row.key)
-        total = totals.setdefault(name, Total(name))
+        total = totals.setdefault(name_of(row), Total(name_of(row)))
         if row.state == "held":
             total.held += 1
             total.longest = max(total.longest, row.held or 0.0)
         elif row.state in ("queued", "next"):
             total.queued += 1
         if row.key not in counted:
-            # Each row of a lock tells of all who wait for it.
+            # Each row of a lock has the number of all its waiters.
             counted.add(row.key)
             total.waiting += row.waiters
     return sorted(totals.values(), key=lambda total: total.name)

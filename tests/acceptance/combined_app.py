@@ -83,6 +83,15 @@ def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str 
     return number
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_limit=2, lock_on_conflict="replace")
+def cleans_up_one_of_two(self: Any, key: Any, gate: str, is_clean: str = "") -> None:
+    try:
+        busy(self, key, gate=gate)
+    except LockLost:
+        wait_at(recorder, is_clean)
+        raise
+
+
 succeeding = {
     (mode, policy): task_with(f"{mode}-{policy}", lock_mode=mode, lock_on_conflict=policy)
     for mode in ("until_executed", "until_and_while_executing")
@@ -122,6 +131,15 @@ class Stumbles(SingletonTask):
 
 
 dying = task_with("dying", lock_mode="until_executed", retry_on_worker_lost=True, default_retry_delay=3, max_retries=2)
+# Nothing tells of their results, so publishers have only the marks.
+dying_at_once = task_with(
+    "dying-at-once",
+    lock_mode="until_and_while_executing",
+    lock_on_conflict="wait",
+    retry_on_worker_lost=True,
+    max_retries=0,
+    ignore_result=True,
+)
 rescheduled = task_with("rescheduled", lock_on_conflict="reschedule")
 stumbling = task_with("stumbling", base=Stumbles, lock_mode="until_executed")
 ignoring = task_with("ignoring", ignore_result=True)
@@ -156,6 +174,22 @@ def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: st
     busy(self, key, gate=gate, number=number)
     if end == "ignored":
         raise Ignore
+    return number
+
+
+@app.task(
+    base=SingletonTask,
+    bind=True,
+    lock_key=("key",),
+    lock_mode="until_and_while_executing",
+    lock_on_conflict="replace",
+    lock_on_lost="warn",
+)
+def replaced_while_others_come(self: Any, key: Any, number: int = 0, gate: str | None = None) -> int:
+    if gate:
+        busy(self, key, gate=gate)
+        raise self.replace(self.si(key, number))
+    busy(self, key, 2.0)
     return number
 
 

@@ -120,3 +120,17 @@ def test_a_step_of_what_replaces_a_run_waits_for_the_end_of_its_body(
     assert chained.get(timeout=PROMPTLY) == "a step"
     assert grouped.get(timeout=PROMPTLY) == ["a step", 0]
     assert overlaps(recorder.events()) == []
+
+
+def test_what_replaces_a_run_is_no_newer_than_a_call_that_came_after_the_run(tasks: Any, recorder: Recorder) -> None:
+    task = combined.replaced_while_others_come
+    replaced = task.delay("others", gate="others")
+    until(lambda: recorder.events("enter"), "it runs")
+    # Calls with a link are sent, even if another one is queued.
+    first, newest = [task.apply_async(("others", number), link=combined.plain.si()) for number in (1, 2)]
+    until(lambda: first.state == "REVOKED", "the newest one runs in its place")
+    open_gate(recorder, "others")
+
+    assert replaced.get(timeout=PROMPTLY) == 0
+    assert newest.get(timeout=PROMPTLY) == 2
+    assert overlaps(recorder.events()) == []

@@ -14,7 +14,7 @@ from tests.waiting import until
 from tests.workers import Worker, workers
 
 # Far more than any of these needs, far less than a hang.
-PROMPTLY = 5
+PROMPTLY = 30
 
 
 @pytest.fixture

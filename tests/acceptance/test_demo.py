@@ -101,6 +101,21 @@ def test_the_drawing_is_xml_and_where_the_demo_says(finished: Demo):
     assert ET.parse(ROOT / path[1]).getroot().tag.endswith("svg")
 
 
+def said_in(picture: Path) -> list[str]:
+    """The style and the texts of a timeline, without what differs from one demonstration to the next."""
+    said = ["".join(each.itertext()) for each in ET.parse(picture).iter() if each.tag.endswith(("style", "text"))]
+    # What dies with a worker is a matter of luck, beside the lamps.
+    differs = re.compile(r"\d|$|worker \w+ killed$|Worker \w+ is killed|The (key of|next|killed) ")
+    return [re.sub(r"(?<=overlaps: )[1-9]\d*", "many", each) for each in said if not differs.match(each)]
+
+
+def test_the_picture_of_the_readme_is_that_of_this_demonstration(finished: Demo):
+    drawn = re.search(r"^timeline: (\S+)", finished.output, re.MULTILINE)
+    shown = re.search(r"\]\((docs/\S+?\.svg)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+
+    assert said_in(ROOT / shown[1]) == said_in(ROOT / drawn[1]), "the picture is out of date: `make picture`"
+
+
 def test_the_demo_ends_with_what_to_try_next(finished: Demo):
     _, _, following = finished.output.partition("What to try next:\n")
     named = re.findall(r"^  (?!make )(\S+)", following, re.MULTILINE)

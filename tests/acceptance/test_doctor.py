@@ -22,7 +22,7 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.holders import about_holders
 from celery_singleton_lock.operations.inventory import Locks
-from celery_singleton_lock.operations.server import about_server
+from celery_singleton_lock.operations.server import about_servers
 from celery_singleton_lock.operations.workers import Workers, _workers
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -235,7 +235,7 @@ def test_a_server_that_is_too_old_is_told(own: Server, app_of: AppOf) -> None:
 
 
 def test_what_a_server_does_not_say_is_no_fault() -> None:
-    assert [finding.ok for finding in about_server({})] == [True] * len(OF_THE_SERVER)
+    assert [finding.ok for finding in about_servers({"": {}})] == [True] * len(OF_THE_SERVER)
 
 
 def test_a_replica_is_told(own: Server, app_of: AppOf) -> None:

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery, chain, chord, states
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockHeld, SingletonTask
+from celery_singleton_lock import CallRevoked, LockHeld, SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from tests.servers import Server
@@ -63,6 +63,20 @@ def test_an_eager_run_that_is_skipped_ends_revoked(app: Celery) -> None:
     assert inner[0].state == states.REVOKED
     with pytest.raises(TaskRevokedError, match=outer.id):
         inner[0].get()
+
+
+@pytest.mark.parametrize(("by_place", "by_name"), [((), {"throw": True}), ((None, None, None, None, 0, True), {})])
+def test_it_raises_if_it_is_told_to(app: Celery, by_place: tuple[Any, ...], by_name: dict[str, Any]) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_key=("key",))
+    def task(self: Any, key: str) -> None:
+        with pytest.raises(CallRevoked):
+            other.apply((key,), *by_place, **by_name)
+
+    @app.task(base=SingletonTask, lock_key=("key",), lock_name=task.name)
+    def other(key: str) -> str:
+        return "ran"
+
+    assert task.apply(("k",)).state == states.SUCCESS
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"])

@@ -88,6 +88,18 @@ def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(tasks: Any, 
     assert new_call(combined.stumbling, "stumbles", first).get(timeout=PROMPTLY) == 3
 
 
+def test_a_callback_that_is_a_duplicate_does_not_fail_the_call_that_has_it(tasks: Any, worker: Worker) -> None:
+    unique = combined.unique["raise"]
+    queued = unique.apply_async(("callback", 1), countdown=600)
+    try:
+        first = combined.by_policy["skip"].apply_async(("has-a-callback", 2), link=unique.si("callback", 3))
+        until(lambda: f"holder={queued.id}" in worker.log(), "the callback has come, and was refused", timeout=30)
+
+        assert first.get(timeout=PROMPTLY) == 2
+    finally:
+        queued.revoke()
+
+
 def test_a_call_that_is_rejected_before_its_body_starts_is_queued_no_more(tasks: Any, worker: Worker) -> None:
     first = combined.stumbling.delay("rejected", stumbles="rejects")
     until(lambda: "it is refused" in worker.log(), "it is rejected")
@@ -131,6 +143,24 @@ def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_p
     until(lambda: first.state == "RETRY", "it waits for its retry", timeout=20)
 
     assert combined.dying.delay("lost-child", 2).id == first.id
+    first.revoke(terminate=True, signal="SIGKILL")
+
+
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
+def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_more(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    task, key = combined.dying_at_once, "lost-for-good"
+    first = task.delay(key, 1, 30)
+    until(lambda: entered(recorder, key), "it runs")
+    second = task.delay(key, 2)
+    until(lambda: f"task_id={second.id} holder" in worker.log(), "the other one waits")
+    active = [each for some in tasks.app.control.inspect().active().values() for each in some]
+    [pid] = [each["worker_pid"] for each in active if each["id"] == second.id]
+
+    os.kill(pid, signal.SIGKILL)
+
+    until(lambda: task.delay(key, 3).id != second.id, "it is queued no more", timeout=20)
     first.revoke(terminate=True, signal="SIGKILL")
 
 

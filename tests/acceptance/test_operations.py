@@ -8,20 +8,23 @@ import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
+from urllib.error import URLError
 
+import click
 import pytest
+from celery import Celery
 from celery.bin.base import CLIContext
 from celery.exceptions import TaskRevokedError
 from click.testing import CliRunner, Result
 
-from celery_singleton_lock import LockLost
+from celery_singleton_lock import CallRevoked, LockHeld, LockLost, StoreError
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder, overlaps
-from tests.servers import free_port
+from tests.servers import Server, free_port
 from tests.waiting import until
 from tests.workers import Worker, workers
 
@@ -37,12 +40,27 @@ Operate = Callable[..., Result]
 def operate(tasks: Any) -> Operate:
     """What the command line does with these arguments."""
 
+    return operated(tasks.app)
+
+
+def operated(app: Celery) -> Operate:
     def run(*arguments: str, code: int = YES) -> Result:
-        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(tasks.app, no_color=True, workdir=None))
+        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(app, no_color=True, workdir=None))
         assert done.exit_code == code, (done.output, done.stderr, done.exception)
         return done
 
     return run
+
+
+@pytest.fixture(params=["json", "pickle"])
+def results(valkey: Server, request: pytest.FixtureRequest) -> Celery:
+    """An app with an empty result backend, by each serializer that brings exceptions back."""
+    app = Celery("results", broker=valkey.url, backend="cache+memory://", set_as_current=False)
+    accepted = ["json", "pickle"]
+    app.conf.update(result_serializer=request.param, accept_content=accepted, singleton_lock_url=valkey.url)
+    # A process has one such memory.
+    app.backend.client.cache.clear()
+    return app
 
 
 @pytest.fixture
@@ -216,7 +234,7 @@ def test_a_lock_that_nobody_has_is_a_no(tasks: Any, operate: Operate) -> None:
         (["tests.acceptance.app.skipped"], "cannot be called like this"),
         (["tests.acceptance.app.skipped", "-a", "[1, 2, 3, 4]"], "cannot be called like this"),
         (["tests.acceptance.app.skiped", "-a", "[1]"], "no task"),
-        (["tests.acceptance.app.after", "-a", "[1]"], "is no SingletonTask"),
+        (["tests.acceptance.app.after", "-a", "[1]"], "is not a SingletonTask"),
         (["singleton:v2:{a:0}"], "is not a lock key"),
         (["other:v2:{tests.acceptance.app.skipped:00000000000000000000000000000000}"], "is not a lock key"),
     ],
@@ -241,14 +259,114 @@ def test_what_became_of_a_call_is_shown(tasks: Any, operate: Operate, worker: Wo
     key = tasks.skipped.lock_key_for("k")
     assert [row["key"] for row in goes_on["locks"]] == [key]
     expected = {"state": "REVOKED", "reason": "skipped", "key": key, "holder_task_id": holder.id, "locks": []}
-    assert turned_away == {"task_id": skipped.id, **expected}
+    text = f"lock key={key} is held by task_id={holder.id}"
+    assert turned_away == {"task_id": skipped.id, **expected, "text": text}
     assert all(word in said for word in ("REVOKED", "skipped", key, holder.id))
     assert (is_over["state"], is_over["reason"], is_over["locks"]) == ("SUCCESS", None, [])
 
 
+def lines_of(said: str) -> dict[str, str]:
+    """The facts about a call, by their names."""
+    return {line[:7].rstrip(): line[9:] for line in said.partition("\n\n")[0].splitlines()}
+
+
+NOTHING = {"reason": None, "key": None, "holder_task_id": None}
+
+
+def of_others() -> Iterator[Exception]:
+    """Errors that have attributes of the same names as ours, with values of any kind."""
+    yield UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+    yield URLError(ConnectionRefusedError(111, "refused"))
+    error = ValueError("boom")
+    error.key, error.holder_task_id = ("a", 1), object  # type: ignore[attr-defined]
+    yield error
+
+
+@pytest.mark.parametrize("error", list(of_others()), ids=lambda error: type(error).__name__)
+def test_an_error_of_others_is_no_error_of_ours(results: Celery, error: Exception) -> None:
+    results.backend.store_result("id-1", error, "FAILURE")
+    operate = operated(results)
+
+    shown = json.loads(operate("show", "id-1", "--json").stdout)
+
+    assert {name: shown[name] for name in NOTHING} == NOTHING
+    assert set(lines_of(operate("show", "id-1").stdout)) == {"call", "state", "says"}
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "facts"),
+    [
+        (CallRevoked("broken by ann@ops", "k", None, "broken"), "REVOKED", {"reason": "broken", "key": "k"}),
+        (LockHeld("k", "id-h", 4.0), "FAILURE", {"reason": "raised", "key": "k", "holder_task_id": "id-h"}),
+        (LockLost("k", "taken"), "FAILURE", {"reason": "taken", "key": "k"}),
+        (LockHeld("k", "id-h", 4.0), "RETRY", {"key": "k", "holder_task_id": "id-h"}),
+        (StoreError("redis://", "away"), "RETRY", {}),
+    ],
+)
+def test_an_error_of_ours_is_told_with_its_data(
+    results: Celery, error: Exception, state: str, facts: dict[str, str]
+) -> None:
+    results.backend.store_result("id-1", error, state)
+
+    shown = json.loads(operated(results)("show", "id-1", "--json").stdout)
+
+    expected = {**NOTHING, **facts}
+    assert shown == {"task_id": "id-1", "state": state, **expected, "locks": [], "text": str(error)}
+
+
+@pytest.mark.parametrize(
+    ("error", "now"),
+    [
+        (LockHeld("k", "id-h", 4.0), "comes again, and waits for id-h"),
+        (LockHeld("k", None, 4.0), "comes again, and waits for the lock"),
+        (ValueError("of the body"), "comes again"),
+    ],
+)
+def test_a_call_that_comes_again_has_left_its_work_to_nobody(results: Celery, error: Exception, now: str) -> None:
+    results.backend.store_result("id-1", error, "RETRY")
+
+    said = lines_of(operated(results)("show", "id-1").stdout)
+
+    assert said.pop("key", "k") == "k"
+    assert said == {"call": "id-1", "state": "RETRY", "now": now, "says": str(error)}
+
+
+@pytest.mark.parametrize("results", ["pickle"], indirect=True)
+def test_an_error_that_a_body_has_returned_is_a_result_as_any_other(results: Celery) -> None:
+    results.backend.store_result("id-1", LockHeld("k", "id-h"), "SUCCESS")
+
+    assert lines_of(operated(results)("show", "id-1").stdout) == {"call": "id-1", "state": "SUCCESS"}
+
+
+def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
+    tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
+) -> None:
+    key = tasks.waiting.lock_key_for("k")
+    holder = tasks.waiting.delay("k", seconds=4)
+    running(recorder)
+    waiter = tasks.waiting.delay("k")
+    until(lambda: store_of(tasks.app).survey([key])[0].waiters == 1, "it waits")
+
+    (row,) = json.loads(operate("show", waiter.id, "--json").stdout)["locks"]
+    now = [lines_of(operate("show", each.id).stdout)["now"] for each in (holder, waiter)]
+
+    assert (row["key"], row["state"], row["task_id"], row["waiters"]) == (key, "waiting", waiter.id, 1)
+    assert now == ["holds the lock", "waits for the lock"]
+    assert [row["state"] for row in json.loads(operate("show", holder.id, "--json").stdout)["locks"]] == ["held"]
+    assert waiter.get(timeout=PROMPTLY) == 0
+
+
+def test_a_call_that_is_queued_says_so(tasks: Any, operate: Operate, store: Store) -> None:
+    store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, quiet=0.0)
+
+    assert lines_of(operate("show", "id-q").stdout)["now"] == "is queued"
+
+
 def test_a_call_of_which_nothing_is_known_is_a_no(operate: Operate) -> None:
     assert json.loads(operate("show", "no-such-id", "--json", code=NO).stdout)["locks"] == []
-    assert "Nothing is known" in operate("show", "no-such-id", code=NO).stderr
+    said = operate("show", "no-such-id", code=NO).stderr
+    assert "Nothing is known" in said
+    assert "in the log alone: task_id=no-such-id" in said
 
 
 def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(tasks: Any, operate: Operate, store: Store) -> None:
@@ -266,6 +384,33 @@ def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(tasks: Any, op
 
     assert [row["task_id"] for row in json.loads(done.stdout)["locks"]] == ["id-1"]
     assert "cannot be read" in done.stderr
+    assert done.stderr.rstrip().endswith("refused.")
+
+
+# Numbers.
+
+NUMBERS = [
+    (name, each.opts[0])
+    for name, command in sorted(singleton.commands.items())
+    for each in command.params
+    if isinstance(each.type, click.types.FloatParamType | click.types.IntParamType)
+]
+
+
+def test_the_options_that_are_numbers_are_known() -> None:
+    assert NUMBERS == [("break", "--wait"), ("doctor", "--timeout"), ("watch", "--interval")]
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400", "-1", "soon"])
+@pytest.mark.parametrize(("command", "option"), NUMBERS)
+def test_what_is_no_number_of_seconds_is_refused(
+    tasks: Any, operate: Operate, command: str, option: str, value: str
+) -> None:
+    # Then what is not refused ends at once.
+    tasks.app.conf.singleton_lock_url = "ftp://somewhere"
+    words = [command, *(["KEY", "--yes"] if command == "break" else [])]
+
+    assert f"Invalid value for '{option}'" in operate(*words, option, value, code=USAGE).stderr
 
 
 # The store is away.

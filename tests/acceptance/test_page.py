@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
+from celery_singleton_lock.operations.words import OF_ONE_PROCESS
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -86,6 +87,13 @@ def test_a_page_without_locks_says_so(reader: Visitor) -> None:
     assert reply.status == 200
     assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
     assert "Nothing is held" in words_in(reply.body)
+    assert OF_ONE_PROCESS not in words_in(reply.body)
+
+
+def test_a_page_of_locks_in_memory_says_that_it_sees_those_of_its_process_alone(tasks: Any, reader: Visitor) -> None:
+    tasks.app.conf.singleton_lock_url = "memory://page"
+
+    assert OF_ONE_PROCESS in words_in(reader.get().body)
 
 
 def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reader: Visitor, store: Store) -> None:
@@ -246,6 +254,52 @@ def test_a_setting_that_cannot_work_is_told(tasks: Any, reader: Visitor) -> None
 
 def test_health_is_that_of_the_store(reader: Visitor) -> None:
     assert (reader.get("/healthz").status, reader.get("/healthz").body) == (200, "ok\n")
+
+
+# What Prometheus is told.
+
+
+def test_what_is_held_and_what_was_counted_is_told_to_prometheus(tasks: Any, reader: Visitor, store: Store) -> None:
+    name = tasks.skipped.name
+    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
+    store.mark_queued(tasks.one_of_two.lock_key_for("k"), "id-q", 60.0, limit=0, quiet=0.0)
+    store.acquire(claim(f"singleton:v2:{{of-user-7:{0:032}}}"))
+    store.count("singleton:v2:stats", "process", 1, {f"conflicts:skipped:{name}": 3}, 30.0)
+
+    reply = reader.get("/metrics")
+
+    lines = reply.body.splitlines()
+    assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert "singleton_lock_up 1" in lines
+    assert f'singleton_lock_holders{{task="{name}"}} 1' in lines
+    assert f'singleton_lock_conflicts_total{{task="{name}",outcome="skipped"}} 3' in lines
+    assert f'singleton_lock_acquired_total{{task="{name}"}} 0' in lines
+    assert 'singleton_lock_holders{task=""} 1' in lines
+    # Two tasks share that lock, and a mark does not tell whose it is.
+    assert 'singleton_lock_queued{task="tests.acceptance.app.one_of_two"} 1' in lines
+    assert not any("of-user" in line or "celery." in line for line in lines)
+
+
+def test_prometheus_is_told_that_the_store_is_away(reader: Visitor, away: str) -> None:
+    reply = reader.get("/metrics")
+
+    assert reply.status == 200
+    assert [line for line in reply.body.splitlines() if not line.startswith("#")] == ["singleton_lock_up 0"]
+
+
+def test_a_user_who_may_not_walk_the_keys_has_the_counters(tasks: Any, reader: Visitor, valkey: Server) -> None:
+    with valkey.client() as client:
+        client.execute_command("ACL", "SETUSER", "scraper", "reset", "on", ">pa55", "~*", "&*", "+@all", "-scan")
+        try:
+            tasks.app.conf.singleton_lock_url = f"redis://scraper:pa55@127.0.0.1:{valkey.port}/2"
+            lines = reader.get("/metrics").body.splitlines()
+            page = reader.get()
+        finally:
+            client.execute_command("ACL", "DELUSER", "scraper")
+
+    assert "singleton_lock_up 1" in lines
+    assert not any(line.startswith("singleton_lock_holders") for line in lines)
+    assert (page.status, "'scan'" in html.unescape(page.body)) == (503, True)
 
 
 # What may be asked.
@@ -520,9 +574,9 @@ def test_the_command_asks_for_the_password_it_was_given(valkey: Server) -> None:
         ("0.0.0.0:0", "SINGLETON_WEB_PASSWORD"),
         ("[::]:0", "SINGLETON_WEB_PASSWORD"),
         ("example.com:80", "SINGLETON_WEB_PASSWORD"),
-        ("127.0.0.1", "no place to listen"),
-        ("127.0.0.1:99999", "no place to listen"),
-        (":80", "no place to listen"),
+        ("127.0.0.1", "not an address to listen on"),
+        ("127.0.0.1:99999", "not an address to listen on"),
+        (":80", "not an address to listen on"),
     ],
 )
 def test_a_place_where_others_would_come_is_refused(tasks: Any, bind: str, says: str) -> None:
@@ -548,6 +602,21 @@ def test_a_port_that_is_taken_is_told(tasks: Any, valkey: Server) -> None:
 
     assert done.exit_code == 1
     assert f"cannot listen on {bind}" in done.stderr
+    assert OF_ONE_PROCESS not in done.stderr
+
+
+def test_the_command_says_that_locks_in_memory_are_those_of_one_process(tasks: Any, valkey: Server) -> None:
+    from celery.bin.base import CLIContext
+    from click.testing import CliRunner
+
+    from celery_singleton_lock.operations.cli import singleton
+
+    tasks.app.conf.singleton_lock_url = "memory://page"
+    # A port that is taken, so that it ends.
+    bind = f"127.0.0.1:{valkey.port}"
+    done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
+
+    assert done.stderr.startswith(OF_ONE_PROCESS)
 
 
 def test_the_style_is_in_the_package() -> None:

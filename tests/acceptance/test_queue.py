@@ -18,7 +18,7 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
-PROMPTLY = 5
+PROMPTLY = 30
 MODES = ("until_executing", "until_executed", "until_and_while_executing")
 
 PUBLISH = """

@@ -54,7 +54,7 @@ def of_key(recorder: Recorder, key: str, name: str | None = None) -> list[Event]
 
 
 def meets(worker: Worker, result: Any) -> None:
-    until(lambda: f"task_id={result.id}" in worker.log() or result.ready(), "it has met the holder")
+    until(lambda: f"task_id={result.id} holder=" in worker.log() or result.ready(), "it has met the holder")
 
 
 def test_rabbitmq_itself_delays_a_message(worker: Worker) -> None:

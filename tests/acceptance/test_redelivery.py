@@ -115,6 +115,28 @@ def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     assert result.state == "SUCCESS"
 
 
+def test_a_call_that_a_killed_worker_had_not_begun_is_queued_until_it_is_delivered_again(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = impatient_broker.by_mode["until_executed"]
+    with workers(APP, {**env, **SOON}, concurrency=1) as (busy,):
+        impatient_broker.by_policy["skip"].delay("its only slot", 0, gate=GATE)
+        until(lambda: runs(recorder), "it is busy")
+        queued = task.delay("k", 1)
+        until(lambda: f"[{queued.id}] received" in busy.log(), "the message waits in the worker")
+        busy.kill()
+
+    assert task.delay("k", 2).id == queued.id
+    with workers(APP, {**env, **SOON}, concurrency=1):
+        assert queued.get(timeout=60) == 1
+        later = until(lambda: differs(task.delay("k", 3), queued.id), "an equal call is published again")
+        assert later.get(timeout=60) == 3
+
+
+def differs(result: Any, task_id: str) -> Any:
+    return result if result.id != task_id else None
+
+
 def test_a_copy_runs_where_the_first_run_has_died(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:

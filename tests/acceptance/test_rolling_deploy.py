@@ -88,6 +88,32 @@ def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
     assert refused["reschedule"].get(timeout=PROMPTLY) == 5
 
 
+@pytest.mark.parametrize("policy", ["skip", "raise", "rerun"])
+def test_a_call_that_was_queued_by_the_old_version_is_queued_no_more_once_it_has_ended(
+    tasks: Any,
+    worker: Worker,
+    recorder: Recorder,
+    opened: list[str],
+    valkey: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+) -> None:
+    task, key = combined.by_policy[policy], f"queued-before-{policy}"
+    holding(recorder, opened, task, key)
+    monkeypatch.setattr(task, "lock_mode", "until_and_while_executing")
+    queued = task.delay(key, 1)
+
+    if policy == "rerun":
+        open_gate(recorder, key)
+    queued.get(timeout=PROMPTLY, propagate=False)
+
+    # Its result is there a moment before its mark ends.
+    until(lambda: task.delay(key, 2).id != queued.id, "another call is published", timeout=PROMPTLY)
+    open_gate(recorder, key)
+    with valkey.client(database=2) as locks:
+        until(lambda: not locks.exists(task.lock_key_for(key)), "nothing is left", timeout=PROMPTLY)
+
+
 @pytest.mark.skipif(
     CELERY < (5, 5), reason="a warm shutdown may leave what waits for its time in the worker to the visibility timeout"
 )
@@ -102,7 +128,7 @@ def test_merged_arguments_run_though_their_task_has_another_policy_by_then(
         first = task.apply_async((key, 1), {"gate": key}, queue=key)
         until(lambda: of_key(recorder, key), "the first one runs")
         second = task.apply_async((key, 2), queue=key)
-        until(lambda: f"task_id={second.id}" in old.log(), "the second one is next")
+        until(lambda: f"task_id={second.id} holder=" in old.log(), "the second one is next")
         third = task.apply_async((key, 3), queue=key)
         with pytest.raises(TaskRevokedError, match=second.id):
             third.get(timeout=PROMPTLY)

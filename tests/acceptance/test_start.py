@@ -277,6 +277,23 @@ def test_a_worker_without_tasks_of_ours_is_refused_with_a_beat_that_has_no_store
     assert "nowhere" in line
 
 
+@pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
+def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey: Server, tasks: list[Any]) -> None:
+    env = {**env_of(valkey, singleton_lock_url="memory://"), "TEST_TASKS": json.dumps(tasks)}
+
+    (line,) = beat(env).refused()
+
+    assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat", "'redis://localhost:6379/0'"))
+
+
+def test_so_is_one_inside_a_worker_which_may_have_its_locks_there(
+    worker: Callable[..., Process], valkey: Server
+) -> None:
+    (line,) = worker(env_of(valkey, singleton_lock_url="memory://"), "threads", "-B", *BEAT[:2]).refused()
+
+    assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat"))
+
+
 @pytest.mark.parametrize("more", [(), ("-B",)], ids=["no beat", "a beat of Celery's own"])
 def test_the_settings_of_a_beat_that_is_not_inside_do_not_matter(
     worker: Callable[..., Process], valkey: Server, more: tuple[str, ...], tmp_path: Path
@@ -469,6 +486,15 @@ def test_a_process_that_publishes_tells_of_all_settings_and_goes_on(valkey: Serv
         "lock.misconfigured: singleton_lock_ttl",
         "lock.misconfigured: singleton_lock_min_hold",
     ]
+
+
+def test_a_process_that_publishes_tells_of_marks_in_its_own_memory(valkey: Server) -> None:
+    env = env_of(valkey, {"lock_mode": "until_executed"}, singleton_lock_url="memory://")
+
+    (line,) = published(env)[1]
+
+    for words in ("lock.misconfigured: singleton_lock_url='memory://'", "task-0", "'redis://localhost:6379/0'"):
+        assert words in line
 
 
 # Where nothing is looked at.

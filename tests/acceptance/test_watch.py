@@ -24,7 +24,8 @@ from tests.acceptance.conftest import APP
 from tests.servers import Server, free_port, running
 from tests.waiting import until
 
-COMMAND = [sys.executable, "-m", "celery", "-A", APP, "singleton", "watch", "--interval", "0.1"]
+CELERY, INTERVAL = [sys.executable, "-m", "celery", "-A"], ["singleton", "watch", "--interval", "0.1"]
+COMMAND = [*CELERY, APP, *INTERVAL]
 PATIENCE = 60.0
 KEY = "singleton:v2:{shop:00}"
 
@@ -32,9 +33,10 @@ KEY = "singleton:v2:{shop:00}"
 class Watch:
     """A `watch` that goes on, and what it has said."""
 
-    def __init__(self, env: dict[str, str], *arguments: str) -> None:
+    def __init__(self, env: dict[str, str], *arguments: str, app: str = APP) -> None:
+        command = [*CELERY, app, *INTERVAL, *arguments]
         self._process = subprocess.Popen(
-            [*COMMAND, *arguments], env={**os.environ, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            command, env={**os.environ, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         self.lines: list[dict[str, Any]] = []
         self.errors: list[str] = []

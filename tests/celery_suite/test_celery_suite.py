@@ -49,7 +49,7 @@ def outcome(test: str, what: str) -> Outcome:
 
 
 def test_a_part_of_celerys_tests_ends_with_the_lock_as_without_it(requirements: None) -> None:
-    plain, locked = play_both(only=PART, without=tuple(LEFT_OUT), seconds=240)
+    plain, locked = play_both(only=PART, without=tuple(LEFT_OUT), seconds=900)
 
     assert not differences(plain, locked, DIFFERENT), "\n".join(map(str, differences(plain, locked, DIFFERENT)))
     assert len({outcome.test for outcome in plain}) > len(PART)

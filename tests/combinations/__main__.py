@@ -90,14 +90,17 @@ class Run:
         began, number = time.monotonic(), next(self._numbers)
         with Stage(self._servers, hand, number) as stage:
             played = play(stage, hand, self._bound)
-            troubles = stage.troubles()
+            troubles, is_void = stage.troubles(), stage.is_void()
         failed = [some for some in played if some.findings]
-        if failed or troubles or self._keeps_logs:
+        if failed or troubles or is_void or self._keeps_logs:
             for index, log in enumerate(stage.logs):
                 (LOGS / f"stage-{number}-{index}.log").write_text(log, encoding="utf-8")
             shutil.copy(stage.path, LOGS / f"stage-{number}.jsonl")
         facts = ", ".join(f"{name} {value}" for name, value in stage.facts.items())
         told = [f"stage {number} ({facts}): {len(hand)} programs in {time.monotonic() - began:.0f} s"]
+        if is_void:
+            told.append("  not judged: Celery's main process has died of half a message")
+            failed, troubles, played = [], [], []
         told += [f"  a worker: {trouble}" for trouble in troubles]
         told += [line for some in failed for line in tell(some)]
         self._console.print("\n".join(told), markup=False)
@@ -115,14 +118,15 @@ def main() -> int:
     LOGS.mkdir(exist_ok=True)
     # Who is told to end takes its workers and servers along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    began = time.monotonic()
     given = list(FOUND.values()) if options.found else (options.replay or "").splitlines()
     programs = playable([read(line) for line in given], console) if given else drawn(options)
     told = "" if given else f" of seed {options.seed}"
     console.print(f"{len(programs)} programs{told}, Celery {celery.__version__}")
     with Servers() as servers:
         run = Run(servers, console, options.bound, options.logs)
-        run.play(programs, options.seconds - (time.monotonic() - began))
+        # Only now: on a slow machine it takes a while to draw programs and to start servers.
+        began = time.monotonic()
+        run.play(programs, options.seconds)
         failed = [some for some in run.played if some.findings]
         for some in different(failed)[: options.shrink]:
             console.print("\n".join(shrunk(run, some)), markup=False)

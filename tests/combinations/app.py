@@ -19,9 +19,11 @@ from celery import signals as celery_signals
 from celery.exceptions import Ignore, Reject
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
+from pydantic import BaseModel
 
 from celery_singleton_lock import Lock, SingletonTask, current_lease, signals
 from celery_singleton_lock.options import LockOptions
+from tests.combinations.factors import TASK
 from tests.combinations.program import TTL, VISIBILITY, Call
 from tests.fire.record import Record, now
 
@@ -52,6 +54,7 @@ class Execution:
     Attributes:
         task_id: Of the message that has brought it: an item of a map has the map's.
         sent_as: The number of the call that the message was sent for.
+        again_of: At a second try, the `run` of the first.
     """
 
     run: str
@@ -59,6 +62,7 @@ class Execution:
     task_id: str
     is_item: bool
     sent_as: int
+    again_of: str = ""
 
 
 _record: Record | None = None
@@ -105,7 +109,7 @@ class Noted:
 
     def before_start(self: Any, task_id: str, args: Any, kwargs: Any) -> None:
         if len(args) > 2 and args[2]["ending"] == "before_start":
-            record().write("refused", args[0], task_id=task_id)
+            record().write("refused", args[0], task_id=str(task_id))
             raise RefusedError(args[0])
 
 
@@ -120,7 +124,26 @@ def _execution_of(task: Any, args: Sequence[Any]) -> Execution:
     return Execution(run, label, str(request.id), is_item, sent_as)
 
 
-class Locked(Noted, SingletonTask):
+class TriesAgain:
+    """Tries once more after an error, where its task declares that, as classes of users do."""
+
+    again: str | None = None
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)  # type: ignore[misc]
+        except Exception:
+            if not self.again:
+                raise
+            first = _execution.get()
+            token = _execution.set(dataclasses.replace(first, run=f"{first.run} again", again_of=first.run))
+            try:
+                return super().__call__(*args, **kwargs)  # type: ignore[misc]
+            finally:
+                _execution.reset(token)
+
+
+class Locked(Noted, TriesAgain, SingletonTask):
     """A task of ours."""
 
     abstract = True
@@ -128,9 +151,12 @@ class Locked(Noted, SingletonTask):
 
     @property
     def lock_options(self) -> LockOptions:
-        """With the policy that this process has by now."""
+        """With the policy, or the mode, that this process has by now."""
         options = super().lock_options
-        return dataclasses.replace(options, on_conflict=self.deploy) if self._is_deployed() else options
+        if not self._is_deployed():
+            return options
+        other = {"mode": self.deploy} if self.deploy in TASK["mode"] else {"on_conflict": self.deploy}
+        return dataclasses.replace(options, **other)  # type: ignore[arg-type]
 
     def _is_deployed(self) -> bool:
         if not self.deploy:
@@ -161,10 +187,10 @@ class LockOfCalls(Lock):
 
     def __init__(self, task: Any, label: str, *, reentrant: bool) -> None:
         super().__init__(LOCK, app=task.app, ttl=TTL, reentrant=reentrant)
-        self._key = task.lock_key_for(label)
+        self._key = task.lock_key_for(label, 0, None, *task.more)
 
 
-class Unlocked(Noted, Task):
+class Unlocked(Noted, TriesAgain, Task):
     """The same without a lock: the other steps of a canvas."""
 
     abstract = True
@@ -182,9 +208,8 @@ def noted(task: Any, key: str, number: int, seconds: float) -> Iterator[None]:
         "task": task.name,
         "item": execution.is_item,
     }
-    record().write(
-        "enter", key, run, fence=lease.fence if lease else 0, seconds=seconds, host=task.request.hostname, **facts
-    )
+    held = {"fence": lease.fence if lease else 0, "again_of": execution.again_of}
+    record().write("enter", key, run, seconds=seconds, host=task.request.hostname, **held, **facts)
     outcome = "died"
     try:
         yield
@@ -233,13 +258,16 @@ def come_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> A
     if script["retries"] == "countdown":
         raise task.retry(countdown=1)
     if script["retries"] == "other arguments":
-        raise task.retry(args=(key + OTHER, number, once), kwargs={}, countdown=1)
-    return task.replace(task.si(key, number, once))
+        raise task.retry(args=(key + OTHER, number, once, *task.more), kwargs={}, countdown=1)
+    return task.replace(task.si(key, number, once, *task.more))
 
 
 def end(task: Any, number: int, script: Mapping[str, Any]) -> None:
     """End as the script says."""
-    ending = script["ending"]
+    ending, is_again = script["ending"], bool(_execution.get().again_of)
+    if is_again and (task.again == "with success" or ending == "soft limit"):
+        # Such a limit strikes a message once.
+        return
     if ending == "raise":
         raise ValueError(ending)
     if ending == "ignore":
@@ -274,8 +302,27 @@ def name_of(task: Mapping[str, Any]) -> str:
     return "combined." + "-".join(str(value) for value in task.values())
 
 
+def key_by_code(key: str, number: int = 0, script: Mapping[str, Any] | None = None) -> str:
+    """Another one for a message than for the call."""
+    return key if script is None or isinstance(script["sent"], tuple) else f"{key} of a message"
+
+
+class Basket(BaseModel):
+    """An argument that only pickle carries."""
+
+    fruit: set[str]
+
+
+_FRUIT = {"apple", "banana", "cherry", "date", "elderberry", "fig", "grape"}
+# For `lock_key`.
+_KEYS = {"by name": ("key",), "by code": key_by_code, "of a set": ("key", "basket")}
+
+
 def make_task(app: Celery, task: Mapping[str, Any]) -> None:
     """Register what declares these options."""
+    is_of_a_set = task["keys"] == "of a set"
+    # Retries keep no serialiser but the task's.
+    carried = {"more": (Basket(fruit=_FRUIT),), "serializer": "pickle"} if is_of_a_set else {"more": ()}
     again = {"autoretry_for": (Exception,), "default_retry_delay": 1} if task["autoretry"] else {}
     patience = {} if task["wait_timeout"] is None else {"lock_wait_timeout": task["wait_timeout"]}
     queued = {} if task["queue_ttl"] is None else {"lock_queue_ttl": task["queue_ttl"]}
@@ -287,7 +334,7 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
         shared=False,
         name=name_of(task),
         lock_name=LOCK,
-        lock_key=("key",),
+        lock_key=_KEYS[task["keys"]],
         lock_mode=task["mode"],
         lock_on_conflict=task["policy"],
         lock_limit=task["limit"],
@@ -297,11 +344,13 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
         ignore_result=task["ignore"],
         max_retries=2,
         deploy=task["deploy"],
+        again=task["again"],
+        **carried,
         **again,
         **patience,
         **queued,
     )
-    def runs(self: Any, key: str, number: int = 0, script: Any = None) -> int:
+    def runs(self: Any, key: str, number: int = 0, script: Any = None, basket: Any = None) -> int:
         if script is None:
             # An item of a map is nothing but a key.
             number, script = _execution.get().sent_as, Call().script
@@ -323,6 +372,10 @@ def make_tasks(app: Celery, tasks: Sequence[Mapping[str, Any]]) -> None:
     def step(self: Any, key: str, number: int = 0) -> int:
         record().write("step", key, task_id=self.request.id, number=number)
         return number
+
+    @app.task(base=Unlocked, bind=True, shared=False, name="linked")
+    def linked(self: Any, key: str, number: int, *, link: str) -> None:
+        record().write("linked", key, task_id=self.request.id, number=number, link=link)
 
 
 def make_app(setting: Mapping[str, Any]) -> Celery:
@@ -396,14 +449,14 @@ def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> Non
 @celery_signals.task_revoked.connect
 def _revoked(sender: Any, request: Any, **_: Any) -> None:
     if _of_ours(sender):
-        record().write("revoked", "", task_id=request.id)
+        record().write("revoked", "", task_id=str(request.id))
 
 
 @celery_signals.task_failure.connect
 def _failed(sender: Any, task_id: str, exception: BaseException, **_: Any) -> None:
     # Also in the main process, for a child that was killed.
     if _of_ours(sender):
-        record().write("failed", "", task_id=task_id, error=type(exception).__name__)
+        record().write("failed", "", task_id=str(task_id), error=type(exception).__name__)
 
 
 if "COMBINATIONS_SETTING" in os.environ:

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 
+import celery
 from celery.app import trace
 
 from tests.combinations.history import Answer, Body, Held, History, Known, read
-from tests.combinations.program import ROLLING, TTL, Call
+from tests.combinations.program import ROLLING, TTL, Call, Program, deployed_policy
 
 # A call that comes more often than that is a flood: so often at once, and so often for each second of its life.
 MOST_DELIVERIES = 40
@@ -20,16 +21,29 @@ LOOPS = ("map", "starmap", "chunks")
 ITEMS = 2
 # What is sent so has no notes of its own.
 WITHOUT_NOTES = ("send_task", "hands on by send_task")
+_STEPS = ("middle of a chain", "chord body")
+LINKS: dict[str, tuple[str, ...]] = {
+    "none": (),
+    "link": ("link",),
+    "link_error": ("link_error",),
+    "both": ("link", "link_error"),
+}
+# For which state of its call each is called.
+_LINK_OF = {"SUCCESS": "link", "FAILURE": "link_error"}
 # Who gives up takes nobody along that it would have run for: those have to be told.
 GIVES_UP_FOR_NOBODY = {"rerun"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
+# Seconds in which all workers have heard that a call is revoked.
+_REVOKED_BY = 1.0
 # Celery from 5.7 on stores RETRY no more where the library has done so.
 LEAVES_RETRY_TO_US = hasattr(trace, "get_actual_ignore_result")
 
 # Of a body that has come to its own end, and of one that went on from there as another attempt.
 _COMPLETED = ("returned", "ValueError")
 _HANDED_ON = ("AgainError", "Retry", "Ignore", "Reject")
+# Of one after which its call is not over, so that another try may begin.
+_FAILED = ("ValueError", "SoftTimeLimitExceeded")
 _CUT_SHORT = ("revoke", "terminate", "kill", "hard limit", "soft limit", "before_start")
 _ERRORS = {
     "raise": ("ValueError",),
@@ -116,16 +130,25 @@ def fences_grow(known: Known) -> Iterator[str]:
     if known.program.mode == "until_executing":
         return
     for body in known.bodies:
-        before = [other for other in known.bodies if other.key == body.key and other.left <= body.entered]
-        # In eager mode what replaces a run goes on inside of it, and under its lease.
-        # And one that was killed as it began may have left when it entered.
+        granted = _granted_at(known, body)
+        # One that was killed as it began may have left when it entered.
         fences = [
-            other.fence for other in before if other is not body and not (known.eager and other.task_id == body.task_id)
+            other.fence
+            for other in known.bodies
+            if other is not body and other.key == body.key and other.left <= granted
         ]
         if not body.fence:
             yield f"{body} ran without a lease"
         elif max(fences, default=0) >= body.fence:
             yield f"{body} has fence {body.fence}, {max(fences)} was before it"
+
+
+def _granted_at(known: Known, body: Body) -> float:
+    """When it had its lease, at the latest."""
+    if not known.eager:
+        return body.entered
+    # What replaces a run goes on inside of it, and under its lease.
+    return min(other.entered for other in known.bodies if (other.task_id, other.fence) == (body.task_id, body.fence))
 
 
 # Nothing lost, nothing hangs.
@@ -192,7 +215,7 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
         if answer.merged or not (_is_refused(answer) or answer.state == "REVOKED") or _is_stopped(known, answer):
             continue
         named = _named(known, answer)
-        if not named and _was_kept_out_by_a_lock(known, answer):
+        if not named and (_was_kept_out_by_a_lock(known, answer) or _is_kept_out_by_its_own_try(known, answer)):
             continue
         if not named:
             yield f"number {answer.call} ({answer.task_id[:8]}) names nobody else: {answer.text[:200]}"
@@ -207,12 +230,14 @@ def who_succeeds_has_run(known: Known) -> Iterator[str]:
         if answer.state != "SUCCESS" or answer.merged or place == "chord header":
             continue
         ids = known.messages(answer)
-        ran = sum(body.outcome in _COMPLETED for body in known.bodies if body.task_id in ids)
+        # Two tries are one run of an item.
+        own = [body for body in known.bodies if body.task_id in ids]
+        ran = len({body.again_of or body.run for body in own if body.outcome in _COMPLETED})
         if place in LOOPS:
             # In the place of one that was skipped there is None, and who would join or come again waits.
             ran += len(known.skipped(ids))
             # So there is in the place of one that made way: any other that has lost its lease fails the map.
-            ran += sum(body.outcome == "LockLost" for body in known.bodies if body.task_id in ids)
+            ran += sum(body.outcome == "LockLost" for body in own)
             if ran < ITEMS:
                 yield f"number {answer.call} ({place}) succeeded with {ran} items of {ITEMS}"
         elif not ran and "join" not in _policies(known, answer):
@@ -256,8 +281,11 @@ def the_newest_runs(known: Known) -> Iterator[str]:
     if any(_ends_early(known, call) for call in known.calls):
         return
     newest = max(known.history.answers, key=lambda answer: (_published(known, answer), answer.call))
+    others = (answer for answer in known.history.answers if answer is not newest)
+    if any(_published_at_latest(known, answer) > _published(known, newest) for answer in others):
+        return
     call = known.calls[newest.call]
-    alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, "chord body", "middle of a chain")
+    alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, *_STEPS)
     ran = newest.call in {body.number for body in known.bodies if body.outcome not in ("LockLost", "died")}
     if alone and not ran and not newest.merged and newest.state != "UNSENT":
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
@@ -289,7 +317,8 @@ def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
     """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs.
 
     Both have to have met the same policy and no other: a call that came to wait by `rerun` is not replaced, it comes
-    after the one that replaces; and `replace` leaves its arguments to nobody.
+    after the one that replaces; and `replace` leaves its arguments to nobody. Calls with `rerun` that come while one
+    that replaces is next are merged with nothing, so they run in any order.
     """
     if known.broadcast or known.eager or known.program.limit > 1 or known.program.mode == "until_executing":
         return
@@ -299,6 +328,8 @@ def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
         if _policies(known, older) != _policies(known, newer):
             continue
         if not its_task or older.sent + SLACK > newer.sent:
+            continue
+        if _policies(known, older) == {"rerun"} and "replace" in known.program.policies:
             continue
         entered, waits_until = known.of(older.task_id)[0].entered, known.of(newer.task_id)[0].entered
         if known.began[newer.task_id][0] + SLACK < entered < waits_until:
@@ -310,7 +341,7 @@ def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
     call, bodies = known.calls[answer.call], known.of(answer.task_id)
     is_plain = (
         call.place == "single"
-        and call.route in ("delay", "own id", "hands on")
+        and call.route in ("delay", "own id", "own UUID", "id of a class", "hands on")
         and call.retries == "none"
         and not call.other
     )
@@ -328,11 +359,71 @@ def _ends_early(known: Known, call: Call) -> bool:
 def _published(known: Known, answer: Answer) -> float:
     """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
     call, ids = known.calls[answer.call], known.messages(answer)
-    if call.place in ("middle of a chain", "chord body") or call.route in WITHOUT_NOTES:
-        # A worker does, once the steps before it have ended; or its message does not tell, so it counts when it comes.
-        return min(known.began.get(answer.task_id, [answer.sent]))
+    began = min(known.began.get(answer.task_id, [answer.sent]))
+    if call.route in WITHOUT_NOTES:
+        # Its message does not tell, so it counts when it comes.
+        return began
+    if call.place in _STEPS:
+        # A worker publishes it, once the last step before it has run.
+        events = (event for event in known.history.events if event.name == "step" and event.at <= began)
+        return max((event.at for event in events if event.facts["number"] == call.number), default=began)
     entered = [body.entered for body in known.bodies if body.task_id in ids]
     return max(entered, default=answer.sent) if call.place in LOOPS else answer.sent
+
+
+def _published_at_latest(known: Known, answer: Answer) -> float:
+    """The same; a step is published a moment after the step before it has run."""
+    is_step = known.calls[answer.call].place in _STEPS
+    return min(known.began.get(answer.task_id, [answer.sent])) if is_step else _published(known, answer)
+
+
+# What is linked.
+
+
+def a_call_with_a_link_is_sent(known: Known) -> Iterator[str]:
+    """It is no duplicate of another one, because what is linked waits for this very call."""
+    for answer in known.history.answers:
+        if known.calls[answer.call].link != "none" and (answer.merged or answer.state == "UNSENT"):
+            yield f"number {answer.call} was not: {answer.error or f'it got the id {answer.task_id[:8]}'}"
+
+
+def what_is_linked_is_called(known: Known) -> Iterator[str]:
+    """As its call ends; of one that is revoked, skipped or rejected Celery calls nothing."""
+    called = _linked(known)
+    for answer in known.history.answers:
+        for number, link in sorted(is_linked(known.program, answer) - called.keys()):
+            yield f"the {link} of number {number} ({answer.task_id[:8]}), which ended with {answer.state}, was not"
+
+
+def what_is_linked_is_called_for_one_end(known: Known) -> Iterator[str]:
+    """Once, for the state that the sender has got.
+
+    Celery itself calls it twice after a hard time limit, and for a run that is revoked when it has ended.
+    """
+    if known.broadcast:
+        return
+    called = _linked(known)
+    for answer in known.history.answers:
+        if _is_cut_short(known.calls[answer.call]):
+            continue
+        for link in LINKS[known.calls[answer.call].link]:
+            times, due = called[answer.call, link], _LINK_OF.get(answer.state)
+            # A message that waits for long may be delivered twice, and this one has no lock.
+            if times > 1 and not known.program.stage["redelivers"]:
+                yield f"the {link} of number {answer.call} ({answer.task_id[:8]}) was called {times} times"
+            if times and answer.state in (*_LINK_OF, "REVOKED") and link != due:
+                yield f"the {link} of number {answer.call} ({answer.task_id[:8]}) was, which ended with {answer.state}"
+
+
+def is_linked(program: Program, answer: Answer) -> set[tuple[int, str]]:
+    """What is to be called for a call with this end: its number, and which of its links."""
+    due = _LINK_OF.get(answer.state, "")
+    return {(answer.call, due)} if not answer.merged and due in LINKS[program.calls[answer.call].link] else set()
+
+
+def _linked(known: Known) -> Counter[tuple[int, str]]:
+    events = (event.facts for event in known.history.events if event.name == "linked")
+    return Counter((facts["number"], facts["link"]) for facts in events)
 
 
 # Nothing twice.
@@ -347,7 +438,9 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     items = {answer.task_id: ITEMS for answer in known.history.answers if known.calls[answer.call].place in LOOPS}
     replaced = {body.task_id for body in known.bodies if known.calls[body.number].retries == "replace"}
     completed = [body for body in _of_messages_of_ours(known) if _is_completed(known, body)]
-    for (task_id, attempt, key), times in Counter((body.task_id, body.attempt, body.key) for body in completed).items():
+    # Of two tries each is.
+    told = Counter((body.task_id, body.attempt, body.key, bool(body.again_of)) for body in completed)
+    for (task_id, attempt, key, _), times in told.items():
         # One whose id was used again is two calls, and a replacement begins to count its attempts anew.
         if times > items.get(task_id, 1) + (task_id in used_again) + (task_id in replaced):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
@@ -357,6 +450,17 @@ def _is_completed(known: Known, body: Body) -> bool:
     """It has come to its own end; not by what has replaced it, which in eager mode runs inside of it."""
     inside = [other for other in known.of(body.task_id) if body.entered < other.entered and other.left < body.left]
     return body.outcome in (*_COMPLETED, *_HANDED_ON) and not (known.eager and inside)
+
+
+def a_second_try_follows_an_error(known: Known) -> Iterator[str]:
+    """Whose call has ended, or goes on by another message, has no second body."""
+    bodies = {body.run: body for body in known.bodies}
+    for body in known.bodies:
+        first = bodies.get(body.again_of)
+        # An item is no message that could come again: a retry of it is an error, and publishes nothing.
+        allowed = (*_FAILED, "AgainError", "Retry") if body.is_item else _FAILED
+        if first is not None and first.outcome not in allowed:
+            yield f"{body} came after {first.outcome or 'nothing'}"
 
 
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:
@@ -374,7 +478,9 @@ def who_was_replaced_is_over(known: Known) -> Iterator[str]:
 def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
     """While a call is queued, or not over where the mode counts that, another is not sent."""
     tasks = known.program.tasks
-    if known.program.mode == "while_executing" or known.program.limit > 1 or known.broadcast:
+    if known.program.limit > 1 or known.broadcast or known.program.modes != {known.program.mode}:
+        return
+    if known.program.mode == "while_executing":
         return
     if any(task["queue_ttl"] for task in tasks) or known.program.stage["pool"] == "eager":
         return
@@ -382,8 +488,25 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
     sent = [answer for answer in plain if not answer.merged and answer.state != "UNSENT"]
     for first, second in combinations(sorted(sent, key=lambda answer: answer.call), 2):
         # On a busy machine publishing begins long before the store is asked.
-        if _is_there(known, first, max(second.sent, second.published)):
+        if _is_there(known, first, max(second.sent, second.published)) and not _is_between_tries(known, first, second):
             yield f"number {second.call} was sent while number {first.call} ({first.task_id[:8]}) was there"
+
+
+def a_revoked_call_keeps_no_other_out(known: Known) -> Iterator[str]:
+    """From Celery 5.7 on, the result of a call says `REVOKED` long before its message comes."""
+    if celery.VERSION < (5, 7) or known.program.stage["pool"] in ("solo", "eager"):
+        return
+    if known.program.stage["results"] not in ("redis", "database"):
+        return
+    for revoked in known.history.answers:
+        call = known.calls[revoked.call]
+        never_ran = call.ending == "revoke" and call.place == "single" and not known.of(revoked.task_id)
+        if revoked.merged or not never_ran or known.program.tasks[call.task]["ignore"]:
+            continue
+        for later in known.history.answers:
+            names_it = later.merged and later.task_id == revoked.task_id
+            if (names_it or revoked.task_id in later.text) and later.sent > revoked.published + _REVOKED_BY:
+                yield f"number {later.call} was not sent, because number {revoked.call} was queued, which was revoked"
 
 
 def no_flood(known: Known) -> Iterator[str]:
@@ -392,7 +515,9 @@ def no_flood(known: Known) -> Iterator[str]:
     used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
     for task_id, began in known.began.items():
         in_its_life = MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0])
-        most = WORKERS if known.broadcast and not comes_again else in_its_life
+        # If a process of theirs dies, its worker gets the message once more.
+        died = sum(body.task_id == task_id and body.outcome == "died" for body in known.bodies)
+        most = WORKERS + died if known.broadcast and not comes_again else in_its_life
         if len(began) > most * (1 + (task_id in used_again)):
             yield f"{task_id[:8]} began {len(began)} times"
 
@@ -422,28 +547,34 @@ RULES = (
     the_newest_runs,
     what_was_merged_runs,
     nobody_older_runs_while_a_newer_one_waits,
+    a_call_with_a_link_is_sent,
+    what_is_linked_is_called,
+    what_is_linked_is_called_for_one_end,
     an_attempt_is_completed_once,
+    a_second_try_follows_an_error,
     who_was_replaced_is_over,
     a_duplicate_is_not_sent,
+    a_revoked_call_keeps_no_other_out,
     no_flood,
     nothing_is_left,
 )
-OF_CELERY = (every_call_can_be_sent, every_call_ends, it_fails_for_what_it_does)
+OF_CELERY = (every_call_can_be_sent, every_call_ends, it_fails_for_what_it_does, what_is_linked_is_called)
 
 
 def _policies(known: Known, answer: Answer) -> set[str]:
     """Those that the call may have met: the old one until the last worker has the new one, that from the deploy on."""
     task, deployed = known.program.tasks[known.calls[answer.call].task], known.history.deployed
-    if not task["deploy"]:
+    becomes = deployed_policy(task)
+    if becomes is None:
         return {str(task["policy"])}
     came = [at for task_id in known.messages(answer) for at in known.began.get(task_id, ())]
     met_old = min([answer.sent, *came]) < deployed + ROLLING + SLACK
     met_new = max([answer.sent, answer.published, *came]) + SLACK > deployed
-    return {*([str(task["policy"])] if met_old else []), *([str(task["deploy"])] if met_new else [])}
+    return {*([str(task["policy"])] if met_old else []), *([becomes] if met_new else [])}
 
 
 def _may_be_refused(known: Known, answer: Answer) -> bool:
-    if known.program.mode == "while_executing":
+    if known.program.modes == {"while_executing"}:
         return False
     return "raise" in _policies(known, answer) or _was_kept_out_by_a_lock(known, answer)
 
@@ -460,6 +591,12 @@ def _was_kept_out_by_a_lock(known: Known, answer: Answer) -> bool:
         for held in known.locks
         if moments or answer.state == "UNSENT"
     )
+
+
+def _is_kept_out_by_its_own_try(known: Known, answer: Answer) -> bool:
+    """Its first try keeps a second one out for as long as its cool-down lasts."""
+    task = known.program.tasks[known.calls[answer.call].task]
+    return bool(task["again"] and task["min_hold"]) and answer.task_id in answer.text and bool(known.of(answer.task_id))
 
 
 def waits_for_celery(known: Known, answer: Answer) -> bool:
@@ -504,8 +641,8 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
         # There is nobody to come again.
         allowed.add("LockHeld")
     call = known.calls[answer.call]
-    if call.ending in ("soft limit", "hard limit") and (known.broadcast or call.place in LOOPS):
-        # It waits in its place, for a part of its limit.
+    if call.ending in ("soft limit", "hard limit") and (known.broadcast or call.place in LOOPS or task["again"]):
+        # It waits in its place, for a part of its limit; so does a second try, which goes back to no broker.
         allowed.add("LockHeld")
     if task["autoretry"] and call.place in LOOPS:
         # An item is no message that could come again.
@@ -562,8 +699,12 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
 
 def _is_plain(call: Call) -> bool:
     """It is sent as most are, and nothing cuts it short."""
-    stopped = call.ending in _CUT_SHORT or call.timing == "expires" or call.retries == "other arguments" or call.other
-    return call.place == "single" and call.route == "delay" and not stopped
+    stopped = _is_cut_short(call) or call.retries == "other arguments" or call.other
+    return call.place == "single" and call.route == "delay" and call.link == "none" and not stopped
+
+
+def _is_cut_short(call: Call) -> bool:
+    return call.ending in _CUT_SHORT or call.timing == "expires"
 
 
 def _is_there(known: Known, answer: Answer, moment: float) -> bool:
@@ -573,3 +714,14 @@ def _is_there(known: Known, answer: Answer, moment: float) -> bool:
         return False
     queued = began[0] - SLACK > moment
     return queued or (known.program.mode == "until_executed" and bodies[-1].left - SLACK > moment)
+
+
+def _is_between_tries(known: Known, first: Answer, second: Answer) -> bool:
+    """The second call was sent when a try of the first one was over, and the next one had not begun."""
+    bodies = {body.run: body for body in known.of(first.task_id)}
+    return any(
+        body.again_of
+        and second.sent < body.entered + SLACK
+        and (body.again_of not in bodies or bodies[body.again_of].left < max(second.sent, second.published) + SLACK)
+        for body in bodies.values()
+    )

@@ -1,21 +1,24 @@
-"""Rows in which every pair of factors occurs and every triple of mode, policy and event; what some of them cover."""
+"""Rows in which every pair of factors occurs and every triple of mode, policy and event; what some of them cover.
+
+It takes minutes to make them, so they are kept beside this file. After a change of the factors or of their reasons,
+`python -m tests.combinations.cover` makes them anew, under the newest Celery; an older one has more reasons, and fewer
+rows.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-import celery
 from covertable import make
 
 from tests.combinations.factors import CALL, FACTORS, REASONS, STAGE, TASK, TRIPLES, Row, why_not
 
-# It takes a minute to make them.
-KEPT = Path(__file__).parent / "out"
+KEPT = Path(__file__).with_name("rows.json")
 
 
 @cache
@@ -29,17 +32,18 @@ def stages() -> tuple[dict[str, Any], ...]:
 @cache
 def rows() -> tuple[dict[str, Any], ...]:
     """The covering array, the same each time."""
-    kept = KEPT / f"rows-{_digest()}.json"
-    if not kept.exists():
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(json.dumps(_made()), encoding="utf-8")
-    return tuple(json.loads(kept.read_text(encoding="utf-8")))
+    return tuple(row for row in json.loads(KEPT.read_text(encoding="utf-8"))["rows"] if why_not(row) is None)
 
 
-def _digest() -> str:
-    """What the rows depend on: a change of the factors, or of the reasons, makes new ones; so does another Celery."""
-    told = [Path(__file__).with_name("factors.py").read_bytes(), Path(__file__).read_bytes()]
-    return hashlib.sha256(b"".join([*told, celery.__version__.encode()])).hexdigest()[:12]
+def keep_rows() -> None:
+    """Make them, and write a line for each."""
+    lines = ",\n".join(json.dumps(row) for row in _made())
+    KEPT.write_text(f'{{"of": "{digest()}", "rows": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def digest() -> str:
+    """What the rows depend on."""
+    return hashlib.sha256(Path(__file__).with_name("factors.py").read_bytes()).hexdigest()[:12]
 
 
 def _made() -> list[dict[str, Any]]:
@@ -71,14 +75,25 @@ def _redelivering() -> int:
 def _constraints(known: Iterable[str]) -> list[dict[str, Any]]:
     """The reasons that speak of known factors only, in the words of covertable."""
     return [
-        {
-            "operator": "fn",
-            "requires": list(dict.fromkeys("stage" if name in STAGE and known is FACTORS else name for name in names)),
-            "evaluate": lambda row, applies=applies: not applies(_spread(row)),
-        }
+        _constraint(
+            tuple(dict.fromkeys("stage" if name in STAGE and known is FACTORS else name for name in names)), applies
+        )
         for names, applies in REASONS.values()
         if set(names) <= set(known)
     ]
+
+
+def _constraint(names: Sequence[str], applies: Callable[[Row], bool]) -> dict[str, Any]:
+    """It is asked for the same few values very often."""
+    told: dict[tuple[Any, ...], bool] = {}
+
+    def is_allowed(row: Row) -> bool:
+        values = tuple(row[name] for name in names)
+        if values not in told:
+            told[values] = not applies(_spread(dict(zip(names, values, strict=True))))
+        return told[values]
+
+    return {"operator": "fn", "requires": list(names), "evaluate": is_allowed}
 
 
 def _spread(row: Row) -> dict[str, Any]:
@@ -124,3 +139,7 @@ def _in(seen: Iterable[Row], wanted: set[tuple[tuple[str, Any], ...]]) -> set[tu
 
 def _items(row: Row, names: Sequence[str]) -> Iterator[tuple[str, Any]]:
     return ((name, row[name]) for name in names)
+
+
+if __name__ == "__main__":
+    keep_rows()

@@ -46,7 +46,7 @@ def _main(line: str, key: str) -> None:
         task, sent = app.tasks[name_of(program.tasks[call.task])], now()
         label = key + OTHER if call.other else key
         try:
-            result = task.apply((label, call.number, call.script))
+            result = task.apply((label, call.number, call.script, *task.more))
             error = result.result if isinstance(result.result, BaseException) else None
             answer = Answer(call.number, result.id, sent, state=result.state)
         except Exception as raised:  # noqa: BLE001 (whatever it is, the checker judges it)

@@ -25,8 +25,13 @@ TASK: dict[str, tuple[Any, ...]] = {
     "wait_timeout": (None, 3),
     "queue_ttl": (None, 4),
     "autoretry": (False, True),
-    # While its calls are queued, run or wait; which policy that is, is drawn.
-    "deploy": (None, "of another policy"),
+    # While its calls are queued, run or wait; which policy, or mode, that is, is drawn.
+    "deploy": (None, "of another policy", "of another mode"),
+    # By code: what its worker would make of the message is another key than its publisher's, as after a deploy of other
+    # code. Of a set: an argument that counts has a set in it, which each process has in an order of its own.
+    "keys": ("by name", "by code", "of a set"),
+    # Its `__call__` catches an error and tries once more: a run of its own, of which the body fails as well, or not.
+    "again": (None, "in vain", "with success"),
 }
 CALL: dict[str, tuple[Any, ...]] = {
     "retries": ("none", "countdown", "other arguments", "replace"),
@@ -41,9 +46,14 @@ CALL: dict[str, tuple[Any, ...]] = {
     "serializer": ("json", "pickle"),
     "timing": ("now", "countdown", "eta", "expires"),
     # What hands on has the headers of another call's message, as a body has that passes on its own.
-    "route": ("delay", "send_task", "own id", "id again", "hands on", "hands on by send_task"),
+    "route": (
+        *("delay", "send_task", "own id", "id again", "own UUID", "id of a class"),
+        *("hands on", "hands on by send_task"),
+    ),
     # A `Lock` in the body.
     "lock": ("none", "once", "again inside"),
+    # What Celery is to call when it has ended.
+    "link": ("none", "link", "link_error", "both"),
 }
 FACTORS = STAGE | TASK | CALL
 
@@ -60,12 +70,16 @@ TRIPLES = (
     ("mode", "policy", "lock"),
     ("policy", "ending", "lock"),
     ("policy", "retries", "lock"),
+    ("policy", "retries", "keys"),
 )
 
 _LOOPS = ("map", "starmap", "chunks")
 _CHORDS = ("chord header", "chord body")
 _CHAINS = ("first of a chain", "middle of a chain")
 _AFTER_OTHERS = ("middle of a chain", "chord body")
+_BY_WORKERS = (*_LOOPS, *_AFTER_OTHERS)
+# What they need is in messages that Celery makes by itself, or is nothing but a key.
+_WITHOUT_SETS = ("map", *_AFTER_OTHERS)
 _ONLY_PREFORK = ("soft limit", "hard limit", "kill", "terminate")
 
 
@@ -133,6 +147,16 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("place", "ending", "ignore"),
         lambda row: row["place"] in _CHAINS and row["ignore"] and row["ending"] != "return",
     ),
+    # Seen without the lock: `chain(ignored.si(), other.si())` loses the result of `other`, if `get` comes late.
+    "by rpc, Celery declares no queue for results if the first step of a chain ignores its own": (
+        ("broker", "results", "place", "ignore"),
+        lambda row: (
+            row["broker"] in ("classic", "quorum")
+            and row["results"] == "rpc"
+            and row["ignore"]
+            and row["place"] in ("first of a chain", "before a group")
+        ),
+    ),
     "what replaces a call sends its result by rpc to the worker that was replaced": (
         ("results", "retries"),
         lambda row: row["results"] == "rpc" and row["retries"] == "replace",
@@ -161,6 +185,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("place", "route"),
         lambda row: row["place"] != "single" and row["route"] != "delay",
     ),
+    "what a member of a canvas is linked to are the next steps of the canvas": (
+        ("place", "link"),
+        lambda row: row["place"] != "single" and row["link"] != "none",
+    ),
     "this result backend has no chords": (
         ("results", "place"),
         lambda row: row["results"] in ("rpc", "none") and row["place"] in _CHORDS,
@@ -185,6 +213,18 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("broker", "autoretry"),
         lambda row: row["broker"] == "broadcast" and row["autoretry"],
     ),
+    "AMQP carries no UUID as the id of a message": (
+        ("broker", "route"),
+        lambda row: row["broker"] != "redis" and row["route"] == "own UUID",
+    ),
+    "Celery's own results in a database are kept by ids that are text": (
+        ("results", "route"),
+        lambda row: row["results"] == "database" and row["route"] == "own UUID",
+    ),
+    "before 5.5 Celery keeps results by ids that are text": (
+        ("results", "route"),
+        lambda row: celery.VERSION < (5, 5) and row["results"] != "none" and row["route"] == "own UUID",
+    ),
     "a worker remembers the ids that were revoked": (
         ("route", "ending"),
         lambda row: row["route"] == "id again" and row["ending"] in ("revoke", "terminate"),
@@ -192,6 +232,30 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
     "a worker remembers the ids that have expired": (
         ("route", "timing"),
         lambda row: row["route"] == "id again" and row["timing"] == "expires",
+    ),
+    "one version with a lock around its body, and one without, exclude each other in nothing": (
+        ("mode", "deploy"),
+        lambda row: row["mode"] == "until_executing" and row["deploy"] == "of another mode",
+    ),
+    "what a worker publishes first has the key that a worker makes": (
+        ("place", "keys"),
+        lambda row: row["keys"] == "by code" and row["place"] in _BY_WORKERS,
+    ),
+    "what comes without notes has the key that its worker makes": (
+        ("route", "keys"),
+        lambda row: row["keys"] == "by code" and row["route"] in ("send_task", "hands on by send_task"),
+    ),
+    "a retry with other arguments, and what replaces a run, has the key that its worker makes": (
+        ("retries", "keys"),
+        lambda row: row["keys"] == "by code" and row["retries"] in ("other arguments", "replace"),
+    ),
+    "JSON carries no set": (
+        ("keys", "serializer"),
+        lambda row: row["keys"] == "of a set" and row["serializer"] == "json",
+    ),
+    "an item of a map is nothing but a key, and what other steps carry is written as JSON": (
+        ("place", "keys"),
+        lambda row: row["keys"] == "of a set" and row["place"] in _WITHOUT_SETS,
     ),
     "eager calls know no broker": (("pool", "broker"), lambda row: _eager(row) and row["broker"] != "redis"),
     "eager calls store no results": (("pool", "results"), lambda row: _eager(row) and row["results"] != "redis"),
@@ -201,6 +265,10 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
     "eager calls are played alone": (("pool", "place"), lambda row: _eager(row) and row["place"] != "single"),
     "eager calls are made at once": (("pool", "timing"), lambda row: _eager(row) and row["timing"] != "now"),
     "eager calls are sent by nobody": (("pool", "route"), lambda row: _eager(row) and row["route"] != "delay"),
+    "what is linked to an eager call is sent to a worker": (
+        ("pool", "link"),
+        lambda row: _eager(row) and row["link"] != "none",
+    ),
     "eager calls end where they began: no deploy comes between": (
         ("pool", "deploy"),
         lambda row: _eager(row) and row["deploy"] is not None,

@@ -146,6 +146,14 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "rerun"}], "calls": [{"seconds": 2.5}, {"number": 1, "at": 0.4}, '
         '{"number": 2, "at": 0.9, "route": "hands on"}]}'
     ),
+    "a call that comes again has a key of its own": (
+        '{"stage": {}, "tasks": [{"policy": "reschedule", "keys": "by code"}], "calls": [{"seconds": 4}, '
+        '{"number": 1, "at": 0.4, "seconds": 1.2}]}'
+    ),
+    "the mark of a call stays whose task has another mode by then": (
+        '{"stage": {}, "tasks": [{"mode": "until_and_while_executing", "deploy": "while_executing"}], "calls": '
+        '[{"seconds": 6}, {"number": 1, "at": 1, "timing": "eta"}], "deployed_at": 1.3}'
+    ),
     "a retry is skipped for a successor that has yet to run": (
         '{"stage": {"broker": "quorum", "results": "rpc", "pool": "eventlet"}, "tasks": [{"mode": '
         '"until_and_while_executing", "policy": "rerun", "deploy": "skip"}, {"mode": "until_and_while_executing", '
@@ -153,5 +161,22 @@ FOUND = {
         '"lock": "again inside"}, {"number": 1, "at": 0.4, "seconds": 1.2}, {"number": 2, "at": 0.8, '
         '"seconds": 2.5, "retries": "countdown", "ending": "reject", "route": "id again"}, {"number": 3, "at": 1.7}, '
         '{"task": 1, "number": 4, "at": 2.6, "seconds": 2.5, "place": "group", "lock": "once"}], "deployed_at": 2.9}'
+    ),
+    "a holder is cancelled for a successor that runs already": (
+        '{"stage": {}, "tasks": [{"policy": "replace", "limit": 2}], "calls": [{"seconds": 2.5}, '
+        '{"number": 1, "at": 0.1, "place": "chord body"}, {"number": 2, "at": 0.1, "seconds": 0.5}]}'
+    ),
+    "a revoked call keeps another one out": (
+        '{"stage": {}, "tasks": [{"mode": "until_executed"}], "calls": [{"ending": "revoke", "timing": "eta"}, '
+        '{"number": 1, "at": 1.7}]}'
+    ),
+    "what replaces a run passes for the newest call": (
+        '{"stage": {}, "tasks": [{"mode": "until_and_while_executing", "policy": "replace"}], "calls": '
+        '[{"seconds": 0.8, "retries": "replace"}, {"number": 1, "at": 0.5, "seconds": 0.5, "link": "link"}, '
+        '{"number": 2, "at": 0.6, "seconds": 0.5, "link": "link"}]}'
+    ),
+    "each process makes another key of a set": (
+        '{"stage": {}, "tasks": [{"keys": "of a set"}], "calls": [{"seconds": 2.5, "serializer": "pickle"}, '
+        '{"number": 1, "at": 0.4, "seconds": 1.2, "serializer": "pickle", "route": "send_task"}]}'
     ),
 }

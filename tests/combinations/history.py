@@ -62,6 +62,7 @@ class Body:
     Attributes:
         task_id: Of the message that has brought it: an item of a map has the map's.
         number: Of the call whose arguments it has: merged ones are another's.
+        again_of: At a second try, the `run` of the first, which may have had no body.
     """
 
     run: str
@@ -76,9 +77,10 @@ class Body:
     entered: float
     left: float = inf
     outcome: str = ""
+    again_of: str = ""
 
     def __str__(self) -> str:
-        kind = "an item of " if self.is_item else ""
+        kind = ("the second try of " if self.again_of else "") + ("an item of " if self.is_item else "")
         return f"{kind}number {self.number} ({self.task_id[:8]}, attempt {self.attempt})"
 
 
@@ -201,7 +203,10 @@ class _Told:
     def enter(self, event: Event) -> None:
         facts = event.facts
         some = (facts["task_id"], facts["number"], facts["attempt"] or 0, event.pid, facts["host"], facts["fence"])
-        self.bodies[event.run] = Body(event.run, event.key, *some, is_item=facts["item"], entered=event.at)
+        again_of = facts.get("again_of", "")
+        self.bodies[event.run] = Body(
+            event.run, event.key, *some, is_item=facts["item"], entered=event.at, again_of=again_of
+        )
 
     def body(self, event: Event) -> None:
         """It leaves, or something becomes of its lock."""

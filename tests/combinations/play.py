@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import Any
+from uuid import UUID
 
 from celery import chain, chord, group, uuid
 from celery.exceptions import TaskRevokedError
@@ -20,9 +21,10 @@ from celery.signals import before_task_publish
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
+from celery_singleton_lock.runs.ids import text_of
 from celery_singleton_lock.runs.message import HEADER
 from tests.combinations.app import OTHER, SENT_AS, deployed, name_of, sending
-from tests.combinations.checker import ITEMS, LOOPS, WITHOUT_NOTES, Finding, check
+from tests.combinations.checker import ITEMS, LINKS, LOOPS, WITHOUT_NOTES, Finding, check, is_linked
 from tests.combinations.eager import eagerly
 from tests.combinations.history import Answer, History
 from tests.combinations.program import TTL, VISIBILITY, Call, Program
@@ -52,6 +54,19 @@ _AGAIN = 4
 _notes: dict[str, Any] = {}
 # What is done to processes and stores, by `make fire`, or by a program of its own to its process.
 _OF_ALL = ("died", "stopped", "emptied", "fault", "healed")
+
+
+class Id(str):
+    """A task id that says something else of itself, as a member of an enumeration of texts does."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "an id"
+
+
+# How a task id of one's own is made of a text.
+_IDS: dict[str, Callable[[str], Any]] = {"own id": str, "id again": str, "own UUID": UUID, "id of a class": Id}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,21 +146,22 @@ class Part:
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
         parts = tuple(child.id for child in getattr(result, "results", None) or ())
-        merged = result.id in known
-        self.answers[call.number] = Answer(call.number, result.id, sent, published=now(), merged=merged, parts=parts)
-        if result.id not in known:
+        task_id = text_of(result.id)
+        merged = task_id in known
+        self.answers[call.number] = Answer(call.number, task_id, sent, published=now(), merged=merged, parts=parts)
+        if not merged:
             self._strike(call, result)
 
     def _publish(self, call: Call) -> tuple[AsyncResult, Any]:
         """The call's own result, and that of its canvas, if there is one."""
         app, task = self._stage.app, self._task(call)
         key = self.key + OTHER if call.other else self.key
-        args = (key, call.number, self._script(call))
+        args = (key, call.number, self._script(call), *task.more)
         options = self._options(call)
         if call.route in WITHOUT_NOTES:
             return app.send_task(task.name, args, **options), None
         if call.place == "single":
-            own = {"task_id": uuid()} if call.route in ("own id", "id again") else {}
+            own = {"task_id": _IDS[call.route](uuid())} if call.route in _IDS else {}
             return task.apply_async(args, **own, **options), None
         if call.place in LOOPS:
             return self._loop(task, call, args).apply_async(**options), None
@@ -177,6 +193,8 @@ class Part:
             options["eta"] = datetime.now(UTC) + timedelta(seconds=2.5)
         elif call.timing == "expires":
             options["expires"] = 1.5
+        for link in LINKS[call.link]:
+            options[link] = self._stage.app.tasks["linked"].si(self.key, call.number, link=link)
         if self._stage.facts["broker"] == "broadcast":
             queues = self._stage.app.amqp.queues.values()
             options["queue"] = next(queue for queue in queues if isinstance(queue, Broadcast))
@@ -225,10 +243,16 @@ class Part:
             else:
                 answer = dataclasses.replace(answer, state=self._ended(answer.task_id, self._patience(number, end)))
             self.answers[number] = answer
+        self._until(self._are_links_called, end - time.monotonic())
         if self._stage.facts["results"] == "forgotten":
             for result in self._results.values():
                 result.forget()
         self.await_strikes()
+
+    def _are_links_called(self) -> bool:
+        linked = [event.facts for event in self.events() if event.name == "linked"]
+        called = {(facts["number"], facts["link"]) for facts in linked}
+        return all(is_linked(self.program, answer) <= called for answer in self.answers.values())
 
     def await_strikes(self) -> None:
         """Wait until whatever was to be terminated has been."""
@@ -280,8 +304,9 @@ class Part:
                 continue
             self._until(lambda: self._is_quiet(_QUIET), self._bound / 2)
             since = now()
-            args = (self.key, call.number, Call().script)
-            options = {**self._options(Call(number=call.number)), "countdown": _AGAIN, "task_id": answer.task_id}
+            args = (self.key, call.number, Call().script, *self._task(call).more)
+            again = Call(number=call.number, serializer=call.serializer)
+            options = {**self._options(again), "countdown": _AGAIN, "task_id": answer.task_id}
             with sending(self._deploy):
                 self._task(call).apply_async(args, **options)
 
@@ -345,7 +370,7 @@ class Part:
         if "COMBINATIONS_PLAIN" in os.environ:
             return []
         task = self._task(self.program.calls[0])
-        return [task.lock_key_for(label) for label in self._labels()]
+        return [task.lock_key_for(label, 0, None, *task.more) for label in self._labels()]
 
     def _ids(self) -> set[str]:
         """Of all messages that were sent for it."""
@@ -367,7 +392,7 @@ class Part:
 @before_task_publish.connect
 def _read_notes(headers: dict[str, Any] | None = None, **_: Any) -> None:
     if headers and HEADER in headers:
-        _notes[headers["id"]] = headers[HEADER]
+        _notes[text_of(headers["id"])] = headers[HEADER]
 
 
 def _is_fact(name: str) -> bool:
@@ -425,7 +450,8 @@ def is_over(task_id: str, events: Sequence[Event]) -> bool:
         elif event.name == "ended":
             over = over or event.facts["outcome"] not in ("Retry", "Ignore")
         elif event.name == "conflict":
-            over = over or event.facts["outcome"] in ("skipped", "merged", "raised")
+            # Who is refused by an error may try again, and notes its end.
+            over = over or event.facts["outcome"] in ("skipped", "merged")
         elif event.name == "leave":
             over = over or event.facts["outcome"] in ("returned", "Ignore")
     return over

@@ -37,6 +37,7 @@ class Call:
         seconds: How long its body works.
         other: It is on the key that a retry with other arguments is on, and a `Lock` in a body.
         lock: How often its body takes a `Lock`.
+        link: What is called when it has ended.
     """
 
     task: int = 0
@@ -50,12 +51,15 @@ class Call:
     timing: str = "now"
     route: str = "delay"
     lock: str = "none"
+    link: str = "none"
     other: bool = False
 
     @property
     def script(self) -> dict[str, Any]:
         """What its body is to do."""
-        return {"seconds": self.seconds, "retries": self.retries, "ending": self.ending, "lock": self.lock}
+        # A tuple, of which a serialiser makes something else.
+        sent = {"sent": ()}
+        return {"seconds": self.seconds, "retries": self.retries, "ending": self.ending, "lock": self.lock, **sent}
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +68,10 @@ class Program:
 
     Attributes:
         stage: Where: the stage's factors.
-        tasks: What each task declares: the task's factors, its limit as a number, and the policy that is deployed.
+        tasks: What each task declares: the task's factors, its limit as a number, and the policy, or mode, that is
+            deployed.
         rows: Of the covering array, those it was drawn from.
-        deployed_at: Seconds after the beginning, if any of its tasks is given another policy.
+        deployed_at: Seconds after the beginning, if any of its tasks is given another policy, or mode.
     """
 
     stage: dict[str, Any]
@@ -77,13 +82,19 @@ class Program:
 
     @property
     def is_deployed(self) -> bool:
-        """A task of it is given another policy meanwhile."""
+        """A task of it is given another policy, or mode, meanwhile."""
         return any(task["deploy"] for task in self.tasks)
 
     @property
     def policies(self) -> set[str]:
         """All that its tasks have, before the deploy and after it."""
-        return {policy for task in self.tasks for policy in (task["policy"], task["deploy"]) if policy}
+        return {policy for task in self.tasks for policy in (task["policy"], deployed_policy(task)) if policy}
+
+    @property
+    def modes(self) -> set[str]:
+        """All that its tasks have, before the deploy and after it."""
+        deployed = {task["deploy"] for task in self.tasks if task["deploy"] in TASK["mode"]}
+        return {task["mode"] for task in self.tasks} | deployed
 
     @property
     def limit(self) -> int:
@@ -111,6 +122,11 @@ class Program:
             **deployed,
         }
         return json.dumps(told)
+
+
+def deployed_policy(task: Row) -> str | None:
+    """The policy that a task is given, if it is given one."""
+    return str(task["deploy"]) if task["deploy"] in TASK["policy"] else None
 
 
 def tasks_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
@@ -165,7 +181,7 @@ def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
     used = [dict(row)]
     calls = []
     for index in range(rng.randint(2, MOST_CALLS)):
-        some: Row = plain()
+        some: Row = plain() | ({"serializer": "pickle"} if row["keys"] == "of a set" else {})
         if index == 0:
             some = row
         elif rng.random() < SHARE_OF_SPECIAL:
@@ -183,7 +199,7 @@ def one(row: Row, others: Sequence[Row], rng: random.Random) -> Program:
         )
         calls.append(call)
     if row["pool"] == "eager":
-        calls = [dataclasses.replace(call, timing="now", route="delay", place="single") for call in calls]
+        calls = [dataclasses.replace(call, timing="now", route="delay", place="single", link="none") for call in calls]
     rng.shuffle(calls)
     at = 0.0
     timed = []
@@ -201,11 +217,13 @@ def _has_another_key(row: Row) -> bool:
 def _tasks(row: Row, others: Sequence[Row], rng: random.Random) -> tuple[dict[str, Any], ...]:
     """The row's own; where its limit changes, as a deploy would change it; and sometimes one of another policy.
 
-    A change of policy is no task of its own, because it is by their name that calls are merged.
+    A change of policy or mode is no task of its own, because it is by their name that calls are merged.
     """
     own = {name: row[name] for name in TASK}
-    if row["deploy"]:
+    if row["deploy"] == "of another policy":
         own["deploy"] = rng.choice([policy for policy in TASK["policy"] if _may_become(row, policy)])
+    elif row["deploy"]:
+        own["deploy"] = rng.choice([mode for mode in TASK["mode"] if mode not in ("until_executing", row["mode"])])
     tasks = [{**own, "limit": int(limit)} for limit in row["limit"].split(" then ")]
     if rng.random() < 0.3:
         policy = rng.choice(others)["policy"]

@@ -1,6 +1,7 @@
 """Where programs are played: servers that serve all stages, and the workers of one."""
 
 import json
+import re
 import subprocess
 import tempfile
 import threading
@@ -24,6 +25,10 @@ _SLOTS = {"prefork": (5, 5), "threads": (8, 8), "gevent": (12, 12), "eventlet": 
 _GOODBYE = 8.0
 # In a line of a worker's log.
 _TROUBLES = ("CRITICAL", "Unrecoverable", "Signal handler")
+# A pool process that a time limit or a signal ends while it writes to its main process leaves half a message in
+# the pipe. Celery's main process reads the rest as another message and dies of it, by an error that no whole message
+# causes.
+_HALF_A_MESSAGE = re.compile(r"Unrecoverable error: (UnpicklingError|UnicodeDecodeError|EOFError)\(")
 
 
 class Servers:
@@ -82,8 +87,9 @@ class Stage:
         path = self.directory / "setting.json"
         path.write_text(json.dumps(self._setting()), encoding="utf-8")
         self.path = str(self.directory / "record.jsonl")
-        # Pickle is among the serialisers, and whoever runs the tests may be root.
-        self.env = {"COMBINATIONS_SETTING": str(path), "COMBINATIONS_RECORD": self.path, "C_FORCE_ROOT": "1"}
+        self.env = {"COMBINATIONS_SETTING": str(path), "COMBINATIONS_RECORD": self.path}
+        # Pickle is among the serialisers, and whoever runs the tests may be root. And each worker has an order of sets.
+        self.env |= {"C_FORCE_ROOT": "1", "PYTHONHASHSEED": "random"}
         self.record = Record(self.path)
         try:
             from celery.backends.database.session import SessionManager
@@ -118,6 +124,10 @@ class Stage:
                 found.append("a worker has ended by itself: " + log[-2000:])
             found += [line for line in log.splitlines() if any(word in line for word in _TROUBLES)]
         return found
+
+    def is_void(self) -> bool:
+        """A worker has died of half a message: that is Celery's own, and says nothing about the lock."""
+        return any(is_half_a_message(worker.log()) for worker in self._workers)
 
     def _start(self) -> None:
         pool = self.facts["pool"]
@@ -160,3 +170,7 @@ class Stage:
             "database": f"db+sqlite:///{self.directory}/results.db",
             "none": None,
         }[self.facts["results"]]
+
+
+def is_half_a_message(log: str) -> bool:
+    return _HALF_A_MESSAGE.search(log) is not None and "in _recv_message" in log

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import celery
 import pytest
 
 from tests.combinations import checker
@@ -43,14 +44,16 @@ class Story:
         fence: int | None = None,
         pid: int = 1,
         item: bool = False,
+        again: bool = False,
     ) -> None:
-        """One body; without an end if *until* is None."""
+        """One body; without an end if *until* is None; the second try of the one before if *again*."""
         self._runs += 1
-        run = str(self._runs)
+        run, again_of = str(self._runs), str(self._runs - 1) if again else ""
         facts = {"task_id": task_id, "attempt": attempt, "host": "w", "pid": pid, "item": item}
-        self.at(since - 0.01, "began", run, **facts)
+        if not again:
+            self.at(since - 0.01, "began", run, **facts)
         fence = round(since * 1000) if fence is None else fence
-        self.at(since, "enter", run, number=number, fence=fence, **facts)
+        self.at(since, "enter", run, number=number, fence=fence, again_of=again_of, **facts)
         if until is not None:
             self.at(until, "leave", run, outcome=outcome, task_id=task_id, pid=pid)
 
@@ -139,6 +142,16 @@ def test_a_body_without_a_lease_is_seen(story: Story) -> None:
     story.body(1, 2, fence=0)
 
     assert story.rules() == {"fences grow"}
+
+
+def test_what_replaces_an_eager_run_goes_on_under_its_lease(story: Story) -> None:
+    story.stage["pool"] = "eager"
+    story.declare(limit=2)
+    story.body(1, 6, fence=5)
+    story.body(2, 3, "bbb", number=1, fence=6)
+    story.body(4, 5, fence=5)
+
+    assert "fences grow" not in story.rules()
 
 
 def test_a_fence_that_falls_is_seen(story: Story) -> None:
@@ -472,6 +485,155 @@ def test_an_id_that_cannot_be_used_again_is_seen(story: Story) -> None:
     assert story.rules() == {"an id can be used again"}
 
 
+@pytest.mark.parametrize("outcome", ["ValueError", "SoftTimeLimitExceeded"])
+def test_a_second_try_after_an_error_is_right(story: Story, outcome: str) -> None:
+    story.declare(again="with success")
+    story.body(1, 2, outcome=outcome)
+    story.body(3, 4, again=True)
+    story.answer(0)
+
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize("outcome", ["returned", "Ignore", "Reject", "Retry", "AgainError", "LockLost"])
+def test_a_second_try_after_the_end_of_a_call_is_seen(story: Story, outcome: str) -> None:
+    story.declare(again="with success")
+    story.body(1, 2, outcome=outcome)
+    story.body(3, 4, again=True)
+
+    assert story.rules() == {"a second try follows an error"}
+
+
+def test_a_second_try_of_an_item_that_would_retry_is_right(story: Story) -> None:
+    story.declare(again="with success")
+    story.call(0, place="starmap", retries="countdown")
+    story.body(1, 2, outcome="Retry", item=True)
+    story.body(3, 4, outcome="Retry", item=True, again=True)
+    story.answer(0, state="HUNG")
+
+    assert story.rules() == set()
+
+
+def test_a_second_try_beside_the_first_is_seen(story: Story) -> None:
+    story.declare(again="in vain")
+    story.body(1, 3, outcome="ValueError")
+    story.body(2, 4, outcome="ValueError", again=True)
+
+    assert story.rules() == {"one body of a message", "one at a time"}
+
+
+def test_a_second_try_under_the_lease_of_the_first_is_seen(story: Story) -> None:
+    story.declare(again="in vain")
+    story.body(1, 2, outcome="ValueError", fence=5)
+    story.body(3, 4, outcome="ValueError", fence=5, again=True)
+
+    assert story.rules() == {"fences grow"}
+
+
+def test_a_second_try_that_is_completed_twice_is_seen(story: Story) -> None:
+    story.declare(again="in vain")
+    for since in (1, 9):
+        story.body(since, since + 1, outcome="ValueError")
+        story.body(since + 2, since + 3, outcome="ValueError", again=True)
+
+    assert story.rules() == {"an attempt is completed once"}
+
+
+def test_two_tries_of_an_item_are_one_item(story: Story) -> None:
+    story.declare(again="with success")
+    story.call(0, place="starmap", ending="raise")
+    story.body(1, 2, outcome="ValueError", item=True)
+    story.body(3, 4, item=True, again=True)
+    story.answer(0)
+    assert story.rules() == {"who succeeds has run"}
+
+    story.body(5, 6, item=True)
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize(("min_hold", "wrong"), [(2, False), (0, True)])
+def test_only_its_own_cool_down_may_keep_a_second_try_out(story: Story, min_hold: int, wrong: bool) -> None:
+    story.declare(again="in vain", min_hold=min_hold)
+    story.body(1, 2, outcome="ValueError")
+    story.answer(0, state="REVOKED", text="held by task_id=aaa")
+
+    assert story.rules() == ({"who does not run names who does"} if wrong else set())
+
+
+@pytest.mark.parametrize(("sent", "wrong"), [(1.5, True), (2.5, False), (3.5, True)])
+def test_between_two_tries_a_call_is_no_duplicate(story: Story, sent: float, wrong: bool) -> None:
+    story.declare(mode="until_executed", again="with success")
+    story.body(1, 2, outcome="ValueError")
+    story.body(3, 4, again=True)
+    story.body(5, 6, "bbb", number=1)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", sent=sent)
+
+    assert story.rules() == ({"a duplicate is not sent"} if wrong else set())
+
+
+@pytest.mark.parametrize(("state", "link"), [("SUCCESS", "link"), ("FAILURE", "link_error")])
+def test_a_link_that_is_never_called_is_seen(story: Story, state: str, link: str) -> None:
+    story.call(0, link="both", ending="raise")
+    story.body(1, 2)
+    story.answer(0, state=state, error="ValueError")
+    assert story.rules() == {"what is linked is called"}
+
+    story.at(3, "linked", number=0, link=link)
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize(("state", "link"), [("SUCCESS", "link_error"), ("REVOKED", "link")])
+def test_a_link_of_another_end_is_seen(story: Story, state: str, link: str) -> None:
+    story.call(0, link=link)
+    story.body(1, 2)
+    story.body(3, 4, "bbb", number=1)
+    story.answer(0, state=state, text="held by bbb")
+    assert story.rules() == set()
+
+    story.at(3, "linked", number=0, link=link)
+    assert story.rules() == {"what is linked is called for one end"}
+    story.call(0, ending="revoke")
+    assert story.rules() == set()
+
+
+@pytest.mark.parametrize(("redelivers", "wrong"), [(False, True), (True, False)])
+def test_a_link_that_is_called_twice_is_seen(story: Story, redelivers: bool, wrong: bool) -> None:
+    story.stage["redelivers"] = redelivers
+    story.call(0, link="link")
+    story.body(1, 2)
+    story.answer(0)
+    story.at(3, "linked", number=0, link="link")
+    story.at(4, "linked", number=0, link="link")
+
+    assert story.rules() == ({"what is linked is called for one end"} if wrong else set())
+
+
+def test_a_call_with_a_link_that_is_not_sent_is_seen(story: Story) -> None:
+    story.declare(mode="until_executed", policy="raise")
+    story.body(1, 2)
+    story.answer(0, sent=0.9)
+    story.answer(1, sent=1.5, merged=True)
+    assert story.rules() == set()
+
+    story.call(1, link="link_error")
+    assert story.rules() == {"a call with a link is sent"}
+    story.answers[1] = dataclasses.replace(story.answers[1], task_id="", merged=False, state="UNSENT")
+    story.answers[1] = dataclasses.replace(story.answers[1], error="LockHeld", text="held by aaa")
+    assert story.rules() == {"a call with a link is sent"}
+
+
+def test_a_call_with_a_link_is_sent_beside_another_one(story: Story) -> None:
+    story.declare(mode="until_executed")
+    story.call(1, link="link_error")
+    story.body(1, 2)
+    story.body(3, 4, "bbb", number=1)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", sent=1.5)
+
+    assert story.rules() == set()
+
+
 def test_a_replaced_run_that_comes_again_is_seen(story: Story) -> None:
     story.declare(policy="replace")
     story.body(1, 2, outcome="LockLost")
@@ -511,6 +673,17 @@ def test_a_duplicate_of_a_queued_call_is_seen(story: Story) -> None:
     assert story.rules() == {"a duplicate is not sent"}
 
 
+@pytest.mark.skipif(celery.VERSION < (5, 7), reason="the result says so only when the message comes")
+def test_a_revoked_call_that_keeps_another_one_out_is_seen(story: Story) -> None:
+    story.call(0, ending="revoke", timing="eta")
+    story.answer(0, state="REVOKED", sent=0.0, published=0.1)
+    story.answer(1, sent=0.9, merged=True)
+    assert story.rules() == set()
+
+    story.answers[1] = dataclasses.replace(story.answers[1], sent=1.2)
+    assert story.rules() == {"a revoked call keeps no other out"}
+
+
 def test_a_flood_is_seen(story: Story) -> None:
     for number in range(2 * MOST_DELIVERIES):
         story.at(number / 100, "began", str(number), task_id="aaa")
@@ -523,6 +696,20 @@ def test_who_comes_again_now_and_then_for_long_is_no_flood(story: Story) -> None
         story.at(number, "began", str(number), task_id="aaa")
 
     assert story.rules() == set()
+
+
+def test_a_message_to_all_comes_once_more_to_a_worker_whose_process_has_died(story: Story) -> None:
+    story.stage["broker"] = "broadcast"
+    story.call(0, ending="kill")
+    story.declare(limit=2, late=True)
+    story.body(1, None, pid=7)
+    story.body(1, 1.5)
+    story.at(1.2, "died", victim=7, alive_at=1.2)
+    story.body(5, 5.5, pid=8)
+    assert story.rules() == set()
+
+    story.body(6, 6.5, pid=8)
+    assert story.rules() == {"no flood"}
 
 
 def test_a_key_that_is_left_is_seen(story: Story) -> None:
@@ -606,6 +793,34 @@ def test_who_ends_as_the_old_policy_does_has_met_it(story: Story, sent: float, w
     story.answer(1, "bbb", sent=sent)
 
     assert story.rules(deployed=4) == ({"who succeeds has run"} if wrong else set())
+
+
+def test_a_step_counts_as_published_when_the_one_before_it_has_run(story: Story) -> None:
+    story.declare(policy="replace")
+    story.call(0, place="middle of a chain", timing="eta")
+    story.at(1, "step", task_id="zzz", number=0)
+    story.at(3.4, "began", "merged", task_id="aaa")
+    story.refused(3.4, "aaa", "merged", "bbb")
+    story.body(3.5, 3.6, "bbb", number=1)
+    story.answer(0, state="REVOKED", sent=0.9, text="bbb runs in place of this one")
+    story.answer(1, "bbb", sent=1.1)
+    assert story.rules() == set()
+
+    story.answers[1] = dataclasses.replace(story.answers[1], sent=0.5)
+    assert story.rules() == {"what was merged runs"}
+
+
+@pytest.mark.parametrize(("came", "rules"), [(3.4, set()), (1.2, {"the newest runs"})])
+def test_a_step_may_be_published_until_it_comes(story: Story, came: float, rules: set[str]) -> None:
+    story.declare(policy="replace")
+    story.call(0, place="chord body")
+    story.at(1, "step", task_id="zzz", number=0)
+    story.at(came, "began", task_id="aaa")
+    story.body(3.5, 3.6)
+    story.answer(0, sent=0.9)
+    story.answer(1, "bbb", "REVOKED", sent=1.5, text="aaa runs in place of this one")
+
+    assert story.rules() == rules
 
 
 def test_what_was_merged_before_a_deploy_and_never_ran_is_seen(story: Story) -> None:

@@ -1,11 +1,12 @@
 """Programs are drawn from a seed, cover what they claim to, and are shrunk to what matters."""
 
 import dataclasses
+import json
 from collections.abc import Sequence
 
 import pytest
 
-from tests.combinations.cover import covered, rows
+from tests.combinations.cover import KEPT, covered, digest, rows
 from tests.combinations.factors import FACTORS, why_not
 from tests.combinations.program import MOST_CALLS, Call, Program, bare_task, draw, read
 from tests.combinations.shrink import shrink, simpler
@@ -18,6 +19,12 @@ def test_the_rows_cover_every_pair_and_every_triple_of_mode_policy_and_event() -
 
     assert all_of_it.pairs == all_of_it.of_pairs
     assert all_of_it.triples == all_of_it.of_triples
+
+
+def test_the_rows_that_are_kept_are_of_these_factors() -> None:
+    kept = json.loads(KEPT.read_text(encoding="utf-8"))["of"]
+
+    assert kept == digest(), "python -m tests.combinations.cover makes them anew"
 
 
 def test_no_row_is_one_that_is_left_out() -> None:

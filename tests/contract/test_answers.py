@@ -267,7 +267,7 @@ def test_every_field_is_one_that_the_parts_tell_of(scripts: Scripts, client: Any
         "next": ("next", r"\d+ id-of-p"),
         "next:by": ("next:by", r"\d+ replace t"),
         "<place>:h": (r"\d:h", "host"),
-        "with:<id>": ("with:id-of-m", "1"),
+        "with:<id>": ("with:id-of-[mp]", "1"),
         "over:<id>": ("over:id-of-o", r"\d+ id-of-p"),
         "merged:<task name>": ("merged:t", "of n"),
         "merged_at:<task name>": ("merged_at:t", r"\d+ 60000"),

@@ -8,6 +8,7 @@ import pytest
 from celery_singleton_lock.stores import redis as redis_store
 from celery_singleton_lock.stores.redis import inventory as inventory_module
 from celery_singleton_lock.stores.redis import store as store_module
+from celery_singleton_lock.stores.redis import two_keys
 
 SCRIPTS = {
     "acquire": store_module.ACQUIRE,
@@ -21,6 +22,8 @@ SCRIPTS = {
     "claim_slot": store_module.CLAIM_SLOT,
     "survey": inventory_module.SURVEY,
     "break": inventory_module.BREAK,
+    "is_done": two_keys.IS_DONE,
+    "count": inventory_module.COUNT,
 }
 LUA = resources.files(redis_store.__package__).joinpath("lua")
 FILES = {file.name.removesuffix(".lua"): file.read_text() for file in LUA.iterdir() if file.is_file()}

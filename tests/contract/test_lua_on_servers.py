@@ -104,6 +104,12 @@ def test_renewals_have_a_connection_of_their_own(server: Server, client: Any) ->
     store.close()
 
 
+def test_counts_go_with_the_renewals_and_take_no_connection_from_a_run(store: RedisStore) -> None:
+    store.count("singleton:v2:stats", "process", 1, {"late::shop.sync": 1}, 1.0)
+
+    assert (len(store._wire._idle), len(store._reserved._idle)) == (0, 1)
+
+
 # What they survive.
 
 
@@ -147,6 +153,17 @@ def test_a_lock_is_renewed_by_a_server_out_of_memory(
     assert store.renew([MINE], 1.0) == [Answer.DONE]
     assert store.holders(KEY)[0].expires_in > 5
     assert client.pttl(KEY) > 10_000
+
+
+def test_a_lock_beside_one_that_was_overwritten_is_renewed_by_a_server_out_of_memory(
+    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+) -> None:
+    store.acquire(MINE)
+    client.set(OTHER_KEY, "somebody else's")
+
+    out_of_memory()
+
+    assert store.renew([replace(MINE, key=OTHER_KEY), MINE], 1.0) == [Answer.TAKEN, Answer.DONE]
 
 
 def test_a_lock_whose_key_needs_no_later_expiry_is_renewed_by_a_server_out_of_memory(

@@ -57,6 +57,8 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.mark_done(later.marker, 1, "stored", 30.0)
     store.claim_slot(f"{KEY}:slots", Slot("entry", 1, 1))
     store.slots(f"{KEY}:slots")
+    store.count("singleton:v1:stats", "process", 1, {"acquired::task": 1}, 1.0)
+    store.counted("singleton:v1:stats")
     store.survey([KEY])
     store.break_lock(KEY, None, "alice", force=True)
     store.broken_by(claim)

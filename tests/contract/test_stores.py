@@ -14,6 +14,7 @@ from tests.contract.asking import KEY, LATE, claim, granted, refused
 from tests.contract.chapters.acquire import Acquire
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
+from tests.contract.chapters.counts import Counts
 from tests.contract.chapters.hold import Hold
 from tests.contract.chapters.keys import Keys
 from tests.contract.chapters.labels import Labels
@@ -31,7 +32,7 @@ from tests.servers import Server
 
 
 class StoreContract(
-    Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots, Breaking, Labels
+    Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots, Breaking, Labels, Counts
 ):
     """The tests that a store of locks has to pass."""
 

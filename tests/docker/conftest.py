@@ -183,7 +183,7 @@ def celery_worker_cluster(
 ) -> CeleryWorkerCluster:
     pair = [WorkerContainer.of(begun) for begun in (first_worker_container, second_worker_container)]
     cluster = CeleryWorkerCluster(*(WorkerNode(container=worker, app=celery_setup_app) for worker in pair))
-    until(cluster.ready, "both workers are ready")
+    until(cluster.ready, "both workers are ready", timeout=60)
     return cluster
 
 

@@ -25,7 +25,7 @@ ROOT = HERE.parents[1]
 class PromptlyReady:
     """Ready as soon as this run of the container says so; its log keeps what former runs have said."""
 
-    def _wait_ready(self, timeout: int = 60) -> bool:
+    def _wait_ready(self, timeout: int = 180) -> bool:
         until(self._says_so, f"{self.name} is ready", timeout)
         return True
 
@@ -101,7 +101,7 @@ def server(image: str, port: str, wrapper: type, **options: Any) -> Any:
         network="{default_pytest_celery_network.name}",
         # A port of our choice, because one of Docker's choice changes with a restart.
         ports=lambda: {port: ("127.0.0.1", free_port())},
-        timeout=60,
+        timeout=180,
         **options,
     )
 
@@ -127,5 +127,5 @@ def worker(image: str) -> Any:
         volumes={str(ROOT): {"bind": "/src", "mode": "ro"}},
         # Whoever may read the sources here may read them there.
         user=str(os.getuid()),
-        timeout=60,
+        timeout=180,
     )

@@ -28,7 +28,7 @@ class Compose:
     def story(self) -> "subprocess.CompletedProcess[str]":
         """Bring it up, let the story end, and take everything down, whatever happens."""
         try:
-            return self.run("up", "--no-color", "--exit-code-from", "story", timeout=120)
+            return self.run("up", "--no-color", "--exit-code-from", "story", timeout=300)
         finally:
             self.run("down", "-v", "--remove-orphans", timeout=90)
 

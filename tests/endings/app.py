@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
@@ -143,6 +144,18 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
         except LockLost as lost:
             recorder.write("told", key, self.request.id, reason=lost.reason)
             raise
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3)
+def tries_again(self: Any, key: Any, seconds: float) -> str:
+    """Be at it again after an error, as long as that is a `TypeError`."""
+    with recorder.body(key, self.request.id):
+        try:
+            raise TypeError("another error")
+        except TypeError:
+            with suppress(TypeError):
+                nap(seconds)
     return "ran"
 
 

@@ -16,7 +16,7 @@ COLUMNS = ("prefork", "prefork, acks_late", "solo", "threads", "gevent", "eventl
 GREEN = ("gevent", "eventlet")
 
 # Seconds from the end of a run until its key must be free. The pool takes up to 4 s to notice
-# that a child is dead; where nobody is left to notice, the lease lasts its ttl.
+# that a pool process is dead; where nobody is left to notice, the lease lasts its ttl.
 BOUNDS = {"at once": 2.0, "within seconds": 8.0, "within the ttl": SHORT + 1.5}
 
 Act = Callable[["Stage", Event, Any], None]
@@ -26,7 +26,7 @@ def by_itself(stage: "Stage", run: Event, result: Any) -> None:
     """Nobody does anything."""
 
 
-def _signal_child(number: int) -> Act:
+def _signal_pool_process(number: int) -> Act:
     return lambda stage, run, result: os.kill(run.pid, number)
 
 
@@ -43,7 +43,7 @@ def _kill_worker(stage: "Stage", run: Event, result: Any) -> None:
 
 
 def _cut(stage: "Stage", run: Event, result: Any) -> None:
-    stage.broker.cut()
+    stage.broker_of(stage.worker_of(run)).cut()
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _only(reason: str, *columns: str) -> dict[str, str]:
 
 _NO_LIMIT = "the pool has no such limit"
 _NO_TERMINATE = "the pool cannot terminate a task"
-_NO_CHILD = "there is no child: see the worker's end"
+_NO_POOL_PROCESS = "there is no pool process: see the worker's end"
 
 ENDINGS = (
     Ending("it returns", how="return"),
@@ -111,29 +111,29 @@ ENDINGS = (
         act=_revoke("SIGKILL"),
         ttl=LONG,
         promised="within seconds",
-        elsewhere=_only(_NO_CHILD, "prefork"),
+        elsewhere=_only(_NO_POOL_PROCESS, "prefork"),
         dies=True,
     ),
     Ending(
-        "the child is killed, as by a lack of memory",
-        act=_signal_child(signal.SIGKILL),
+        "the pool process is killed, as by a lack of memory",
+        act=_signal_pool_process(signal.SIGKILL),
         ttl=LONG,
         promised="within seconds",
-        elsewhere=_only(_NO_CHILD, "prefork"),
+        elsewhere=_only(_NO_POOL_PROCESS, "prefork"),
         dies=True,
     ),
     Ending(
-        "the child crashes",
+        "the pool process crashes",
         how="crash",
         ttl=LONG,
         promised="within seconds",
-        elsewhere=_only(_NO_CHILD, "prefork"),
+        elsewhere=_only(_NO_POOL_PROCESS, "prefork"),
         dies=True,
     ),
     Ending(
-        "the child has done its `max_tasks_per_child`",
+        "the pool process has done its `max_tasks_per_child`",
         how="return",
-        elsewhere=_only(_NO_CHILD, "prefork"),
+        elsewhere=_only(_NO_POOL_PROCESS, "prefork"),
         alone=True,
         arguments=("--max-tasks-per-child", "1"),
     ),

@@ -42,9 +42,9 @@ class Stage:
         self.endings = [ending for ending in ENDINGS if ending.cell(column) in BOUNDS]
         self._stack = ExitStack()
         self._workers: list[Worker] = []
+        self._brokers: dict[Worker, Proxy] = {}
 
     def __enter__(self) -> Self:
-        self.broker = self._stack.enter_context(Proxy(self._server.port))
         self._monitor = self._stack.enter_context(Monitor(self._server))
         base = self._server.url.removesuffix("/0")
         self._recorder = Recorder(f"{base}/3")
@@ -74,6 +74,10 @@ class Stage:
         """The worker that does this run, itself or in a child."""
         return next(worker for worker in self._workers if worker.pid == os.getpgid(run.pid))
 
+    def broker_of(self, worker: Worker) -> Proxy:
+        """Its way to the broker. Each has its own: kombu loses what a worker takes as its connection is cut."""
+        return self._brokers[worker]
+
     def _play_alone(self, ending: Ending) -> Outcome:
         queue = re.sub(r"\W+", "-", ending.name)
         self._start(queue, *ending.arguments, env=ending.env)
@@ -98,14 +102,16 @@ class Stage:
 
     def _start(self, queue: str, *arguments: str, concurrency: int = 2, env: Mapping[str, str] | None = None) -> None:
         base = self._server.url.removesuffix("/0")
+        broker = self._stack.enter_context(Proxy(self._server.port))
         worker = Worker(
             "tests.endings.app",
-            {"TEST_STORE": self._server.url, "TEST_BROKER": self.broker.url, "TEST_LOCKS": f"{base}/2", **(env or {})},
+            {"TEST_STORE": self._server.url, "TEST_BROKER": broker.url, "TEST_LOCKS": f"{base}/2", **(env or {})},
             *("--queues", queue, *arguments),
             pool=self.pool,
             concurrency=concurrency,
         )
         self._workers.append(worker.start())
+        self._brokers[worker] = broker
         worker.ready()
 
     def _events(self, key: str, name: str | None = None) -> list[Event]:

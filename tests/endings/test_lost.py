@@ -41,6 +41,20 @@ def test_abort_ends_a_sleeping_body(pool: str, env: dict[str, str], recorder: Re
         assert tasks.aborted.delay("k", 0).get(timeout=10) == "ran"
 
 
+@pytest.mark.parametrize("pool", POOLS)
+def test_abort_ends_a_body_that_handles_another_error(
+    pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    slices = {"TEST_SLICES": "yes"} if pool == "threads" else {}
+    with workers(APP, {**env, **slices}, pool=pool):
+        result = tasks.tries_again.delay("k", 60)
+        begun(recorder)
+        forget_locks(valkey)
+
+        with pytest.raises(LockLost, match="expired"):
+            result.get(timeout=30)
+
+
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_who_is_cut_off_from_the_store_is_told_before_the_next_run_begins(
     pool: str, env: dict[str, str], recorder: Recorder, valkey: Server

@@ -1,25 +1,35 @@
 """A held lock while server or network misbehave: nothing blocks, nothing is stranded, a loss is told in time."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
-from celery_singleton_lock import Lease, Lock, StoreError
+from celery_singleton_lock import Lease, Lock, SingletonTask, StoreError
+from celery_singleton_lock.leases import leftovers as leftovers_module
 from celery_singleton_lock.leases.lease import own_heartbeat
 from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.store import ACQUIRE, MARK_QUEUED, RedisStore
 from tests.proxy import Proxy
 from tests.servers import SERVERS, FakeClock, Server, running
 from tests.waiting import until
 
+KEY = "singleton:v2:{stock:00}"
 TTL = 2.0
+# Of what nobody will wait for.
+LONG = 300.0
+# Time enough for a test to let a request go on.
+UNDER_WAY = 5.0
 # A machine with other things to do.
 SLACK = 1.0
 
@@ -145,6 +155,74 @@ def test_a_release_that_got_no_answer_is_repeated_in_the_background(own: Server,
         proxy.forward()
 
         until(lambda: Lock("stock", url=own.url).acquire(blocking=False), "the lock is free", timeout=10)
+
+
+def test_a_request_that_comes_after_its_release_holds_nothing(
+    own: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leftovers_module, "_UNDER_WAY", UNDER_WAY)
+    store = RedisStore(own.url, {})
+    # From now on the server knows both scripts.
+    store.acquire(Claim(KEY, "before", LONG))
+    store.release(Claim(KEY, "before", LONG), 1)
+    lease = Lease(RedisStore(proxy.url, {}), Claim(KEY, "a", LONG, patience=0.5))
+    proxy.hold(ACQUIRE.digest.encode())
+    with pytest.raises(StoreError):
+        lease.acquire()
+    before = calls_of(own)
+    lease.release()
+    until(lambda: calls_of(own) > before, "the first release is answered")
+
+    proxy.let_go()
+
+    until(lambda: calls_of(own) > before + 1, "the request has come")
+    until(lambda: not store.holders(KEY), "the key is free")
+
+
+def test_a_question_that_was_given_up_is_not_repeated_by_the_kernel() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", {})
+        with pytest.raises(StoreError):
+            store.acquire(Claim(KEY, "a", LONG, patience=0.5))
+        connection, _ = silent.accept()
+        with connection:
+            assert b"EVALSHA" in connection.recv(65536)
+            # Only a reset makes the kernel of the asker drop what it has not delivered yet.
+            with pytest.raises(ConnectionResetError):
+                connection.recv(65536)
+
+
+@pytest.mark.parametrize("on_store_error", ["raise", "reschedule"])
+def test_a_mark_that_comes_late_keeps_no_other_call_out(
+    own: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, on_store_error: str
+) -> None:
+    monkeypatch.setattr(leftovers_module, "_UNDER_WAY", UNDER_WAY)
+    app = Celery("marks", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = proxy.url
+
+    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_store_error=on_store_error)
+    def sync() -> None: ...
+
+    store, key = RedisStore(own.url, {}), sync.lock_key_for()
+    # From now on the server knows both scripts.
+    store.mark_queued(key, "before", LONG, limit=0, quiet=0.0)
+    store.unmark(key, "before")
+    before = calls_of(own)
+    proxy.hold(MARK_QUEUED.digest.encode())
+    with pytest.raises(StoreError) if on_store_error == "raise" else nullcontext():
+        sync.delay()
+    until(lambda: calls_of(own) > before, "the mark was ended")
+
+    proxy.let_go()
+
+    until(lambda: calls_of(own) > before + 1, "the mark has come")
+    until(lambda: store.mark_queued(key, "another", LONG, limit=0, quiet=0.0) is None, "another call may be queued")
+
+
+def calls_of(server: Server) -> int:
+    """How often the server was asked to run a script that it knows."""
+    with server.client() as client:
+        return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
 def test_scripts_that_are_forgotten_are_told_again(own: Server) -> None:

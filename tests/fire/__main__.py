@@ -25,6 +25,7 @@ from tests.fire.program_checker import check as check_program
 from tests.fire.program_checker import runs_of
 from tests.fire.programs import Programs, drawn, facts
 from tests.fire.stage import Stage
+from tests.fire.topologies import TOPOLOGIES
 from tests.fire.watch import Watch
 
 _MOST_TOLD = 20
@@ -36,13 +37,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="what happens when; default: random")
     parser.add_argument("--programs", type=int, default=0, help="how many of tests/combinations are played meanwhile")
     parser.add_argument("--workers", type=int, default=3, help="how many (default: %(default)s)")
-    parser.add_argument("--store", choices=("valkey", "redis"), default="valkey", help="the store of locks")
+    parser.add_argument(
+        "--store", choices=("valkey", "redis", *TOPOLOGIES), default="valkey", help="the store of locks"
+    )
     parser.add_argument("--broker", choices=("rabbitmq", "redis"), help="default: RabbitMQ where it is installed")
     parser.add_argument("--drain", type=float, default=60, help="seconds to end within (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out", help="directory for what is written")
     # For the test that the verdict can be red.
     parser.add_argument("--sabotage", action="store_true", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.programs and options.store in TOPOLOGIES:
+        parser.error(f"--programs are played with one server of locks, not with --store {options.store}")
+    return options
 
 
 def main() -> int:
@@ -57,7 +63,8 @@ def main() -> int:
     stage.declare(tasks_of(programs))
     with stage:
         kind = type(stage.broker).__name__
-        console.print(f"seed {options.seed}: {options.workers} workers, broker {kind}, {options.duration:g} s of load")
+        kinds = f"locks at {options.store}, broker {kind}"
+        console.print(f"seed {options.seed}: {options.workers} workers, {kinds}, {options.duration:g} s of load")
         history, played = burn(stage, programs, options, console)
     verdict = check(history)
     judge(played, verdict, forgetful=history.forgetful)

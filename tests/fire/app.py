@@ -28,6 +28,7 @@ SLICE = 0.05
 app = Celery("fire", broker=BROKER, backend=os.environ.get("FIRE_RESULTS", NOWHERE))
 app.conf.update(
     singleton_lock_url=os.environ.get("FIRE_LOCKS", NOWHERE),
+    singleton_lock_replicas=int(os.environ.get("FIRE_REPLICAS", "0")),
     # A call that is lost while it counts as queued keeps the others of its key away for so long.
     singleton_lock_queue_ttl=15,
     singleton_lock_wait_timeout=20,

@@ -16,7 +16,7 @@ PROMPT = 2.0
 SLACK = 0.25
 
 # With these a call may fail because another did: one that it joined, or one of its canvas.
-_INHERITED = ("LockLost", "LockHeld", "ChordError", "CallRevoked", "TaskRevokedError", "StruckError")
+_INHERITED = ("LockLost", "LockHeld", "ChordError", "CallRevoked", "TaskRevokedError", "StoreError", "StruckError")
 # With these a call may fail whose own run has ended so.
 _BROUGHT_ABOUT = {"LockLost": "told", "StruckError": "struck"}
 # With these a body has ended that was told, or that a signal struck meanwhile.

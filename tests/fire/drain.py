@@ -7,12 +7,13 @@ from contextlib import suppress
 
 import kombu
 
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores import store_from_url
 from tests.combinations.program import TTL
 from tests.fire.checker import Call, History, Remains, unaccounted
 from tests.fire.kinds import KINDS
 from tests.fire.load import states
 from tests.fire.programs import Programs
+from tests.fire.stacks import hangs_in_celery
 from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.watch import Watch
 from tests.servers import Server
@@ -29,15 +30,17 @@ def drain(stage: Stage, watch: Watch, programs: Programs, bound: float) -> Histo
     stuck = [event.facts for event in watch.events if event.name == "stuck"]
     troubles = [f"the {facts['what']} did not end" for facts in stuck if not facts["in_celery"]]
     for host in stage.hosts:
-        host.locks.forward()
-        host.broker.forward()
+        host.heal()
         until(host.is_ready, f"{host} is ready", timeout=60)
     while not (drained := _is_drained(stage, watch, programs)) and time.monotonic() < end:
         time.sleep(0.5)
     stage.supervise()
     for host in stage.hosts:
         host.stop()
-    troubles += [f"{host} did not end when it was told to" for host in stage.hosts if not _has_ended(host)]
+    staying = [host for host in stage.hosts if not _has_ended(host)]
+    troubles += [
+        f"{host} did not end when it was told to" for host in staying if not hangs_in_celery(host, watch.pids())
+    ]
     # With Redis as the broker a worker may fall over a broker that restarts; that is kombu's.
     gone = [] if stage.loses_messages else [event.facts["what"] for event in watch.events if event.name == "gone"]
     remains = Remains(drained, messages(stage), _holders(stage), _without_expiry(stage), [*troubles, *gone])
@@ -88,20 +91,21 @@ def _has_ended(host: Host) -> bool:
 
 def _holders(stage: Stage) -> list[str]:
     """Whoever still holds a lock, when all leases of the dead must have ended."""
-    backend = RedisStore(stage.locks.url, {})
-    with stage.locks.client() as client:
+    store = store_from_url(stage.url_of_locks)
 
-        def found() -> list[str]:
-            keys = [key for key in client.scan_iter("singleton:*") if client.type(key) == "hash"]
-            return [f"{key} by {holder.task_id}" for key in keys for holder in backend.holders(key) if holder.fence]
+    def found() -> list[str]:
+        surveys = store.survey(list(store.keys("singleton:")))
+        return [f"{each.key} by {holder.task_id}" for each in surveys for holder in each.holders if holder.fence]
 
-        end = time.monotonic() + max(TTL, *(kind.ttl for kind in KINDS.values())) + 1
-        while (holders := found()) and time.monotonic() < end:
-            time.sleep(0.2)
-    backend.close()
+    end = time.monotonic() + max(TTL, *(kind.ttl for kind in KINDS.values())) + 1
+    while (holders := found()) and time.monotonic() < end:
+        time.sleep(0.2)
+    store.close()
     return holders
 
 
 def _without_expiry(stage: Stage) -> list[str]:
-    with stage.locks.client() as client:
-        return [key for key in client.scan_iter("*") if client.ttl(key) == -1]
+    store = store_from_url(stage.url_of_locks)
+    found = list(store.without_expiry(""))
+    store.close()
+    return found

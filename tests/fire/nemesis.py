@@ -1,6 +1,5 @@
 """The nemesis: one fault after another, dealt from a seed, each told and healed."""
 
-import os
 import random
 import signal
 import subprocess
@@ -12,7 +11,9 @@ from pathlib import Path
 from tests.fire.kinds import KINDS, STRIKE
 from tests.fire.load import Load
 from tests.fire.record import now
+from tests.fire.stacks import IN_A_COLD_SHUTDOWN, group_of, hangs_in_celery, send
 from tests.fire.stage import LONGEST_COLD_SHUTDOWN, LONGEST_WARM_SHUTDOWN, Host, Stage
+from tests.fire.topologies import Strike
 from tests.fire.watch import Open, Watch
 from tests.waiting import until
 
@@ -21,10 +22,6 @@ LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
 SHORT_STOP, LONG_STOP = (0.1, 0.6), (LONGEST_TTL + 0.5, LONGEST_TTL + 2.0)
 PAUSE = (0.3, 1.5)
 _LONGEST_GOODBYE = {"warm": LONGEST_WARM_SHUTDOWN, "soft": LONGEST_COLD_SHUTDOWN, "cold": LONGEST_COLD_SHUTDOWN}
-# Where a cold shutdown hangs by itself: it waits for the rest of a message from a child that billiard has ended in the
-# midst of it; or its signal came while amqp waited for an answer, which the handler, that asks as well, has read; or
-# while amqp sent something, or billiard told of a result, under a lock that the handler wants as well.
-_HANGS_OF_CELERY = ("_flush_outqueue", "blocking_read", "write_frame", "_set_terminated")
 
 
 class Nemesis:
@@ -51,22 +48,30 @@ class Nemesis:
             if now() >= end:
                 return
             if not deck:
-                deck = list(FAULTS)
+                deck = self._faults()
                 self._rng.shuffle(deck)
             deck.pop()(self)
+
+    def _faults(self) -> list[Callable[["Nemesis"], None]]:
+        topology = self._stage.topology
+        if topology is None:
+            return list(FAULTS)
+        others = [fault for fault in FAULTS if fault not in OF_ONE_SERVER]
+        # Each twice, for there are fewer of them.
+        return [*others, *(_at(strike) for strike in topology.faults() for _ in range(2))]
 
     # Processes.
 
     def kill_a_child(self) -> None:
         if victim := self._victim():
             with self._fault(f"SIGKILL of child {victim.pid} of {self._host_of(victim.pid)}, in {victim.label}"):
-                _signal(victim.pid, signal.SIGKILL)
+                send(victim.pid, signal.SIGKILL)
 
     def kill_a_worker(self) -> None:
         host = self._host()
         with self._fault(f"SIGKILL of {host}"):
             # Its children are left to the kernel.
-            _signal(host.worker.pid, signal.SIGKILL)
+            send(host.worker.pid, signal.SIGKILL)
             time.sleep(self._rng.uniform(0.2, 1.5))
             host.clear()
             host.start()
@@ -76,7 +81,7 @@ class Nemesis:
             end = now() + self._rng.uniform(1.0, 3.0)
             while now() < end:
                 if pids := self._watch.pids():
-                    _signal(self._rng.choice(pids), STRIKE)
+                    send(self._rng.choice(pids), STRIKE)
                 time.sleep(self._rng.uniform(0.01, 0.1))
 
     def stop_a_child_shortly(self) -> None:
@@ -89,15 +94,15 @@ class Nemesis:
 
     def stop_a_worker_with_its_children(self) -> None:
         host = self._host()
-        victims = [body for body in self._watch.bodies() if _group(body.pid) == host.worker.pid]
+        victims = [body for body in self._watch.bodies() if group_of(body.pid) == host.worker.pid]
         self._stop(victims, self._rng.uniform(*LONG_STOP), f"all of {host}", group=host.worker.pid)
 
     def stop_the_main_process_of_a_worker(self) -> None:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
         with self._fault(f"SIGSTOP of the main process of {host} for {seconds:.1f} s"):
-            _signal(host.worker.pid, signal.SIGSTOP)
+            send(host.worker.pid, signal.SIGSTOP)
             time.sleep(seconds)
-            _signal(host.worker.pid, signal.SIGCONT)
+            send(host.worker.pid, signal.SIGCONT)
 
     def shut_down_warmly(self) -> None:
         self._shut_down(self._host(), signal.SIGTERM, "warm")
@@ -131,7 +136,7 @@ class Nemesis:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
         with self._fault(f"a black hole for {seconds:.1f} s between {host} and the store of locks{more}"):
             host.locks.black_hole()
-            self._rivals_for([body for body in self._watch.bodies() if _group(body.pid) == host.worker.pid], seconds)
+            self._rivals_for([body for body in self._watch.bodies() if group_of(body.pid) == host.worker.pid], seconds)
             host.locks.forward()
 
     def swallow_for_all(self) -> None:
@@ -153,7 +158,7 @@ class Nemesis:
         host, seconds = self._host(), self._rng.uniform(*LONG_STOP)
         with self._fault(f"resets for {seconds:.1f} s between {host} and the store of locks"):
             host.locks.reset()
-            self._rivals_for([body for body in self._watch.bodies() if _group(body.pid) == host.worker.pid], seconds)
+            self._rivals_for([body for body in self._watch.bodies() if group_of(body.pid) == host.worker.pid], seconds)
             host.locks.forward()
 
     def lose_replies(self) -> None:
@@ -168,6 +173,13 @@ class Nemesis:
             host.locks.delay(seconds)
             time.sleep(self._rng.uniform(1.0, 3.0))
             host.locks.forward()
+
+    def hold_questions(self) -> None:
+        host = self._host()
+        with self._fault(f"questions of {host} to the store of locks come late"):
+            host.locks.hold(b"EVALSHA")
+            time.sleep(self._rng.uniform(0.5, 3.0))
+            host.locks.let_go()
 
     def move_the_store(self) -> None:
         with self._fault("another server takes over the store of locks; the old one becomes its replica, and ends"):
@@ -197,6 +209,11 @@ class Nemesis:
         with self._fault(f"the connections of {host} to the broker are reset"):
             host.broker.cut()
 
+    # Several servers of locks.
+
+    def strike_the_topology(self, strike: Strike) -> None:
+        strike(self._fault, self._rng)
+
     @contextmanager
     def _fault(self, what: str) -> Iterator[None]:
         self._tell(f"at {now() - self._began:.1f} s: {what}")
@@ -207,12 +224,12 @@ class Nemesis:
     def _stop(self, victims: list[Open], seconds: float, whom: str, group: int | None = None) -> None:
         with self._fault(f"SIGSTOP of {whom} for {seconds:.1f} s"):
             since, whom_to = now(), -group if group is not None else victims[0].pid
-            _signal(whom_to, signal.SIGSTOP)
+            send(whom_to, signal.SIGSTOP)
             self._rivals_for(victims if seconds > LONGEST_TTL else [], seconds)
-            pids = [pid for pid in self._watch.pids() if pid == whom_to or _group(pid) == group]
+            pids = [pid for pid in self._watch.pids() if pid == whom_to or group_of(pid) == group]
             # Before they go on, so that no moment in which they run is taken for a part of the stop.
             self._stage.record.write("stopped", pids=pids, since=since)
-            _signal(whom_to, signal.SIGCONT)
+            send(whom_to, signal.SIGCONT)
 
     def _rivals_for(self, victims: list[Open], seconds: float) -> None:
         """Somebody wants what the victims have, late enough to get it and before they can go on."""
@@ -225,28 +242,16 @@ class Nemesis:
 
     def _shut_down(self, host: Host, number: int, how: str) -> None:
         with self._fault(f"{how} shutdown of {host}"):
-            _signal(host.worker.pid, number)
+            send(host.worker.pid, number)
             try:
                 host.worker.wait(_LONGEST_GOODBYE[how])
             except subprocess.TimeoutExpired:
-                is_celerys = how != "warm" and self._hangs_in_celery(host)
-                self._tell_where_children_are(host)
+                # Nothing but a deadlock of billiard's excuses a warm one.
+                excuses = () if how == "warm" else IN_A_COLD_SHUTDOWN
+                is_celerys = hangs_in_celery(host, self._watch.pids(), excuses)
                 self._stage.record.write("stuck", what=f"{how} shutdown of {host}", in_celery=is_celerys)
             host.clear()
             host.start()
-
-    def _hangs_in_celery(self, host: Host) -> bool:
-        _signal(host.worker.pid, signal.SIGUSR2)
-        with suppress(AssertionError):
-            until(lambda: "in _run_module_as_main" in _last_dump(host), "it tells where it is", timeout=5)
-        return any(f" in {place}\n" in _last_dump(host) for place in _HANGS_OF_CELERY)
-
-    def _tell_where_children_are(self, host: Host) -> None:
-        for pid in self._watch.pids():
-            if _group(pid) == host.worker.pid:
-                _signal(pid, signal.SIGUSR2)
-        # For the log, which is read by people.
-        time.sleep(1.0)
 
     def _host(self, *, soft: bool | None = None) -> Host:
         """One that is up; the pool of the others goes on."""
@@ -256,7 +261,7 @@ class Nemesis:
         return host
 
     def _host_of(self, pid: int) -> Host | str:
-        group = _group(pid)
+        group = group_of(pid)
         return next((host for host in self._stage.hosts if host.worker.pid == group), "a worker")
 
     def _victim(self, left: float = 0.2) -> Open | None:
@@ -274,6 +279,21 @@ class Nemesis:
         return [body for body in self._watch.bodies() if body.left > left]
 
 
+OF_ONE_SERVER: tuple[Callable[[Nemesis], None], ...] = (
+    Nemesis.restart_the_store_with_its_data,
+    Nemesis.restart_the_store_without_its_data,
+    Nemesis.swallow,
+    Nemesis.slow_receivers,
+    Nemesis.swallow_for_all,
+    Nemesis.reset,
+    Nemesis.lose_replies,
+    Nemesis.delay_replies,
+    Nemesis.hold_questions,
+    Nemesis.move_the_store,
+    Nemesis.flush_scripts,
+    Nemesis.kill_clients,
+)
+
 FAULTS: tuple[Callable[[Nemesis], None], ...] = (
     Nemesis.kill_a_child,
     Nemesis.kill_a_worker,
@@ -285,33 +305,11 @@ FAULTS: tuple[Callable[[Nemesis], None], ...] = (
     Nemesis.shut_down_warmly,
     Nemesis.shut_down_softly,
     Nemesis.shut_down_cold,
-    Nemesis.restart_the_store_with_its_data,
-    Nemesis.restart_the_store_without_its_data,
-    Nemesis.swallow,
-    Nemesis.slow_receivers,
-    Nemesis.swallow_for_all,
-    Nemesis.reset,
-    Nemesis.lose_replies,
-    Nemesis.delay_replies,
-    Nemesis.move_the_store,
-    Nemesis.flush_scripts,
-    Nemesis.kill_clients,
+    *OF_ONE_SERVER,
     Nemesis.restart_the_broker,
     Nemesis.cut_off_from_the_broker,
 )
 
 
-def _last_dump(host: Host) -> str:
-    return host.worker.log().rpartition("Current thread")[2]
-
-
-def _signal(pid: int, number: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _group(pid: int) -> int:
-    try:
-        return os.getpgid(pid)
-    except ProcessLookupError:
-        return 0
+def _at(strike: Strike) -> Callable[[Nemesis], None]:
+    return lambda nemesis: nemesis.strike_the_topology(strike)

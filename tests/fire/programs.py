@@ -41,8 +41,8 @@ def drawn(seed: int, number: int, stage: dict[str, Any]) -> list[Program]:
 
 
 def _moved(program: Program, stage: dict[str, Any]) -> Program:
-    """On this stage, without what fire's checker knows nothing of: a deploy, and a `Lock` in a body."""
-    tasks = tuple({**task, "deploy": None} for task in program.tasks)
+    """On this stage, without what fire's checker knows nothing of: a deploy, a second try, and a `Lock` in a body."""
+    tasks = tuple({**task, "deploy": None, "again": None} for task in program.tasks)
     calls = tuple(dataclasses.replace(call, lock="none") for call in program.calls)
     return dataclasses.replace(program, stage=stage, tasks=tasks, calls=calls)
 

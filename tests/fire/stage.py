@@ -13,6 +13,7 @@ from typing import Any, Self
 import redis
 
 from tests.fire.record import Record
+from tests.fire.topologies import TOPOLOGIES
 from tests.proxy import Proxy
 from tests.rabbit import Rabbit, has_rabbit
 from tests.servers import Server
@@ -61,9 +62,9 @@ class Store(Server):
 class Host:
     """One worker at a time, and its ways to the store of locks and to the broker."""
 
-    def __init__(self, number: int, locks: Proxy, broker: Proxy, env: dict[str, str], logs: Path) -> None:
+    def __init__(self, number: int, locks: Proxy | None, broker: Proxy, env: dict[str, str], logs: Path) -> None:
         self.number = number
-        self.locks = locks
+        self._locks = locks
         self.broker = broker
         self._env = env
         self._logs = logs
@@ -73,6 +74,18 @@ class Host:
 
     def __str__(self) -> str:
         return f"worker {self.number}"
+
+    @property
+    def locks(self) -> Proxy:
+        """On the way to the one server of locks."""
+        assert self._locks is not None
+        return self._locks
+
+    def heal(self) -> None:
+        """Let everything through again."""
+        for way in (self._locks, self.broker):
+            if way is not None:
+                way.forward()
 
     @property
     def worker(self) -> Worker:
@@ -120,7 +133,7 @@ class Stage:
     Arguments:
         out: Directory for the record and the logs.
         hosts: How many workers.
-        store: Kind of the store of locks, `valkey` or `redis`.
+        store: Kind of the store of locks, `valkey` or `redis`; or one of `TOPOLOGIES`.
         broker: `rabbitmq` or `redis`; None for the former where it is installed.
         sabotage: Under a lock that excludes nobody.
     """
@@ -133,7 +146,8 @@ class Stage:
         for old in out.glob("record.jsonl*"):
             old.unlink()
         self.record = Record(self.path)
-        self.locks = Store(store)
+        self.topology = TOPOLOGIES[store]() if store in TOPOLOGIES else None
+        self.locks = Store("valkey" if self.topology else store)
         self.results = Server("valkey")
         kind = broker or ("rabbitmq" if has_rabbit() else "redis")
         self.broker: Rabbit | Server = Rabbit() if kind == "rabbitmq" else Store("valkey")
@@ -149,8 +163,13 @@ class Stage:
         return isinstance(self.broker, Server)
 
     def client_of_locks(self) -> "redis.Redis":
-        """For the store of locks, wherever that is."""
+        """For the store of locks, wherever that is, if it is one server."""
         return redis.Redis(port=self._way.port, decode_responses=True)
+
+    @property
+    def url_of_locks(self) -> str:
+        """As nobody is kept from it."""
+        return self._way.url if self.topology is None else self.topology.url
 
     def declare(self, tasks: Sequence[Mapping[str, Any]]) -> None:
         """Let the workers play programs with these tasks, too."""
@@ -195,12 +214,14 @@ class Stage:
         self._stack.close()
 
     def _open(self) -> None:
-        for server in (self.locks, self.results, self.broker):
+        for server in (self.topology or self.locks, self.results, self.broker):
             self._stack.callback(server.close)
             server.start()
+        if self.topology is not None:
+            self._env |= {"FIRE_REPLICAS": str(self.topology.replicas)}
         self._way = self._stack.enter_context(Proxy(self.locks.port))
         # For the tasks as this process publishes them.
-        os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self._way.url, **self._env)
+        os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self.url_of_locks, **self._env)
         for name in _SABOTAGE:
             os.environ.pop(name, None)
         for number in range(1, self._number + 1):
@@ -212,11 +233,11 @@ class Stage:
             until(host.is_ready, f"{host} is ready", timeout=60)
 
     def _host(self, number: int) -> Host:
-        locks = self._stack.enter_context(Proxy(self.locks.port))
+        locks = None if self.topology else self._stack.enter_context(Proxy(self.locks.port))
         broker = self._stack.enter_context(Proxy(self.broker.port))
         env = {
             **self._env,
-            "FIRE_LOCKS": self.locks.url.replace(str(self.locks.port), str(locks.port)),
+            "FIRE_LOCKS": self.url_of_locks if locks is None else locks.url,
             "FIRE_BROKER": self.broker.url.replace(str(self.broker.port), str(broker.port)),
         }
         if number == 1:

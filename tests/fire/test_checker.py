@@ -445,6 +445,25 @@ def test_a_call_may_give_up_on_a_store_that_gave_no_answer(story: Story) -> None
     assert check(story.history()).good
 
 
+def test_a_call_may_fail_with_the_one_that_it_joined_and_that_gave_up(story: Story) -> None:
+    story.run(1, 2, "another")
+    story.call("a", "FAILURE", "StoreError")
+    assert story.promises() == ["nothing lost"]
+
+    story.at(1.5, "conflict", pid=3, task="join", task_id="a", outcome="joined", holder="another")
+
+    assert check(story.history()).fates == {"failed with another": 1}
+    assert check(story.history()).good
+
+
+def test_a_step_may_fail_with_the_one_before_it_that_gave_up(story: Story) -> None:
+    story.run(1, 2, "another")
+    story.calls.append(Call("a", "reschedule_late", "FAILURE", "StoreError", alone=False))
+
+    assert check(story.history()).fates == {"failed with another": 1}
+    assert check(story.history()).good
+
+
 def test_an_error_that_nobody_expects_is_seen(story: Story) -> None:
     story.run(1, 2, outcome="AttributeError")
     story.call("a", "FAILURE", "AttributeError")

@@ -1,5 +1,7 @@
 """A shop in Flask, as Flask's documentation puts Celery in it, whose imports run once at a time."""
 
+from typing import Any
+
 from celery import Celery, Task, shared_task
 from flask import Flask, current_app
 
@@ -8,8 +10,10 @@ from tests.frameworks.feed import pages
 
 
 class FlaskTask(Task):
-    def __call__(self, *args, **kwargs):
-        with self.app.flask_app.app_context():
+    flask_app: Flask
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.flask_app.app_context():
             return self.run(*args, **kwargs)
 
 
@@ -18,8 +22,8 @@ class SingletonFlaskTask(SingletonTask, FlaskTask):
 
 
 def celery_init_app(app: Flask) -> Celery:
-    celery_app = Celery(app.name, task_cls=FlaskTask)
-    celery_app.flask_app = app
+    FlaskTask.flask_app = app
+    celery_app: Celery = Celery(app.name, task_cls=FlaskTask)
     celery_app.config_from_object(app.config["CELERY"])
     celery_app.set_default()
     app.extensions["celery"] = celery_app

@@ -14,6 +14,13 @@ print(json.dumps({name}()))
 """
 
 
+def make_tables(env: dict[str, str]) -> None:
+    """Those of the shop in Django, for its suppliers and its results."""
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.frameworks.django_shop.settings", "PYTHONPATH": "."}
+    migrate = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity=0"]
+    subprocess.run(migrate, env={**os.environ, **env, **settings}, check=True, timeout=120)
+
+
 def visited(visit: Callable[[], Any], env: dict[str, str]) -> Any:
     """What *visit* returns there."""
     program = _PROGRAM.format(module=visit.__module__, name=visit.__name__)

@@ -1,11 +1,10 @@
 """Django: a task is published when the transaction has been committed, and its result is in the database."""
 
-import os
-import subprocess
-import sys
+import re
 from typing import Any
+from urllib.parse import urlencode
 
-from tests.frameworks.stage import visited
+from tests.frameworks.stage import make_tables, visited
 from tests.gates import open_gate
 from tests.waiting import until
 from tests.workers import workers
@@ -54,10 +53,83 @@ def visit() -> Any:
     }
 
 
+def visit_admin() -> Any:
+    import django
+
+    from tests.frameworks import django_shop  # noqa: F401 (it names the settings)
+
+    django.setup()
+    from django.contrib.admin.models import LogEntry
+    from django.contrib.auth.models import Permission, User
+    from django.test import Client
+
+    from celery_singleton_lock.settings import store_of
+    from celery_singleton_lock.stores.records import Claim, Facts
+    from tests.frameworks.django_shop.tasks import import_catalogue
+
+    def visitor(name: str, *permissions: str, is_staff: bool = True) -> Client:
+        user = User.objects.create_user(name, is_staff=is_staff)
+        user.user_permissions.set(Permission.objects.filter(codename__in=permissions))
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(user)
+        return client
+
+    home = "/admin/django_shop/singletonlock/"
+    held = Claim(import_catalogue.lock_key_for(7), "token", 60.0, facts=Facts(task_id="the-holder"))
+    store = store_of(import_catalogue.app)
+    store.acquire(held)
+    visitors = {
+        "stranger": Client(),
+        "customer": visitor("customer", "view_locks", "break_locks", is_staff=False),
+        "clerk": visitor("clerk"),
+        "reader": visitor("reader", "view_locks"),
+        "operator": visitor("operator", "view_locks", "break_locks"),
+    }
+    shown = {name: client.get(home) for name, client in visitors.items()}
+    read, page = shown["reader"].content.decode(), shown["operator"].content.decode()
+    (token,) = set(re.findall(r'name="token" value="([^"]+)"', page))
+    form = {"key": held.key, "holder": "the-holder"}
+
+    def send(name: str, **fields: str) -> int:
+        body, kind = urlencode(form | fields), "application/x-www-form-urlencoded"
+        said = visitors[name].post(f"{home}break", body, kind, headers={"Sec-Fetch-Site": "same-origin"})
+        return int(said.status_code)
+
+    return {
+        "status": {name: answer.status_code for name, answer in shown.items()},
+        "in the index": {name: home in visitors[name].get("/admin/").content.decode() for name in ("clerk", "reader")},
+        "read": ["the-holder" in read, "Ask to stop" in read],
+        "page": [f'action="{home}break"' in page, shown["operator"].headers["X-Frame-Options"]],
+        "json": visitors["reader"].get(f"{home}locks.json").json()[0]["task_id"],
+        "may not": [send("clerk", token=token), send("reader", token=token), send("operator", token="another")],
+        "before": store.broken_by(held),
+        "asked": send("operator", token=token),
+        "by": store.broken_by(held),
+        "noted": [[entry.user.username, entry.object_id == held.key] for entry in LogEntry.objects.all()],
+    }
+
+
+def test_the_admin_shows_the_locks_to_those_who_may_see_them(env: dict[str, str]) -> None:
+    make_tables(env)
+
+    told = visited(visit_admin, env)
+
+    assert told == {
+        "status": {"stranger": 302, "customer": 302, "clerk": 403, "reader": 200, "operator": 200},
+        "in the index": {"clerk": False, "reader": True},
+        "read": [True, False],
+        "page": [True, "DENY"],
+        "json": "the-holder",
+        "may not": [403, 404, 403],
+        "before": None,
+        "asked": 303,
+        "by": "operator@127.0.0.1",
+        "noted": [["operator", True]],
+    }
+
+
 def test_a_duplicate_is_skipped_and_what_is_rolled_back_is_not_published(env: dict[str, str]) -> None:
-    settings = {"DJANGO_SETTINGS_MODULE": f"{SHOP}.settings"}
-    migrate = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity=0"]
-    subprocess.run(migrate, env={**os.environ, **env, **settings, "PYTHONPATH": "."}, check=True, timeout=120)
+    make_tables(env)
     with workers(SHOP, env):
         told = visited(visit, env)
 

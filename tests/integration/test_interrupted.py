@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,22 +20,23 @@ from weakref import ref
 
 import pytest
 import redis
-from celery import Celery, uuid
-from celery.app.trace import build_tracer
+from celery import Celery, states, uuid
 
 import celery_singleton_lock
 from celery_singleton_lock import Lease, Lock, SingletonLockError, SingletonTask, settings
 from celery_singleton_lock.leases import one_thread as one_thread_module
 from celery_singleton_lock.leases import pulse as pulse_module
+from celery_singleton_lock.leases import tally as tally_module
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.leases.renewal import Renewal
 from celery_singleton_lock.leases.teller import scribe, teller
+from celery_singleton_lock.request import SingletonRequest
 from celery_singleton_lock.runs import run as run_module
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.memory.store import MemoryStore
-from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.records import Answer, Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.servers import Server
 from tests.strikes import (
@@ -48,6 +50,7 @@ from tests.strikes import (
     moments,
     nothing_pending,
 )
+from tests.tracing import tracer_of
 
 # What strikes in a finalizer vanishes there, and what was about to be used or put back is closed by its own.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -166,8 +169,9 @@ def world(request: pytest.FixtureRequest) -> World:
 def app(world: World, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     app = Celery("interrupted", broker="memory://", backend="cache+memory://", set_as_current=False)
     monkeypatch.setitem(settings._stores, app, world.store)
-    # Each struck run is a failure with a traceback.
-    monkeypatch.setattr(logging.getLogger("celery.app.trace"), "disabled", True)
+    # Each struck run is a failure with a traceback, in which pytest would keep its lease.
+    for name in ("celery.app.trace", "celery.utils.dispatch.signal"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", True)
     yield app
     app.close()
 
@@ -196,6 +200,7 @@ def threads_begin_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_thread_lingers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of thousands of turns would take as long."""
     monkeypatch.setattr(pulse_module, "_LINGERS", 0.0)
+    monkeypatch.setattr(tally_module, "EVERY", 0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -215,12 +220,13 @@ def interrupts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @dataclass
 class Scene:
-    """Something we do, told in parts: what comes before, what may be broken off, and for whose key."""
+    """Something we do, told in parts: for whose key, what may be broken off, and what comes before it and after."""
 
     key: str
     body: Callable[[], object]
     prepared: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     wrong: Callable[[], str | None] = lambda: None
+    after: Callable[[], object] = lambda: None
 
 
 BYSTANDER = Claim("singleton:v2:{bystander:1}", "bystander", TTL)
@@ -249,6 +255,7 @@ def played(world: World, scene: Scene, strike: Strike) -> Strike:
     with scene.prepared():
         strike.during(scene.body)
         strike.wrong = scene.wrong()
+    scene.after()
     return strike
 
 
@@ -259,6 +266,8 @@ def what_is_wrong(world: World, scene: Scene, where: str, interrupts: list[Any])
         leftovers._lock,
         teller._lock,
         scribe._lock,
+        heartbeat.tally._lock,
+        heartbeat.tally._flushing,
         *world.guards(),
         *(each._guard for each in interrupts),
     ]
@@ -296,9 +305,9 @@ def is_well(store: Store) -> bool:
 
 
 @contextmanager
-def held(world: World, key: str) -> Iterator[None]:
+def held(world: World, key: str, **facts: Any) -> Iterator[None]:
     """By somebody else, all the time."""
-    holder = Claim(key, "holder", TTL)
+    holder = Claim(key, "holder", TTL, facts=Facts(**facts))
     assert isinstance(world.store.acquire(holder), Grant)
     yield
     assert world.store.release(holder, 1) is Answer.DONE
@@ -420,14 +429,17 @@ def test_a_lock(what: Callable[[World], Scene], how: How, world: World, interrup
 # A task.
 
 
-def a_task(app: Celery, **options: Any) -> Scene:
-    @app.task(base=SingletonTask, name="import_catalogue", lock_key=(), **options)
-    def import_catalogue() -> int:
+def a_task(app: Celery, failures: int = 0, **options: Any) -> Scene:
+    @app.task(bind=True, base=SingletonTask, name="import_catalogue", lock_key=(), **options)
+    def import_catalogue(self: Any) -> int:
+        if self.request.retries < failures:
+            raise self.retry(countdown=0)
         return 7
 
-    trace = build_tracer(import_catalogue.name, import_catalogue, app=app)
+    trace = tracer_of(import_catalogue)
     delivery = {
         "delivery_info": {"routing_key": "celery", "redelivered": False},
+        "headers": {"lang": "py"},
         "retries": 0,
         "task": "import_catalogue",
     }
@@ -436,7 +448,18 @@ def a_task(app: Celery, **options: Any) -> Scene:
         task_id = uuid()
         trace(task_id, (), {}, {"id": task_id, "args": (), "kwargs": {}, **delivery})
 
-    return Scene(import_catalogue.lock_key_for(), body)
+    return Scene(import_catalogue.lock_key_for(), body, after=partial(run_what_is_published, import_catalogue, trace))
+
+
+def run_what_is_published(task: Any, trace: Callable[..., Any]) -> None:
+    """Whatever was to come again comes now, and at once, unless its key stays taken."""
+    with task.app.connection_for_read() as connection:
+        queue, give_up_at = connection.SimpleQueue("celery"), clock() + 2
+        while clock() < give_up_at and (message := queue.get(block=False) if queue.qsize() else None):
+            message.ack()
+            request = SingletonRequest(message, app=task.app, task=task, decoded=False)
+            trace(request.id, request.args, request.kwargs, request.request_dict)
+        queue.clear()
 
 
 def a_run(world: World, app: Celery) -> Scene:
@@ -453,10 +476,74 @@ def a_run_that_is_skipped(world: World, app: Celery) -> Scene:
     return Scene(scene.key, scene.body, lambda: held(world, scene.key))
 
 
+def a_run_that_comes_again(world: World, app: Celery, policy: str) -> Scene:
+    """Because its key is held by a run that has ended when it comes."""
+    scene = a_task(app, lock_on_conflict=policy)
+
+    @contextmanager
+    def prepared() -> Iterator[None]:
+        app.backend.store_result("the-holder", 7, states.SUCCESS)
+        facts = {"task_id": "the-holder", "task_name": "import_catalogue", "hostname": "w@here"}
+        with held(world, scene.key, **facts):
+            yield
+
+    return replace(scene, prepared=prepared)
+
+
+def a_run_that_is_rescheduled(world: World, app: Celery) -> Scene:
+    return a_run_that_comes_again(world, app, "reschedule")
+
+
+def a_run_that_joins(world: World, app: Celery) -> Scene:
+    return a_run_that_comes_again(world, app, "join")
+
+
+def a_run_that_comes_next(world: World, app: Celery) -> Scene:
+    return a_run_that_comes_again(world, app, "rerun")
+
+
+def a_run_that_replaces(world: World, app: Celery) -> Scene:
+    return a_run_that_comes_again(world, app, "replace")
+
+
+def a_run_that_retries(world: World, app: Celery) -> Scene:
+    return a_task(app, failures=1, lock_mode="until_executed")
+
+
+def an_eager_run(world: World, app: Celery) -> Scene:
+    scene = a_task(app)
+    return replace(scene, body=app.tasks["import_catalogue"].apply)
+
+
+def an_eager_run_that_is_skipped(world: World, app: Celery) -> Scene:
+    scene = an_eager_run(world, app)
+    return replace(scene, prepared=lambda: held(world, scene.key))
+
+
+def a_call_that_is_queued(world: World, app: Celery) -> Scene:
+    scene = a_task(app, lock_mode="until_executed")
+    return replace(scene, body=app.tasks["import_catalogue"].delay)
+
+
 # Celery says so where something is raised outside the body.
 @pytest.mark.filterwarnings("ignore:Exception raised outside body:RuntimeWarning")
 @pytest.mark.parametrize("how", HOWS)
-@pytest.mark.parametrize("what", [a_run, a_run_that_waits, a_run_that_is_skipped])
+@pytest.mark.parametrize(
+    "what",
+    [
+        a_run,
+        a_run_that_waits,
+        a_run_that_is_skipped,
+        a_run_that_is_rescheduled,
+        a_run_that_joins,
+        a_run_that_comes_next,
+        a_run_that_replaces,
+        a_run_that_retries,
+        an_eager_run,
+        an_eager_run_that_is_skipped,
+        a_call_that_is_queued,
+    ],
+)
 def test_a_task(
     what: Callable[[World, Celery], Scene], how: How, world: World, app: Celery, interrupts: list[Any]
 ) -> None:

@@ -1,6 +1,7 @@
 """`Lock`: the lock of the tutorials (timeout, identity, atomic release, expiry, semaphore, re-entrance), done right."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from celery_singleton_lock import (
     StoreError,
     signals,
 )
+from celery_singleton_lock.leases.heartbeat import hand_over_counts
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts, Turn
 from tests.forks import in_a_fork
@@ -77,6 +79,28 @@ def waiting(server: Server, lock: Lock) -> int:
     """How many are in the lock's queue."""
     with server.client() as client:
         return sum(1 for field in client.hkeys(lock.key) if field[0] == "q" and field[1:].isdecimal())
+
+
+@pytest.mark.parametrize("by", ["lock", "lease", "a block"])
+def test_each_release_is_told_and_counted(url: str, by: str) -> None:
+    lock, released = Lock("told", url=url), []
+
+    def receiver(lease: Any = None, **_: Any) -> None:
+        released.append(lease.key)
+
+    signals.lock_released.connect(receiver, sender=Lock)
+    if by == "a block":
+        with lock:
+            assert released == []
+    else:
+        lease = lock.acquire()
+        assert lease is not None
+        (lock if by == "lock" else lease).release()
+
+    assert released == [lock.key]
+    hand_over_counts()
+    counted = store_from_url(url).counted("singleton:v2:stats")
+    assert sum(number for field, number in counted.items() if re.match(r"held:[^s]", field)) == 1
 
 
 def test_a_lock_is_held_from_acquire_to_release(url: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from celery import uuid
-from celery.app.trace import build_tracer
 
 from celery_singleton_lock import CallRevoked
 from tests.servers import Server
+from tests.tracing import tracer_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 
@@ -41,7 +41,7 @@ def test_a_page_leads_to_the_call_that_this_one_was_refused_for(shop: dict[str, 
     _, place = shop["start"](7)
     request = {"id": sent, "args": (7,), "kwargs": {}, "is_eager": False}
 
-    build_tracer(task.name, task, app=shop["app"])(sent, (7,), {}, request)
+    tracer_of(task)(sent, (7,), {}, request)
 
     assert task.AsyncResult(sent).state == "FAILURE"
     assert shop["show"](sent) == (303, place)

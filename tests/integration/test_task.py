@@ -9,12 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from celery import Celery, Task, shared_task, states, uuid
 from celery.app.task import Context
-from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 
 from celery_singleton_lock import (
@@ -26,12 +25,15 @@ from celery_singleton_lock import (
     current_lease,
     signals,
 )
+from celery_singleton_lock.leases.heartbeat import hand_over_counts
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.leases.unlocked import UNLOCKED
+from celery_singleton_lock.options import Mode
 from celery_singleton_lock.runs.results import fence_handed_on, tell_handed_on
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.servers import Server, free_port
+from tests.tracing import tracer_of
 from tests.waiting import until
 
 
@@ -78,6 +80,17 @@ def test_the_body_runs_under_a_lease_that_knows_itself(app: Celery, server: Serv
     assert not lease.took_over
     assert not lease.lost
     assert (body.lock, current_lease(), keys(server)) == (UNLOCKED, None, [])
+
+
+def test_what_a_body_does_with_its_lease_can_be_done_without_one(app: Celery) -> None:
+    @app.task(base=SingletonTask, bind=True)
+    def body(self: Any) -> bool:
+        self.lock.check()
+        self.lock.release()
+        return bool(self.lock.held)
+
+    assert body.apply().get() is False
+    assert body() is False
 
 
 def end_by_returning(_: Any) -> None: ...
@@ -191,6 +204,17 @@ def test_a_direct_call_takes_no_lock(app: Celery, server: Server) -> None:
     assert body() == []
 
 
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_one_body_serves_each_mode_an_eager_run_and_a_direct_call(app: Celery, mode: Mode) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_mode=mode)
+    def body(self: Any) -> tuple[bool, bool, bool]:
+        self.lock.check()
+        return self.lock.held, self.lock.fence > 0, self.lock.remaining() > 0
+
+    assert body.apply().get() == ((False,) * 3 if mode == "until_executing" else (True,) * 3)
+    assert body() == (False,) * 3
+
+
 def test_a_task_that_calls_itself_directly_goes_on_under_its_lease(app: Celery, server: Server) -> None:
     @app.task(base=SingletonTask, bind=True, lock_key=())
     def countdown(self: Any, number: int) -> list[Any]:
@@ -256,8 +280,30 @@ def test_signals_tell_what_happens_and_a_failing_receiver_breaks_nothing(app: Ce
     holder.release()
 
 
+def test_a_wait_that_gives_up_is_told_and_counted_as_no_release(app: Celery) -> None:
+    released = []
+
+    def receiver(lease: Any = None, **_: Any) -> None:
+        released.append(lease)
+
+    @app.task(base=SingletonTask, lock_on_conflict="wait", lock_wait_timeout=1, name="in vain")
+    def body() -> str:
+        return "ran"
+
+    signals.lock_released.connect(receiver, sender=body)
+    holder = held_by_somebody(app, body.lock_key_for())
+    with pytest.raises(LockHeld):
+        body.apply().get()
+    holder.release()
+
+    hand_over_counts()
+    counted = store_of(app).counted("singleton:v2:stats")
+    assert "conflicts:raised:in vain" in counted
+    assert [field for field in counted if field.endswith(":in vain") and "held" in field] == released == []
+
+
 def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: Server, caplog: Any) -> None:
-    lost = []
+    lost, released = [], []
 
     @app.task(base=SingletonTask)
     def body() -> str:
@@ -268,10 +314,15 @@ def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: 
     def receiver(lease: Any = None, reason: Any = None, **_: Any) -> None:
         lost.append((lease.key, reason))
 
+    def receiver_of_releases(lease: Any = None, **_: Any) -> None:
+        released.append(lease)
+
     signals.lock_lost.connect(receiver, sender=body)
+    signals.lock_released.connect(receiver_of_releases, sender=body)
 
     assert body.apply().get() == "ran"
     until(lambda: lost, "the receiver is told")
+    assert released == []
     assert lost == [(body.lock_key_for(), "expired")]
     until(lambda: f"lock.lost key={body.lock_key_for()}" in caplog.text, "the log tells")
 
@@ -410,7 +461,7 @@ def test_a_lease_that_is_lost_while_a_retry_is_published_loses_no_retry(app: Cel
     def body(self: Any) -> None:
         self.retry(countdown=60, queue=queue)
 
-    outcome = build_tracer(body.name, body, app=app)(uuid(), (), {}, {"id": uuid(), "args": (), "kwargs": {}})
+    outcome = tracer_of(body)(uuid(), (), {}, {"id": uuid(), "args": (), "kwargs": {}})
 
     assert outcome.info.state == states.RETRY
     with app.connection_for_read() as connection:
@@ -586,6 +637,26 @@ def test_the_last_run_that_goes_on_is_the_one_that_those_know_who_have_joined(ap
     for fence in (5, 7):
         tell_handed_on(run_of(body, call, fence))
         assert fence_handed_on(body, call) == fence
+
+
+@pytest.mark.parametrize("joins_by", ["name", "lock_name"])
+def test_a_run_that_another_task_of_its_app_may_join_says_that_it_goes_on(app: Celery, joins_by: str) -> None:
+    @app.task(base=SingletonTask, name="joined", lock_key=())
+    def body() -> None: ...
+
+    call = uuid()
+    tell_handed_on(run_of(body, call, fence=7))
+    assert fence_handed_on(body, call) == 0
+
+    if joins_by == "name":
+        body.lock_on_conflict = "join"
+    else:
+
+        @app.task(base=SingletonTask, lock_name="joined", lock_key=(), lock_on_conflict="join")
+        def joiner() -> None: ...
+
+    tell_handed_on(run_of(body, call, fence=7))
+    assert fence_handed_on(body, call) == 7
 
 
 @pytest.mark.parametrize(("ago", "outcome"), [(50, "comes again"), (70, "runs")])

@@ -31,7 +31,7 @@ def test_a_crowd_on_one_key_runs_to_its_last_message(
         client.config_resetstat()
         for number in range(MESSAGES):
             crowded.apply_async((number,), producer=producer, ignore_result=True)
-        until(lambda: record.llen("crowd") >= MESSAGES, "all have run", timeout=300)
+        until(lambda: record.llen("crowd") >= MESSAGES, "all have run", timeout=900)
         scripts = sum(stats["calls"] for name, stats in client.info("commandstats").items() if "eval" in name)
 
     assert sorted(int(number) for number in record.lrange("crowd", 0, -1)) == list(range(MESSAGES))

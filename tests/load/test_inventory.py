@@ -13,10 +13,10 @@ from tests.servers import Server
 
 FOREIGN, LOCKS, WAITERS = 200_000, 2_000, 10_000
 CROWDED = "singleton:v2:{shop.crowded:00}"
-# Milliseconds of the server that one call may take.
-AT_MOST = 0.5
+# Milliseconds of the server that one call may take: many times what it takes, and less than a look at all waiters.
+AT_MOST = 5.0
 # A machine that is busy with other things makes a single call longer.
-OF_A_HUNDRED = 1
+OF_A_HUNDRED = 3
 SAMPLES = 50
 
 

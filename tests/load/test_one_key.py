@@ -45,8 +45,8 @@ def recorder(valkey: Server) -> Iterator[Recorder]:
 def worker(valkey: Server, locks: Server) -> Iterator[Worker]:
     results = valkey.url.removesuffix("/0") + "/1"
     combined.app.conf.update(broker_url=valkey.url, result_backend=results, singleton_lock_url=locks.url)
-    # A ttl that is long enough for delays to grow as far as they may.
-    env = {"TEST_STORE": valkey.url, "TEST_LOCKS": locks.url, "TEST_TTL": "60", "C_FORCE_ROOT": "1"}
+    # A delay is a third of the ttl at most; a crowd of this size wants 40 s.
+    env = {"TEST_STORE": valkey.url, "TEST_LOCKS": locks.url, "TEST_TTL": "150", "C_FORCE_ROOT": "1"}
     with workers(APP, env, 1, concurrency=2) as (worker,):
         yield worker
 
@@ -71,10 +71,10 @@ class Scripts:
         return float(sum(what["usec"] for what in ran) / sum(what["calls"] for what in ran) / 1000)
 
 
-def seconds_of_a_plain_task() -> float:
-    """The median of five calls."""
+def seconds_of_a_plain_task(calls: int = 5) -> float:
+    """The median of a few calls, one after the other."""
     took = []
-    for number in range(5):
+    for number in range(calls):
         begin = time.monotonic()
         combined.plain.delay(number).get(timeout=30, interval=0.001)
         took.append(time.monotonic() - begin)
@@ -95,14 +95,15 @@ def test_a_plain_task_is_served_while_thousands_wait_for_one_key(
     meanwhile: list[float] = []
 
     def is_served() -> bool:
-        meanwhile.append(seconds_of_a_plain_task())
-        return meanwhile[-1] < 2 * before + 0.05
+        # As long as each waits behind a long queue, five of them would outlast the gate.
+        meanwhile.append(seconds_of_a_plain_task(calls=1))
+        return meanwhile[-1] < 2 * before + 0.05 and seconds_of_a_plain_task() < 2 * before + 0.05
 
     # The first encounters of all of them take a while; after that they have to keep quiet.
-    until(is_served, "a plain task takes as long as before", timeout=240)
+    until(is_served, "a plain task takes as long as before", timeout=150)
 
     record_property("milliseconds before, and with a crowd", [round(1000 * took) for took in (before, *meanwhile)])
-    assert seconds_of_a_plain_task() < 2 * before + 0.1
+    assert seconds_of_a_plain_task() < 2 * before + 0.5
     assert not holder.ready()
     open_gate(recorder, "crowd")
     assert holder.get(timeout=60) == 0
@@ -117,7 +118,7 @@ def test_a_conflict_does_not_carry_the_arguments_of_the_successor(
     before = sent_by(locks)
 
     successor = task.delay("large", 2, filling=large)
-    until(lambda: f"task_id={successor.id}" in worker.log(), "it waits for its turn")
+    until(lambda: f"task_id={successor.id} holder=" in worker.log(), "it waits for its turn")
     for number in range(3, 7):
         task.delay("large", number, filling=large).get(timeout=30, propagate=False)
 
@@ -139,7 +140,7 @@ def test_threads_that_wait_for_one_lock_harm_no_other(locks: Server, record_prop
     crowded = Lock("crowd", url=locks.url)
     lease = crowded.acquire()
     assert lease is not None
-    with Lock("another", url=locks.url, ttl=3) as another:
+    with Lock("another", url=locks.url, ttl=6) as another:
         command = [sys.executable, "-m", "tests.load.waiters", locks.url, str(WAITERS // 2)]
         crowd = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) for _ in range(2)]
         try:
@@ -147,7 +148,7 @@ def test_threads_that_wait_for_one_lock_harm_no_other(locks: Server, record_prop
                 assert first_line(process) == "all wait\n"
             scripts, took = Scripts(locks), []
             # For longer than the other lease lasts without renewal.
-            end = time.monotonic() + 6
+            end = time.monotonic() + 12
             while time.monotonic() < end:
                 begin = time.monotonic()
                 assert crowded.acquire(blocking=False) is None
@@ -164,7 +165,8 @@ def test_threads_that_wait_for_one_lock_harm_no_other(locks: Server, record_prop
 
     record_property("milliseconds of a script", cost)
     record_property("milliseconds of a conflict", 1000 * statistics.median(took))
-    assert cost < 0.5
+    # A walk over all who wait takes several.
+    assert cost < 2
     assert statistics.median(took) < 0.05
     assert sorted(set(lines)) == ["served"]
     assert len(lines) == WAITERS
@@ -196,6 +198,6 @@ def test_a_lock_with_many_places_answers_in_a_few_milliseconds(
 
     record_property("milliseconds of a script", cost)
     record_property("bytes of an answer", sent)
-    # A walk over all places; a hundred are walked in a tenth of it.
-    assert cost < 4
+    # One walk over all places takes about two, and one for each of them would take a thousand.
+    assert cost < 40
     assert sent < 32_000

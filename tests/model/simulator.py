@@ -753,7 +753,7 @@ class Simulation:
                 (module, "scribe", SimpleNamespace(tell=lambda write: write()))
                 for module in (renewal_module, pulse_module)
             ),
-            (lease_module, "secrets", SimpleNamespace(token_urlsafe=lambda _: f"t{next(self._tokens):03}")),
+            (lease_module, "b2a_base64", lambda *_, **__: f"t{next(self._tokens):03}".encode()),
             (lease_module, "leftovers", SimpleNamespace(add=self._leave_behind)),
         ]
         with ExitStack() as stack:
@@ -761,10 +761,10 @@ class Simulation:
                 stack.enter_context(patch.object(module, name, value))
             yield
 
-    def _leave_behind(self, leftover: Unreleased) -> None:
+    def _leave_behind(self, leftover: Unreleased, *, may_arrive: bool = False) -> None:
         """Each client has leftovers of its own."""
         if not self.world.over:
-            self.world.here()[0].client.leftovers.add(leftover)
+            self.world.here()[0].client.leftovers.add(leftover, may_arrive=may_arrive)
 
     def _logger(self) -> SimpleNamespace:
         """One that takes an exception where none is expected for what it is: a defect."""
@@ -775,7 +775,8 @@ class Simulation:
         def loud(message: str, *args: object) -> None:
             self.world.violate(f"unexpected exception: {message % args}")
 
-        return SimpleNamespace(log=silent, debug=silent, info=silent, warning=silent, error=silent, exception=loud)
+        levels = dict.fromkeys(("log", "debug", "info", "warning", "error"), silent)
+        return SimpleNamespace(**levels, isEnabledFor=lambda _: True, exception=loud)
 
     def _populate(self) -> None:
         world, random = self.world, self.world.random

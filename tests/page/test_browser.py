@@ -17,15 +17,16 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
 from celery_singleton_lock.web.server import Handler, Server
+from tests.page.chromium import BOUND, USUAL, browsing
 from tests.servers import Server as Store
 from tests.servers import missing
+from tests.waiting import until
 
 DOCS = Path(__file__).parents[2] / "docs"
 SIZES = {"wide": (1280, 820), "phone": (500, 1180)}
 COLOURS = {"light": 1, "dark": 0}
+GROUND = {"light": "rgb(246, 247, 249)", "dark": "rgb(18, 22, 28)"}
 SHOWN_IN_DOCS = {("wide", "light"), ("phone", "dark")}
-# Of a machine that is busy.
-BOUND = 120
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,7 @@ def url(shop: Celery) -> Iterator[str]:
 
 
 def browse(chromium: str, folder: Path, *arguments: str) -> str:
-    usual = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={folder}"]
-    command = [chromium, *usual, "--no-first-run", "--disable-background-networking", *arguments]
+    command = [chromium, *USUAL, f"--user-data-dir={folder}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BOUND)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
@@ -100,6 +100,36 @@ def test_its_picture_is_taken(chromium: str, url: str, tmp_path: Path, size: str
     assert (brightness > 200) == (colour == "light"), brightness
     if os.environ.get("WRITE_DOCS") and (size, colour) in SHOWN_IN_DOCS:
         shutil.copy(picture, DOCS / f"page-{size}-{colour}.png")
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_who_clicks_asks_the_holder_to_stop(chromium: str, shop: Celery, url: str, tmp_path: Path, size: str) -> None:
+    width, height = SIZES[size]
+    held = Claim(key_of("singleton", "shop.send_invoices", {"supplier_id": 1}), "t2", 90.0)
+    with browsing(chromium, tmp_path) as browser:
+        browser.look_like(colour="light", width=width, height=height)
+        browser.open(f"{url}?name=shop.send_*")
+
+        browser.click("summary")
+        until(lambda: browser.told("document.querySelector('details').open"), "it unfolds", timeout=BOUND)
+        browser.click("button.stop")
+
+        text = "document.body.innerText"
+        until(lambda: "Asked to end." in str(browser.told(text)), "the page says so", timeout=BOUND)
+        assert browser.told("location.pathname + location.search") == "/?said=asked&name=shop.send_%2A"
+    assert store_of(shop).broken_by(held) == "somebody@127.0.0.1"
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_nothing_of_it_is_beside_the_screen_of_a_phone(chromium: str, url: str, tmp_path: Path, colour: str) -> None:
+    with browsing(chromium, tmp_path) as browser:
+        browser.look_like(colour=colour, width=360, height=740)
+        browser.open(url)
+
+        widths = browser.told("[document.documentElement.scrollWidth, innerWidth]")
+        background = browser.told("getComputedStyle(document.body).backgroundColor")
+    assert widths[0] <= widths[1] == 360
+    assert background == GROUND[colour]
 
 
 def corner(picture: Path) -> float:

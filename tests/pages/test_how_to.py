@@ -1,15 +1,18 @@
 """The how-to pages: each does what it says."""
 
+import asyncio
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 import pytest
 
-from celery_singleton_lock import CallRevoked, LockHeld, LockLost, signals
+from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
 from tests.pages.conftest import Program, StartWorker, programs_of
+from tests.servers import Server
 from tests.waiting import until
 
 SOON = 60.0
@@ -119,8 +122,31 @@ def test_lock_without_a_task(shop: Program) -> None:
     module.lock.release()
 
 
-def test_observe(shop: Program, request: pytest.FixtureRequest) -> None:
+def test_who_is_cancelled_while_it_waits_in_an_event_loop_keeps_no_lock(shop: Program, valkey: Server) -> None:
+    module = shop("docs/how-to/lock-without-a-task.md")
+    other = Lock("stock", url=valkey.url)
+
+    async def hang_up() -> None:
+        asks = asyncio.create_task(module.count_stock())
+        with valkey.client() as client:
+            await asyncio.to_thread(until, client.pubsub_channels, "it waits")
+        asks.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asks
+        await asyncio.to_thread(held.release)
+
+    held = other.acquire(timeout=10)
+    assert held is not None
+    asyncio.run(hang_up())
+    assert other.acquire(timeout=10) is not None
+    other.release()
+    # Its connection goes on to listen, and other tests look who does.
+    shared_store(valkey.url).close()
+
+
+def test_observe(shop: Program, worker: StartWorker, request: pytest.FixtureRequest) -> None:
     module = shop("docs/how-to/observe.md")
+    traced = worker()
     for signal, receiver in (
         (signals.lock_conflict, module.count_conflict),
         (signals.lock_acquired, module.note_wait),
@@ -135,6 +161,8 @@ def test_observe(shop: Program, request: pytest.FixtureRequest) -> None:
     assert module.conflicts == {"shop.import_catalogue skipped": 1}
     assert module.waited == [0.0]
     assert module.alerts == []
+    assert module.import_catalogue.delay(8).get(timeout=SOON) == "imported 8"
+    assert "trace_runs" not in traced.log()
 
 
 def test_see_and_free_locks(shop: Program) -> None:
@@ -154,4 +182,4 @@ def test_where_the_locks_are() -> None:
         exec(block, told)
         schemes.append(store_of(told["app"]).address.partition("://")[0])
 
-    assert schemes == ["redis", "sentinel", "sentinel", "sentinel", "rediss"]
+    assert schemes == ["redis", "sentinel", "sentinel", "redis+cluster", "sentinel", "rediss"]

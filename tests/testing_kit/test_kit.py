@@ -1,11 +1,13 @@
 """The kit's own borders: wrong use is told, and nothing of it is left."""
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from types import SimpleNamespace
 from typing import Any
+from weakref import ref
 
 import pytest
 from celery import Celery
@@ -65,14 +67,14 @@ def test_wrong_use_is_told_with_its_name_and_what_to_do(app: Celery, task: Any, 
         assert f"{name}(kit.plain): it has no lock; give a task with base=SingletonTask" in refusal(lambda: verb(plain))
         assert f"{name}(print)" in refusal(lambda: verb(print)).replace("<built-in function print>", "print")
         assert f"{name}({lock.key!r})" in refusal(lambda: verb(lock))
-        assert f"{name}('stock'): that is no lock key" in refusal(lambda: verb("stock"))
-        assert "takes no arguments of a call" in refusal(lambda: verb(lock.key, 7))
-        assert "takes no arguments of a call" in refusal(lambda: verb(lock.key, app="kit"))
+        assert f"{name}('stock'): that is not a lock key" in refusal(lambda: verb("stock"))
+        assert "takes no call arguments" in refusal(lambda: verb(lock.key, 7))
+        assert "takes no call arguments" in refusal(lambda: verb(lock.key, app="kit"))
         wrong = refusal(lambda: verb(task, 1, 2))
         assert f"{name}(kit.task): " in wrong
         assert "give the arguments of the call" in wrong
         with disabled():
-            assert f"{name}(kit.task) inside disabled()" in refusal(lambda: verb(task))
+            assert f"{name}(kit.task) has no effect inside disabled()" in refusal(lambda: verb(task))
 
 
 def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
@@ -83,13 +85,13 @@ def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
 
 
 def test_nobody_can_expire_who_is_not_there(app: Celery, task: Any) -> None:
-    with memory_store(app), pytest.raises(SingletonLockError, match=r"expire\(kit.task\): nobody holds key="):
+    with memory_store(app), pytest.raises(SingletonLockError, match=r"expire\(kit.task\): key=.* has no holder"):
         expire(task)
 
 
 def test_a_lock_that_is_held_is_not_held_once_more(app: Celery, task: Any) -> None:
     with memory_store(app), hold(task):
-        with pytest.raises(SingletonLockError, match=f"task_id={HELD_BY_TEST}; let that end first"), hold(task):
+        with pytest.raises(SingletonLockError, match=f"task_id={HELD_BY_TEST}; let that run end first"), hold(task):
             pass
 
         assert [holder.task_id for holder in task.lock_holders()] == [HELD_BY_TEST]
@@ -113,12 +115,19 @@ def test_a_copy_in_another_process_locks_nothing_without_a_word(app: Celery, tas
 # What lasts as long as its block.
 
 
+def living(signal: Any) -> int:
+    """How many receive it; Celery drops those that have gone when the next one comes."""
+    gc.collect()
+    receivers = [receiver for _, receiver in signal.receivers or ()]
+    return sum(1 for each in receivers if not isinstance(each, ref) or each() is not None)
+
+
 def state_of(app: Celery) -> tuple[Any, ...]:
     told = (signals.lock_acquired, signals.lock_conflict, signals.lock_lost, signals.lock_released)
     return (
         dict(app.conf.changes),
         dict(stores.in_memory),
-        [len(each.receivers or ()) for each in (*told, signals.lock_unanswered)],
+        [living(each) for each in (*told, signals.lock_unanswered)],
         vars(SingletonTask)["is_lockable"],
         dict(vars(Lock)),
         {one.token for one in (renewal.claim for renewal in heartbeat.watched())},

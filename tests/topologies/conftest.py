@@ -1,20 +1,22 @@
-"""A deployment with Sentinel that nobody harms, and those that tests break."""
+"""Deployments with Sentinel, and clusters: one that nobody harms, and those that tests break."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.redis import master
 from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.clusters import Cluster, clustered
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS
 
 
 @pytest.fixture(scope="session")
 def calm() -> Iterator[Deployment]:
-    """For tests that do no harm to it."""
-    with deployed("redis") as deployment:
+    """For tests that do no harm to it, nor does a machine that is paused for a while."""
+    with deployed("redis", down_after=60.0) as deployment:
         yield deployment
 
 
@@ -32,6 +34,27 @@ def of_each_kind(request: pytest.FixtureRequest) -> Iterator[Deployment]:
         yield deployment
 
 
+@pytest.fixture(scope="session")
+def calm_cluster() -> Iterator[Cluster]:
+    """For tests that do no harm to it."""
+    with clustered("redis") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def shaken_cluster() -> Iterator[Cluster]:
+    """For one test, which may break it."""
+    with clustered("redis") as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=SERVERS)
+def cluster_of_each_kind(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The same, in turn with each kind of server."""
+    with clustered(request.param) as cluster:
+        yield cluster
+
+
 @pytest.fixture(autouse=True)
 def nothing_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process tells once, it tells in each test."""
@@ -42,3 +65,16 @@ def store_at(url: str) -> RedisStore:
     store = store_from_url(url)
     assert isinstance(store, RedisStore)
     return store
+
+
+@pytest.fixture
+def cluster(calm_cluster: Cluster) -> Cluster:
+    """Its slots move, and nobody is harmed."""
+    calm_cluster.flush()
+    return calm_cluster
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as cleanup:
+        yield cleanup

@@ -41,12 +41,6 @@ def recorder(record: str) -> Iterator[Recorder]:
 
 
 @pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as cleanup:
-        yield cleanup
-
-
-@pytest.fixture
 def tasks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The tasks as a publisher sees them."""
     from tests.topologies import app as module

@@ -19,7 +19,6 @@ from billiard.exceptions import WorkerLostError
 from celery import Celery, chain, group, states
 from celery.app import trace
 from celery.app.task import Context
-from celery.app.trace import build_tracer
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 from kombu import Exchange, Queue
 from kombu.common import Broadcast
@@ -45,6 +44,7 @@ from celery_singleton_lock.runs.revoked import Revoked
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Facts
+from tests.tracing import tracer_of
 from tests.waiting import until
 
 ALL = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
@@ -144,7 +144,7 @@ class Sent:
     def notes(self) -> dict[str, Any]:
         """What we wrote on it, without what every message bears."""
         written = self.options["headers"][HEADER]
-        return {name: value for name, value in written.items() if name not in ("key", "published", "task_id")}
+        return {name: value for name, value in written.items() if name not in ("key", "published", "task_id", "marked")}
 
 
 @dataclass
@@ -446,6 +446,7 @@ def handed_on(world: World, fence: int = FENCE) -> None:
     """The holder has ended by `replace()` or `retry()`."""
     run = Run.__new__(Run)
     run.task, run.request, run.can_come_again = world.task, Context(id="the-holder"), True
+    run.task_id = "the-holder"
     run.options, run.lease = world.task.lock_options, SimpleNamespace(fence=fence)
     tell_handed_on(run)
 
@@ -531,7 +532,9 @@ def deliver(world: World, event: Event) -> tuple[str, Any]:
     Returns:
         How it ended, and with what result or error.
     """
-    headers = {HEADER: {"key": world.key, "published": MINE, **event.notes}} if event.is_noted else None
+    # Its publisher has noted a mark that it has made.
+    mark = {"marked": True} if f"queued {ME}" in world.store.remains(world.key) else {}
+    headers = {HEADER: {"key": world.key, "published": MINE, **mark, **event.notes}} if event.is_noted else None
     if event.is_eager:
         result = world.task.apply(task_id=ME, headers=headers, throw=False)
         return result.state, result.result
@@ -539,7 +542,7 @@ def deliver(world: World, event: Event) -> tuple[str, Any]:
     if event.is_item:
         task, args, headers = world.task.app.tasks["celery.map"], [world.task.s(), [1]], None
     request = {"id": ME, "task": task.name, "retries": 0, "headers": headers, **delivered(), **event.request}
-    outcome = build_tracer(task.name, task, app=task.app)(ME, args, {}, request)
+    outcome = tracer_of(task)(ME, args, {}, request)
     result = outcome.retval if outcome.info is None else outcome.info.retval
     stored = task.app.AsyncResult(ME).state
     if outcome.info is not None and outcome.info.state in (states.IGNORED, states.REJECTED) and stored == "PENDING":
@@ -1082,6 +1085,10 @@ QUEUED = [
     row("until_executing: as many run as there are", "skip", (queued("the-queued"), held), first, runs(locked=False),
         lock_mode="until_executing"),
     row("a queued call means nothing to another mode", "skip", queued("the-queued"), first, runs()),
+    row("a call that was queued in another mode is queued no longer", "skip", (held, queued(ME)), first,
+        revoked(takes=(f"queued {ME}",))),
+    row("before_start that raises leaves no mark of another mode", "skip", queued(ME), first, raises(ValueError,
+        "not today", told="", takes=(f"queued {ME}",)), before_start=refuses),
     row("a skipped call is queued no longer", "skip", (held, quiet_for(ME)), first, revoked(takes=(f"queued {ME}",
         f"quiet {ME}")), lock_mode="until_and_while_executing"),
     row("a failed call is queued no longer", "raise", (held, quiet_for(ME)), first, raises(takes=(f"queued {ME}",
@@ -1246,6 +1253,7 @@ def test_what_becomes_of_a_message(case: Row, world_of: Callable[..., World]) ->
     assert tuple(world.told) == expected.told
     for sent in world.sent:
         assert_it_is_the_same_message(world, case.event, sent)
+        assert Notes.of(sent.options["headers"]).marked == (f"queued {ME}" in before)
     assert (left - before, before - left) == (expected.leaves, expected.takes)
 
 
@@ -1288,6 +1296,23 @@ def settle() -> None:
 
 def outcome_of(result: Any) -> Any:
     return type(result) if isinstance(result, Exception) else result
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace"])
+def test_a_call_that_comes_again_stays_queued_for_as_long_as_it_comes(
+    world_of: Callable[..., World], policy: Any
+) -> None:
+    world = world_of(lock_on_conflict=policy, lock_mode="until_and_while_executing", lock_queue_ttl=60)
+    held_by(ends_in=3600)(world)
+    world.store.mark_queued(world.key, ME, 60, limit=0, quiet=0)
+
+    for tries in range(1, 4):
+        world.store.time += 25
+        deliver(world, again(tries))
+
+    in_the_way = world.store.mark_queued(world.key, "another", 60, limit=0, quiet=0)
+    assert in_the_way is not None
+    assert in_the_way.task_id == ME
 
 
 def test_the_rows_bear_names_of_their_own() -> None:
@@ -1431,7 +1456,7 @@ def test_a_body_that_came_without_notes_hands_none_on(world_of: Callable[..., Wo
     world = world_of(body)
     request = {"id": ME, "task": "task", "retries": 0, **delivered(), "mine": "its own"}
 
-    build_tracer("task", world.task, app=world.task.app)(ME, [1], {}, request)
+    tracer_of(world.task)(ME, [1], {}, request)
 
     assert handed_on["mine"] == "its own"
     assert Notes.of(handed_on, "another call") == Notes()
@@ -1459,7 +1484,7 @@ def test_a_call_that_bears_the_headers_of_another_has_the_key_of_its_arguments(
     handed_on = {HEADER: {"key": "singleton:v2:{another:00}", "published": 77, "task_id": "another"}}
     request = {"id": ME, "task": "task", "retries": 0, **delivered(), **handed_on}
 
-    build_tracer("task", world.task, app=world.task.app)(ME, [1], {}, request)
+    tracer_of(world.task)(ME, [1], {}, request)
 
     assert len(world.ran) == (0 if finds else 1)
 
@@ -1474,7 +1499,7 @@ def test_a_body_sees_no_header_that_was_not_published(world_of: Callable[..., Wo
     published = {HEADER: {"key": world.key, "published": MINE, "task_id": ME}, "mine": "its own"}
     request = {"id": ME, "task": "task", "retries": 0, **delivered(), **published, DELIVERY: tuple(Delivery("token"))}
 
-    build_tracer("task", world.task, app=world.task.app)(ME, [1], {}, request)
+    tracer_of(world.task)(ME, [1], {}, request)
 
     assert seen == published
 
@@ -1595,7 +1620,7 @@ def test_the_items_of_a_map_share_what_it_may_wait(
         world.store.meanwhile.append(partial(world.store.release, claim, None))
     items, request = world.task.app.tasks["celery.map"], {"id": ME, "retries": 0, **delivered()}
 
-    build_tracer(items.name, items, app=world.task.app)(ME, [world.task.s(), [1, 2]], {}, request)
+    tracer_of(items)(ME, [world.task.s(), [1, 2]], {}, request)
 
     assert [args for args, _ in world.ran] == [(1,), (2,)]
     assert longest == [7, 4]

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import runpy
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
@@ -173,6 +174,14 @@ def test_every_script_is_told_and_the_version_of_the_key() -> None:
     assert set(re.findall(r"`(\w+\.lua)`", page)) == scripts
     assert key_of("singleton", "name", ()).startswith(f"singleton:{version}:{{name:")
     assert f"`{version}` is the version of the key" in page
+
+
+def test_every_extra_is_told() -> None:
+    page = (ROOT / "docs" / "reference" / "compatibility.md").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    told = [row[0].strip("`") for row in rows_of(section(page, "Extras"))]
+
+    assert told == [f"{project['name']}[{extra}]" for extra in project["optional-dependencies"]]
 
 
 # The site, and what plays the code of its pages.
@@ -376,6 +385,7 @@ ABOUT_NO_LOCK = (
     "lock.misconfigured:",
     "lock.moved ",
     "lock.unready ",
+    "lock.uncounted ",
     "lock.unchecked:",
     "lock.untold:",
     "lock.unsure: the store ",
@@ -388,10 +398,10 @@ def lines_of_the_log() -> list[str]:
     files = (ROOT / "celery_singleton_lock").rglob("*.py")
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
     texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return [text for text in texts if re.match(r"lock\.\w+[ :]", text)]
+    return [text for text in texts if re.match(r"(lock|beat)\.\w+[ :]", text)]
 
 
-@pytest.mark.parametrize("line", lines_of_the_log())
+@pytest.mark.parametrize("line", [line for line in lines_of_the_log() if line.startswith("lock.")])
 def test_every_line_about_a_lock_names_its_key_and_its_task(line: str) -> None:
     assert line.startswith(ABOUT_NO_LOCK) or re.match(r"lock\.\w+ key=%s task_id=(%s|None)([ :]|$)", line)
 

@@ -8,7 +8,8 @@ import select
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ class Store(LockStore):
         self.heart = heart
         self.renewals: list[tuple[float, list[str]]] = []
         self.releases: list[str] = []
+        self.counts = Counter[str]()
         self.on_renew: Callable[[str], Answer] = lambda token: Answer.DONE
         self.on_release: Callable[[str], Answer] = lambda token: Answer.DONE
 
@@ -64,6 +66,9 @@ class Store(LockStore):
     ) -> Answer:
         self.releases.append(claim.token)
         return self.on_release(claim.token)
+
+    def count(self, key: str, process: str, number: int, sums: Mapping[str, int], timeout: float) -> None:
+        self.counts.update(sums)
 
     def look(self, key: str) -> Look:
         return Look((), None, 0, 0)
@@ -716,7 +721,7 @@ def test_a_store_that_does_not_answer_for_very_many_leases_costs_a_few_lines(
 
 
 def test_very_many_leases_are_renewed_in_a_few_beats(heart: Heartbeat, store: Store) -> None:
-    leases = []
+    leases, since = [], clock()
     for _ in range(120):
         leases.append(acquired(store, ttl=3.0))
         time.sleep(0.01)
@@ -727,9 +732,9 @@ def test_very_many_leases_are_renewed_in_a_few_beats(heart: Heartbeat, store: St
 
     until(lambda: clock() - began > 2, "two more renewals are over")
 
-    # Four in a third of the ttl, which is a second.
-    assert first <= 8
-    assert len(store.renewals) - first <= 12
+    # Four in a third of the ttl, which is a second; on a busy machine all of this takes longer.
+    assert first <= 4 * (began - since) + 4
+    assert len(store.renewals) - first <= 4 * (clock() - began) + 4
     for lease in leases:
         assert lease.held
         heart.forget(lease._renewal)

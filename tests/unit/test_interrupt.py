@@ -1,5 +1,6 @@
 """An exception raised in a running body from another thread: where it arrives, and where it must not."""
 
+import _thread
 import asyncio
 import gc
 import signal
@@ -18,6 +19,8 @@ from celery_singleton_lock.leases.interrupt import Interrupt
 from tests.waiting import until
 
 LOST = LockLost("singleton:v2:{shop.tasks.sync:00}", "taken")
+# Of `threading`: its name since Python 3.13, and before.
+STARTS = next(name for name in ("_start_joinable_thread", "_start_new_thread") if hasattr(threading, name))
 
 
 @pytest.fixture(autouse=True)
@@ -294,34 +297,47 @@ def test_a_body_that_nobody_interrupts_just_ends(run: Callable[..., Any]) -> Non
     assert run(lambda _: loop(0.01)) is None
 
 
+@both
+def test_a_body_that_handles_another_error_is_interrupted(run: Callable[..., Any]) -> None:
+    def body(interrupt: Interrupt) -> None:
+        try:
+            raise KeyError("another")
+        except KeyError:
+            interrupt.send(LOST)
+            loop()
+
+    assert run(body) is LOST
+
+
 def test_nothing_is_raised_in_a_body_until_a_thread_that_it_starts_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     at_it, goes_on = threading.Event(), threading.Event()
     asked: list[bool] = []
     raised: list[Any] = []
-    start, raise_in = threading._start_new_thread, interrupt_module._raise_in
-    starts_a_thread = interrupt_module._starts_a_thread
+    start, raise_in = getattr(threading, STARTS), interrupt_module._raise_in
+    started_by = interrupt_module.started_by
 
-    def slow_start(*arguments: Any) -> Any:
+    def slow_start(*arguments: Any, **options: Any) -> Any:
         if threading.current_thread().name == "body":
             at_it.set()
             goes_on.wait(20)
-        return start(*arguments)
+        return start(*arguments, **options)
 
     def body() -> None:
         threading.current_thread().name = "body"
         threading.Thread(target=int).start()
         loop()
 
-    def answer(thread: int) -> bool:
-        asked.append(starts_a_thread(thread))
-        return asked[-1]
+    def answer(thread: int) -> threading.Thread | None:
+        child = started_by(thread)
+        asked.append(child is not None)
+        return child
 
     def note(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
         raised.append(error)
         return raise_in(thread, error, interrupt)
 
-    monkeypatch.setattr(threading, "_start_new_thread", slow_start)
-    monkeypatch.setattr(interrupt_module, "_starts_a_thread", answer)
+    monkeypatch.setattr(threading, STARTS, slow_start)
+    monkeypatch.setattr(interrupt_module, "started_by", answer)
     monkeypatch.setattr(interrupt_module, "_raise_in", note)
     run = Run(body)
     assert at_it.wait(20)
@@ -332,6 +348,50 @@ def test_nothing_is_raised_in_a_body_until_a_thread_that_it_starts_has_begun(mon
 
     assert run.ended() is LOST
     assert too_early == []
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_interrupt_that_a_new_thread_has_got_is_sent_again(monkeypatch: pytest.MonkeyPatch, has_begun: bool) -> None:
+    raise_in, strays = interrupt_module._raise_in, list[Any]()
+
+    def stray_once(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
+        if strays or error is None:
+            return raise_in(thread, error, interrupt)
+        # As CPython does in a thread that the body has started; without a frame of Python's before its first step.
+        made = interrupt_module._class_of(error, interrupt)
+        strays.append(made() if has_begun else _thread.start_new_thread(made, ()))
+        return True
+
+    monkeypatch.setattr(interrupt_module, "_raise_in", stray_once)
+    run = Run(loop)
+    run.interrupt.send(LOST)
+
+    assert run.ended() is LOST
+    assert len(strays) == 1
+
+
+def test_a_body_is_interrupted_though_a_thread_that_it_starts_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, is_at_it = getattr(threading, STARTS), threading.Event()
+
+    def dies_at_once(*arguments: Any, **options: Any) -> Any:
+        if threading.current_thread().name != "body":
+            return start(*arguments, **options)
+        is_at_it.set()
+        return None
+
+    def body() -> None:
+        threading.current_thread().name = "body"
+        child = threading.Thread(target=int)
+        child.start()
+        child.join()
+        loop()
+
+    monkeypatch.setattr(threading, STARTS, dies_at_once)
+    run = Run(body)
+    assert is_at_it.wait(20)
+    run.interrupt.send(LOST)
+
+    assert run.ended() is LOST
 
 
 def test_a_body_that_starts_threads_is_interrupted_and_none_of_them_is() -> None:

@@ -150,7 +150,7 @@ def is_free_soon(store: Watched) -> bool:
 
 
 class NothingLeft:
-    key, task_id, ttl = "fresh", None, 1.0
+    key, task_id, ttl, store = "fresh", None, 1.0, MemoryStore()
 
     def release_again(self) -> bool:
         return True

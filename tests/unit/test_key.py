@@ -260,7 +260,7 @@ def test_a_format_string_without_a_field_is_refused_and_told_the_alternative(cho
     assert "lock_key=()" in str(refused.value)
 
 
-@pytest.mark.parametrize("choice", ["{x", "x}", "{x!}"])
+@pytest.mark.parametrize("choice", ["{x", "x}", "{x!}", "{x!z}", "{x!R:>5}", "{x:{x!z}}"])
 def test_a_broken_format_string_is_refused(choice: str) -> None:
     with pytest.raises(ConfigurationError, match="is not a format string"):
         maker(choice=choice)
@@ -303,6 +303,58 @@ def test_an_argument_that_contains_itself_is_refused() -> None:
 
     with pytest.raises(ConfigurationError, match="cannot be serialised"):
         key(endless)
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class Unspeakable(Unserialisable):
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(nested(100_000), "list"), (10**5000, "int"), (Unspeakable(), "Unspeakable")],
+    ids=["too deep", "too long a number", "no text of its own"],
+)
+def test_what_cannot_even_be_shown_is_refused_by_its_type(value: Any, kind: str) -> None:
+    app = Celery("shop", set_as_current=False)
+    task = app.task(base=SingletonTask, name="shop.sync", shared=False, lock_key=lambda x, y=5: value)(sync)
+
+    with pytest.raises(ConfigurationError, match=f"task shop.sync: lock_key: a value of type {kind} cannot be serial"):
+        task.lock_key_for(1)
+
+
+@pytest.mark.parametrize(
+    ("template", "value", "field"),
+    [
+        ("{x}", {"a", "b"}, "{x}"),
+        ("{x}", frozenset("ab"), "{x}"),
+        ("{y}/{x!r:>40}", {"a", "b"}, "{x}"),
+        ("{x[tags]}", {"tags": {"a", "b"}}, "{x[tags]}"),
+        ("{x}", {"tags": [("a", {"b"})]}, "{x}"),
+        ("{x}", {1: frozenset()}, "{x}"),
+    ],
+)
+def test_a_format_string_that_shows_a_set_is_refused_and_told_the_alternatives(
+    template: str, value: Any, field: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        maker(choice=template).key("singleton", (value, ""), {})
+
+    for words in (f"lock_key={template!r}", f"{field} shows a set", "name the parameter", "returns sorted(...)"):
+        assert words in str(refused.value)
+
+
+def test_a_format_string_may_name_what_is_beside_a_set() -> None:
+    keys = maker(choice="{x[id]}")
+
+    assert keys.key("singleton", ({"id": 1, "tags": {"a"}},), {}) == keys.key("singleton", ({"id": 1},), {})
 
 
 def test_an_unserialisable_argument_that_does_not_count_does_no_harm() -> None:
@@ -446,6 +498,10 @@ def test_a_label_is_filled_in_with_the_arguments_and_their_defaults() -> None:
     assert label("{x[0]}", [1, 2]) == "1"
 
 
+def test_a_label_may_show_a_set() -> None:
+    assert label("tags {x}", {"a"}) == "tags {'a'}"
+
+
 def test_without_a_label_there_is_none() -> None:
     assert maker().label((1,), {}) == ""
 
@@ -472,6 +528,7 @@ def test_a_label_is_one_line_of_what_can_be_sent_and_printed(text: str) -> None:
         ("{z}", "unknown parameter 'z'"),
         ("nightly", "names no {parameter}"),
         ("{x", "is not a format string"),
+        ("{x!z}", "is not a format string: there is no conversion !z, only !s, !r and !a"),
         (7, "a format string"),
     ],
 )

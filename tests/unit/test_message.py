@@ -19,7 +19,7 @@ from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.message import DELIVERY, DUE_HEADER, HEADER, Delivery, Notes
 from celery_singleton_lock.stores.memory.store import MemoryStore
 
-FULL = Notes("key", 1, 2, 3, True, "joined", 4, 5, True, True, True, True, 6, 7, "id")
+FULL = Notes("key", 1, 2, 3, True, "joined", 4, 5, True, True, True, True, 6, 7, "id", continues_from=8)
 NOW = 1000.0
 QUEUES = ("celery", "other", "native")
 
@@ -139,7 +139,7 @@ def test_a_long_header_of_others_is_not_told_in_full() -> None:
 
 
 def test_a_retry_begins_with_what_is_known_of_the_call_alone() -> None:
-    assert FULL.of_the_call() == Notes(key="key", published=1, task_id="id")
+    assert FULL.of_the_call() == Notes(key="key", published=1, continues_from=FULL.continues_from, task_id="id")
 
 
 def test_notes_about_another_call_are_none() -> None:

@@ -37,3 +37,11 @@ def test_a_snippet_does_what_the_page_says(snippet: str) -> None:
 def test_every_option_that_the_page_names_exists() -> None:
     named = set(re.findall(r"\block_(?!expiry)\w+", PAGE)) - {"lock_ttl"}
     assert all(hasattr(SingletonTask, name) for name in named), named
+
+
+def test_the_leftovers_that_the_page_deletes_are_those_of_celery_singleton() -> None:
+    from celery_singleton.util import generate_lock
+
+    (pattern,) = re.findall(r"--pattern '(\w+)\*'", PAGE)
+
+    assert generate_lock("shop.sync", task_args=[1]).startswith(pattern)

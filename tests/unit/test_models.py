@@ -1,6 +1,12 @@
 """Tasks with `pydantic=True`: the key is made of the models that the body receives."""
 
+import dataclasses
 import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +15,7 @@ from celery import Celery, uuid
 from celery.app import base
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.leases.key import KeyChoice
+from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
 
 if not hasattr(base, "pydantic_wrapper"):
     pytest.skip("this Celery knows no models", allow_module_level=True)
@@ -23,6 +29,76 @@ class Order(pydantic.BaseModel):  # type: ignore[name-defined, misc]
 
 class Tagged(Order):
     tag: str = pydantic.Field("", exclude=True)
+
+
+class Part(pydantic.BaseModel):  # type: ignore[name-defined, misc]
+    model_config = pydantic.ConfigDict(frozen=True)
+    size: int
+    colours: frozenset[str] = frozenset()
+
+
+class Tags(pydantic.RootModel[set[str]]):  # type: ignore[name-defined, misc]
+    """Tags, and nothing else."""
+
+
+@dataclasses.dataclass
+class Place:
+    shelves: set[str]
+
+
+class Stock(pydantic.BaseModel):  # type: ignore[name-defined, misc]
+    """Sets wherever a model can have them."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+    tags: set[str] = pydantic.Field(set())
+    groups: frozenset[frozenset[str]] = frozenset()
+    parts: set[Part] = pydantic.Field(set())
+    rows: list[Tags] = pydantic.Field([])
+    by_number: dict[int, set[str]] = pydantic.Field({})
+    by_name: dict[str, Any] = pydantic.Field({})
+    place: Place | None = None
+    pair: tuple[int, set[str]] | None = None
+    some: set[str] = pydantic.Field(set())
+    renamed: set[str] = pydantic.Field(set(), serialization_alias="as")
+    loud: list[str] = pydantic.Field([])
+
+    @pydantic.field_serializer("some")
+    def without_blue(self, some: set[str]) -> list[str]:
+        return [colour for colour in some if colour != "blue"]
+
+    @pydantic.field_serializer("by_name")
+    def in_the_order_of_names(self, by_name: dict[str, Any]) -> dict[str, Any]:
+        return dict(sorted(by_name.items()))
+
+    @pydantic.computed_field(alias="shouted")  # type: ignore[prop-decorator, untyped-decorator]
+    @property
+    def shout(self) -> set[str]:
+        return {word.upper() for word in self.loud}
+
+    def model_dump(self, **options: Any) -> Any:
+        return super().model_dump(**{"by_alias": True, **options})
+
+
+COLOURS = ["red", "green", "blue", "black", "white", "grey"]
+WITH_SETS: dict[str, Callable[[list[str]], Any]] = {
+    "tags": set,
+    "groups": lambda colours: frozenset(frozenset({colour, "red", "blue", "grey"}) for colour in colours),
+    "parts": lambda colours: {Part(size=len(colour), colours=frozenset(colours)) for colour in colours},
+    "rows": lambda colours: [set(colours), {"pink"}],
+    "by_number": lambda colours: {1: set(colours), 2: set()},
+    "by_name": lambda colours: {"b": set(colours), "a": 1},
+    "place": lambda colours: Place(set(colours)),
+    "pair": lambda colours: (1, set(colours)),
+    "some": set,
+    "renamed": set,
+    "loud": sorted,
+    "more": set,
+}
+
+
+def key_of_stock(field: str, colours: list[str]) -> str:
+    key = KeyMaker("stock", inspect.signature(load)).key
+    return key("singleton", (Stock(**{field: WITH_SETS[field](colours)}),), {})
 
 
 def load(order: Order) -> None: ...
@@ -176,3 +252,94 @@ def test_a_serialiser_of_the_users_that_fails_is_told_as_well(app: Celery) -> No
     body.__annotations__["order"] = Stubborn
     with pytest.raises(ConfigurationError, match=r"task models.load: lock_key: .* cannot be serialised"):
         keys_of(app, body)({"supplier_id": 1})
+
+
+@pytest.fixture(scope="module")
+def keys_elsewhere() -> list[dict[str, str]]:
+    """The keys that processes with other seeds for their hashes make, by field."""
+    program = (
+        "import json\n"
+        "from tests.unit.test_models import COLOURS, WITH_SETS, key_of_stock\n"
+        "print(json.dumps({field: key_of_stock(field, COLOURS) for field in WITH_SETS}))"
+    )
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        for seed in "123"
+    ]
+    return [json.loads(answer.stdout) for answer in answers]
+
+
+@pytest.mark.parametrize("field", WITH_SETS)
+def test_a_set_in_a_model_has_one_key_in_all_processes(field: str, keys_elsewhere: list[dict[str, str]]) -> None:
+    assert {keys[field] for keys in keys_elsewhere} == {key_of_stock(field, COLOURS)}
+    assert key_of_stock(field, COLOURS) != key_of_stock(field, ["red", "green"])
+
+
+def test_the_order_in_which_a_set_was_filled_does_not_count(app: Celery) -> None:
+    class Numbered(Order):
+        numbers: set[int]
+
+    def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = Numbered
+    key = keys_of(app, body)
+
+    # These two are in one place of the table of a set, where the first that comes is the first.
+    assert key({"supplier_id": 1, "numbers": [0, 8]}) == key({"supplier_id": 1, "numbers": [8, 0]})
+    assert key({"supplier_id": 1, "numbers": [0, 8]}) != key({"supplier_id": 1, "numbers": [0, 1]})
+
+
+def test_the_order_of_a_list_in_a_model_counts(app: Celery) -> None:
+    class Listed(Order):
+        colours: list[str]
+
+    def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = Listed
+    key = keys_of(app, body)
+
+    assert key({"supplier_id": 1, "colours": ["a", "b"]}) != key({"supplier_id": 1, "colours": ["b", "a"]})
+
+
+def test_a_model_without_sets_has_this_very_key(app: Celery) -> None:
+    key = keys_of(app)
+
+    assert key({"supplier_id": 1}) == "singleton:v2:{models.load:6209c2be2d54c7c0793b2c9d2411dfe5}"
+
+
+@pytest.mark.parametrize(("lock_key", "field"), [("{order.tags}", "{order.tags}"), ("a {order}", "{order}")])
+def test_a_format_string_that_shows_a_set_of_a_model_is_refused(app: Celery, lock_key: str, field: str) -> None:
+    def body(order: Any) -> None: ...
+
+    body.__annotations__["order"] = Stock
+    task = keys_of(app, body, lock_key).__self__
+
+    with pytest.raises(ConfigurationError) as refused:
+        task.delay({"tags": ["a", "b"]})
+
+    assert str(refused.value).startswith(f"task models.load: lock_key={lock_key!r} ")
+    assert f"{field} shows a set" in str(refused.value)
+
+
+def test_a_format_string_may_show_a_model_without_sets_or_with_a_text_of_its_own(app: Celery) -> None:
+    class Told(Stock):
+        model_config = pydantic.ConfigDict(validate_default=True)
+        secret: pydantic.SecretStr = pydantic.Field("none")
+        url: pydantic.AnyUrl = pydantic.Field("http://shop.example")
+
+        def __str__(self) -> str:
+            return "told"
+
+    def body(order: Any, told: Any) -> None: ...
+
+    body.__annotations__.update(order=Order, told=Told)
+    key = keys_of(app, body, "{order}/{told}/{told.secret}/{told.url}")
+
+    assert key({"supplier_id": 1}, {"tags": ["a"]}) == key({"supplier_id": "1"}, {}) != key({"supplier_id": 2}, {})

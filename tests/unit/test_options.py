@@ -387,6 +387,30 @@ def test_a_class_may_say_what_its_body_takes_and_returns(app: Celery) -> None:
     assert app.tasks["shop.tasks.count"](7) == "7"
 
 
+@pytest.mark.parametrize("value", ["1h", None, timedelta(hours=1), -1, float("nan"), float("inf")])
+def test_a_visibility_timeout_that_is_no_number_is_refused(app: Celery, value: Any) -> None:
+    app.conf.broker_transport_options = {"visibility_timeout": value}
+
+    @app.task(base=SingletonTask)
+    def count() -> None: ...
+
+    with pytest.raises(ConfigurationError) as refused:
+        _ = count.lock_options
+
+    for words in ("broker_transport_options", f"visibility_timeout={value!r}", "number of seconds"):
+        assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(60, 60.0), ("60", 60.0), (0.5, 0.5), (1e10, 100 * 365 * 24 * 3600.0)])
+def test_a_visibility_timeout_is_a_number_or_its_text(app: Celery, value: Any, seconds: float) -> None:
+    app.conf.broker_transport_options = {"visibility_timeout": value}
+
+    @app.task(base=SingletonTask)
+    def count() -> None: ...
+
+    assert count.lock_options.visibility_timeout == seconds
+
+
 @pytest.mark.parametrize(
     ("settings", "prefix"),
     [

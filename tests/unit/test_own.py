@@ -120,6 +120,17 @@ def test_a_bad_value_on_the_object_is_refused_with_its_name(app: Celery, name: s
         _ = task.lock_options
 
 
+def test_an_option_that_is_deleted_from_the_object_is_that_of_the_class_again(app: Celery) -> None:
+    task = make(app, lock_ttl=60, lock_key=("x",))
+    of_the_class = task.lock_options, task.lock_key_for(1)
+
+    task.lock_ttl, task.lock_key = 90, ()
+    assert (task.lock_options, task.lock_key_for(1)) != of_the_class
+    del task.lock_ttl, task.lock_key
+
+    assert (task.lock_options, task.lock_key_for(1)) == of_the_class
+
+
 @pytest.mark.parametrize(("name", "told"), [("lock_tll", "did you mean lock_ttl"), ("once", "of celery-once")])
 def test_what_is_no_option_is_refused_on_the_object(app: Celery, name: str, told: str) -> None:
     task = make(app)
@@ -147,11 +158,14 @@ def test_an_attribute_of_ones_own_may_be_set_on_the_object(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        *((name, rf"{name} is no option of a call, .*, {name}=\.\.\.") for name in SingletonOptions.__annotations__),
-        ("lock_tll", r"lock_tll is no option of a call, .*, lock_ttl=\.\.\."),
-        ("lock_zzzzzzzz", r"lock_zzzzzzzz is no option of a call, .*, lock_\.\.\.=\.\.\."),
-        ("on_conflict", r"on_conflict is no option of a call, .*, lock_on_conflict="),
-        ("unique_key", r"unique_key is no option of a call, .*, lock_key="),
+        *(
+            (name, rf"{name} cannot be given with a call, .*, {name}=\.\.\.")
+            for name in SingletonOptions.__annotations__
+        ),
+        ("lock_tll", r"lock_tll cannot be given with a call, .*, lock_ttl=\.\.\."),
+        ("lock_zzzzzzzz", r"lock_zzzzzzzz cannot be given with a call, .*, lock_\.\.\.=\.\.\."),
+        ("on_conflict", r"on_conflict cannot be given with a call, .*, lock_on_conflict="),
+        ("unique_key", r"unique_key cannot be given with a call, .*, lock_key="),
         *((name, f"{name} is an option of {library}") for name, (library, _) in FOREIGN_OPTIONS.items()),
     ],
 )

@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from celery import Celery, uuid
+from celery import Celery, Signature, uuid
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockHeld, SingletonTask, StoreError, publish, signals
+from celery_singleton_lock import LockHeld, SingletonTask, StoreError, publish, settings, signals
 from celery_singleton_lock.leases.leftovers import Leftovers
 from celery_singleton_lock.runs import marks
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Facts, Holder
 from tests.waiting import until
 
@@ -46,6 +48,98 @@ def tomorrow() -> datetime:
     return datetime.now(UTC) + timedelta(days=1)
 
 
+def unique(on_conflict: str = "raise") -> Any:
+    """A task that is unique until it has ended."""
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+
+    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_conflict=on_conflict, lock_name=uuid())
+    def task(*_: Any) -> None: ...
+
+    return task
+
+
+def test_a_call_whose_options_are_given_by_position_is_published_as_any_other() -> None:
+    task = unique("skip")
+    first = task.apply_async((1,), {}, "the-first", None, None)
+
+    assert first.id == "the-first"
+    assert task.apply_async((1,), None, None, None).id == "the-first"
+    with pytest.raises(TypeError):
+        task.apply_async((1,), None, None, None, None, None, None, "one too many")
+    with pytest.raises(TypeError):
+        task.apply_async((1,), None, "by position", task_id="by name")
+
+
+@pytest.mark.parametrize("options", [{"task_id": "mine"}, {"parent_id": "the-call-before", "root_id": "the-first"}])
+def test_a_call_that_is_always_sent_counts_as_queued_all_the_same(options: dict[str, str]) -> None:
+    task = unique("skip")
+
+    sent = task.apply_async(**options)
+
+    assert sent.id == options.get("task_id", sent.id)
+    assert task.delay().id == sent.id
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"task_id": "mine"},
+        {"parent_id": "the-call-before", "root_id": "the-first"},
+        {"link": Signature("next")},
+        {"link_error": Signature("tell")},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_a_call_that_is_always_sent_is_sent_beside_one_that_is_queued(options: dict[str, Any]) -> None:
+    task = unique("raise")
+    queued = task.delay()
+
+    sent = task.apply_async(**options)
+
+    assert sent.id != queued.id
+    with pytest.raises(LockHeld) as held:
+        task.delay()
+    assert held.value.holder_task_id == queued.id
+
+
+class Primary(str):
+    """Such as Django's `SafeString`."""
+
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("task_id", [uuid4(), Primary("mine")], ids=["UUID", "text of a kind"])
+def test_a_task_id_may_be_all_that_celery_takes(task_id: Any) -> None:
+    task = unique("raise")
+
+    assert task.apply_async(task_id=task_id).id == task_id
+    with pytest.raises(LockHeld) as held:
+        task.delay()
+    assert held.value.holder_task_id == str(task_id)
+
+
+@pytest.mark.parametrize("task_id", [uuid4(), Primary("mine")], ids=["UUID", "text of a kind"])
+def test_an_eager_call_with_such_an_id_leaves_no_mark(task_id: Any) -> None:
+    task = unique("raise")
+    task.app.conf.task_always_eager = True
+
+    assert task.apply_async(task_id=task_id).successful()
+
+    assert store_of(task.app).look(task.lock_key_for()).holders == ()
+    assert task.apply_async().successful()
+
+
+def test_a_call_that_is_always_sent_begins_the_cool_down_of_its_key() -> None:
+    task = unique("skip")
+    task.lock_min_hold = 60
+
+    sent = task.apply_async(task_id="mine")
+    store_of(task.app).unmark(task.lock_key_for(), "mine", quiet=False)
+
+    assert task.delay().id == sent.id
+
+
 @pytest.mark.parametrize(
     ("options", "longer"),
     [
@@ -68,6 +162,36 @@ def test_a_mark_lasts_until_the_message_may_run_and_then_as_long_as_lock_queue_t
 def test_the_expiry_of_the_task_counts_as_well() -> None:
     assert lasts({}, expires=90) == pytest.approx(HOUR + 90, abs=5)
     assert lasts({"expires": 30}, expires=90) == pytest.approx(HOUR + 30, abs=5)
+
+
+# A mark may outlive its call.
+
+
+def test_a_queued_call_that_has_ended_keeps_no_other_out() -> None:
+    task = unique("raise")
+    task.app.conf.result_backend = "cache+memory://"
+    revoked = task.delay()
+    # As a worker does that is told to revoke it, long before its message comes.
+    task.backend.mark_as_revoked(revoked.id)
+
+    again = task.delay()
+
+    assert again.id != revoked.id
+    with pytest.raises(LockHeld) as held:
+        task.delay()
+    assert held.value.holder_task_id == again.id
+
+
+def test_a_call_that_has_ended_keeps_its_key_quiet_all_the_same() -> None:
+    task = unique("raise")
+    task.app.conf.result_backend = "cache+memory://"
+    task.lock_min_hold = 60
+    ended = task.delay()
+    task.backend.mark_as_done(ended.id, None)
+
+    with pytest.raises(LockHeld) as held:
+        task.delay()
+    assert held.value.holder_task_id == ended.id
 
 
 # Whose result the caller of a duplicate gets.
@@ -268,3 +392,71 @@ def test_a_mark_that_was_made_without_an_answer_is_ended_in_the_background(monke
         task.delay()
 
     until(lambda: mark(task.lock_key_for(), "another", 1, limit=0, quiet=0) is None, "the mark is gone")
+
+
+def test_a_retry_that_cannot_be_marked_goes_on_with_the_cool_down_of_its_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = unique("raise")
+    task.lock_min_hold = 60
+    task.apply_async(task_id="mine")
+    store, ended = store_of(task.app), []
+    mark, unmark = store.mark_queued, store.unmark
+
+    def silent(*_: Any, **__: Any) -> None:
+        raise StoreError("memory://", "no answer")
+
+    def told(*asked: Any, **how: Any) -> bool:
+        ended.append(unmark(*asked, **how))
+        return True
+
+    monkeypatch.setattr(store, "unmark", told)
+    monkeypatch.setattr(store, "mark_queued", silent)
+    task.apply_async(task_id="mine", retries=1)
+    until(lambda: ended, "its mark is ended")
+    monkeypatch.setattr(store, "mark_queued", mark)
+
+    publish._silences.clear()
+    with pytest.raises(LockHeld) as held:
+        task.delay()
+    assert held.value.holder_task_id == "mine"
+
+
+class Parted(MemoryStore):
+    """A store of two servers, of which one is silent."""
+
+    has_parts = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = {name: Part() for name in ("silent", "well")}
+        self.asked: list[str] = []
+
+    def part_of(self, key: str) -> Any:
+        """By the name of the lock."""
+        return self.parts["silent" if "silent" in key else "well"]
+
+    def mark_queued(self, key: str, *args: Any, **options: Any) -> Any:
+        """No answer, if it is with the silent one."""
+        self.asked.append(key)
+        if "silent" in key:
+            raise StoreError("cluster", "no answer")
+        return super().mark_queued(key, *args, **options)
+
+
+class Part:
+    """What can be referred to weakly."""
+
+
+def test_a_server_that_is_silent_costs_no_mark_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+    monkeypatch.setitem(settings._stores, app, Parted())
+
+    @app.task(base=SingletonTask, lock_mode="until_executed", name="silent")
+    def silent() -> None: ...
+
+    @app.task(base=SingletonTask, lock_mode="until_executed", name="well")
+    def well() -> None: ...
+
+    silent.delay()
+
+    assert well.delay().id == well.delay().id

@@ -6,6 +6,7 @@ Real messages of kombu's broker in memory, and a store in memory; only the failu
 import gc
 import os
 import pickle
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +18,11 @@ from billiard.einfo import ExceptionInfo
 from celery import Celery
 from celery.exceptions import Ignore, Reject, Retry
 from celery.worker import state
+from celery.worker.request import Request
 
 from celery_singleton_lock import LockHeld, SingletonTask, StoreError, lost_connection, request, settings
+from celery_singleton_lock.definition import request_class_of
+from celery_singleton_lock.leases.keepalive import Keepalive
 from celery_singleton_lock.leases.leftovers import leftovers
 from celery_singleton_lock.lost_connection import LostConnection
 from celery_singleton_lock.request import SingletonRequest
@@ -60,16 +64,15 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @contextmanager
-def delivery_of(task: Any) -> Iterator[SingletonRequest]:
+def delivery_of(task: Any, cls: type[SingletonRequest] = SingletonRequest) -> Iterator[SingletonRequest]:
     """A delivery that runs in this process."""
     task.delay()
     with task.app.connection_for_read() as connection:
         message = task.app.amqp.queues["celery"](connection.default_channel).get()
         assert message is not None
         errors = (ConnectionError,)
-        yield SingletonRequest(
-            message, on_ack=message.ack_log_error, app=task.app, task=task, hostname="here", connection_errors=errors
-        )
+        answers = {"on_ack": message.ack_log_error, "on_reject": message.reject_log_error}
+        yield cls(message, **answers, app=task.app, task=task, hostname="here", connection_errors=errors)
 
 
 @pytest.fixture
@@ -112,6 +115,43 @@ def test_a_request_that_has_ended_does_not_wait_for_the_garbage_collector(task: 
             ends(delivered, None)
             known = ref(delivered)
         request.acknowledged.clear()
+        del delivered
+        assert known() is None
+    finally:
+        gc.enable()
+
+
+class Careful(Request):
+    """What it could not save elsewhere has to come again."""
+
+    def acknowledge(self) -> None:
+        self.reject(requeue=True)
+
+
+@pytest.fixture
+def careful(task: Any) -> type[SingletonRequest]:
+    """In a solo pool, where nothing waits for the event loop."""
+    task.Request = Careful
+    joined: type[SingletonRequest] = request_class_of(task, SingletonTask)
+    return type("Solo", (joined,), {"worker_pid": os.getpid()})
+
+
+def test_their_class_decides_whether_a_message_is_acknowledged(task: Any, careful: type[SingletonRequest]) -> None:
+    with delivery_of(task, careful) as delivered:
+        ends(delivered, None)
+        assert delivered.message._state == "REJECTED"
+        LostConnection(None).stop(None)
+        assert not is_dropped_when_it_comes_again(delivered)
+
+
+def test_a_request_that_their_class_rejects_does_not_wait_for_the_garbage_collector(
+    task: Any, careful: type[SingletonRequest]
+) -> None:
+    gc.disable()
+    try:
+        with delivery_of(task, careful) as delivered:
+            ends(delivered, None)
+            known = ref(delivered)
         del delivered
         assert known() is None
     finally:
@@ -197,12 +237,34 @@ def test_a_worker_that_ends_in_peace_has_lost_no_acknowledgement(
     assert not is_dropped_when_it_comes_again(delivered)
 
 
+def is_accepted(delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch, seconds_ago: float) -> None:
+    """By another process, as the pool tells of it."""
+    monkeypatch.setattr(request, "keepalive", Keepalive(list))
+    monkeypatch.setattr(state, "active_requests", set())
+    delivered.on_accepted(os.getppid(), time.monotonic() - seconds_ago)
+
+
+@pytest.mark.parametrize("step", [-3600.0, 0.0, 3600.0])
+def test_a_body_that_starves_its_heartbeat_is_helped_whatever_the_wall_clock_says(
+    delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    ttl = delivered.task.lock_options.ttl
+    is_accepted(delivered, monkeypatch, seconds_ago=ttl / 4)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + step)
+    assert not delivered.needs_help()
+
+    is_accepted(delivered, monkeypatch, seconds_ago=ttl / 2)
+    monkeypatch.setattr(time, "time", lambda: now() + step)
+    assert delivered.needs_help()
+
+
 def test_a_request_that_cannot_be_looked_into_costs_no_other_its_help(
     delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of which nothing can be asked, whatever the reason.
     broken = object.__new__(SingletonRequest)
-    delivered.worker_pid, delivered.time_start = os.getppid(), 0.0
+    is_accepted(delivered, monkeypatch, seconds_ago=600.0)
     monkeypatch.setattr(request, "_active_requests", lambda: [broken, delivered, broken])
 
     (renewal,) = request._late_renewals()

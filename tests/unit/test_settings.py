@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Connection as Broker
 from redis import Connection, CredentialProvider, SSLConnection, UnixDomainSocketConnection
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonTask, StoreError
@@ -161,12 +162,32 @@ def test_all_who_give_the_same_memory_url_share_their_locks() -> None:
 
 
 @pytest.mark.parametrize("scheme", ["redis+cluster", "rediss+cluster"])
-def test_a_scheme_of_a_later_version_is_refused_as_such(scheme: str) -> None:
-    with pytest.raises(ConfigurationError) as refused:
-        store_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
+@pytest.mark.parametrize("setting", ["broker_url", "broker_read_url", "broker_write_url"])
+def test_a_broker_in_a_cluster_is_refused_wherever_the_locks_are(scheme: str, setting: str) -> None:
+    for url in (f"{scheme}://locks:7000", ["redis://one/0", f"{scheme}://two"], f"{scheme}://one;{scheme}://two"):
+        app = app_with(**{"broker_url": "memory://", setting: url, "singleton_lock_url": "redis://locks/0"})
+        with pytest.raises(ConfigurationError) as refused:
+            store_of(app)
 
-    for words in ("singleton_lock_url", f"{scheme}://", "not available in this version", "redis://"):
+        for words in ("broker_url", "localhost:6379", "singleton_lock_url='redis+cluster://"):
+            assert words in str(refused.value)
+
+
+def test_celery_still_takes_a_broker_in_a_cluster_for_localhost() -> None:
+    with Broker("redis+cluster://locks:7000") as broker:
+        # So it has no host, and redis-py's default is taken.
+        assert broker.transport_cls == "redis"
+        assert broker.hostname == "cluster://locks:7000"
+
+
+def test_results_in_a_cluster_are_refused_if_the_locks_would_be_there() -> None:
+    results = {"broker_url": "memory://", "result_backend": "redis+cluster://locks:7000"}
+    with pytest.raises(ConfigurationError) as refused:
+        store_of(app_with(**results))
+
+    for words in ("result_backend", "single server", "singleton_lock_url='redis+cluster://"):
         assert words in str(refused.value)
+    assert store_of(app_with(**results, singleton_lock_url="redis://locks/1")).address == "redis://locks/1"
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "http", "Redis+ssl", "memcached"])
@@ -175,7 +196,7 @@ def test_an_unknown_scheme_is_refused_with_those_there_are(scheme: str) -> None:
         store_of(app_with(singleton_lock_url=f"{scheme}://locks/0"))
 
     allowed = ("redis://", "rediss://", "valkey://", "valkeys://", "unix://", "redis+socket://")
-    allowed += ("sentinel://", "memory://")
+    allowed += ("sentinel://", "redis+cluster://", "rediss+cluster://", "memory://")
     for words in ("singleton_lock_url", f"unknown scheme '{scheme.lower()}'", *allowed):
         assert words in str(refused.value)
 
@@ -252,6 +273,9 @@ def test_a_url_that_cannot_be_parsed_raises_no_other_error_for_a_lock(url: str) 
 @pytest.mark.parametrize(
     "options",
     [
+        {"db": SECRET},
+        {"db": 1.5},
+        {"db": True},
         {"encoding": "latin-9999"},
         {"encoding": "utf-16"},
         {"encoding": 5},
@@ -263,7 +287,7 @@ def test_a_url_that_cannot_be_parsed_raises_no_other_error_for_a_lock(url: str) 
     ],
 )
 def test_options_of_redis_py_that_can_never_work_are_refused_without_their_values(options: Any) -> None:
-    app = app_with(broker_url="memory://", singleton_lock_url="redis://locks/0", singleton_lock_client_options=options)
+    app = app_with(broker_url="memory://", singleton_lock_url="redis://locks", singleton_lock_client_options=options)
 
     @app.task(base=SingletonTask, name="task", shared=False, lock_mode="until_executed")
     def task() -> None: ...
@@ -287,6 +311,11 @@ def test_options_of_redis_py_that_can_never_work_are_refused_without_their_value
         "redis://locks/abc",
         "rediss://locks/0x1",
         "valkey://locks/1/2/x",
+        "redis://locks/1/2",
+        "redis://locks/ 1",
+        "redis://locks#x",
+        "redis://locks/0#x",
+        "unix:///run/redis.sock#x",
     ],
 )
 def test_a_url_that_cannot_be_read_is_refused_telling_how_to_write_it(url: str) -> None:
@@ -310,6 +339,13 @@ def test_a_url_that_cannot_be_read_is_refused_telling_how_to_write_it(url: str) 
 )
 def test_a_database_is_a_number_or_left_out(url: str, db: int | None) -> None:
     assert (connection_of(store_of(app_with(singleton_lock_url=url))).db or None) == db
+
+
+@pytest.mark.parametrize("db", [3, "3"])
+def test_a_database_may_be_given_as_an_option(db: Any) -> None:
+    app = app_with(singleton_lock_url="redis://locks", singleton_lock_client_options={"db": db})
+
+    assert str(connection_of(store_of(app)).db) == "3"
 
 
 def test_a_url_that_is_set_again_counts_from_the_next_call_on() -> None:
@@ -421,6 +457,13 @@ def test_the_result_backends_tls_is_used_with_it() -> None:
     assert connection.ca_certs == "ca.pem"
 
 
+def test_what_is_no_text_goes_to_redis_py_as_it_is() -> None:
+    several = {"socket_keepalive_options": {1: 2}, "ssl_check_hostname": False}
+    app = app_with(result_backend="redis://results/0", redis_backend_use_ssl=several)
+
+    assert connection_of(store_of(app)).socket_keepalive_options == {1: 2}
+
+
 def test_the_brokers_tls_is_used_with_it() -> None:
     app = app_with(broker_url="redis://broker/0", broker_use_ssl={"ssl_ca_certs": "ca.pem", "ssl_keyfile": "key.pem"})
 
@@ -465,6 +508,19 @@ def test_celerys_spelling_of_a_certificate_check_is_understood_in_a_url(spelling
 
     assert connection.cert_reqs == meaning
     assert connection.db == 3
+
+
+def test_celerys_spelling_is_understood_wherever_a_url_is_given() -> None:
+    by_app = store_of(app_with(singleton_lock_url="redis+socket:///run/redis.sock?virtual_host=2"))
+
+    for store in (by_app, store_from_url("redis+socket:///run/redis.sock?virtual_host=2")):
+        assert connection_of(store).db == 2
+    for url in (
+        "rediss://locks/3?ssl_cert_reqs=CERT_NONE&ssl_check_hostname=false",
+        "sentinel://h1;h2/3?master_name=a&ssl_cert_reqs=CERT_NONE&ssl_check_hostname=false",
+    ):
+        assert connection_of(store_from_url(url)).cert_reqs == ssl.CERT_NONE
+    assert connection_of(store_from_url("redis://locks?client_name=a;b")).client_name == "a;b"
 
 
 @pytest.mark.parametrize(("spelling", "meaning"), REQUIREMENTS)
@@ -714,9 +770,13 @@ SENTINEL_FAULTS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "two names": ("sentinel://h1", {"service_name": "a", "master_name": "b"}, ("service_name='a'", "master_name='b'")),
     "mixed schemes": ("sentinel://h1;redis://h2", NAMED, ("redis://", "sentinel://host:port")),
     "no host": ("sentinel://:26379", NAMED, ("names no host",)),
-    "no number": ("sentinel://h1:port", NAMED, ("cannot be read",)),
-    "no database": ("sentinel://h1/one", NAMED, ("cannot be read",)),
+    "no number": ("sentinel://h1:port", NAMED, ("cannot be read", "sentinel://host:port;host:port/database")),
+    "commas": ("sentinel://h1:1,h2:2/0", NAMED, ("cannot be read", "semicolons", "master_name=")),
+    "commas without ports": ("sentinel://h1,h2/0", NAMED, ("cannot be read", "semicolons", "master_name=")),
+    "a name in the path": ("sentinel://h1,h2/mymaster/0", NAMED, ("cannot be read", "sentinel://", "master_name=")),
+    "no database": ("sentinel://h1/one", NAMED, ("cannot be read", "master_name=")),
     "a hash": ("sentinel://h1/0#x", NAMED, ("cannot be read",)),
+    "a hash behind an argument": ("sentinel://h1/0?master_name=a#x", {}, ("cannot be read",)),
     "an unknown option": ("sentinel://h1", {**NAMED, "colour": "red"}, ("sentinel://h1:26379", "colour")),
     "an unknown argument": ("sentinel://h1?colour=red", NAMED, ("sentinel://h1:26379", "colour")),
     "of sentinels": ("sentinel://h1", {**NAMED, "sentinel_kwargs": {"colour": 1}}, ("sentinel_kwargs", "colour")),

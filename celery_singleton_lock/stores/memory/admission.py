@@ -1,11 +1,11 @@
-"""One claim before a lock in memory; acquire.lua tells the same for Redis."""
+"""One claim before a lock in memory; acquire.lua does the same for Redis."""
 
 from collections.abc import Callable
 
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.memory.described import A_FEW, described, described_turn
 from celery_singleton_lock.stores.memory.lock import Lock, Mark, Place, Successor, Turn, in_force
-from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder, Sent
 
 _GRACE = 2.0
 _NEAR = 8
@@ -13,11 +13,11 @@ _FAR = 20.0
 
 
 class Admission:
-    """Those that go before the claim, and what it gets.
+    """The calls that go before the claim, and the answer to the claim.
 
     Arguments:
-        lock: What it wants.
-        claim: What it asks for.
+        lock: The lock.
+        claim: The claim.
         now: By the store's clock.
         next_fence: Gives a fence that is greater than all before.
         waits: It takes a turn if it is refused.
@@ -34,7 +34,7 @@ class Admission:
         self._own: Place | None = None
 
     def held_by_itself(self) -> Conflict | None:
-        """Another delivery of the same message has a place; a cool-down is taken over by a later attempt, though."""
+        """Another delivery of the same message has a place; a later attempt takes a cool-down over, though."""
         for place in list(self._alive):
             if self._mine == place.claim.facts.task_id != "" and place.claim.token != self._claim.token:
                 is_later = self._claim.facts.attempt > place.claim.facts.attempt
@@ -55,7 +55,7 @@ class Admission:
         return self._conflict([described_turn(self._claim.key, turn, self._now)], is_own=True)
 
     def answer(self) -> Grant | Conflict | float:
-        """A place, if as many as are free are not wanted by those that go before."""
+        """A place, if more places are free than the calls that go before want."""
         number = self._lock.place_of(self._claim.token)
         if number is not None:
             return self._grant_again(number)
@@ -63,6 +63,7 @@ class Admission:
         before = self._before(free)
         if free > len(before):
             return self._grant()
+        self._stay_queued()
         if self._waits:
             return self._take_turn([turn.deadline for turn in before] if free > 0 else [])
         queued = in_force(self._lock.queued, self._now)
@@ -74,14 +75,14 @@ class Admission:
         return self._conflict(described(self._alive, self._now)[:A_FEW] or turns[:A_FEW])
 
     def _before(self, free: int) -> list[Turn | Mark]:
-        """What is here goes before what may come: one that waits yields to no message."""
+        """A run that is here goes before a message that may come: a waiter yields to no message."""
         lock, before = self._lock, list[Turn | Mark]()
         overtaken_by = in_force(lock.overtaken.get(self._mine), self._now) if self._claim.asked else None
         if overtaken_by is not None:
             self._overtaken_by = overtaken_by
             return [overtaken_by] * max(1, free)
         queued = in_force(lock.queued, self._now)
-        # The queued call was there before its successor, which heeds its mark: they must not wait for each other.
+        # A queued call does not wait for a later successor, because that heeds its mark: no waiting for each other.
         is_queued = queued is not None and queued.task_id == self._mine
         successor = None if is_queued and not self._is_merged_with_the_successor() else self._successor
         marks = () if self._waits else (successor, queued if self._claim.heeds_queued else None)
@@ -94,7 +95,7 @@ class Admission:
         return before
 
     def _is_merged_with_the_successor(self) -> bool:
-        """A refusal ends it: `rerun` leaves its arguments, `replace` runs in its place only if it is newer."""
+        """A refusal ends it: `rerun` leaves its arguments; with `replace` a newer successor runs in its place."""
         claim, successor = self._claim, self._successor
         if successor is None:
             return False
@@ -103,19 +104,30 @@ class Admission:
         published = claim.facts.published / 1_000_000
         return claim.succeeds == "replace" and 0 < published <= successor.published
 
+    def _stay_queued(self) -> None:
+        lock, until = self._lock, self._now + self._claim.queued_for
+        for mark in (in_force(lock.queued, self._now), in_force(lock.joined, self._now)):
+            if mark is not None and mark.task_id == self._mine:
+                mark.deadline = max(mark.deadline, until)
+                lock.stay_until(mark.deadline)
+
     def _grant(self) -> Grant:
         lock, claim, now = self._lock, self._claim, self._now
         number = self._free_place()
         corpse = lock.places.get(number)
         place = lock.places[number] = Place(claim, self._next_fence(), now, now + claim.ttl)
         arguments = lock.take_merged(place, now)
+        if lock.successor is not None and lock.successor.task_id == self._mine:
+            # It has got another place than that of the holder that it has asked for.
+            lock.let_holders_stay()
         lock.unmark_started(self._mine)
-        if claim.asked:
+        # If it may be a copy, its original may have left something, and died.
+        if claim.may_be_copy or claim.asked:
             lock.merged_with.discard(self._mine)
         turn = lock.turn_of(claim.token)
         if turn is not None:
             place.copy_has_come = lock.leave_queue(turn)
-        if claim.returns:
+        if claim.may_be_copy or claim.returns:
             lock.crowd.discard(self._mine)
         lock.stay_for_the_holder(claim.ttl, now)
         took_over = corpse is not None and not corpse.on_hold
@@ -154,17 +166,17 @@ class Admission:
         return Conflict(self._claim.key, tuple(holders), successor, at, len(self._lock.crowd), is_own=is_own)
 
 
-def in_the_way(key: str, lock: Lock, task_id: str, limit: int, now: float) -> Holder | None:
-    """What keeps a call from being published; mark_queued.lua tells the same for Redis."""
+def in_the_way(key: str, lock: Lock, task_id: str, limit: int, now: float, sent: Sent = "") -> Holder | None:
+    """The calls that keep another one from being published; mark_queued.lua does the same for Redis."""
     queued, still, joined = (in_force(mark, now) for mark in (lock.queued, lock.quiet, lock.joined))
     is_repeated = queued is not None and queued.task_id == task_id
-    if queued is not None and not is_repeated:
+    if queued is not None and not is_repeated and sent != "over":
         return described_turn(key, queued, now)
     if joined is not None and joined.task_id != task_id:
         return described_turn(key, joined, now)
     held = [] if is_repeated else described(lock.alive(now), now)
     if limit and len(held) >= limit:
         return held[0]
-    if still is not None and still.task_id != task_id:
+    if still is not None and still.task_id != task_id and not sent:
         return held[0] if held else described_turn(key, still, now)
     return None

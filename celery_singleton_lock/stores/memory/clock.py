@@ -1,4 +1,4 @@
-"""The clock of a store in memory: nobody's wall clock, so who sets that, or freezes it in a test, moves no lock."""
+"""The clock of a store in memory. It is not the wall clock: setting or freezing that in a test moves no lock."""
 
 import time
 
@@ -12,7 +12,7 @@ class SteadyClock:
         self.reset()
 
     def __call__(self) -> float:
-        """What it shows."""
+        """The time that it shows."""
         return self._ahead + clock()
 
     def advance(self, seconds: float) -> None:

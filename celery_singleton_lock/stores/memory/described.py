@@ -16,7 +16,7 @@ def described(places: Sequence[Place], now: float) -> list[Holder]:
 
 
 def described_turn(key: str, turn: Turn | Mark, now: float) -> Holder:
-    """One that goes before, as the holder it is about to be."""
+    """A call that goes before, described as the holder that it will be."""
     token, task_id = (turn.claim.token, turn.claim.facts.task_id) if isinstance(turn, Turn) else ("", turn.task_id)
     return Holder(key, token, 0, datetime.fromtimestamp(now, UTC), turn.deadline - now, task_id or None)
 
@@ -30,7 +30,7 @@ def _holder(place: Place, now: float) -> Holder:
         acquired_at=datetime.fromtimestamp(place.since, UTC),
         expires_in=place.deadline - now,
         task_id=facts.task_id or None,
-        # As a store of text does it: the lock's name, where that is the task's.
+        # As in Redis: an empty task name means the name of the lock.
         task_name=facts.task_name or (lock_name_of(key) if facts.task_id else None),
         hostname=facts.hostname or None,
         pid=facts.pid or None,

@@ -1,4 +1,4 @@
-"""Seeing and breaking the locks of others, in memory; survey.lua and break.lua tell the same for Redis."""
+"""Seeing and breaking the locks of others, in memory; survey.lua and break.lua do the same for Redis."""
 
 import threading
 from abc import abstractmethod
@@ -11,37 +11,39 @@ from celery_singleton_lock.stores.records import Claim
 
 
 class MemoryInventory(Inventory):
-    """What a store in memory does for those who look after it."""
+    """The part of a store in memory that serves its operator."""
 
     _guard: threading.RLock
     _now: Callable[[], float]
     _locks: dict[str, Lock]
+    _counts: dict[str, dict[str, int]]
+    _batches: dict[tuple[str, str], int]
 
     def echo(self, bound: float) -> Echo:  # noqa: ARG002 (memory answers at once)
         """It is this process."""
         return Echo(0.0, 0.0)
 
-    def about_server(self, bound: float) -> Mapping[str, str]:  # noqa: ARG002
+    def about_servers(self, bound: float) -> Mapping[str, Mapping[str, str]]:  # noqa: ARG002
         """There is none."""
         return {}
 
     def without_expiry(self, start: str) -> Iterator[str]:  # noqa: ARG002
-        """Everything ends."""
+        """None: every lock in memory ends by itself."""
         return iter(())
 
     def keys(self, start: str) -> Iterator[str]:
-        """Those that are known now."""
+        """The keys that are known now."""
         with self._guard:
             known = [key for key in list(self._locks) if key.startswith(start) and self._lock(key) is not None]
         yield from known
 
-    def survey(self, keys: Sequence[str]) -> list[Survey]:
+    def survey(self, keys: Sequence[str], task_id: str = "") -> list[Survey]:
         """Look at each."""
         with self._guard:
-            return [self._survey(key) for key in keys]
+            return [self._survey(key, task_id) for key in keys]
 
     def break_lock(self, key: str, token: str | None, by: str, *, force: bool) -> Asked:
-        """Ask or free, and wake all who wait."""
+        """Ask the holders to end or free their places, and wake all waiters."""
         with self._guard:
             lock, now = self._lock(key), self._now()
             if lock is None:
@@ -57,21 +59,38 @@ class MemoryInventory(Inventory):
             self._wake()
             return Asked(asked, dropped)
 
+    def count(self, key: str, process: str, number: int, sums: Mapping[str, int], timeout: float) -> None:  # noqa: ARG002
+        """Add them."""
+        with self._guard:
+            if self._batches.get((key, process)) == number:
+                return
+            self._batches[key, process] = number
+            known = self._counts.setdefault(key, {})
+            for field, amount in sums.items():
+                known[field] = known.get(field, 0) + amount
+
+    def counted(self, key: str) -> dict[str, int]:
+        """The numbers that are known."""
+        with self._guard:
+            return dict(self._counts.get(key, {}))
+
     def broken_by(self, claim: Claim) -> str | None:
-        """Look at its place."""
+        """Look at the place of the claim."""
         with self._guard:
             lock = self._lock(claim.key)
             number = lock.place_of(claim.token) if lock is not None else None
             return lock.places[number].broken_by or None if lock is not None and number is not None else None
 
-    def _survey(self, key: str) -> Survey:
+    def _survey(self, key: str, task_id: str) -> Survey:
         lock, now = self._lock(key), self._now()
         if lock is None:
             return Survey(key, round(now * 1_000_000), None, (), (), 0)
         fence = max((place.fence for place in lock.places.values()), default=None)
         waiters = sum(turn.deadline > now for turn in lock.queue)
         holders = tuple(described(lock.alive(now), now))
-        return Survey(key, round(now * 1_000_000), fence, holders, tuple(_marks_of(lock, now)), waiters)
+        turn = lock.turns.get(task_id)
+        left = turn.deadline - now if turn is not None and turn.deadline > now else None
+        return Survey(key, round(now * 1_000_000), fence, holders, tuple(_marks_of(lock, now)), waiters, left)
 
     @abstractmethod
     def _lock(self, key: str) -> Lock | None: ...

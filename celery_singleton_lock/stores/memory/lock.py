@@ -36,7 +36,7 @@ class Turn:
 
 @dataclass
 class Mark:
-    """What a call has left that holds nothing; one whose time has come means nothing any more."""
+    """A mark of a call that holds no lease; it has no effect after its deadline."""
 
     task_id: str
     deadline: float
@@ -87,8 +87,15 @@ class Lock:
     merged_with: set[str] = field(default_factory=set)
     crowd: set[str] = field(default_factory=set)
 
+    def mark_queued(self, mark: Mark, quiet: float, now: float) -> None:
+        """Let a call count as queued, and keep the key quiet for so long, unless another call does."""
+        self.queued, still = mark, in_force(self.quiet, now)
+        if quiet and (still is None or still.task_id == mark.task_id):
+            self.quiet = Mark(mark.task_id, now + quiet)
+        self.stay_until(max(mark.deadline, now + quiet))
+
     def is_idle(self, now: float) -> bool:
-        """It says nothing any more."""
+        """The lock has nothing that still counts."""
         marks = [in_force(mark, now) for mark in (self.successor, self.queued, self.joined, self.quiet)]
         return not (self.places or self.queue or any(marks) or self._leavings())
 
@@ -96,11 +103,11 @@ class Lock:
         return bool(self.overtaken or self.merged or self.merged_with or self.crowd)
 
     def stay_until(self, moment: float) -> None:
-        """Let the lock be known for so long, at least."""
+        """Keep the lock for so long, at least."""
         self.expiry = max(self.expiry, moment)
 
     def stay_for_the_holder(self, ttl: float, now: float) -> None:
-        """Let the lock be known for two ttl; if it knows nothing but one holder, for no longer."""
+        """Keep the lock for two ttl; if it has nothing but one holder, for no longer than that."""
         marks = (self.successor, self.queued, self.joined, self.quiet)
         if len(self.places) == 1 and not (self.queue or any(marks) or self._leavings()):
             self.expiry = 0.0
@@ -127,7 +134,7 @@ class Lock:
         return Answer.REPLACED if place.makes_way else Answer.DONE
 
     def turns_before(self, token: str, now: float) -> Iterator[Turn]:
-        """Living waiters that came before this token, or all if it does not wait; the dead leave."""
+        """Living waiters that came before this token, or all if it does not wait; dead waiters are removed."""
         for turn in list(self.queue):
             if turn.claim.token == token:
                 return
@@ -165,16 +172,16 @@ class Lock:
             self.stay_until(free_at)
 
     def empty(self, place: Place) -> None:
-        """Nobody has it any more."""
+        """Empty the place."""
         self.places = {number: each for number, each in self.places.items() if each is not place}
 
     def is_taken(self, merged: Merged, now: float) -> bool:
-        """By a run that still lives, as far as anybody knows."""
+        """A run has taken them, and it still lives, as far as the store knows."""
         number = self.place_of(merged.token)
         return number is not None and self.places[number].deadline > now
 
     def take_merged(self, place: Place, now: float) -> str:
-        """Arguments for the first run that takes them; one that was published later has newer ones itself."""
+        """Arguments for the first run that takes them; a run that was published later has newer ones itself."""
         claim = place.claim
         merged = self.merged.get(claim.merges) if claim.merges else None
         if merged is None or self.is_taken(merged, now):
@@ -187,7 +194,7 @@ class Lock:
         return merged.arguments
 
     def merged_into(self, place: Place) -> Merged | None:
-        """What the run has taken, if no newer arguments were left meanwhile."""
+        """The arguments that the run has taken, if no newer ones were left meanwhile."""
         merged = self.merged.get(place.merged)
         return merged if merged is not None and merged.token == place.claim.token else None
 
@@ -207,7 +214,7 @@ class Lock:
         self.merged_with.discard(task_id)
 
     def unmark_started(self, task_id: str) -> None:
-        """It is neither next nor queued any more, and waits for no result."""
+        """Remove the call's marks: it is no longer next or queued, and waits for no result."""
         if self.successor is not None and self.successor.task_id == task_id:
             self.successor = None
         if self.queued is not None and self.queued.task_id == task_id:
@@ -220,7 +227,7 @@ class Lock:
         for place in self.holders(now):
             facts = place.claim.facts
             is_meant = like is None or facts.task_name == like.facts.task_name
-            # A `Lock` is no call: nobody ends in its favour.
+            # A `Lock` is no call, so no call ends in its favour.
             if is_meant and facts.task_id and (facts.published / 1_000_000 or place.since) > moment:
                 return facts.task_id
         return None
@@ -230,18 +237,18 @@ class Lock:
         return successor is not None and (successor.task_id, successor.policy) == (task_id, "replace")
 
     def needs(self, task_id: str, why: Sequence[Needed], now: float) -> bool:
-        """Others were merged into this successor, or a holder makes way for it, and knows it."""
+        """Other calls end in favour of this successor, or a holder makes way for it and has heard of that."""
         ends_a_holder = self._replaces(task_id) and any(place.has_heard for place in self.alive(now))
         return ("merged" in why and task_id in self.merged_with) or ("heard" in why and ends_a_holder)
 
     def let_holders_stay(self) -> None:
-        """Those that were asked to make way, and may not have heard of it yet; not those that a person has asked."""
+        """Take back the successor's request to make way, which holders may not have heard yet; not that of a person."""
         for place in self.places.values():
             if not place.broken_by:
                 place.makes_way = place.has_heard = False
 
     def ask_oldest_to_make_way(self, now: float) -> None:
-        """Ask one holder, however often a successor asks for it."""
+        """Ask one holder to make way, however often the successor repeats its request."""
         oldest = min(self.holders(now), key=lambda place: place.since, default=None)
         if oldest is not None:
             oldest.makes_way = True

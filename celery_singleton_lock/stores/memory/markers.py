@@ -1,4 +1,4 @@
-"""Done markers in memory; lua/parts/done.lua tells the same for Redis."""
+"""Done markers in memory; lua/parts/done.lua does the same for Redis."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class _Marker:
 
 
 class Markers:
-    """What is known of messages whose runs have ended."""
+    """The markers of messages whose runs have ended."""
 
     def __init__(self) -> None:
         self._known: dict[str, _Marker] = {}
@@ -30,7 +30,7 @@ class Markers:
             self._known[marker] = _Marker(attempt, outcome, now, now + seconds)
 
     def done(self, claim: Claim, now: float) -> Done | None:
-        """What a later delivery has to know; a run that has stored no result for long has died before it could."""
+        """The facts for a later delivery; a run that has stored no result for long has died before it could."""
         known = self._known.get(claim.marker)
         if known is None or known.expiry <= now or known.attempt < claim.facts.attempt:
             return None

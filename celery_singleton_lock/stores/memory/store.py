@@ -29,6 +29,7 @@ from celery_singleton_lock.stores.records import (
     Look,
     Needed,
     Outcome,
+    Sent,
     Slot,
     Succession,
     Turn,
@@ -50,10 +51,11 @@ class MemoryStore(MemoryInventory, Store):
         self._locks: dict[str, Lock] = {}
         self._markers = Markers()
         self._slots: dict[str, dict[str, Slot]] = {}
+        self._counts, self._batches = {}, {}
         self._fence = 0
-        self.releases = 0
+        self.releases: int = 0
         self._guard = threading.RLock()
-        # One for each that waits. Not a condition, whose methods are not safe where a signal may raise.
+        # One for each waiter. Not a condition, whose methods are not safe if a signal may raise.
         self._bells: set[threading.Lock] = set()
 
     @property
@@ -62,21 +64,21 @@ class MemoryStore(MemoryInventory, Store):
         return "memory://"
 
     def twin(self) -> "MemoryStore":
-        """This one: there are no connections."""
+        """This store itself: there are no connections."""
         return self
 
     def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
-        """Everybody may do everything."""
+        """Return: a store in memory refuses nothing."""
 
     def close(self) -> None:
         """There are no connections."""
 
     def now(self) -> int:
-        """What its clock shows."""
+        """The time on its clock."""
         return round(self._now() * 1_000_000)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
-        """Take a free place whose turn it is nobody else's."""
+        """Take a place, if one is free and it is nobody else's turn."""
         answer = self._take(claim, waits=False)
         assert not isinstance(answer, float)
         return answer
@@ -140,7 +142,7 @@ class MemoryStore(MemoryInventory, Store):
             return self._leave_marker(claim, ending, answer, left)
 
     def look(self, key: str) -> Look:
-        """Who holds *key*, and who comes."""
+        """The holders of *key*, and those that come next."""
         with self._guard:
             lock, now = self._lock(key), self._now()
             if lock is None:
@@ -154,17 +156,14 @@ class MemoryStore(MemoryInventory, Store):
             )
 
     def mark_queued(
-        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = ""
+        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = "", sent: Sent = ""
     ) -> Holder | None:
-        """Mark it, or look what is in the way."""
+        """Mark it, or find the call that is in the way."""
 
         def mark(lock: Lock, now: float) -> Holder | None:
-            other = in_the_way(key, lock, task_id, limit, now)
+            other = in_the_way(key, lock, task_id, limit, now, sent)
             if other is None:
-                lock.queued = Mark(task_id, now + seconds, label=label)
-                if quiet:
-                    lock.quiet = Mark(task_id, now + quiet)
-                lock.stay_until(now + max(seconds, quiet))
+                lock.mark_queued(Mark(task_id, now + seconds, label=label), quiet, now)
             return other
 
         return self._with_lock(key, mark)
@@ -210,25 +209,24 @@ class MemoryStore(MemoryInventory, Store):
             return True
 
     def slots(self, key: str) -> dict[str, Slot]:
-        """Those that are known."""
+        """The slots that are known."""
         return dict(self._slots.get(key, {}))
 
     def clear(self) -> None:
         """Forget everything, as a restart without data does."""
         with self._guard:
-            self._locks.clear()
-            self._markers.clear()
-            self._slots.clear()
+            for known in (self._locks, self._markers, self._slots, self._counts):
+                known.clear()
             self._wake()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass for whatever is in the store: leases, marks and cool-downs end, and waiters look again."""
+        """Let time pass for everything in the store: leases, marks and cool-downs end, and waiters look again."""
         with self._guard:
             self._clock.advance(seconds)
             self._wake()
 
     def reset(self) -> None:
-        """Be as new: for the next test."""
+        """Make the store as new, for the next test."""
         self._clock.reset()
         self.clear()
 
@@ -247,7 +245,7 @@ class MemoryStore(MemoryInventory, Store):
         return lock
 
     def _with_lock(self, key: str, do: Callable[[Lock, float], Result]) -> Result:
-        """What is done with the lock, made if it is not there and dropped if nothing is left of it.
+        """A block with the lock: made if it is missing, dropped at the end if it is empty.
 
         Not a context manager: a signal that raises as one is entered would leave the guard taken.
         """
@@ -273,12 +271,12 @@ class MemoryStore(MemoryInventory, Store):
         return self._with_lock(claim.key, ask)
 
     def _next_fence(self, now: float) -> int:
-        # A clock of this process may stand still between two grants; that of a server does not.
+        # The clock of this process may stand still between two grants; the clock of a server does not.
         self._fence = max(self._fence + 1, int(now * 1_000_000))
         return self._fence
 
     def _leave_marker(self, claim: Claim, ending: Ending | None, answer: Answer, left: Place | None) -> Answer:
-        """Whether a copy has come is not known of a place that was lost, so the marker is left then, too."""
+        """For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too."""
         is_lost = answer is not Answer.DONE
         if ending is None or not (is_lost or ending.is_due or (left is not None and left.copy_has_come)):
             return answer

@@ -1,4 +1,4 @@
-"""Which call runs next, in memory; succeed.lua tells the same for Redis."""
+"""Which call runs next, in memory; succeed.lua does the same for Redis."""
 
 from celery_singleton_lock.stores.memory.lock import PATIENCE, Lock, Mark, Merged, Successor, in_force
 from celery_singleton_lock.stores.records import Claim, Succession, Turn
@@ -11,7 +11,7 @@ def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: floa
     published, successor = _published(claim, now), in_force(lock.successor, now)
     merged, overtaken_by = lock.merged.get(task_name), in_force(lock.overtaken.get(claim.facts.task_id), now)
     if overtaken_by is not None:
-        # Its task replaced when it asked.
+        # When it asked, the policy of its task was `replace`.
         return Turn.MERGED, overtaken_by.task_id
     if successor is None or successor.task_id == claim.facts.task_id:
         is_given_up = claim.asked and successor is None
@@ -26,8 +26,7 @@ def rerun(lock: Lock, claim: Claim, task_name: str, arguments: str, memory: floa
         if not arguments:
             return None
         lock.merged[task_name] = Merged(arguments, published, memory)
-    lock.merged_with.add(successor.task_id)
-    lock.stay_until(now + memory)
+    _let_run_in_place_of_others(lock, successor.task_id, now + memory)
     return Turn.MERGED, successor.task_id
 
 
@@ -39,17 +38,24 @@ def supersede(lock: Lock, claim: Claim, task_name: str, memory: float, now: floa
         return Turn.MERGED, overtaken_by.task_id
     other = lock.successor if lock.successor is not None and lock.successor.task_id != mine else None
     if other is not None and in_force(other, now) and other.published >= published:
+        _let_run_in_place_of_others(lock, other.task_id, now + memory)
         return Turn.MERGED, other.task_id
     newer = lock.holder_published_after(published, now)
     if newer is not None:
         return Turn.MERGED, newer
     if other is not None and other.policy == "replace" and other.published < published:
-        # Given up or not, it is older, and has to learn of it when it comes. A rerun is not replaced.
+        # The older successor, whether given up or not, has to learn of this when it comes. A rerun is not replaced.
         lock.overtaken[other.task_id] = Mark(mine, now + memory)
-        lock.stay_until(now + memory)
+        _let_run_in_place_of_others(lock, mine, now + memory)
     if claim.asked:
         lock.ask_oldest_to_make_way(now)
     return _become(lock, claim, "replace", task_name, published, now)
+
+
+def _let_run_in_place_of_others(lock: Lock, task_id: str, until: float) -> None:
+    """Others have ended in its favour, or will, so it does not give up."""
+    lock.merged_with.add(task_id)
+    lock.stay_until(until)
 
 
 def _become(lock: Lock, claim: Claim, policy: Succession, task_name: str, published: float, now: float) -> Outcome:

@@ -7,7 +7,7 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant
 
 
 class Queue(Protocol):
-    """What a waiter in memory needs of its store."""
+    """The part of a store that a waiter in memory needs."""
 
     releases: int
 

@@ -1,4 +1,4 @@
-"""What a process has seen of a server's clock: whether somebody has set it, and what no fence may fall below."""
+"""A process's view of a server's clock: whether it was set, and the least value that the next fence may have."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ _WORST_RATE = 0.0001
 
 
 class ServerClock:
-    """Compares what a server says of the time with the local clock that never steps.
+    """Compares a server's time with the local clock, which never steps.
 
     Arguments:
         stepped: Called with the seconds by which the server's clock was set.
@@ -28,7 +28,7 @@ class ServerClock:
         self.is_behind = False
 
     def lowest_fence(self) -> int:
-        """What the next fence must not be below; 0 where the server's clock sees to that."""
+        """The least value of the next fence; 0 if the server's clock ensures it."""
         return self.highest + 1 if self.is_behind else 0
 
     def has_given(self, fence: int) -> bool:
@@ -37,18 +37,32 @@ class ServerClock:
         self.highest = max(self.highest, fence) if self.is_behind else self.highest
         return is_above
 
+    def follow(self, before: "ServerClock") -> None:
+        """Go on from the clock of another server whose locks this server has from now on."""
+        self.highest = max(self.highest, before.highest)
+        if self._seen_at == float("-inf"):
+            self._ahead, self._seen_at = before.last_seen
+
+    @property
+    def last_seen(self) -> tuple[tuple[float, float], float]:
+        """How far the server's clock is ahead of ours, at least and at most, and when it said so."""
+        return self._ahead, self._seen_at
+
     def tells(self, now: int, sent_at: float) -> None:
-        """It was *now*, in microseconds, when the server worked on a request that was sent at *sent_at*."""
+        """The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*."""
         answered_at = clock()
         if sent_at < self._seen_at:
-            # It may be older than what was heard last.
+            # This time may be older than the last one that was heard.
             return
-        least, most = now / 1_000_000 - answered_at, now / 1_000_000 - sent_at
-        before, drift = self._ahead, (answered_at - self._seen_at) * _WORST_RATE
-        self._ahead, self._seen_at = (least, most), answered_at
-        # Exactly, because this was sent after all that was heard before.
+        seconds = now / 1_000_000
+        least_before, most_before = self._ahead
+        self._ahead = least, most = seconds - answered_at, seconds - sent_at
+        # This comparison is exact, because the request was sent after every time that was heard before.
         self.is_behind = now <= self.highest
-        self.highest = max(self.highest, now)
-        step = max(0.0, least - before[1]) or min(0.0, most - before[0])
-        if before[1] < float("inf") and abs(step) > _SMALLEST_STEP + drift:
+        if not self.is_behind:
+            self.highest = now
+        step = least - most_before if least > most_before else most - least_before if most < least_before else 0.0
+        drift = (answered_at - self._seen_at) * _WORST_RATE
+        self._seen_at = answered_at
+        if abs(step) > _SMALLEST_STEP + drift:
             self._stepped(step)

@@ -6,10 +6,10 @@ from itertools import groupby
 from typing import Any
 
 from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Holder
+from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder
 
 _VALUES_PER_HOLDER = 7
-# Between a task's name and a label, which are one field, so that those without a label do not pay for it.
+# Separates a task's name from its label. Both are one field, so that calls without a label cost nothing more.
 _SEPARATOR = "\x1f"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 _RENEWALS_PER_SCRIPT = 50
@@ -45,6 +45,8 @@ def _limit_and_words(claim: Claim, waits: bool, lowest_fence: int) -> str:
         words.append("returns")
     if claim.joins:
         words.append("joins")
+    if claim.queued_for:
+        words.append(f"queued={milliseconds(claim.queued_for)}")
     if claim.succeeds:
         words.append(claim.succeeds)
     if lowest_fence:
@@ -54,7 +56,7 @@ def _limit_and_words(claim: Claim, waits: bool, lowest_fence: int) -> str:
 
 def renewals_of(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[str]]]:
     """Keys and arguments of renew.lua, in parts."""
-    # Claims of one ttl come together already, except where tasks with different ones are due at once.
+    # Claims with one ttl are already in a row, unless tasks with different ttls are due at once.
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         group = list(alike)
         for start in range(0, len(group), _RENEWALS_PER_SCRIPT):
@@ -85,14 +87,14 @@ def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
     """The holders in a reply; the lease that ends first, first."""
     starts = range(0, len(rows), _VALUES_PER_HOLDER)
     holders = [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
-    # In the order of the reply, which is that of their turns, if they hold nothing yet.
+    # If they hold nothing yet, keep the order of the reply, which is the order of their turns.
     return sorted(holders, key=lambda holder: holder.expires_in) if rows and rows[0] else holders
 
 
 def _holder(
     key: str, now: int, place: str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
 ) -> Holder:
-    # Without a place it is one that goes before, described as the holder it is about to be.
+    # Without a place, it is a call that goes before, described as the holder that it will be.
     task_name, _, label = name.partition(_SEPARATOR)
     since, ahead, _, pid, attempt, published = grant.split(" ") if place else (now, -now, 0, 0, 0, 0)
     return Holder(
@@ -102,7 +104,7 @@ def _holder(
         acquired_at=datetime.fromtimestamp(int(since) / 1_000_000, UTC),
         expires_in=(int(deadline) - now) / 1_000_000,
         task_id=task_id or None,
-        # Not stored where it is the lock's name already.
+        # The name is not stored if it is the name of the lock.
         task_name=task_name or (lock_name_of(key) if place and task_id else None),
         hostname=hostname or None,
         pid=int(pid) or None,
@@ -112,11 +114,16 @@ def _holder(
     )
 
 
+def told_of(ending: Ending) -> str:
+    """What release.lua is told of it, behind the attempt."""
+    return f"{ending.outcome} {milliseconds(ending.kept)} {int(ending.is_due)}"
+
+
 def milliseconds(seconds: float) -> str:
-    """*seconds* as the scripts take them; text, because a parser in C may not be interrupted over a number."""
+    """*seconds* as the scripts take them; text, because no signal may interrupt a parser in C at a number."""
     return str(round(seconds * 1000))
 
 
 def microseconds(time: Sequence[str]) -> int:
-    """What TIME has answered."""
+    """The time in an answer to TIME."""
     return int(time[0]) * 1_000_000 + int(time[1])

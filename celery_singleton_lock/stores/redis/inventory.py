@@ -5,19 +5,24 @@ import statistics
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, get_args
 
+from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
+from celery_singleton_lock.stores.counts import KEPT, field_of_batches, is_number
 from celery_singleton_lock.stores.inventory import Asked, Echo, Inventory, LeftMark, MarkState, Survey
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.asking import Asking
-from celery_singleton_lock.stores.redis.hash import holders_in, microseconds
-from celery_singleton_lock.stores.redis.wire import Script, Wire
+from celery_singleton_lock.stores.redis.hash import holders_in, microseconds, milliseconds
+from celery_singleton_lock.stores.redis.script import Script
+from celery_singleton_lock.stores.redis.wire import Wire
 
-SURVEY = Script("survey", "clock", "places", "marks", "queue", "described")
-BREAK = Script("break", "clock", "places", "marks", "described", "idle")
+SURVEY = Script("survey", "time", "clock", "places", "marks", "queue", "described")
+BREAK = Script("break", "time", "clock", "places", "marks", "described", "idle")
+COUNT = Script("count")
 
-# About 0.1 ms of the server's time, so nobody else has to wait for it.
+# A fraction of a millisecond of the server's time, so nobody else has to wait long for it.
 _KEYS_PER_STEP = "250"
 _VALUES_PER_MARK = 5
 _ECHOES = 5
@@ -27,76 +32,114 @@ _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
 
 class RedisInventory(Inventory):
-    """What a store in Redis does for those who look after it."""
+    """The requests of operators to a store in Redis."""
 
     _asking: Asking
     _wire: Wire
+    _reserved: Wire
 
     def keys(self, start: str) -> Iterator[str]:
         """Walk by SCAN; no index of locks is kept."""
-        for found in self._walk(start, "*}"):
+        # Another program may have a key of this name, and must not hide the others.
+        for _, found in self._walk(start, "*}", "TYPE", "hash"):
             yield from (key for key in found if _OUR_KEY.fullmatch(key))
 
     def echo(self, bound: float) -> Echo:
         """Ask for TIME, on a connection that is open."""
-        self._call("TIME", bound=bound)
-        echoes = [self._echo(bound) for _ in range(_ECHOES)]
-        # The quickest says most about the clock.
-        return Echo(statistics.median(each.round_trip for each in echoes), min(echoes, key=_round_trip).ahead)
+        echoes = [self._echo(wire, bound) for wire in self._persist(self._wire.to_masters, bound)]
+        # Of several servers, the worst answer counts.
+        return Echo(max(map(_round_trip, echoes)), max((each.ahead for each in echoes), key=abs))
 
-    def _echo(self, bound: float) -> Echo:
+    def _echo(self, wire: Wire, bound: float) -> Echo:
+        self._call("TIME", bound=bound, wire=wire)
+        echoes = [self._one_echo(wire, bound) for _ in range(_ECHOES)]
+        # The quickest says most about the clock.
+        return Echo(statistics.median(map(_round_trip, echoes)), min(echoes, key=_round_trip).ahead)
+
+    def _one_echo(self, wire: Wire, bound: float) -> Echo:
         sent_at = clock()
-        answer = self._call("TIME", bound=bound)
+        answer = self._call("TIME", bound=bound, wire=wire)
         round_trip, here = clock() - sent_at, time.time()
         return Echo(round_trip, microseconds(answer) / 1_000_000 - (here - round_trip / 2))
 
-    def about_server(self, bound: float) -> Mapping[str, str]:
-        """Read INFO, of which no right to CONFIG is a part."""
-        lines = (line.partition(":") for line in self._call("INFO", bound=bound).splitlines())
+    def about_servers(self, bound: float) -> Mapping[str, Mapping[str, str]]:
+        """Read INFO, because it needs no right to CONFIG."""
+        return {wire.address: self._about(wire, bound) for wire in self._persist(self._wire.to_masters, bound)}
+
+    def _about(self, wire: Wire, bound: float) -> Mapping[str, str]:
+        lines = (line.partition(":") for line in self._call("INFO", bound=bound, wire=wire).splitlines())
         return {name: value for name, _, value in lines if value}
 
     def without_expiry(self, start: str) -> Iterator[str]:
-        """Ask for the PTTL of all, by and by."""
-        for found in self._walk(start, "*"):
+        """Ask for the PTTL of all, in small steps."""
+        for wire, found in self._walk(start, "*"):
             commands = [("PTTL", key) for key in found]
-            left = self._persist(lambda timeout, commands=commands: self._wire.call_many(commands, timeout))
+            left = self._persist(partial(wire.call_many, commands))
             yield from (key for key, each in zip(found, left, strict=True) if each == _NEVER)
 
-    def _walk(self, start: str, rest: str) -> Iterator[list[str]]:
-        """Those keys, in small steps, each once."""
-        pattern, cursor, seen = _OF_PATTERNS.sub(r"\\\1", start) + rest, "0", set[str]()
+    def _walk(self, start: str, rest: str, *only: str) -> Iterator[tuple[Wire, list[str]]]:
+        """The keys that begin so, in small steps, each once, with the connections to its server.
+
+        Raises:
+            StoreError: A server does not answer; only after the keys of all others.
+        """
+        seen, problem = set[str](), None
+        for wire in self._persist(self._wire.to_masters):
+            try:
+                for found in self._walk_at(wire, start, rest, *only):
+                    if fresh := [key for key in dict.fromkeys(found) if key not in seen]:
+                        seen.update(fresh)
+                        yield wire, fresh
+            except StoreError as error:
+                problem = problem or _told_of(wire, error)
+        if problem is not None:
+            raise problem
+
+    def _walk_at(self, wire: Wire, start: str, rest: str, *only: str) -> Iterator[list[str]]:
+        pattern, cursor = _OF_PATTERNS.sub(r"\\\1", start) + rest, "0"
         while True:
-            cursor, found = self._call("SCAN", cursor, "MATCH", pattern, "COUNT", _KEYS_PER_STEP)
-            fresh = [key for key in dict.fromkeys(found) if key not in seen]
-            seen.update(fresh)
-            if fresh:
-                yield fresh
+            cursor, found = self._call("SCAN", cursor, "MATCH", pattern, "COUNT", _KEYS_PER_STEP, *only, wire=wire)
+            yield found
             if cursor == "0":
                 return
 
-    def survey(self, keys: Sequence[str]) -> list[Survey]:
+    def survey(self, keys: Sequence[str], task_id: str = "") -> list[Survey]:
         """Run survey.lua for each, in one round trip."""
         if not keys:
             return []
-        calls = [([key], ()) for key in keys]
+        calls = [([key], (task_id,)) for key in keys]
         replies = self._persist(lambda timeout: self._wire.run_many(SURVEY, calls, timeout))
         return [_survey_in(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
     def break_lock(self, key: str, token: str | None, by: str, *, force: bool) -> Asked:
-        """Run break.lua, then have those woken whose turn has come."""
+        """Run break.lua, then wake the waiters whose turn has come."""
         arguments = token or "", by, "force" if force else ""
         now, dropped, rows = self._persist(lambda timeout: self._wire.run(BREAK, [key], arguments, timeout))
         # A token that nobody has.
         self._wake_the_rest(Claim(key, "~", 0.0), RELEASE_BOUND)
         return Asked(tuple(holders_in(key, now, rows)), tuple(dropped))
 
+    def count(self, key: str, process: str, number: int, sums: Mapping[str, int], timeout: float) -> None:
+        """Run count.lua."""
+        arguments = [field_of_batches(process), f"{process}:{number}", milliseconds(KEPT)]
+        for field, amount in sums.items():
+            arguments += [field, str(amount)]
+        # Over the connection for renewals, whose thread this is, so that a run finds its own connection idle.
+        self._asking.persist(lambda left: self._reserved.run(COUNT, [key], arguments, left), timeout)
+
+    def counted(self, key: str) -> dict[str, int]:
+        """Read the hash."""
+        fields = self._call("HGETALL", key)
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        return {field: int(value) for field, value in pairs if is_number(field)}
+
     def broken_by(self, claim: Claim) -> str | None:
         """Read its field."""
         by: str | None = self._call("HGET", claim.key, f"broken:{claim.token}")
         return by
 
-    def _call(self, *command: str, bound: float = RELEASE_BOUND) -> Any:
-        return self._persist(lambda timeout: self._wire.call(*command, timeout=timeout), bound)
+    def _call(self, *command: str, bound: float = RELEASE_BOUND, wire: Wire | None = None) -> Any:
+        return self._persist(lambda timeout: (wire or self._wire).call(*command, timeout=timeout), bound)
 
     def _persist(self, ask: Any, bound: float = RELEASE_BOUND) -> Any:
         return self._asking.persist(ask, bound)[0]
@@ -105,15 +148,26 @@ class RedisInventory(Inventory):
     def _wake_the_rest(self, claim: Claim, bound: float) -> None: ...
 
 
+def _told_of(wire: Wire, error: StoreError) -> StoreError:
+    """The error, with the name of the server that it is about."""
+    # The address of a cluster has those of several servers.
+    if wire.address in error.problem:
+        return error
+    store, *rest = error.args
+    return type(error)(f"{store} ({wire.address})", *rest)
+
+
 def _round_trip(echo: Echo) -> float:
     return echo.round_trip
 
 
 def _survey_in(key: str, reply: Any) -> Survey:
-    now, fence, waiters, values, rows = reply
+    now, fence, waiters, values, rows, turn = reply
     starts = range(0, len(values), _VALUES_PER_MARK)
     marks = [_mark_in(now, *values[start : start + _VALUES_PER_MARK]) for start in starts]
-    return Survey(key, now, int(fence) if fence else None, tuple(holders_in(key, now, rows)), tuple(marks), waiters)
+    holders = tuple(holders_in(key, now, rows))
+    left = (int(turn) - now) / 1_000_000 if turn else None
+    return Survey(key, now, int(fence) if fence else None, holders, tuple(marks), waiters, left)
 
 
 def _mark_in(now: int, word: str, until: str, task_id: str, task_name: str, label: str) -> LeftMark:

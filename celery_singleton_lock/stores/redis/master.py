@@ -1,6 +1,5 @@
 """The server that Sentinel calls the master, for as long as it is."""
 
-import _thread
 import logging
 import math
 import os
@@ -14,6 +13,7 @@ from weakref import ref
 from redis import RedisError
 
 from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.redis.aside import aside
 from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, hear, opened, pool_of, shut
 from celery_singleton_lock.stores.redis.refusals import NoMaster
 from celery_singleton_lock.stores.redis.sentinel_url import read
@@ -21,21 +21,22 @@ from celery_singleton_lock.stores.redis.sentinels import Report, Sentinels
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# A master of before may take writes for ten seconds, until Sentinel tells it: nothing breaks the connections.
+# A former master may take writes for ten seconds, until Sentinel tells it: nothing breaks the connections to it.
 _LOOK_AGAIN = 1.0
-# Many connections that are opened at once need one answer.
+# Seconds for which an answer is used again: many connections that are opened at once need one answer.
 _FRESH = 0.1
-# What a grant takes at most until its lease is renewed with all others, but on a very busy machine.
+# Seconds until the lease of a grant is renewed with all others; on a very busy machine it may take longer.
 _ON_ITS_WAY = 0.5
-# For how long the master is believed in that a sentinel has named, if all are silent since, or those that answer know
-# less. Not for ever: sentinels that are set up anew count from the beginning.
+# Seconds for which the last master that a sentinel has named is trusted, if all sentinels are silent since, or those
+# that answer know less. Not for ever, because sentinels that are set up anew count from the beginning.
 _REMEMBERED = 30.0
-# What is left of the time is for the connection.
+# The part of the time that is for the question; the rest is for the connection.
 _TO_ASK = 0.75
-# What a failover takes beside the silence before it, and what is left of a ttl if its renewal is due.
+# The seconds that a failover takes after the silence before it, and the part of a ttl that is left if its renewal is
+# due.
 _FAILOVER = 2.5
 _LEFT = 2 / 3
-# By store, the shortest ttl that was told of as too short; children of a worker need not tell it again.
+# By store, the shortest ttl that was logged as too short, so that pool processes do not log it again.
 _told: dict[str, float] = {}
 
 
@@ -67,7 +68,7 @@ class SentinelMaster:
     def _begin(self) -> None:
         self._known: Report | None = None
         self._heard_at = self._fresh_until = self._look_at = float("-inf")
-        # Weakly: those who use them close them.
+        # Weak references: the users of connections close them.
         self._opened: dict[ref[Any], None] = {}
         self._pid = os.getpid()
 
@@ -88,18 +89,18 @@ class SentinelMaster:
         return connection
 
     def look_again(self) -> None:
-        """Ask the sentinels in the background, once in a second, and leave the master of before."""
+        """Ask the sentinels in the background, once in a second, and leave a former master."""
         now = clock()
         if now >= self._look_at and self._known is not None and self._pid == os.getpid():
             self._look_at = now + _LOOK_AGAIN
-            _in_background(self._look)
+            aside(self._look)
 
     def _look(self) -> None:
         with suppress(RedisError):
             self._master(REPLY_TIMEOUT)
 
     def weigh(self, ttls: Iterable[float]) -> None:
-        """A lease has to outlast the silence of a dead master and the failover, wherever it is between two renewals."""
+        """A lease must outlast the silence of a dead master and the failover, at any moment between two renewals."""
         known, shortest = self._known, min(ttls, default=math.inf)
         if known is None or shortest * _LEFT >= known.down_after + _FAILOVER:
             return
@@ -113,7 +114,7 @@ class SentinelMaster:
             "down-after-milliseconds"
         )
         numbers = takes, shortest * _LEFT, math.ceil(takes / _LEFT)
-        _in_background(partial(logger.warning, event, self.address, shortest, known.down_after, *numbers))
+        aside(partial(logger.warning, event, self.address, shortest, known.down_after, *numbers))
 
     def _master(self, timeout: float) -> Report:
         if self._known is not None and clock() < self._fresh_until:
@@ -134,19 +135,19 @@ class SentinelMaster:
         return found
 
     def _move(self, known: Report, found: Report) -> None:
-        """End all connections to the master of before, those of waiters and those with a reply under way as well."""
+        """End all connections to the former master, including those of waiters and those with a reply under way."""
         event = "lock.moved store=%s master=%s before=%s: all leases are renewed at the new master"
-        _in_background(partial(logger.warning, event, self.address, found.master, known.master))
+        aside(partial(logger.warning, event, self.address, found.master, known.master))
         for opened_before in list(self._opened):
             connection = opened_before()
             if connection is not None and (connection.host, connection.port) != (found.host, found.port):
                 shut(connection)
         self._leave()
         self._renew()
-        _in_background(self._renew_once_more)
+        aside(self._renew_once_more)
 
     def _renew_once_more(self) -> None:
-        """A grant of the master of before may have been on its way to the heartbeat."""
+        """Renew once more, because a grant of the former master may have been on its way to the heartbeat."""
         time.sleep(_ON_ITS_WAY)
         self._renew()
 
@@ -170,12 +171,3 @@ def _check_role(connection: Any, give_up_at: float) -> None:
     except BaseException:
         connection.disconnect()
         raise
-
-
-def _in_background(call: Callable[[], None]) -> None:
-    """Without waiting for it: this may be the heartbeat, which no sentinel and no handler of the log may hold up."""
-    try:
-        _thread.start_new_thread(call, ())
-    except RuntimeError:
-        # There are no threads any more at the end of a process.
-        call()

@@ -2,19 +2,20 @@
 
 import codecs
 import inspect
+import re
 import socket
 import ssl
+import struct
 from collections.abc import Mapping
 from contextlib import suppress
 from pkgutil import resolve_name
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from redis import (
     Connection,
     ConnectionPool,
     SSLConnection,
-    UnixDomainSocketConnection,
     UsernamePasswordCredentialProvider,
     exceptions,
 )
@@ -25,11 +26,17 @@ from redis.retry import Retry
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.redis.names import addresses_of
+from celery_singleton_lock.stores.redis.refusals import Unfit
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
+# A server tells that there is none below 0.
+_DATABASE = re.compile(r"(-?[0-9]+)?")
 # Seconds idle, seconds between probes, probes: sooner than most routers forget a connection.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+
+# Linger for no second.
+_AT_ONCE = struct.pack("ii", 1, 0)
 
 # A new connection tells the server its library's name and version, each a round
 # trip that the bounds would have to include. The names of these arguments have changed.
@@ -50,7 +57,7 @@ _OURS = {
 
 
 class Tcp(Connection):
-    """A connection over TCP that opens until `give_up_at`, and by old addresses if there are no new ones in time."""
+    """A TCP connection that opens by `give_up_at`, with old addresses if there are no new ones in time."""
 
     give_up_at = float("inf")
     bare: Any = None
@@ -61,9 +68,9 @@ class Tcp(Connection):
         try:
             sock = self._connect_to_one(addresses)
         finally:
-            # TLS asks for the name.
+            # TLS checks the name.
             self.host = name
-        # For the handshake of TLS.
+        # The timeout is for the handshake of TLS.
         sock.settimeout(_left(self))
         self.bare = sock
         return sock
@@ -77,6 +84,8 @@ class Tcp(Connection):
             except OSError:
                 if number == len(addresses):
                     raise
+            except (TypeError, ValueError) as error:
+                raise Unfit(error) from error
         raise OSError("the name has no address")
 
 
@@ -84,22 +93,35 @@ class Tls(SSLConnection, Tcp):
     """The same with TLS."""
 
     def _connect(self) -> Any:
+        # Without one, OpenSSL would ask for it on the terminal, and wait.
+        self.certificate_password = self.certificate_password or ""
         try:
             return super()._connect()
-        except FileNotFoundError as error:
-            # Early versions of redis-py leave it open.
+        except BaseException as error:
+            if self.bare is None:
+                raise
+            # redis-py leaves it open.
             self.bare.close()
-            raise ssl.SSLError(f"CERTIFICATE file not found: {error}") from error
+            if isinstance(error, FileNotFoundError | IsADirectoryError):
+                raise ssl.SSLError(f"CERTIFICATE file not found: {error}") from error
+            if isinstance(error, TimeoutError):
+                raise exceptions.TimeoutError(
+                    "no answer to the handshake of TLS; if this port has no TLS, its URL begins with redis, not rediss"
+                ) from error
+            # What is wrong with a certificate is a ValueError as well.
+            if isinstance(error, TypeError | ValueError) and not isinstance(error, OSError):
+                raise Unfit(error) from error
+            raise
 
 
 _OPENING_IN_TIME = {Connection: Tcp, SSLConnection: Tls}
 
 
 def pool_of(url: str, options: Mapping[str, Any], address: str) -> ConnectionPool:
-    """A pool for *url*, of which only class and arguments of its connections are of use.
+    """A pool for *url*; only the class and the arguments of its connections are used.
 
     Raises:
-        ConfigurationError: The URL or an option is not one that redis-py knows; it names *address*.
+        ConfigurationError: redis-py does not know the URL or an option; the error names *address*.
     """
     try:
         return _pool_of(url, options)
@@ -110,12 +132,10 @@ def pool_of(url: str, options: Mapping[str, Any], address: str) -> ConnectionPoo
 
 
 def _pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
+    _check_parts(url)
     keepalive = {} if url.startswith("unix:") else _keepalive()
     pool = ConnectionPool.from_url(url, **{**keepalive, "redis_connect_func": _introduce, **options, **_OURS})
-    if pool.connection_class is not UnixDomainSocketConnection and "db" not in pool.connection_kwargs:
-        # redis-py takes database 0 if it cannot read the number.
-        int(urlsplit(url).path.strip("/") or 0)
-    # Again, because from_url lets what the URL says win.
+    # Again, because in from_url the URL goes before the arguments.
     pool.connection_kwargs.update(_OURS)
     _settle_provider(pool.connection_kwargs)
     pool.connection_class = _OPENING_IN_TIME.get(pool.connection_class, pool.connection_class)
@@ -123,18 +143,30 @@ def _pool_of(url: str, options: Mapping[str, Any]) -> ConnectionPool:
     return pool
 
 
+def _check_parts(url: str) -> None:
+    """Refuse what redis-py passes over: it takes database 12 for /1/2, and 0 for what is no number.
+
+    Raises:
+        ValueError: *url* cannot be read.
+    """
+    parts = urlsplit(url)
+    is_in_path = parts.scheme != "unix" and "db" not in parse_qs(parts.query)
+    if parts.fragment or (is_in_path and not _DATABASE.fullmatch(unquote(parts.path).strip("/"))):
+        raise ValueError("it has a fragment, or a database that is no number")
+
+
 def _settle_provider(arguments: dict[str, Any]) -> None:
     """Make a credential provider of its dotted path, as Celery does; it stands for user and password.
 
     Raises:
-        TypeError: There is none of that name.
+        TypeError: There is no provider of that name.
     """
     provider = arguments.get("credential_provider")
     if isinstance(provider, str):
         try:
             arguments["credential_provider"] = resolve_name(provider)()
         except Exception as error:
-            # Not its text: somebody may have written a password there.
+            # Do not quote the text: there may be a password in it.
             raise TypeError(
                 "credential_provider cannot be made of the text that was given: give a redis.CredentialProvider, or "
                 f"the dotted path of a class that takes no arguments ({type(error).__name__})"
@@ -145,7 +177,7 @@ def _settle_provider(arguments: dict[str, Any]) -> None:
 
 
 def unreadable() -> ConfigurationError:
-    """What is to be told of a URL; not in Python's words, in which a password that was not escaped would stand."""
+    """The advice about a URL; not Python's message, which would show a password that was not escaped."""
     return ConfigurationError(
         "singleton_lock_url cannot be read: give redis://user:password@host:port/database, "
         "the database as a number, with any other character in user and password percent-encoded"
@@ -153,7 +185,7 @@ def unreadable() -> ConfigurationError:
 
 
 def _check_values(connection: Any) -> None:
-    """Refuse what redis-py would stumble over when it connects, in words that do not quote it.
+    """Refuse values with which redis-py would fail as it connects, without quoting them.
 
     Raises:
         TypeError: An option has a value that can never work.
@@ -167,6 +199,9 @@ def _check_values(connection: Any) -> None:
         raise TypeError(
             "encoding in singleton_lock_client_options has to be one like 'utf-8', encoding_errors 'strict'"
         )
+    database = connection.db or 0
+    if isinstance(database, bool) or not isinstance(database, int | str) or not _DATABASE.fullmatch(str(database)):
+        raise TypeError("db in singleton_lock_client_options, or redis_db, has to be the number of a database")
     provider = connection.credential_provider
     if provider is not None and not hasattr(provider, "get_credentials"):
         raise TypeError(
@@ -176,7 +211,7 @@ def _check_values(connection: Any) -> None:
 
 
 def opened(pool: ConnectionPool, timeout: float, **where: Any) -> Any:
-    """A connection that is ready for a command, within *timeout* seconds, of which each reply may take one.
+    """A connection that is ready for a command, within *timeout* seconds; each reply may take one second.
 
     Until `sure_until` its server counts as a master. *where* goes before the host and port of *pool*.
     """
@@ -201,9 +236,18 @@ def hear(connection: Any, timeout: float) -> None:
         raise exceptions.TimeoutError("no reply in time")
 
 
+def abort(connection: Any) -> None:
+    """Close *connection*; what it has sent, and the server has not got yet, never comes."""
+    # Otherwise the kernel goes on to repeat lost packets, for minutes, and a question may come after its asker is gone.
+    with suppress(OSError, AttributeError, TypeError):
+        connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)  # noqa: SLF001 (as above)
+        connection._sock.close()  # noqa: SLF001 (redis-py shuts it down before, which sends what is left)
+    connection.disconnect()
+
+
 def shut(connection: Any) -> None:
-    """Have whoever reads from *connection* hear at once that it has ended; it is for them to close it."""
-    # To close it here would free its number. And not the method of TLS, which would have others read what is encrypted.
+    """End *connection*, so that its reader hears of it at once; the reader has to close it."""
+    # A close here would free the number of the socket. With the method of TLS, readers would get encrypted bytes.
     with suppress(OSError, AttributeError, TypeError):
         socket.socket.shutdown(connection._sock, socket.SHUT_RDWR)  # noqa: SLF001 (there is no other way)
 
@@ -214,7 +258,7 @@ def _keepalive() -> dict[str, Any]:
 
 
 def _introduce(connection: Any) -> None:
-    """Say who we are and which database we want, in one round trip; redis-py takes one for each."""
+    """Sign in and select the database in one round trip; redis-py takes one for each."""
     connection._parser.on_connect(connection)  # noqa: SLF001 (what redis-py's own introduction begins with)
     commands = _introduction(connection)
     connection.send_packed_command(connection.pack_commands(commands), check_health=False)
@@ -233,7 +277,7 @@ def _introduction(connection: Any) -> list[tuple[str, ...]]:
     if connection.client_name:
         commands.append(("CLIENT", "SETNAME", connection.client_name))
     if connection.db:
-        # As text, because a parser in C may not be interrupted over a number.
+        # As text, because no signal may interrupt a parser in C at a number.
         commands.append(("SELECT", str(connection.db)))
     return commands
 

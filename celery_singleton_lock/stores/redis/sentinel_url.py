@@ -1,4 +1,4 @@
-"""What a URL of sentinels and its options say, as Celery spells them or as redis-py does."""
+"""The meaning of a URL of sentinels and of its options, as Celery or redis-py spells them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.stores.redis.opening import unreadable
 
 SCHEME = "sentinel://"
 WHERE = (
@@ -27,8 +26,8 @@ class Deployment:
         name: What the sentinels call the master.
         sentinels: Host and port of each.
         sentinel_options: Arguments for redis-py's connections to them.
-        least_others: Of how many others a sentinel has to know, to be believed.
-        master_url: Of the master, with a host that is none.
+        least_others: A sentinel is trusted only if it knows of at least so many others.
+        master_url: The master's URL, with a host that does not exist.
         master_options: Arguments for redis-py's connections to it.
     """
 
@@ -49,8 +48,8 @@ class Deployment:
 def read(url: str, options: Mapping[str, Any]) -> Deployment:
     """Read a URL of one sentinel or more, between semicolons, with its options.
 
-    User, password and database are those of the master, and of the first part that has them. A sentinel of which no
-    port is told has that of the option `default_port`, or 26379.
+    User, password and database are those of the master, and of the first part that has them. A sentinel without a
+    port has that of the option `default_port`, or 26379.
 
     Raises:
         ConfigurationError: It cannot be read, or there is no name of a master.
@@ -60,18 +59,18 @@ def read(url: str, options: Mapping[str, Any]) -> Deployment:
         hosts = tuple(dict.fromkeys(_host(part, options.get("default_port", _PORT)) for part in parts))
         query = dict(pair for part in reversed(parts) for pair in parse_qsl(part.query))
     except ValueError as error:
-        raise error if isinstance(error, ConfigurationError) else unreadable() from None
+        raise error if isinstance(error, ConfigurationError) else _unreadable() from None
     user = next((part.netloc.rpartition("@")[0] + "@" for part in parts if "@" in part.netloc), "")
     database = next((path for part in parts if (path := part.path.strip("/"))), "")
     if any(part.fragment for part in parts) or not (database.isdigit() or not database or "db" in query):
-        raise unreadable()
+        raise _unreadable()
     address = f"{SCHEME}{';'.join(hosts)}/{query.get('db', database)}"
     rest = {**query, **options}
     rest.pop("default_port", None)
     name = _take_name(rest, address)
     of_sentinels = _take_sentinel_kwargs(rest)
     least_others = _take_least_others(rest)
-    # Of redis-py's client, where a connection has a class instead.
+    # An option of redis-py's client; a connection has a class of its own instead.
     has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
     asked = urlencode({option: value for option, value in query.items() if option in rest and option not in options})
     return Deployment(
@@ -85,6 +84,15 @@ def read(url: str, options: Mapping[str, Any]) -> Deployment:
     )
 
 
+def _unreadable() -> ConfigurationError:
+    """The advice, without the URL, in which there may be a password."""
+    return ConfigurationError(
+        "singleton_lock_url cannot be read: give sentinel://host:port;host:port/database?master_name=name, with "
+        "semicolons between the sentinels, the database as a number, and user:password@ of the master, if any, before "
+        "the first host, with any other character in them percent-encoded"
+    )
+
+
 def _split(part: str) -> SplitResult:
     return urlsplit(part if "://" in part else SCHEME + part)
 
@@ -95,6 +103,8 @@ def _host(part: SplitResult, port: int) -> str:
             f"singleton_lock_url: a part of it begins with {part.scheme}://, where each names a sentinel: give "
             "sentinel://host:port;sentinel://host:port/database"
         )
+    if "," in part.netloc.rpartition("@")[2]:
+        raise _unreadable()
     if not part.hostname:
         raise ConfigurationError(
             "singleton_lock_url: a part of it names no host: give sentinel://host:port;sentinel://host:port/database"
@@ -125,11 +135,11 @@ def _take_sentinel_kwargs(options: dict[str, Any]) -> dict[str, Any]:
     given = options.pop("sentinel_kwargs", None) or {}
     if not isinstance(given, Mapping):
         raise ConfigurationError(
-            # Not what it is: there may be a password in it.
+            # Do not quote the value: there may be a password in it.
             f"sentinel_kwargs=<a {type(given).__name__}> is not allowed: give a dict of arguments for redis-py's "
             "connections to the sentinels, such as {'password': '...'}"
         )
-    # redis-py's client passes over those if it is to use no TLS.
+    # redis-py's client ignores these options if it uses no TLS.
     return {
         option: value for option, value in given.items() if given.get("ssl") not in _NO or not option.startswith("ssl")
     }

@@ -13,7 +13,7 @@ from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, hear, open
 from celery_singleton_lock.stores.redis.refusals import NoMaster, problem_of, what_to_set
 from celery_singleton_lock.stores.redis.sentinel_url import WHERE, Deployment
 
-# Seconds for all of them together, and for the rest of them after the first that knows a master.
+# Seconds for all sentinels together, and for the others after the first that knows a master.
 _PATIENCE = 0.25
 _GRACE = 0.05
 _DOWN = frozenset({"s_down", "o_down"})
@@ -22,7 +22,7 @@ _NOT_KNOWN = "No such master"
 
 @dataclass(frozen=True)
 class Report:
-    """What a sentinel says of the master.
+    """The answer of a sentinel about the master.
 
     Attributes:
         sentinel: Who says so.
@@ -31,7 +31,7 @@ class Report:
         epoch: Grows with each failover.
         run_id: Of the master's process; empty if the sentinel does not know it yet.
         down_after: Seconds of silence after which the sentinel takes the master for dead.
-        others: Of how many other sentinels it knows.
+        others: How many other sentinels it knows.
         is_down: It takes the master for dead.
     """
 
@@ -50,7 +50,7 @@ class Report:
         return f"{self.host}:{self.port}"
 
     def names_another_than(self, other: "Report") -> bool:
-        """It is about another server; one may have a name and an address."""
+        """It is about another server; a name and an address may belong to one server."""
         return self.master != other.master and (self.run_id != other.run_id or not self.run_id)
 
 
@@ -72,7 +72,7 @@ class Sentinels:
         self._patience = _PATIENCE
 
     def ask(self, timeout: float) -> Report:
-        """What the sentinel says that knows of the last failover.
+        """The report of the sentinel that knows of the last failover.
 
         Asks all of them at once, and waits no longer than a quarter of a second; or up to a second, if they are so far
         away that none has answered in that time before.
@@ -83,7 +83,7 @@ class Sentinels:
         poll = _Poll(self._pools, self._name)
         reports, errors = poll.result(min(timeout, self._patience))
         self._patience = min(REPLY_TIMEOUT, max(_PATIENCE, 2 * poll.took))
-        # Also of those that say that it is down: then the one before is not the master again.
+        # Count reports that say that the master is down, too: the master before it is not the master again.
         last = max((report.epoch for report in reports), default=0)
         informed = [report for report in reports if report.epoch == last]
         able = [report for report in informed if not report.is_down and report.others >= self._least_others]
@@ -107,9 +107,10 @@ class Sentinels:
         told = "; ".join(f"{each}: {why}" for each, why in problems.items())
         problem = f"no sentinel knows a master {self._name} ({told})"
         advice = [each for error in errors.values() if (each := _advice_about(error)) is not None]
-        # What one of several refuses may be a fault of that one.
+        # A refusal by one of several may be the fault of that one.
         never = len(advice) == len(self._pools)
-        return NoMaster(problem, advice[0] if never else None, is_silence=not reports and not advice)
+        is_silence = not reports and not advice
+        return NoMaster(problem, advice[0] if never else None, is_silence=is_silence, errors=errors.values())
 
 
 class _Poll:
@@ -124,9 +125,9 @@ class _Poll:
         self.took = 0.0
 
     def result(self, timeout: float) -> tuple[list[Report], dict[str, exceptions.RedisError]]:
-        """What is known when all have answered, or soon after the first with a master, or after *timeout* seconds.
+        """The reports once all have answered, or soon after the first one with a master, or after *timeout* seconds.
 
-        From then on `took` says when the first has answered.
+        From then on `took` says how long the first answer took.
         """
         began = clock()
         give_up_at = began + timeout
@@ -143,12 +144,12 @@ class _Poll:
                 self.took = clock() - began
             if not is_enough and self._is_enough():
                 is_enough, give_up_at = True, min(give_up_at, clock() + _GRACE)
-        # Copies, because those that come late go on.
+        # Copies, because late answers still come in.
         return self._reports.copy(), self._errors.copy()
 
     def _is_enough(self) -> bool:
         has_master = any(not report.is_down for report in self._reports)
-        # Or most say that it is down, and they are asked again soon.
+        # Or most of them say that it is down; then they are asked again soon.
         return has_master or 2 * len(self._reports) > len(self._pools)
 
     def _run(self, sentinel: str, give_up_at: float) -> None:
@@ -191,7 +192,7 @@ def _report(sentinel: str, fields: Sequence[str]) -> Report:
 
 
 def _advice_about(error: exceptions.RedisError) -> str | None:
-    """What has to be set; None if it may be gone without that."""
+    """The setting to change; None if the error may pass without a change."""
     text = str(error)
     if _NOT_KNOWN in text:
         return f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {WHERE}"

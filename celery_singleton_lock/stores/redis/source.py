@@ -1,4 +1,4 @@
-"""Where a connection comes from."""
+"""The sources of connections."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -16,7 +16,7 @@ class Source(Protocol):
     Attributes:
         address: Where the store is, fit for logs: never with credentials.
         pool: Class and arguments of the connections.
-        may_move: The server may become another one while it is connected.
+        may_move: Another server may take over while connections to this one are open.
     """
 
     address: str
@@ -31,10 +31,10 @@ class Source(Protocol):
         """
 
     def look_again(self) -> None:
-        """Look in the background whether it is still that server, unless that was done just now."""
+        """Look in the background whether the server is still the right one, unless that was done just now."""
 
     def weigh(self, ttls: Iterable[float]) -> None:
-        """Tell in the log, once, if leases of so many seconds do not outlast what the store may need to come back."""
+        """Tell in the log, once, if leases of so many seconds do not outlast a failover of the store."""
 
 
 class OneServer:
@@ -56,10 +56,10 @@ class OneServer:
         return opened(self.pool, timeout)
 
     def look_again(self) -> None:
-        """It is where it is."""
+        """Nothing to do: the server stays where it is."""
 
     def weigh(self, ttls: Iterable[float]) -> None:
-        """Nothing is known of how long it may be away."""
+        """Nothing to do: nobody knows how long the server may be away."""
 
 
 def source_of(url: str, options: Mapping[str, Any], leave: Callable[[], None], renew: Callable[[], None]) -> Source:
@@ -68,7 +68,7 @@ def source_of(url: str, options: Mapping[str, Any], leave: Callable[[], None], r
     Arguments:
         url: As `RedisStore` takes it.
         options: As `RedisStore` takes them.
-        leave: Closes what is connected and idle, when another server is the right one from now on.
+        leave: Closes idle connections, because another server is the right one from now on.
         renew: Has all leases renewed there.
 
     Raises:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
@@ -19,6 +19,7 @@ from celery_singleton_lock.stores.records import (
     Look,
     Needed,
     Outcome,
+    Sent,
     Slot,
     Succession,
     Turn,
@@ -34,28 +35,31 @@ from celery_singleton_lock.stores.redis.hash import (
     microseconds,
     milliseconds,
     renewals_of,
+    told_of,
 )
 from celery_singleton_lock.stores.redis.inventory import RedisInventory
+from celery_singleton_lock.stores.redis.refusals import OVERWRITTEN, accepted
 from celery_singleton_lock.stores.redis.replicas import Replicas
+from celery_singleton_lock.stores.redis.script import Script
 from celery_singleton_lock.stores.redis.source import source_of
-from celery_singleton_lock.stores.redis.trial import try_out
+from celery_singleton_lock.stores.redis.trial import in_other_slots, try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
-from celery_singleton_lock.stores.redis.wire import Script, WatchfulWire, Wire
+from celery_singleton_lock.stores.redis.wire import WatchfulWire, Wire
 
 _OF_ACQUIRE = ("places", "marks", "merged", "queue", "described", "done")
-ACQUIRE = Script("acquire", "clock", "usual_answer", *_OF_ACQUIRE)
-# For a server whose clock was set back: there the usual fence is none.
-ACQUIRE_ABOVE = Script("acquire", "clock", *_OF_ACQUIRE)
-RELEASE = Script("release", "usual_release", "clock", "places", "marks", "merged", "queue", "idle", "done")
+ACQUIRE = Script("acquire", "time", "usual_answer", "clock", *_OF_ACQUIRE)
+# For a server whose clock was set back: there the usual fence would be too low.
+ACQUIRE_ABOVE = Script("acquire", "time", "clock", *_OF_ACQUIRE)
+RELEASE = Script("release", "usual_release", "time", "clock", "places", "marks", "merged", "queue", "idle", "done")
 RENEW = Script("renew")
-LOOK = Script("look", "clock", "places", "marks", "described")
-MARK_QUEUED = Script("mark_queued", "clock", "places", "marks", "described")
-SUCCEED = Script("succeed", "clock", "places", "marks", "merged")
-UNMARK = Script("unmark", "clock", "places", "marks", "idle")
-MARK_DONE = Script("mark_done", "clock", "done")
+LOOK = Script("look", "time", "clock", "places", "marks", "described")
+MARK_QUEUED = Script("mark_queued", "time", "usual_mark", "clock", "places", "marks", "described")
+SUCCEED = Script("succeed", "time", "clock", "places", "marks", "merged")
+UNMARK = Script("unmark", "time", "clock", "places", "marks", "idle")
+MARK_DONE = Script("mark_done", "time", "clock", "done")
 CLAIM_SLOT = Script("claim_slot")
 
-# Longer than a year, for the entry that is due once in one.
+# Longer than a year, for an entry that is due once a year.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
@@ -66,7 +70,7 @@ class RedisStore(RedisInventory, Store):
         url: `redis://`, `rediss://` or `unix://`, as redis-py reads it, or `sentinel://`.
         options: Further arguments for redis-py's connections. Timeouts and
             retries cannot be set: the bounds of the contract rest on them.
-        replicas: How many replicas have to have a grant and a renewal, before they count.
+        replicas: How many replicas must have a grant or a renewal before it counts.
 
     Raises:
         ConfigurationError: The URL or an option is not one that redis-py knows.
@@ -75,35 +79,37 @@ class RedisStore(RedisInventory, Store):
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url, self._options = url, options
         self._replicas = Replicas(replicas) if replicas else None
+        self._clock = ServerClock(self._stepped)
+        self._connect(url, options)
+
+    def _connect(self, url: str, options: Mapping[str, Any]) -> None:
         self._source = source_of(url, options, self.close, self._reconnected)
         self._asking = Asking(self._source.address, self._source.pool.connection_kwargs)
         kind = WatchfulWire if self._source.may_move else Wire
         self._wire = kind(self._source, self._reconnected)
         self._reserved = kind(self._source, self._reconnected)
-        self._clock = ServerClock(self._stepped)
 
     @property
     def address(self) -> str:
         """Scheme, host, port and database; of Sentinel, all hosts and the name of the master."""
         return self._source.address
 
-    def twin(self) -> "RedisStore":
+    def twin(self) -> Self:
         """Another client of the same store."""
-        return RedisStore(self._url, self._options, self._replicas.number if self._replicas else 0)
+        return type(self)(self._url, self._options, self._replicas.number if self._replicas else 0)
 
     def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
         """Use each command, run acquire.lua and release.lua, and listen."""
         give_up_at = clock() + bound
-        self._asking.persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout), bound)
+        others = [] if self.has_parts else in_other_slots(key)
+        self._asking.persist(lambda timeout: try_out(self._wire, ACQUIRE, RELEASE, key, timeout, others), bound)
         if (replicas := self._replicas) is not None:
-            left = give_up_at - clock()
-            self._asking.persist(lambda timeout: replicas.try_out(self._wire, key, timeout), left)
+            self._asking.persist(partial(replicas.try_out, self._wire, key), give_up_at - clock())
         self._source.weigh(ttls)
 
     def now(self) -> int:
         """Ask the server for its time."""
-        time, _ = self._asking.persist(lambda timeout: self._wire.call("TIME", timeout=timeout), RELEASE_BOUND)
-        return microseconds(time)
+        return microseconds(self._asking.persist(lambda left: self._wire.call("TIME", timeout=left), RELEASE_BOUND)[0])
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Run acquire.lua."""
@@ -115,54 +121,55 @@ class RedisStore(RedisInventory, Store):
         """Queue with acquire.lua and listen on a channel of its own."""
         return RedisWaiter(self._wire, claim, lambda bound: self._take(claim, bound, waits=True))
 
-    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
+    def renew(self, claims: Sequence[Claim], timeout: float) -> Sequence[Answer | StoreError]:
         """Run renew.lua on a connection that nothing else uses, all parts in one go."""
-        calls = list(renewals_of(claims))
         run = self._reserved.run_many if self._replicas is None else partial(self._replicas.run_many, self._reserved)
-        replies, sent_at = self._asking.persist(lambda left: run(RENEW, calls, left), timeout)
-        for *_, now in replies[-1:]:
-            self._clock.tells(now, sent_at)
+        replies, sent_at = self._asking.persist(lambda left: run(RENEW, list(renewals_of(claims)), left), timeout)
+        if replies:
+            self._clock.tells(replies[-1][-1], sent_at)
         self._source.weigh(claim.ttl for claim in claims)
-        return [_ANSWERS[answer] for *answers, _ in replies for answer in answers]
+        return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
 
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
         """Read each token's deadline."""
         commands = [("TIME",), *(("HMGET", claim.key, claim.token, f"!{claim.token}") for claim in claims)]
-        (time, *deadlines), _ = self._asking.persist(lambda left: self._reserved.call_many(commands, left), timeout)
-        now = microseconds(time)
-        known = [usual or asked_to_make_way for usual, asked_to_make_way in deadlines]
-        return [(int(deadline) - now) / 1_000_000 if deadline else None for deadline in known]
+        ask = partial(self._reserved.replies_to, commands)
+        (time, *deadlines), _ = self._asking.persist(lambda left: accepted(ask(left), OVERWRITTEN), timeout)
+        known = [None if isinstance(each, Exception) else each[0] or each[1] for each in deadlines]
+        return [(int(deadline) - microseconds(time)) / 1_000_000 if deadline else None for deadline in known]
 
     def release(
         self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
     ) -> Answer:
-        """Run release.lua, until those who wait have been told."""
+        """Run release.lua, until the next waiters have been told."""
         is_unusual = place != 1 or claim.min_hold or (ending is not None and ending.is_due)
         known_fields = "0" if is_unusual else str(field_count(claim))
         keys, arguments = [claim.key], [claim.token, known_fields, f"{place or 0} {milliseconds(claim.min_hold)}"]
         if ending is not None:
-            kept, is_due = milliseconds(ending.kept), int(ending.is_due)
             keys.append(claim.marker)
-            arguments.append(f"{claim.facts.attempt} {ending.outcome} {kept} {is_due}")
+            arguments.append(f"{claim.facts.attempt} {told_of(ending)}")
         tries = 0
 
         def ask(timeout: float) -> Any:
             nonlocal tries
             tries += 1
-            return self._wire.run(RELEASE, keys, arguments, timeout)
+            return self._give_back(keys, arguments, timeout)
 
-        reply, _ = self._asking.persist(ask, bound)
-        answer = _ANSWERS[reply[0] if isinstance(reply, list) else reply]
+        reply, _ = self._of(claim.key)[0].persist(ask, bound)
+        answer = ANSWERS[reply[0] if isinstance(reply, list) else reply]
         if isinstance(reply, list):
             self._wake_the_rest(claim, bound)
         if tries > 1 and answer <= 0:
-            # An earlier try may have released it without our hearing of it.
+            # An earlier try may have released it, and its answer was lost.
             return Answer.DONE if ending is None else Answer.MARKED
         return answer
 
+    def _give_back(self, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
+        return self._wire.run(RELEASE, keys, arguments, timeout)
+
     def _wake_the_rest(self, claim: Claim, bound: float) -> None:
         give_up_at = clock() + bound
-        # It is released, whatever becomes of this; those who wait look after their turn by themselves, if rarely.
+        # It is released even if this fails. Waiters look after their turn by themselves, if rarely.
         with suppress(StoreError):
             while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0 0")), list):
                 if clock() > give_up_at:
@@ -174,10 +181,11 @@ class RedisStore(RedisInventory, Store):
         return Look(tuple(holders_in(key, now, rows)), successor or None, now, crowd)
 
     def mark_queued(
-        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = ""
+        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = "", sent: Sent = ""
     ) -> Holder | None:
         """Run mark_queued.lua."""
-        arguments = (task_id, milliseconds(seconds), str(limit), milliseconds(quiet), *([label] if label else []))
+        in_the_way = f"{limit} {sent}".strip()
+        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [label])
         try:
             reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
         except StoreError:
@@ -215,9 +223,7 @@ class RedisStore(RedisInventory, Store):
 
     def slots(self, key: str) -> dict[str, Slot]:
         """Read the hash."""
-        fields, _ = self._asking.persist(
-            lambda timeout: self._wire.call("HGETALL", key, timeout=timeout), RELEASE_BOUND
-        )
+        fields = self._call("HGETALL", key)
         pairs = zip(fields[::2], fields[1::2], strict=True)
         return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in pairs}
 
@@ -230,28 +236,34 @@ class RedisStore(RedisInventory, Store):
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
         keys = [claim.key, claim.marker] if claim.may_be_copy else [claim.key]
-        lowest = self._clock.lowest_fence()
+        asking, seen = self._of(claim.key)
+        lowest = seen.lowest_fence()
         script, arguments = ACQUIRE_ABOVE if lowest else ACQUIRE, arguments_of(claim, waits=waits, lowest_fence=lowest)
 
         def ask(timeout: float) -> Any:
             return self._ask_for_place(script, keys, arguments, timeout)
 
-        # What waits for a `Lock`, or has a turn in the queue, persists.
+        # A `Lock`, and a run with a turn in the queue, persists.
         is_one_of_many = bool(claim.facts.task_id) and not waits
         try:
-            reply, sent_at = self._asking.persist(ask, min(bound, claim.patience), is_one_of_many=is_one_of_many)
+            reply, sent_at = asking.persist(ask, min(bound, claim.patience), is_one_of_many=is_one_of_many)
         except StoreError as error:
             if not isinstance(error, ConfigurationError):
                 # From far away, opening may take longer than a caller with a time limit may wait.
                 self._wire.open_ahead()
             raise
-        self._clock.tells(reply if isinstance(reply, int) else reply[1], sent_at)
-        if isinstance(reply, int) or reply[0] == _GRANTED:
+        _, seen = self._of(claim.key)
+        seen.tells(reply if isinstance(reply, int) else reply[1], sent_at)
+        if isinstance(reply, int) or reply[0] == GRANTED:
             grant = grant_in(reply, sent_at)
-            return grant if self._clock.has_given(grant.fence) or lowest else self._take_above(claim, bound, grant)
+            return grant if seen.has_given(grant.fence) or lowest else self._take_above(claim, bound, grant)
         if reply[0] == _QUEUED:
             return float(reply[2]) / 1_000_000
         return Done(*reply[2:]) if reply[0] == _DONE else conflict_in(claim.key, reply)
+
+    def _of(self, key: str) -> tuple[Asking, ServerClock]:  # noqa: ARG002 (there is one server)
+        """The data about the server that has *key*."""
+        return self._asking, self._clock
 
     def _ask_for_place(self, script: Script, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
         give_up_at = clock() + timeout
@@ -259,20 +271,20 @@ class RedisStore(RedisInventory, Store):
             reply = self._wire.run(script, keys, arguments, timeout)
         else:
             reply, acknowledged = self._replicas.run(self._wire, script, keys, arguments, timeout)
-            if isinstance(reply, int) or reply[0] == _GRANTED:
+            if isinstance(reply, int) or reply[0] == GRANTED:
                 self._replicas.check(acknowledged)
-        if not isinstance(reply, int) and reply[0] not in (_GRANTED, _QUEUED, _DONE):
-            # A conflict writes nothing, so a master of yesterday could tell of it from what it still knows.
+        if not isinstance(reply, int) and reply[0] not in (GRANTED, _QUEUED, _DONE):
+            # A conflict writes nothing, so a former master could report one from its old data.
             self._wire.make_sure(keys[0], give_up_at - clock())
         return reply
 
     def _take_above(self, claim: Claim, bound: float, grant: Grant) -> Grant | Conflict | Done | float:
-        """Have the fence of a grant raised: it has told us that the server's clock was set back."""
+        """Ask again for a higher fence, because the first grant has shown that the server's clock was set back."""
         again = self._take(claim, bound)
         return replace(again, took_over=grant.took_over) if isinstance(again, Grant) else again
 
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
-        return self._asking.persist(lambda timeout: self._wire.run(script, [key], arguments, timeout), bound)[0]
+        return self._of(key)[0].persist(lambda timeout: self._wire.run(script, [key], arguments, timeout), bound)[0]
 
     def _reconnected(self) -> None:
         if self.on_reconnect is not None:
@@ -283,6 +295,6 @@ class RedisStore(RedisInventory, Store):
             self.on_clock_step(seconds)
 
 
-_GRANTED, _QUEUED, _DONE = 1, 2, 3
+GRANTED, _QUEUED, _DONE = 1, 2, 3
 _NEEDS_ARGUMENTS = 3
-_ANSWERS = {int(answer): answer for answer in Answer}
+ANSWERS = {int(answer): answer for answer in Answer}

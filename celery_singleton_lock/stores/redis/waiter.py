@@ -1,4 +1,4 @@
-"""Turns in the queue of a lock, and how those who have one are woken."""
+"""Turns in the queue of a lock, and how their waiters are woken."""
 
 import time
 from collections.abc import Callable
@@ -14,8 +14,10 @@ from celery_singleton_lock.stores.redis.wire import Wire
 
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
-# Of the bound, so that enough is left to ask in.
+# Seconds of the bound for listening, so that enough of it is left for the question.
 _LISTEN_BOUND = 2.0
+# A server of a cluster says so when its channel has moved to another server; the next `ask` listens there.
+_LEFT = "sunsubscribe"
 
 
 class RedisWaiter(Waiter):
@@ -30,14 +32,14 @@ class RedisWaiter(Waiter):
         self._ears: Any = None
 
     def __exit__(self, *_: object) -> None:
-        """Stop listening; without a grant so that the server knows, and passes over a turn that may be left."""
+        """Stop listening. Without a grant, disconnect, so that the server passes over a turn that may be left."""
         if self._ears is not None and self._granted:
             self._wire.unsubscribe(self._ears)
         elif self._ears is not None:
             self._ears.disconnect()
 
     def ask(self) -> Grant | Conflict | Done | float:
-        """Run acquire.lua with a turn, heard of before it is taken, so that no wake-up is missed."""
+        """Listen first, and then run acquire.lua to take a turn, so that no wake-up is missed."""
         give_up_at = clock() + ACQUIRE_BOUND
         self._listen()
         answer = self._ask(give_up_at - clock())
@@ -48,12 +50,16 @@ class RedisWaiter(Waiter):
         """Wait for a message on the channel."""
         try:
             if self._ears is not None and self._ears.can_read(timeout=min(seconds, _LONGEST_SLEEP)):
-                self._ears.read_response()
+                message = self._ears.read_response()
+                if message[0] == _LEFT:
+                    self._ears.disconnect()
+                    self._ears = None
+                    return
         except exceptions.RedisError:
             self._ears.disconnect()
             self._ears = None
         if self._ears is None:
-            # Deaf, so look a little more often; a broken store is for ask() to report.
+            # It cannot hear a release, so it looks a little more often; `ask` reports a broken store.
             time.sleep(min(seconds, REPLY_TIMEOUT))
 
     def _listen(self) -> None:

@@ -1,61 +1,32 @@
 """Connections to Redis on which every call is bounded and none waits for another."""
 
 import _thread
-import hashlib
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib import resources
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from redis import exceptions
 
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
-from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, hear, shut
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, abort, hear, shut
+from celery_singleton_lock.stores.redis.packing import packed, packed_together
 from celery_singleton_lock.stores.redis.refusals import is_elsewhere
+from celery_singleton_lock.stores.redis.script import Script
 from celery_singleton_lock.stores.redis.source import Source
 
-# What nobody has needed for so long is one connection too many.
+T = TypeVar("T")
+
+# Seconds after which an idle connection is one too many.
 LONGEST_IDLE = 60.0
 LOOK_AGAIN = 6.0
-# A server that was a master then.
+# A reply that may take a moment longer than the rest of the time is waited for as usual, because to look for it
+# first costs as much as another system call.
+_A_MOMENT = 0.01
+# Seconds for which a server that was a master still counts as one.
 _SURE_FOR = 1.0
-
-
-class Script:
-    """A Lua file of this package, behind the parts it needs, called by its digest.
-
-    Arguments:
-        verb: What it does; the name of the file.
-        parts: The files in `lua/parts` that come before it, in this order.
-    """
-
-    def __init__(self, verb: str, *parts: str) -> None:
-        files = [*(f"parts/{part}" for part in parts), verb]
-        folder = resources.files(__package__).joinpath("lua")
-        self.text = "\n".join(folder.joinpath(f"{file}.lua").read_text(encoding="utf-8") for file in files)
-        self.digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-
-
-def packed(connection: Any, command: tuple[str, ...]) -> Any:
-    """*command* as it goes over the wire, in a fraction of the time that redis-py takes."""
-    request = pack_command(command)
-    # The rest is a matter of the connection's encoding.
-    return [request] if request.isascii() else connection.pack_command(*command)
-
-
-def _pack_by_hand(command: tuple[str, ...]) -> bytes:
-    return (f"*{len(command)}\r\n" + "".join([f"${len(part)}\r\n{part}\r\n" for part in command])).encode()
-
-
-try:
-    import hiredis
-except ImportError:
-    pack_command: Any = _pack_by_hand
-else:
-    pack_command = hiredis.pack_command
 
 
 class Wire:
@@ -70,13 +41,16 @@ class Wire:
         reconnected: Called when there is a connection again after one was lost.
     """
 
+    # The commands that start and stop listening.
+    _verbs = "SUBSCRIBE", "UNSUBSCRIBE"
+
     def __init__(self, source: Source, reconnected: Callable[[], None]) -> None:
         self._source = source
         self._reconnected = reconnected
         self._begin()
 
     def _begin(self) -> None:
-        # With the time since when each is idle; what was used last is used first.
+        # Each with the time since when it is idle; the one that was used last is used first.
         self._idle: deque[tuple[Any, float]] = deque()
         self._ears: deque[tuple[Any, float]] = deque()
         self._listening: WeakSet[Any] = WeakSet()
@@ -85,12 +59,17 @@ class Wire:
         self._has_lost_one = False
         self._pid = os.getpid()
 
+    @property
+    def address(self) -> str:
+        """The address of the server, fit for logs."""
+        return self._source.address
+
     def call(self, *command: str, timeout: float = REPLY_TIMEOUT) -> Any:
         """Send one command and return its reply within *timeout* seconds, raising redis-py's errors."""
         connection, idle_since, timeout = self._checkout(timeout)
         try:
             connection.send_packed_command(packed(connection, command), check_health=False)
-            if timeout < REPLY_TIMEOUT:
+            if timeout < REPLY_TIMEOUT - _A_MOMENT:
                 hear(connection, timeout)
             reply = connection.read_response()
         except exceptions.ResponseError as error:
@@ -99,7 +78,7 @@ class Wire:
         except BaseException as error:
             # A reply may still be under way: the next caller on this connection
             # would read it as the answer to another question.
-            connection.disconnect()
+            abort(connection)
             self._drop_others(error, idle_since)
             raise
         self._put_back(connection)
@@ -107,20 +86,28 @@ class Wire:
 
     def call_many(self, commands: Sequence[Sequence[str]], timeout: float) -> list[Any]:
         """Send all commands in one round trip and return their replies, within *timeout* seconds."""
+        replies = self.replies_to(commands, timeout)
+        for reply in replies:
+            if isinstance(reply, exceptions.ResponseError):
+                raise reply
+        return replies
+
+    def replies_to(self, commands: Sequence[Sequence[str]], timeout: float) -> list[Any]:
+        """The same, but a refusal is a reply as well, so that the other replies are not lost."""
         give_up_at = clock() + timeout
         connection, idle_since, _ = self._checkout(timeout)
         try:
-            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            connection.send_packed_command(packed_together(connection, commands), check_health=False)
             replies = [_reply(connection, give_up_at) for _ in commands]
         except BaseException as error:
-            connection.disconnect()
+            abort(connection)
             self._drop_others(error, idle_since)
             raise
         refusals = [reply for reply in replies if isinstance(reply, exceptions.ResponseError)]
         if refusals:
             self._put_back_after(refusals[0], connection)
-            raise refusals[0]
-        self._put_back(connection)
+        else:
+            self._put_back(connection)
         return replies
 
     def run(self, script: Script, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
@@ -133,6 +120,18 @@ class Wire:
             call = "EVAL", script.text, str(len(keys)), *keys, *arguments
             return self.call(*call, timeout=give_up_at - clock())
 
+    def at(self, key: str, ask: Callable[["Wire", float], T], timeout: float) -> T:  # noqa: ARG002 (there is one server)
+        """The result of *ask* at the server that has *key*; *ask* gets connections to it, and its seconds."""
+        return ask(self, timeout)
+
+    def spelled(self, script: Script) -> Script:
+        """*script* in the form for this server."""
+        return script
+
+    def to_masters(self, timeout: float) -> list["Wire"]:  # noqa: ARG002 (it is known)
+        """Connections to each server that has locks."""
+        return [self]
+
     def run_many(
         self, script: Script, calls: Sequence[tuple[Sequence[str], Sequence[str]]], timeout: float
     ) -> list[Any]:
@@ -143,7 +142,7 @@ class Wire:
         try:
             return self.call_many(known, timeout)
         except exceptions.NoScriptError:
-            # The first loads it for the others.
+            # The first call loads it for the others.
             return self.call_many([("EVAL", script.text, *plain[0]), *known[1:]], give_up_at - clock())
 
     def run_all(
@@ -193,7 +192,7 @@ class Wire:
         self._ears.append((connection, clock()))
 
     def open_ahead(self) -> None:
-        """Open a connection for the next call in the background, unless there is one or it is under way."""
+        """In the background, open a connection for the next call, unless there is one or one is being opened."""
         self._drop_the_parents()
         if not self._idle and clock() >= self._opens_until:
             # A time, because a signal may raise before the thread has begun.
@@ -205,7 +204,7 @@ class Wire:
         self._close_idle(until=float("inf"))
 
     def _checkout(self, timeout: float) -> tuple[Any, float, float]:
-        """A connection, since when it was idle, and what is left of *timeout*."""
+        """A connection, the time since when it was idle, and the rest of *timeout*."""
         self._drop_the_parents()
         try:
             return *self._idle.pop(), timeout
@@ -248,20 +247,20 @@ class Wire:
             self._put_back(connection)
 
     def _drop_others(self, error: BaseException, idle_since: float) -> None:
-        """Close what *error*, on a connection that was idle before, has ended as well."""
+        """Close the other connections that the cause of *error* has ended as well; *error* was on an idle one."""
         if not isinstance(error, exceptions.RedisError):
             return
         self._has_lost_one = True
-        # What ended it, a restart say, has ended the others. But for one that fell silent only those
-        # that were not used since: a router has forgotten them all, or the server is just slow.
+        # A restart, for example, has ended the others, too. But if a connection fell silent, close only those that
+        # were not used since: a router has forgotten them all, or the server is just slow.
         self._close_idle(until=idle_since if isinstance(error, exceptions.TimeoutError) else float("inf"))
         if is_elsewhere(error):
             for ear in list(self._listening):
-                # Its waiter closes it, and listens to the right server.
+                # The waiter closes it, and then listens at the right server.
                 shut(ear)
 
     def _close_idle(self, until: float) -> None:
-        """Close what has not been used since."""
+        """Close the connections that were not used since *until*."""
         for idle in (self._idle, self._ears):
             with suppress(IndexError):
                 while idle[0][1] <= until:
@@ -269,11 +268,12 @@ class Wire:
 
     def _hear_only(self, connection: Any, channel: str, give_up_at: float) -> Any:
         try:
-            commands = connection.pack_commands([("UNSUBSCRIBE",), ("SUBSCRIBE", channel)])
+            hear_it, hear_nothing = self._verbs
+            commands = connection.pack_commands([(hear_nothing,), (hear_it, channel)])
             connection.send_packed_command(commands, check_health=False)
             self._listening.add(connection)
             reply = None
-            while reply != ["subscribe", channel]:
+            while reply != [hear_it.lower(), channel]:
                 hear(connection, min(REPLY_TIMEOUT, give_up_at - clock()))
                 reply = connection.read_response()[:2]
         except BaseException:
@@ -283,7 +283,7 @@ class Wire:
 
 
 class WatchfulWire(Wire):
-    """The same to a server whose place another one may take while it still answers."""
+    """The same to a server that another one may replace while it still answers."""
 
     def _checkout(self, timeout: float) -> tuple[Any, float, float]:
         self._source.look_again()
@@ -292,7 +292,8 @@ class WatchfulWire(Wire):
 
 def _reply(connection: Any, give_up_at: float) -> Any:
     """The next reply; a refusal is one, because the replies behind it have to be read as well."""
-    hear(connection, min(REPLY_TIMEOUT, give_up_at - clock()))
+    if (left := give_up_at - clock()) < REPLY_TIMEOUT - _A_MOMENT:
+        hear(connection, left)
     try:
         return connection.read_response()
     except exceptions.ResponseError as error:

@@ -60,6 +60,7 @@ class Breaking(Contract):
     def test_what_is_no_lock_is_not_found(self, store: Store) -> None:
         store.mark_done(f"{KEY}:done:a:1}}", 0, "stored", 60.0)
         store.release(call("a"), 1, ending=replace(ENDED, is_due=True))
+        store.claim_slot(f"{KEY}:slots}}", Slot("entry", 1, 1))
 
         assert list(store.keys(START)) == []
 
@@ -113,6 +114,24 @@ class Breaking(Contract):
             self.pass_time(5 * SHORT)
             assert surveyed(store).waiters == 0
             assert surveyed(store).holders == ()
+
+    def test_a_survey_tells_whether_a_call_waits_for_the_key(self, store: Store) -> None:
+        store.acquire(claim("a", task_id="id-of-a"))
+        with store.waiter(claim("w", task_id="id-of-w")) as waiter:
+            queued(waiter.ask())
+            found = {task_id: store.survey([KEY, OTHER], task_id) for task_id in ("id-of-w", "id-of-a", "id-of-", "")}
+
+        (here, other), *others = found.values()
+        assert here.turn is not None
+        assert here.turn > 0
+        assert {other.turn, *(survey.turn for surveys in others for survey in surveys)} == {None}
+
+    def test_a_call_whose_turn_has_ended_does_not_wait(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        with store.waiter(claim("w", ttl=SHORT, task_id="id-of-w")) as waiter:
+            queued(waiter.ask())
+            self.pass_time(5 * SHORT)
+            assert store.survey([KEY], "id-of-w")[0].turn is None
 
     def test_keys_are_surveyed_in_their_order(self, store: Store) -> None:
         store.acquire(claim("a", key=OTHER))

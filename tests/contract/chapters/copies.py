@@ -79,6 +79,29 @@ class Copies(Contract):
         assert store.release(delivery("original"), 1) is Answer.DONE
         self.nothing_is_left(store)
 
+    def test_a_copy_that_runs_ends_what_its_original_has_left(self, store: Store) -> None:
+        granted(store.acquire(call("holder", 1000)))
+        original = call("a", 3000, crowds=True)
+        assert refused(store.acquire(original)).crowd == 1
+        succeed(store, call("older", 2000), "replace")
+        succeed(store, original, "replace")
+        store.unmark(KEY, "older")
+        assert not store.unmark(KEY, "a", unless=("merged",))
+        store.release(call("holder"), 1)
+
+        copy = dataclasses.replace(original, token="copy", may_be_copy=True)
+        grant = granted(store.acquire(copy))
+
+        assert refused(store.acquire(call("b"))).crowd == 0
+        store.release(copy, grant.place)
+        self.nothing_is_left(store)
+
+    def test_a_copy_that_is_refused_leaves_its_original_in_the_crowd(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        store.acquire(call("a", crowds=True))
+
+        assert refused(store.acquire(delivery("copy"))).crowd == 1
+
     def test_a_copy_of_a_run_that_waits_takes_no_turn(self, store: Store) -> None:
         granted(store.acquire(call("holder")))
         with store.waiter(first_delivery()) as original:

@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.base import Store, clock
-from celery_singleton_lock.stores.records import Ending
+from celery_singleton_lock.stores.records import Answer, Ending
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
     ENDED,
@@ -46,6 +46,11 @@ class Keys(Contract):
         store.acquire(claim("b", limit=3))
 
         assert client.keys() == [KEY]
+
+    def test_counts_are_kept_for_a_month(self, store: Store, client: Any) -> None:
+        store.count("singleton:v2:stats", "process", 1, {"late::shop.sync": 1}, 30.0)
+
+        assert 29 * 24 * 3600 < client.ttl("singleton:v2:stats") <= 30 * 24 * 3600
 
     def test_a_released_lock_leaves_no_key(self, store: Store, client: Any) -> None:
         store.acquire(claim("a"))
@@ -229,6 +234,33 @@ class Keys(Contract):
             store.acquire(claim("a"))
 
         assert client.get(KEY) == "somebody else's"
+
+    def test_a_key_that_was_overwritten_hides_no_other_lock(self, store: Store, client: Any) -> None:
+        granted(store.acquire(claim("a")))
+        foreign = KEY.replace(":00}", ":99}")
+        assert foreign != KEY
+        client.set(foreign, "somebody else's")
+
+        assert list(store.keys("singleton:v2:")) == [KEY]
+        assert [survey.key for survey in store.survey([KEY])] == [KEY]
+        assert list(store.without_expiry("singleton:v2:")) == [foreign]
+
+    @pytest.mark.parametrize("overwritten", [0, 1, 2])
+    def test_a_key_that_was_overwritten_costs_no_other_lease_its_renewal(
+        self, store: Store, client: Any, overwritten: int
+    ) -> None:
+        claims = [claim("a", key=f"singleton:v2:{{of one process:{number}}}", ttl=5) for number in range(3)]
+        for mine in claims:
+            granted(store.acquire(mine))
+        client.set(claims[overwritten].key, "somebody else's")
+
+        assert [left is None for left in store.remaining(claims, 1.0)] == [n == overwritten for n in range(3)]
+        answers = store.renew([dataclasses.replace(mine, ttl=30) for mine in claims], 1.0)
+
+        assert answers == [Answer.TAKEN if number == overwritten else Answer.DONE for number in range(3)]
+        assert client.get(claims[overwritten].key) == "somebody else's"
+        for number in {0, 1, 2} - {overwritten}:
+            assert client.pttl(claims[number].key) > 50_000
 
     def test_a_lock_with_long_facts_is_a_list_all_the_same(self, store: Store, client: Any) -> None:
         # A value of more than 64 bytes would make it a table, of twice the size.

@@ -1,5 +1,7 @@
 """What calls leave in a store that hold nothing: queued, quiet, and in the crowd."""
 
+from typing import Any
+
 import pytest
 
 from celery_singleton_lock.stores.base import Store
@@ -55,6 +57,67 @@ class Marks(Contract):
         store.unmark(KEY, "another")
         store.release(joiner, 1)
         self.nothing_is_left(store)
+
+    @pytest.mark.parametrize("joins", [False, True])
+    def test_a_queued_call_that_is_refused_counts_as_queued_for_as_long_again(self, store: Store, joins: bool) -> None:
+        mark_queued(store, "a", seconds=60.0)
+        granted(store.acquire(call("holder")))
+        refused(store.acquire(call("a", heeds_queued=True, joins=joins, queued_for=600.0)))
+
+        assert found(mark_queued(store, "b")).expires_in > 500
+        store.release(call("holder"), 1)
+        assert store.unmark(KEY, "a")
+        self.nothing_is_left(store)
+
+    def test_a_queued_call_that_waits_in_its_slot_counts_as_queued_for_as_long_again(self, store: Store) -> None:
+        mark_queued(store, "a", seconds=60.0)
+        granted(store.acquire(call("holder")))
+        with store.waiter(call("a", queued_for=600.0)) as waiter:
+            queued(waiter.ask())
+
+            assert found(mark_queued(store, "b")).expires_in > 500
+
+    def test_a_refusal_makes_no_mark_shorter_and_none_of_another_call_longer(self, store: Store) -> None:
+        mark_queued(store, "a", seconds=600.0)
+        granted(store.acquire(call("holder")))
+        refused(store.acquire(call("a", queued_for=60.0)))
+        refused(store.acquire(call("b", queued_for=6000.0)))
+
+        assert 500 < found(mark_queued(store, "c")).expires_in <= 600
+
+    def test_a_label_stays_with_a_mark_that_lasts_longer(self, store: Store) -> None:
+        store.mark_queued(KEY, "a", 60.0, limit=0, quiet=0.0, label="supplier 7")
+        granted(store.acquire(call("holder")))
+        refused(store.acquire(call("a", queued_for=600.0)))
+
+        assert [mark.label for mark in store.survey([KEY])[0].marks] == ["supplier 7"]
+
+    def test_a_retry_takes_the_mark_over_from_a_call_that_was_queued_meanwhile(self, store: Store) -> None:
+        mark_queued(store, "member")
+
+        assert store.mark_queued(KEY, "retry", 60.0, limit=0, quiet=0.0, sent="over") is None
+        assert found(mark_queued(store, "another", limit=1)).task_id == "retry"
+        assert refused(store.acquire(call("member", heeds_queued=True))).first.task_id == "retry"
+        granted(store.acquire(call("retry")))
+
+    def test_what_is_sent_anyway_takes_no_mark_from_another_call(self, store: Store) -> None:
+        mark_queued(store, "queued")
+
+        assert found(store.mark_queued(KEY, "member", 60.0, limit=0, quiet=0.0, sent="anyway")).task_id == "queued"
+        assert found(mark_queued(store, "another")).task_id == "queued"
+
+    @pytest.mark.parametrize("sent", ["anyway", "over"])
+    def test_what_is_sent_in_a_cool_down_counts_as_queued_and_leaves_that_as_it_is(
+        self, store: Store, sent: Any
+    ) -> None:
+        mark_queued(store, "before", quiet=600.0)
+        granted(store.acquire(call("before")))
+        store.release(call("before"), 1)
+
+        assert store.mark_queued(KEY, "member", 60.0, limit=0, quiet=60.0, sent=sent) is None
+        assert found(mark_queued(store, "another")).task_id == "member"
+        assert store.unmark(KEY, "member")
+        assert found(mark_queued(store, "another")).task_id == "before"
 
     def test_the_queued_call_is_queued_no_more_once_it_runs(self, store: Store) -> None:
         mark_queued(store, "a")

@@ -333,6 +333,50 @@ class Succession(Contract):
         store.release(mine, 1, ending=ENDED)
         self.nothing_is_left(store)
 
+    def test_nor_one_in_whose_favour_an_older_call_that_replaces_has_ended(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+        assert succeed(store, call("old", 1500), "replace") == merged_into("b")
+
+        assert not store.unmark(KEY, "b", unless=("merged",))
+        self.pass_time(PATIENCE + 1)
+        assert not store.unmark(KEY, "b", unless=("merged",)), "nor when its time as the successor is over"
+
+        store.release(call("a"), 1)
+        store.release(call("b"), granted(store.acquire(again(call("b", 2000)))).place)
+        self.nothing_is_left(store)
+
+    def test_nor_one_that_has_overtaken_a_successor(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "replace")
+        assert store.unmark(KEY, "b", unless=("merged",)), "nobody ends in its favour"
+        succeed(store, call("b", 2000), "replace")
+        succeed(store, call("c", 3000), "replace")
+        assert not store.unmark(KEY, "c", unless=("merged",)), "before the older one has heard of it"
+        assert succeed(store, again(call("b", 2000)), "replace") == merged_into("c")
+        store.unmark(KEY, "b")
+
+        assert not store.unmark(KEY, "c", unless=("merged",))
+        assert store.successor(KEY) == "c"
+
+        store.release(call("a"), 1)
+        store.release(call("c"), granted(store.acquire(again(call("c", 3000)))).place)
+        self.nothing_is_left(store)
+
+    def test_nor_the_last_of_several_that_have_overtaken_each_other(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        for name, published in [("b", 2000), ("c", 3000), ("d", 4000)]:
+            assert succeed(store, call(name, published), "replace") == MINE
+        for name, published, newer in [("b", 2000, "c"), ("c", 3000, "d")]:
+            assert succeed(store, again(call(name, published)), "replace") == merged_into(newer)
+            store.unmark(KEY, name)
+
+        assert not store.unmark(KEY, "d", unless=("merged",))
+
+        store.release(call("a"), 1)
+        store.release(call("d"), granted(store.acquire(again(call("d", 4000)))).place)
+        self.nothing_is_left(store)
+
     def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "replace")
@@ -484,6 +528,17 @@ class Succession(Contract):
         granted(store.acquire(again(call("b", 2000))))
         assert store.renew([call("b")], 1.0) == [Answer.DONE]
         assert store.successor(KEY) is None
+
+    def test_a_holder_stays_if_its_successor_gets_another_place(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000, limit=2)))
+        granted(store.acquire(call("b", 1500, limit=2)))
+        succeed(store, again(call("c", 2000, limit=2)), "replace")
+        store.release(call("b", 1500), 2)
+
+        granted(store.acquire(again(call("c", 2000, limit=2))))
+
+        assert store.renew([call("a"), call("c")], 1.0) == [Answer.DONE, Answer.DONE]
+        assert tokens(store.holders(KEY)) == ["a", "c"]
 
     def test_one_holder_at_a_time_is_asked_to_make_way_and_the_oldest_first(self, store: Store) -> None:
         for name in "xyz":

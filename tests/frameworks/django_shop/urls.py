@@ -1,5 +1,6 @@
-"""The one view."""
+"""The one view, and the admin."""
 
+from django.contrib import admin
 from django.db import transaction
 from django.http import HttpRequest, JsonResponse
 from django.urls import path
@@ -15,4 +16,4 @@ def start(request: HttpRequest, supplier_id: int) -> JsonResponse:
     return JsonResponse({}, status=202)
 
 
-urlpatterns = [path("suppliers/<int:supplier_id>/import", start)]
+urlpatterns = [path("suppliers/<int:supplier_id>/import", start), path("admin/", admin.site.urls)]

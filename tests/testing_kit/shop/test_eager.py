@@ -69,7 +69,7 @@ def test_what_happened_is_plain_data(singleton_locks: SingletonLocks) -> None:
     assert acquired.key == released.key == import_catalogue.lock_key_for(7)
     assert acquired.fence > 0
     assert not acquired.took_over
-    assert singleton_locks.lost == singleton_locks.conflicts == singleton_locks.unanswered == []
+    assert [*singleton_locks.lost, *singleton_locks.conflicts, *singleton_locks.unanswered] == []
 
 
 def test_the_report_is_sent_once_an_hour(singleton_locks: SingletonLocks) -> None:

@@ -10,8 +10,9 @@
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  limit: a place is granted while fewer are held; then words: `waits` takes a turn; `heeds` a queued mark;
 --          `asked` before to be the successor; `crowds` will come again, for the first time; `returns` has come again;
---          `joins` waits for the holder's result; `rerun` or `replace` is the policy by which it would be merged with the
---          successor, or replaced by it; `above=<fence>` has seen a later time of this server
+--          `joins` waits for the holder's result; `queued=<milliseconds>` counts as queued for so long if refused;
+--          `rerun` or `replace` is the policy by which it would be merged with the successor, or replaced by it;
+--          `copy` may be one though no marker is looked at; `above=<fence>` has seen a later time of this server
 -- ARGV[4]  pid, attempt and time of publication
 -- ARGV[5]  task id of the caller, or an empty text
 -- ARGV[6]  its hostname, or an empty text
@@ -25,8 +26,6 @@
 --          {0, now, crowd, successor, holders}  held: a few holders, or else those that go before; seven values each
 --          {-1, now, crowd, successor, holders} another delivery of this message holds it, or waits
 
-local RESULT_GRACE = 5000000 -- a result is stored right after its run; so much later, its process has died in between
-
 local key, token, ttl, task_id, task_name, merges = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[5], ARGV[7], ARGV[8] or ''
 local limit = tonumber(string.match(ARGV[3], '^%d+'))
 local attempt, published = string.match(ARGV[4], '^%S+ (%d+) (%d+)$')
@@ -39,6 +38,8 @@ local function says(word)
   return string.find(ARGV[3], word, 1, true)
 end
 
+local may_be_copy = KEYS[2] or says('copy')
+
 local function lowest_fence()
   return tonumber(string.match(ARGV[3], 'above=(%d+)') or 0)
 end
@@ -47,14 +48,7 @@ local function refuse(verdict, holders)
   return {verdict, now, crowd, successor and successor.task_id or '', holders}
 end
 
-local function is_done()
-  local past, outcome, at = read_marker(KEYS[2])
-  if tonumber(attempt) <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
-    return {3, now, past, outcome}
-  end
-end
-
--- One message, one body. Its own cool-down keeps no later attempt out, though, which takes its place.
+-- One message, one body. But the cool-down of an earlier attempt does not keep a later one out, which takes its place.
 local place
 local function is_held_by_itself()
   local ids = fields_of_places(key, highest, ':i')
@@ -86,7 +80,7 @@ end
 local function grant_again(each)
   local place = each.place
   local grant = grant_of(key, place)
-  -- First, because a server out of memory refuses HSET where nothing was written before.
+  -- First, because a server out of memory refuses HSET if the script has written nothing before.
   expire_after(key, 2000 * ttl)
   set_deadline(key, each, now + ttl * 1000)
   local fence = grant.fence
@@ -99,7 +93,7 @@ local function grant_again(each)
   return {1, now, place, fence, 0, grant.since, merged and redis.call('HGET', key, 'merged:' .. merged) or ''}
 end
 
--- For the first run that takes them; one that was published later has newer ones itself, and ends what was merged.
+-- For the first run that takes them. A run that was published later has newer ones itself, and ends the merged ones.
 local function take_merged()
   local text, latest, by =
     unpack(redis.call('HMGET', key, 'merged:' .. merges, 'merged_at:' .. merges, 'merged_by:' .. merges))
@@ -111,15 +105,18 @@ local function take_merged()
     return ''
   end
   redis.call('HSET', key, 'merged_by:' .. merges, token)
-  -- Counted anew, for its message may be delivered again.
+  -- The time counts anew, because the message of this run may be delivered again.
   expire_after(key, memory * 1000)
   return text
 end
 
--- What the caller has left while it held nothing ends with its grant.
+-- The marks that the caller has left while it held nothing end with its grant. If it may be a copy, its original may have
+-- left some, and died.
 local function leave_all_else(place)
   if task_id_of(known[5]) == task_id then
     redis.call('HDEL', key, 'next', 'next:by')
+    -- It has got another place than that of the holder that it has asked for.
+    let_holders_stay(key, places)
   end
   if task_id_of(known[6]) == task_id then
     redis.call('HDEL', key, 'queued')
@@ -127,10 +124,10 @@ local function leave_all_else(place)
   if task_id_of(known[9]) == task_id then
     redis.call('HDEL', key, 'joined')
   end
-  if says('asked') then
+  if may_be_copy or says('asked') then
     redis.call('HDEL', key, 'with:' .. task_id)
   end
-  if says('returns') then
+  if may_be_copy or says('returns') then
     leave_crowd(key, task_id)
   end
   if ticket then
@@ -164,7 +161,7 @@ local function grant(place, took_over, fence)
   redis.call('HSET', key, unpack(fields))
   leave_all_else(place)
   if redis.call('HLEN', key) == #fields / 2 + (known[2] and place <= highest and 1 or 0) then
-    -- Nothing else is known, so it expires with this holder, even if one before it had a longer ttl.
+    -- The hash has nothing else, so it expires with this holder, even if an earlier holder had a longer ttl.
     redis.call('PEXPIRE', key, 2 * ttl)
   else
     expire_after(key, 2000 * ttl)
@@ -172,8 +169,8 @@ local function grant(place, took_over, fence)
   return {1, now, place, fence, took_over, now, arguments}
 end
 
-if KEYS[2] then
-  local answer = is_done() or is_held_by_itself() or waits_by_itself()
+if may_be_copy then
+  local answer = KEYS[2] and past_run(KEYS[2], tonumber(attempt)) or is_held_by_itself() or waits_by_itself()
   if answer then
     return answer
   end
@@ -190,7 +187,7 @@ for _, each in ipairs(places) do
   end
 end
 
--- As many as there are free places keep the caller out, if they go before it.
+-- The caller is kept out if at least as many calls go before it as there are free places.
 local free, before = limit - held, {}
 local function goes_before(each)
   before[#before + 1] = each
@@ -200,7 +197,8 @@ local function goes_before(each)
   return #before >= free and 'enough'
 end
 
--- A refusal ends it: `rerun` leaves its arguments to the successor, `replace` runs in place of it only if it is newer.
+-- A refusal would end this call: with `rerun` it leaves its arguments to the successor; with `replace` a newer
+-- successor runs in its place.
 local function is_merged_with_the_successor()
   local by = redis.call('HGET', key, 'next:by') or ''
   local its_publication, its_policy, its_task = string.match(by, '^(%d+) (%S+) (.*)$')
@@ -210,8 +208,9 @@ local function is_merged_with_the_successor()
   return says('replace') and published ~= '0' and tonumber(its_publication or 0) >= tonumber(published)
 end
 
--- What is here goes before what may come: a caller that would occupy its slot meanwhile yields to no message.
--- The queued call was there before its successor, which heeds its mark: they must not wait for each other.
+-- A run that is here goes before a message that may come: a caller that would occupy its slot meanwhile yields to no
+-- message. A queued call does not wait for a later successor, because the successor heeds its mark, and they must not
+-- wait for each other.
 local is_queued = queued and queued.task_id == task_id
 local is_another_next = successor and successor.task_id ~= task_id
 if is_another_next and not says('waits') and (not is_queued or is_merged_with_the_successor()) then
@@ -241,6 +240,20 @@ if free > #before then
   return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now, lowest_fence()))
 end
 
+-- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends by itself.
+local function stay_queued(name, value, milliseconds)
+  local mark, deadline = mark_of(value), now + milliseconds * 1000
+  if mark and mark.task_id == task_id and mark.deadline < deadline then
+    redis.pcall('HSET', key, name, integer(deadline) .. string.match(value, ' .*$'))
+    expire_after(key, milliseconds * 1000)
+  end
+end
+local queued_for = tonumber(string.match(ARGV[3], 'queued=(%d+)'))
+if queued_for then
+  stay_queued('queued', known[6], queued_for)
+  stay_queued('joined', known[9], queued_for)
+end
+
 if says('waits') then
   local turn = ticket or (last or 0) + 1
   local wait = soonest - now
@@ -251,10 +264,10 @@ if says('waits') then
   return {2, now, wait}
 end
 
--- Others still are not published, but whatever it waits for must not wait for it.
+-- No other call is published, but the holder that it waits for must not wait for its mark.
 if says('joins') and is_queued then
+  redis.call('HSET', key, 'joined', redis.call('HGET', key, 'queued'))
   redis.call('HDEL', key, 'queued')
-  redis.call('HSET', key, 'joined', known[6])
 end
 if says('crowds') then
   join_crowd(key, task_id)

@@ -1,14 +1,14 @@
--- Ask the holders of a lock to end, and drop what keeps others out while it holds nothing.
+-- Ask the holders of a lock to end, and drop the marks that keep others out.
 --
--- A holder hears of it at its next renewal, and releases; `force` does not wait for that. Marks and cool-downs go at
--- once, for nobody is in them. Whoever waits keeps its turn, and has to be woken by release.lua.
+-- A holder hears of it at its next renewal, and releases; `force` does not wait for that. Marks and cool-downs end at
+-- once, because no body runs under them. Waiters keep their turns, and release.lua has to wake them.
 --
 -- KEYS[1]  lock key
--- ARGV[1]  token of the one holder it is about; or an empty text for all of them, the cool-downs and the marks
+-- ARGV[1]  token of one holder; or an empty text for all holders, the cool-downs and the marks
 -- ARGV[2]  who asks
 -- ARGV[3]  `force` frees the places at once, though their holders may go on; or an empty text
 --
--- Returns  {now, dropped, holders}  which marks were in force; the holders it is about, seven values each
+-- Returns  {now, dropped, holders}  the marks that were in force; the holders that were asked, seven values each
 
 local key, only, by = KEYS[1], ARGV[1], ARGV[2]
 local known = redis.call('HMGET', key, 'places', 'queued', 'joined', 'next', 'quiet')
@@ -27,7 +27,7 @@ local function drop(word)
   end
 end
 
--- Does nothing, but a server out of memory refuses HSET where nothing was written before.
+-- Does nothing, but a server out of memory refuses HSET if the script has written nothing before.
 redis.call('HDEL', key, '')
 local cooling = false
 for _, each in ipairs(read_places(key, tonumber(known[1] or 1), math.huge)) do

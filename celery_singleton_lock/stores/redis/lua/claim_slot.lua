@@ -1,6 +1,7 @@
 -- Claim the due slot of a beat entry, or note that it was sent.
 --
--- The slots are one hash: <entry> -> due and fence of the slot that was claimed last, when an entry was last sent.
+-- The slots are one hash: <entry> -> due and fence of the slot that was claimed last, and the time when the entry was
+-- last sent.
 -- A slot that was claimed and not sent may be claimed again, by the heir of a leader that died in between.
 --
 -- KEYS[1]  hash of the slots

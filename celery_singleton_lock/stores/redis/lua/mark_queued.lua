@@ -1,28 +1,20 @@
--- Mark a call as the one that is queued, or say which call is queued, or runs, in its stead.
+-- Mark a call as the one that is queued, or tell which call is queued, or runs, in its place.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
--- ARGV[2]  milliseconds for which the mark lasts, if nobody comes for it
--- ARGV[3]  how many runs have to go on to be in the way as well, or 0
+-- ARGV[2]  milliseconds after which the mark ends if the call never comes
+-- ARGV[3]  if at least so many runs hold the key, they are in the way as well; or 0 for never. Then, for a call that is sent in any case:
+--          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over
 -- ARGV[4]  milliseconds for which nothing else is published
 -- ARGV[5]  its label, if it has one
 --
 -- Returns  1                        queued: publish it
 --          {0, now, 0, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
 
-local key, mine, limit = KEYS[1], ARGV[1], tonumber(ARGV[3])
-local labelled = ARGV[5] and mine .. '\31' .. ARGV[5] or mine
-
-local function mark_until(milliseconds)
-  return integer(now + milliseconds * 1000) .. ' ' .. labelled
-end
-
--- Every lock has an expiry, so a hash without one has just been made by this mark.
-local is_marked = redis.call('HSETNX', key, 'queued', mark_until(ARGV[2])) == 1
-if is_marked and redis.call('PEXPIRE', key, ARGV[2], 'NX') == 1 then
-  if ARGV[4] ~= '0' then
-    set_mark(key, 'quiet', ARGV[4], mine)
-  end
+local limit, sent = string.match(ARGV[3], '^(%d+) ?(%a*)$')
+limit = tonumber(limit)
+if is_first then
+  set_mark(key, 'quiet', ARGV[4], mine)
   return 1
 end
 
@@ -38,7 +30,7 @@ local function refuse(holders)
 end
 
 for _, other in pairs({queued, joined}) do
-  if other.task_id ~= mine then
+  if other.task_id ~= mine and not (other == queued and sent == 'over') then
     return refuse(described_turns({other}))
   end
 end
@@ -51,11 +43,11 @@ if not is_repeated and (limit > 0 or quiet) then
 end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
-elseif quiet and quiet.task_id ~= mine then
+elseif quiet and quiet.task_id ~= mine and sent == '' then
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({quiet}))
 end
 set_mark(key, 'queued', ARGV[2], labelled)
-if ARGV[4] ~= '0' then
+if ARGV[4] ~= '0' and not (quiet and quiet.task_id ~= mine) then
   set_mark(key, 'quiet', ARGV[4], mine)
 end
 return 1

@@ -1,9 +1,9 @@
--- Give a place, or a turn in the queue, back; then wake the waiters whose turn it is.
+-- Give back a place, or a turn in the queue; then wake the waiters whose turn it is.
 --
 -- KEYS[1]  lock key
--- KEYS[2]  done marker of the message, if its run has ended for good
+-- KEYS[2]  done marker of the message, if its run has ended for good and the marker is not written yet
 -- ARGV[1]  token given to acquire.lua
--- ARGV[2]  how many fields the hash has if nothing is known but this holder, or 0
+-- ARGV[2]  how many fields the hash has if it has nothing but this holder, or 0
 -- ARGV[3]  place, or 0 for a caller whose acquire was never answered; milliseconds for which it stays taken, counted from
 --          when it was given
 -- ARGV[4]  of a run that has ended for good: attempt, outcome, milliseconds for which the marker is kept, and 1 to leave
@@ -21,18 +21,18 @@ local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2])
 local answer = redis.call('EXISTS', key) - 1
 
 local function keep_place_until(place, moment)
-  -- Held by a token that nobody has, so nobody renews or releases it.
+  -- The token belongs to nobody, so nobody renews or releases the place.
   redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, place .. ':a', place .. ':c')
   redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(moment))
   expire_after(key, moment - now)
 end
 
 local function leave_place(place)
-  local merged = KEYS[2] and merged_into(key, place, token)
+  local merged = ARGV[4] and merged_into(key, place, token)
   if merged then
     forget_merged(key, merged)
   end
-  -- If this server's clock was set back since it was given, nobody is kept out for the difference.
+  -- If this server's clock was set back since the grant, the place does not stay taken for the difference.
   local free_at = math.min(grant_of(key, place).since, now) + min_hold * 1000
   local is_kept = free_at > now
   if is_kept then
@@ -50,7 +50,7 @@ local function wake(held, is_kept)
     if woken >= math.max(waiter.limit - held, is_kept and 1 or 0) or dead == MOST_DEAD then
       return 'enough'
     elseif redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free') == 0 then
-      -- Nobody listens for a waiter that is dead, so its turn passes on at once.
+      -- A dead waiter does not listen, so its turn passes on at once.
       dead = dead + 1
       return 'gone'
     end
@@ -60,7 +60,7 @@ local function wake(held, is_kept)
   return woken == 0 and (gave_up or dead == MOST_DEAD)
 end
 
--- First, because a server out of memory refuses HSET and SET where nothing was written before.
+-- First, because a server out of memory refuses HSET and SET if the script has written nothing before.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
   leave_queue(key, ticket, token, waiter_of(redis.call('HGET', key, 'q' .. ticket)).task_id)
   answer = 1
@@ -86,7 +86,7 @@ if highest_left < highest then
   end
 end
 
--- Whether a copy has come is not known of a place that was lost, so the marker is left then, too.
+-- For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too.
 if KEYS[2] then
   local attempt, outcome, kept, is_due = string.match(ARGV[4], '^(%d+) (%S+) (%d+) (%d)$')
   if answer < 1 or copy_has_come or is_due == '1' then

@@ -1,8 +1,9 @@
--- Be the run that comes next, or learn which call runs in place of this one. Asked after a refusal.
+-- Become the run that comes next, or learn which call runs in place of this one. Callers ask this after a refusal.
 --
 -- `rerun` merges calls of one task: the first becomes the successor, the others leave it their arguments if those are
 -- newer. `replace` lets the call that was published last be the successor, and asks the oldest holder to make way once
--- the successor has come again, and so is safe in the broker. For one that has not come for PATIENCE nobody waits.
+-- the successor has come again, and so is safe in the broker. Nobody waits for a successor that has not come for
+-- PATIENCE.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
@@ -31,13 +32,19 @@ local merged_at = merged_at_of(merged_known[1])
 local its_publication, its_policy, its_task = string.match(known[3] or '', '^(%d+) (%S+) (.*)$')
 local places = read_places(key, tonumber(known[1] or 1), math.huge)
 
+-- Others have ended in its favour, or will, so it does not give up.
+local function let_run_in_place_of_others(task_id)
+  redis.call('HSET', key, 'with:' .. task_id, 1)
+  expire_after(key, memory * 1000)
+end
+
 local function become_successor()
   set_mark(key, 'next', PATIENCE, mine)
   redis.call('HSET', key, 'next:by', table.concat({integer(published), policy, task_name}, ' '))
   return {1, now}
 end
 
--- Those that could make way, each with its grant; read once, and only if somebody has to know.
+-- The holders that could make way, each with its grant; read once, and only if needed.
 local holders
 local function all_holders()
   if not holders then
@@ -57,7 +64,7 @@ local function runs_my_task(holder)
   return string.match(redis.call('HGET', key, holder.place .. ':n') or '', '^[^\31]*') == ARGV[8]
 end
 
--- A `Lock` is no call: nobody ends in its favour.
+-- A `Lock` is no call, so no call ends in its favour.
 local function holder_published_after(moment, is_meant)
   for _, each in ipairs(all_holders()) do
     local newer = (each.grant.published > 0 and each.grant.published or each.grant.since) > moment
@@ -89,8 +96,7 @@ local function merge()
     end
     leave_merged(key, task_name, ARGV[6], published, memory)
   end
-  redis.call('HSET', key, 'with:' .. successor.task_id, 1)
-  expire_after(key, memory * 1000)
+  let_run_in_place_of_others(successor.task_id)
   return {0, now, successor.task_id}
 end
 
@@ -109,15 +115,18 @@ local function replace()
   if overtaken_by then
     return {0, now, overtaken_by.task_id}
   elseif successor and successor.task_id ~= mine and tonumber(its_publication) >= published then
+    let_run_in_place_of_others(successor.task_id)
     return {0, now, successor.task_id}
   end
   local newer = holder_published_after(published)
   if newer then
     return {0, now, newer}
   end
-  -- Given up or not, it is older, and has to learn of it when it comes. A rerun is not replaced; it comes after this one.
+  -- The older successor, whether given up or not, has to learn of this when it comes. A rerun is not replaced; it
+  -- comes after this one.
   if latest and latest ~= mine and its_policy == 'replace' and tonumber(its_publication) < published then
     set_mark(key, 'over:' .. latest, memory, mine)
+    let_run_in_place_of_others(mine)
   end
   if has_asked then
     ask_oldest_to_make_way()

@@ -1,16 +1,18 @@
--- Say all that is known of a lock to somebody who looks after it, and change nothing.
+-- Tell an operator all that is known of a lock, and change nothing.
 --
 -- KEYS[1]  lock key
+-- ARGV[1]  task id of a call that may wait, or an empty text
 --
--- Returns  {now, fence, waiters, marks, holders}  the greatest fence, or an empty text; the marks in force, five values
---          each: what it is, until when, task id, task name and label, or empty texts; every holder, seven values each
+-- Returns  {now, fence, waiters, marks, holders, turn}  the greatest fence, or an empty text; the marks in force, five
+--          values each: what it is, until when, task id, task name and label, or empty texts; every holder, seven
+--          values each; until when that call has a turn, or an empty text
 
 local key = KEYS[1]
 local known =
   redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'joined', 'next', 'quiet', 'next:by')
 local marks = {}
 
--- Of a long queue only the first are looked at; behind them each ticket counts.
+-- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
 local function count_waiters(first, last)
   local stop = math.min(last, first + LONGEST_WALK - 1)
   local count, names = last - stop, {}
@@ -22,6 +24,12 @@ local function count_waiters(first, last)
     count = count + (waiter and waiter.deadline > now and 1 or 0)
   end
   return count
+end
+
+local function turn_until(task_id)
+  local ticket = task_id ~= '' and turn_of(key, task_id)
+  local waiter = ticket and waiter_of(redis.call('HGET', key, 'q' .. ticket))
+  return waiter and waiter.task_id == task_id and waiter.deadline > now and integer(waiter.deadline) or ''
 end
 
 for i, word in ipairs({'queued', 'queued', 'next', 'quiet'}) do
@@ -36,4 +44,4 @@ for i, word in ipairs({'queued', 'queued', 'next', 'quiet'}) do
 end
 local waiters = known[3] and count_waiters(tonumber(known[3]), tonumber(known[4])) or 0
 local holders = described(key, read_places(key, tonumber(known[1] or 1), math.huge), math.huge)
-return {now, known[2] or '', waiters, marks, holders}
+return {now, known[2] or '', waiters, marks, holders, turn_until(ARGV[1])}

@@ -1,9 +1,9 @@
--- End what a call has left without holding anything: it is queued, next, overtaken and in the crowd no longer.
+-- End the marks of a call that holds nothing: it is no longer queued, next, overtaken or in the crowd.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
 -- ARGV[2]  words: `quiet` lets others be published at once; `returns` leaves the crowd; `unless_merged` keeps everything
---          if other calls have been merged into this one; `unless_heard` if a holder ends for this one and knows it
+--          if other calls end in favour of this one; `unless_heard` if a holder ends for this one and knows it
 --
 -- Returns  1 ended, if there was anything | 0 it stays
 
@@ -14,8 +14,8 @@ local function says(word)
   return string.find(ARGV[2], word, 1, true)
 end
 
-local function holders()
-  return ipairs(read_places(key, tonumber(known[6] or 1), math.huge))
+local function places()
+  return read_places(key, tonumber(known[6] or 1), math.huge)
 end
 
 local function is_successor_that_replaces()
@@ -23,19 +23,9 @@ local function is_successor_that_replaces()
 end
 
 local function ends_a_holder()
-  for _, each in holders() do
+  for _, each in ipairs(places()) do
     if each.alive and each.has_heard then
       return is_successor_that_replaces()
-    end
-  end
-end
-
--- Those that the successor has asked to make way, and that may not have heard of it yet; not those that a person has.
-local function let_holders_stay()
-  for _, each in holders() do
-    if each.makes_way and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
-      redis.call('HDEL', key, '!' .. each.token)
-      redis.call('HSET', key, each.token, integer(each.deadline))
     end
   end
 end
@@ -47,7 +37,7 @@ if says('unless_heard') and ends_a_holder() then
   return 0
 end
 if is_successor_that_replaces() then
-  let_holders_stay()
+  let_holders_stay(key, places())
 end
 if task_id_of(known[1]) == mine then
   redis.call('HDEL', key, 'next', 'next:by')

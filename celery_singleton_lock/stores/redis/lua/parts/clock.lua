@@ -1,12 +1,9 @@
--- The time of this server, in microseconds.
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-
+-- Numbers and moments in the form in which they are written.
 local function integer(number)
   return string.format('%.0f', number)
 end
 
--- No earlier than it would have.
+-- Never shorten the expiry.
 local function expire_after(key, microseconds)
   local milliseconds = math.ceil(microseconds / 1000)
   if redis.call('PEXPIRE', key, milliseconds, 'NX') == 0 then

@@ -1,7 +1,7 @@
--- Holders as a caller wants them, seven values each: place, token, deadline, grant, task id, hostname, task name.
+-- Holders in the form for callers, seven values each: place, token, deadline, grant, task id, hostname, task name.
 local A_FEW = 8
 
--- A few of those that hold the lock, among them the one whose lease ends first.
+-- A few of the holders, among them the one whose lease ends first.
 local function described(key, places, most)
   local alive, holders = {}, {}
   for _, each in ipairs(places) do
@@ -28,7 +28,7 @@ local function described(key, places, most)
   return holders
 end
 
--- A few of those that go before, as the holders they are about to be.
+-- A few of the calls that go before, described as the holders that they will be.
 local function described_turns(turns)
   local holders = {}
   for i = 1, math.min(#turns, A_FEW) do

@@ -7,7 +7,17 @@ local function read_marker(marker)
   return tonumber(attempt or -1), outcome, tonumber(at or 0)
 end
 
--- What is known of a later attempt, or is the last word on this one, stays.
+local RESULT_GRACE = 5000000 -- a result is stored at once after its run; if none is there by then, its process has died
+
+-- The run of this attempt, or of a later one, if it has ended.
+local function past_run(marker, attempt)
+  local past, outcome, at = read_marker(marker)
+  if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
+    return {3, now, past, outcome}
+  end
+end
+
+-- Keep a marker of a later attempt, and the last outcome of this attempt.
 local function write_marker(marker, attempt, outcome, milliseconds)
   local latest, its_outcome = read_marker(marker)
   if latest < attempt or (latest == attempt and its_outcome == 'ended') then

@@ -1,4 +1,4 @@
--- A lock that says nothing any more is deleted at once.
+-- A lock with nothing in it that still counts is deleted at once.
 local function delete_if_idle(key)
   local known = redis.call('HMGET', key, 'queued', 'joined', 'quiet', 'next', 'next:by', 'fence')
   local successor, by, fence = known[4], known[5], known[6]

@@ -8,7 +8,7 @@ local function merged_at_of(value)
   return tonumber(at or 0), tonumber(memory or 0)
 end
 
--- By a run that still lives, as far as anybody knows.
+-- A run has taken them, and it still lives, as far as the store knows.
 local function is_taken(key, by)
   if not by then
     return false
@@ -27,7 +27,7 @@ local function forget_merged(key, task_name)
   redis.call('HDEL', key, 'merged:' .. task_name, 'merged_at:' .. task_name, 'merged_by:' .. task_name)
 end
 
--- Newer arguments may have been left meanwhile, for the next run.
+-- A call may have left newer arguments meanwhile, for the next run.
 local function merged_into(key, place, token)
   local task_name = redis.call('HGET', key, place .. ':a')
   if task_name and redis.call('HGET', key, 'merged_by:' .. task_name) == token then

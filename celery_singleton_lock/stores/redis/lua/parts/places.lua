@@ -52,7 +52,7 @@ local function grant_of(key, place)
   return grant_in(redis.call('HGET', key, place .. ':'))
 end
 
--- What is asked to make way, or not, and has heard of it, or not, stays so.
+-- Whether a holder was asked to make way, and has heard of that, does not change here.
 local function set_deadline(key, each, deadline)
   local prefix, sign = each.makes_way and '!' or '', each.makes_way and not each.has_heard and '+' or ''
   redis.call('HSET', key, prefix .. each.token, sign .. integer(deadline))
@@ -62,7 +62,7 @@ local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
--- If this server's clock was set back, a holder that may be dead must not stay for the difference.
+-- If this server's clock was set back, a holder that may be dead must not keep its place for the difference.
 local function undo_a_step_of_the_clock(key, doubtful)
   local names = {}
   for i, each in ipairs(doubtful) do
@@ -104,6 +104,16 @@ local function read_places(key, highest, plausible)
     undo_a_step_of_the_clock(key, doubtful)
   end
   return places
+end
+
+-- Take back the successor's request to make way, which holders may not have heard yet; not that of a person.
+local function let_holders_stay(key, places)
+  for _, each in ipairs(places) do
+    if each.alive and each.makes_way and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
+      redis.call('HDEL', key, '!' .. each.token)
+      redis.call('HSET', key, each.token, integer(each.deadline))
+    end
+  end
 end
 
 local function empty_place(key, place, token)

@@ -3,7 +3,7 @@
 --   q<ticket>     deadline, token, limit and task id of a waiter
 --   w<token>      its ticket; turn:<task id> as well, and 1 once another delivery of its message has come
 local GRACE = 2000000 -- a waiter may be this late for its turn
-local NEAR = 8 -- so many wake by themselves at the next deadline; the rest rely on being woken
+local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken
 local FAR = 20000000 -- and look after their turn no more often than this
 local STRIDE, LONGEST_WALK = 50, 200 -- so many tickets are read in one go, and by one script
 
@@ -31,7 +31,7 @@ local function turn_of(key, task_id)
   return tonumber(ticket), copy_has_come == '1'
 end
 
--- Answers whether another delivery of its message has come meanwhile.
+-- Returns whether another delivery of its message has come meanwhile.
 local function leave_queue(key, ticket, token, task_id)
   redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
   local turn, copy_has_come = turn_of(key, task_id)
@@ -41,7 +41,7 @@ local function leave_queue(key, ticket, token, task_id)
   end
 end
 
--- The queue begins at a later ticket now. Waiters that have come near have to learn when the next deadline is.
+-- The queue begins at a later ticket now. Waiters that are near the front now have to learn the next deadline.
 local function begin_queue_at(key, first, front, last)
   if front > last then
     redis.call('HDEL', key, 'first', 'last')
@@ -56,8 +56,9 @@ local function begin_queue_at(key, first, front, last)
   end
 end
 
--- Visit the living waiters in order until `visit` says `enough`; the dead leave, and those that it finds `gone`. Behind
--- too many of them nobody is looked for. Answers the first ticket that is not known to be void, and whether it gave up.
+-- Visit the living waiters in order until `visit` says `enough`. Dead waiters are removed, and those for which
+-- `visit` says `gone`. After too many tickets the walk gives up. Returns the first ticket that is not known to be
+-- void, and whether the walk gave up.
 local function walk_queue(key, first, last, visit)
   local front, stop = nil, math.min(last, first + LONGEST_WALK - 1)
   for start = first, stop, STRIDE do

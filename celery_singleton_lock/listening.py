@@ -1,0 +1,94 @@
+"""The receivers of Celery's signals around each run, connected once a run needs them.
+
+A receiver of `task_prerun` or of `task_postrun` costs every task of the process as much as a tenth of a lock, and the
+usual run needs neither: it ends in `__call__`, and then Celery calls `after_return`. So each is connected by the first
+task, or the first run, for which that is not enough.
+"""
+
+from typing import Any
+
+from celery import VERSION, Task
+from celery.signals import task_postrun, task_prerun
+
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.generic import TypedTask
+from celery_singleton_lock.policies import POLICIES
+from celery_singleton_lock.runs.marks import unmark_unstarted
+from celery_singleton_lock.runs.redelivery import keep_result, mark_stored
+from celery_singleton_lock.runs.run import Run
+
+MAKES_READY = ("__trace__", "track_started")
+"""The attributes of a task that a worker sets, perhaps again, as it makes the task ready to run."""
+
+
+def listen_for(task: Task, ours: type[Any]) -> None:
+    """Connect the receivers that a task of the class *ours* needs before any of its runs has come to its lock."""
+    if task.track_started:
+        task_prerun.connect(_before_started_is_stored, weak=False)
+    if _may_end_before_its_lock(task, ours):
+        hear_ends()
+
+
+def hear_ends() -> None:
+    """Hear from now on how runs end for which Celery calls no `after_return`.
+
+    It is the only hook sent for every outcome in which the process still runs
+    Python: retry, Ignore, Reject, replace and SystemExit included.
+    """
+    task_postrun.connect(_after_its_end, weak=False)
+
+
+def leave_nothing(task: Task, state: str | None, retval: Any) -> None:
+    """Release the lease that the present request still holds, and end its marks; nothing in the usual case."""
+    run: Run | None = vars(task.request).get("lock_run")
+    if run is not None:
+        _leave_nothing_of(run)
+    else:
+        unmark_unstarted(task, state, retval)
+
+
+def _leave_nothing_of(run: Run) -> None:
+    run.give_back()
+    mark_stored(run)
+    # The frames of its traceback would wait for the garbage collector.
+    run.end = None
+    if run.before is not None:
+        _leave_nothing_of(run.before)
+
+
+def _may_end_before_its_lock(task: Task, ours: type[Any]) -> bool:
+    """A call may have left marks in the store, or the user's code may run before its lock."""
+    cls = type(task)
+    if cls.before_start is not Task.before_start or cls.__call__ is not ours.__call__:
+        return True
+    try:
+        options = task.lock_options
+    except ConfigurationError:
+        # Each of its runs tells whether it needs this.
+        return True
+    policy = POLICIES[options.on_conflict]
+    return options.unique_in_queue or policy.comes_again or policy.kind is not None
+
+
+def _before_started_is_stored(task: Any = None, **_: Any) -> None:
+    """Keep the result that a later delivery of the message finds, because Celery stores STARTED next."""
+    if isinstance(task, TypedTask) and task.is_lockable():
+        keep_result(task)
+
+
+def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
+    try:
+        if isinstance(task, TypedTask):
+            leave_nothing(task, state, retval)
+    except BaseException:
+        # A signal handler may have raised at any moment of it, and Celery goes on as if nothing had happened.
+        if isinstance(task, TypedTask):
+            leave_nothing(task, state, retval)
+        raise
+
+
+if VERSION < (5, 7):
+    # There, a signal that drops a dead receiver gets a new list of receivers. Tracers that were made before use the
+    # old list, so they call no receiver that is connected later.
+    task_prerun.connect(_before_started_is_stored, weak=False)
+    hear_ends()

@@ -1,0 +1,266 @@
+"""Where the locks of fire are if not at one server: with Sentinel, or in a cluster, each with faults of its own.
+
+Workers reach the servers as these tell one another, so no proxy is in between. Each grant and each renewal waits for
+all replicas, so nothing has to be excused: a master that dies, hangs or is replaced makes no second holder.
+"""
+
+import os
+import random
+import shutil
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from celery_singleton_lock.stores.base import clock
+from tests.clusters import Cluster, slot_of
+from tests.fire.kinds import KINDS
+from tests.fire.load import HOT
+from tests.sentinels import Deployment
+from tests.servers import Server
+from tests.waiting import until
+
+KIND = "redis" if shutil.which("redis-server") else "valkey"
+LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
+# On a busy machine they may have to vote more than once.
+_PATIENCE = 60.0
+
+# Tells what is done, and that it is healed.
+Fault = Callable[[str], AbstractContextManager[None]]
+Strike = Callable[[Fault, random.Random], None]
+
+
+class Topology(ABC):
+    """Several servers of locks, all up.
+
+    Attributes:
+        url: As `singleton_lock_url` has it.
+        replicas: How many each master has.
+    """
+
+    url: str
+    replicas: int
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def masters(self) -> list[Server]:
+        """Those that have locks now."""
+
+    @abstractmethod
+    def wait_for_another(self, before: Server) -> None:
+        """Until none takes *before* for a master any more."""
+
+    @abstractmethod
+    def wait_until_whole(self) -> None:
+        """Until all masters have all their replicas."""
+
+    def faults(self) -> list[Strike]:
+        """What can be done to it; each heals it."""
+        return [
+            self.kill_a_master,
+            self.stop_a_master_shortly,
+            self.stop_a_master_until_it_is_replaced,
+            self.fail_over,
+            self.flush_scripts,
+            self.kill_clients,
+        ]
+
+    def kill_a_master(self, fault: Fault, rng: random.Random) -> None:
+        with fault("a master of the locks is killed, and comes back as a replica"):
+            master = rng.choice(self.masters())
+            master.stop()
+            self.wait_for_another(master)
+            time.sleep(rng.uniform(0.0, LONGEST_TTL))
+            master.start()
+            self.wait_until_whole()
+
+    def stop_a_master_shortly(self, fault: Fault, rng: random.Random) -> None:
+        seconds = rng.uniform(0.1, 0.7)
+        with fault(f"SIGSTOP of a master of the locks for {seconds:.1f} s"):
+            master = rng.choice(self.masters())
+            os.kill(master.pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            os.kill(master.pid, signal.SIGCONT)
+            # It may have been taken for dead.
+            self.wait_until_whole()
+
+    def stop_a_master_until_it_is_replaced(self, fault: Fault, rng: random.Random) -> None:
+        with fault("SIGSTOP of a master of the locks until another one is"):
+            master = rng.choice(self.masters())
+            os.kill(master.pid, signal.SIGSTOP)
+            try:
+                self.wait_for_another(master)
+                time.sleep(rng.uniform(0.0, LONGEST_TTL))
+            finally:
+                os.kill(master.pid, signal.SIGCONT)
+            self.wait_until_whole()
+
+    @abstractmethod
+    def fail_over(self, fault: Fault, rng: random.Random) -> None:
+        """As an operator does it."""
+
+    def flush_scripts(self, fault: Fault, rng: random.Random) -> None:
+        with fault("SCRIPT FLUSH at each master"):
+            for master in self.masters():
+                with master.client() as client:
+                    client.script_flush()
+
+    def kill_clients(self, fault: Fault, rng: random.Random) -> None:
+        with fault("CLIENT KILL of every connection to the masters"):
+            for master in self.masters():
+                with master.client() as client:
+                    client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+                    client.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
+
+
+class WithSentinel(Topology):
+    """A master, two replicas and three sentinels.
+
+    With one of the replicas to wait for, a failover by an operator makes two holders: the other one acknowledges what
+    the old master grants until that has heard of it.
+    """
+
+    replicas = 2
+
+    def __init__(self) -> None:
+        self._deployment = Deployment(KIND)
+
+    def start(self) -> None:
+        self._deployment.start()
+        self.url = self._deployment.url
+
+    def close(self) -> None:
+        self._deployment.close()
+
+    def masters(self) -> list[Server]:
+        return [self._deployment.master]
+
+    def wait_for_another(self, before: Server) -> None:
+        until(lambda: self._all_name_another(before), "all sentinels name another master", timeout=_PATIENCE)
+
+    def _all_name_another(self, before: Server) -> bool:
+        deployment = self._deployment
+        return all(int(deployment.told(each)["port"]) != before.port for each in deployment.sentinels)
+
+    def wait_until_whole(self) -> None:
+        until(
+            lambda: _followers(self._deployment.master) == self.replicas,
+            "the master has its replicas",
+            timeout=_PATIENCE,
+        )
+
+    def fail_over(self, fault: Fault, rng: random.Random) -> None:
+        with fault("SENTINEL FAILOVER"):
+            before, asked_at = self._deployment.master, float("-inf")
+
+            def is_over() -> bool:
+                nonlocal asked_at
+                # For so long it is tried; a sentinel that was stopped does nothing for half a minute.
+                if clock() > asked_at + 4:
+                    asked_at = clock()
+                    self._deployment.begins_to_fail_over()
+                return self._all_name_another(before)
+
+            until(is_over, "all sentinels name another master", timeout=_PATIENCE)
+            self.wait_until_whole()
+
+    def faults(self) -> list[Strike]:
+        return [*super().faults(), self.stop_sentinels]
+
+    def stop_sentinels(self, fault: Fault, rng: random.Random) -> None:
+        sentinels = rng.sample(self._deployment.sentinels, rng.choice((1, 3)))
+        seconds = rng.uniform(0.5, 2 * LONGEST_TTL)
+        with fault(f"SIGSTOP of {len(sentinels)} of the sentinels for {seconds:.1f} s"):
+            for sentinel in sentinels:
+                os.kill(sentinel.pid, signal.SIGSTOP)
+            time.sleep(seconds)
+            for sentinel in sentinels:
+                os.kill(sentinel.pid, signal.SIGCONT)
+            self.wait_until_whole()
+
+
+class InCluster(Topology):
+    """Three masters and a replica of each."""
+
+    replicas = 1
+
+    def __init__(self) -> None:
+        self._cluster = Cluster(KIND)
+
+    def start(self) -> None:
+        self._cluster.start()
+        self._cluster.hurry()
+        self.url = self._cluster.url
+
+    def close(self) -> None:
+        self._cluster.close()
+
+    def masters(self) -> list[Server]:
+        return list(self._cluster.masters)
+
+    def wait_for_another(self, before: Server) -> None:
+        others = [node for node in self._cluster.nodes if node is not before]
+        until(
+            lambda: all(before.port not in {port for *_, port in node.slots()} for node in others),
+            "no other one takes it for a master",
+            timeout=_PATIENCE,
+        )
+
+    def wait_until_whole(self) -> None:
+        cluster = self._cluster
+        # Who was away has its settings of before.
+        cluster.hurry()
+        until(
+            lambda: (
+                len(cluster.masters) == 3 and all(_followers(master) == self.replicas for master in cluster.masters)
+            ),
+            "each master has its replica",
+            timeout=_PATIENCE,
+        )
+        until(self._agree, "all agree", timeout=_PATIENCE)
+
+    def _agree(self) -> bool:
+        masters = {master.port for master in self.masters()}
+        known = [{port for *_, port in node.slots()} for node in self._cluster.nodes]
+        return all(each == masters for each in known) and all(
+            node.info["cluster_state"] == "ok" for node in self._cluster.nodes
+        )
+
+    def fail_over(self, fault: Fault, rng: random.Random) -> None:
+        with fault("CLUSTER FAILOVER of the shard of a hot key"):
+            self._cluster.fail_over(_hot_key(rng))
+            self.wait_until_whole()
+
+    def faults(self) -> list[Strike]:
+        return [*super().faults(), self.move_a_slot]
+
+    def move_a_slot(self, fault: Fault, rng: random.Random) -> None:
+        key = _hot_key(rng)
+        with fault("the slot of a hot key moves to another master"):
+            source, target = self._cluster.begin_to_move(key)
+            time.sleep(rng.uniform(0.0, 2.0))
+            self._cluster.move_keys(slot_of(key), source, target)
+            time.sleep(rng.uniform(0.0, 2.0))
+            self._cluster.end_to_move(key, source, target)
+
+
+def _hot_key(rng: random.Random) -> str:
+    from tests.fire import app
+
+    return str(app.TASKS[rng.choice(list(KINDS))].lock_key_for(f"hot {rng.randrange(HOT)}", 0.0))
+
+
+def _followers(master: Server) -> int:
+    with master.client() as client:
+        told = client.info("replication")
+    states = [str(told[f"slave{number}"]["state"]) for number in range(told.get("connected_slaves", 0))]
+    return states.count("online")
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {"sentinel": WithSentinel, "cluster": InCluster}

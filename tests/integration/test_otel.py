@@ -1,0 +1,270 @@
+"""What a trace shows of locks: runs as a worker traces them, under OpenTelemetry's own instrumentation of Celery."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from celery import Celery, uuid
+from celery.app.trace import build_tracer
+from celery.signals import task_postrun
+
+from celery_singleton_lock import Lock, LockHeld, SingletonTask
+from celery_singleton_lock.leases.teller import teller
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from tests.servers import Server, missing
+from tests.waiting import until
+
+try:
+    from opentelemetry.instrumentation.celery import CeleryInstrumentor
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.trace import SpanKind, StatusCode
+
+    from celery_singleton_lock import otel
+except ImportError:
+    missing("OpenTelemetry's SDK and its instrumentation of Celery are not installed")
+
+PROMPTLY = 60
+
+Body = Callable[[Any, str], Any]
+
+
+@pytest.fixture
+def spans() -> InMemorySpanExporter:
+    """What was traced."""
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def provider(spans: InMemorySpanExporter) -> TracerProvider:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    return provider
+
+
+@pytest.fixture(params=["Celery first", "locks first"])
+def instrumented(request: pytest.FixtureRequest, provider: TracerProvider) -> Iterator[None]:
+    steps = [lambda: CeleryInstrumentor().instrument(tracer_provider=provider), lambda: otel.instrument(provider)]
+    for step in steps if request.param == "Celery first" else reversed(steps):
+        step()
+    yield
+    otel.uninstrument()
+    CeleryInstrumentor().uninstrument()
+
+
+@pytest.fixture
+def app(valkey: Server) -> Iterator[Celery]:
+    app = Celery("shop", broker=valkey.url, backend="cache+memory://")
+    app.conf.singleton_lock_url = valkey.url
+    yield app
+    app.close()
+
+
+def task_of(app: Celery, body: Body, **options: Any) -> Any:
+    @app.task(base=SingletonTask, bind=True, name="shop.sync", **options)
+    def sync(self: Any, key: str) -> Any:
+        return body(self, key)
+
+    return sync
+
+
+def nothing(self: Any, key: str) -> str:
+    return "ran"
+
+
+def run(task: Any, key: str = "k") -> None:
+    """As a worker does, in this thread."""
+    sent = uuid()
+    build_tracer(task.name, task, app=task.app)(sent, (key,), {}, {"id": sent, "args": (key,), "is_eager": False})
+
+
+def take(app: Celery, key: str) -> tuple[Claim, Grant]:
+    """Somebody else has it."""
+    claim = Claim(key, "token", 60.0, facts=Facts(task_id="the-holder"))
+    grant = store_of(app).acquire(claim)
+    assert isinstance(grant, Grant)
+    return claim, grant
+
+
+def span_of_run(spans: InMemorySpanExporter) -> ReadableSpan:
+    (span,) = [span for span in spans.get_finished_spans() if span.name == "run/shop.sync"]
+    return span
+
+
+def attributes_of(span: Any) -> dict[str, Any]:
+    return {name: value for name, value in span.attributes.items() if name.startswith("singleton_lock.")}
+
+
+def events_of(span: ReadableSpan) -> dict[str, dict[str, Any]]:
+    return {event.name: attributes_of(event) for event in span.events if event.name.startswith("singleton_lock.")}
+
+
+def test_a_run_tells_its_key_and_its_fence(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
+    fences = []
+    task = task_of(app, lambda self, key: fences.append(self.lock.fence))
+
+    run(task)
+
+    (span,) = spans.get_finished_spans()
+    assert attributes_of(span) == {
+        "singleton_lock.key": task.lock_key_for("k"),
+        "singleton_lock.fence": fences[0],
+        "singleton_lock.took_over": False,
+    }
+    assert (events_of(span), span.status.status_code) == ({}, StatusCode.UNSET)
+
+
+def test_a_run_that_is_skipped_tells_for_whom(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
+    task = task_of(app, nothing)
+    take(app, task.lock_key_for("k"))
+
+    run(task)
+
+    facts = {
+        "singleton_lock.key": task.lock_key_for("k"),
+        "singleton_lock.outcome": "skipped",
+        "singleton_lock.holder.task_id": "the-holder",
+    }
+    assert attributes_of(span_of_run(spans)) == facts
+    assert events_of(span_of_run(spans)) == {"singleton_lock.conflict": facts}
+
+
+def test_a_call_that_is_not_published_is_an_event_of_its_caller(
+    app: Celery, instrumented: None, spans: InMemorySpanExporter, provider: TracerProvider
+) -> None:
+    task = task_of(app, nothing, lock_mode="until_executed", lock_on_conflict="raise")
+    take(app, task.lock_key_for("k"))
+
+    with provider.get_tracer("a page").start_as_current_span("GET /"), suppress(LockHeld):
+        task.delay("k")
+
+    (span,) = spans.get_finished_spans()
+    assert attributes_of(span) == {}
+    assert events_of(span)["singleton_lock.conflict"]["singleton_lock.outcome"] == "unpublished"
+
+
+def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
+    task = task_of(app, nothing, lock_on_conflict="wait")
+    claim, grant = take(app, task.lock_key_for("k"))
+    began_at = time.time_ns()
+    running = threading.Thread(target=run, args=(task,))
+    running.start()
+    until(lambda: store_of(app).survey([claim.key])[0].waiters == 1, "it waits", timeout=PROMPTLY)
+    store_of(app).release(claim, grant.place)
+    running.join(PROMPTLY)
+
+    wait, of_run = sorted(spans.get_finished_spans(), key=lambda span: span.name != "singleton_lock wait")
+    assert (wait.name, of_run.name) == ("singleton_lock wait", "run/shop.sync")
+    assert wait.parent is not None
+    assert of_run.context is not None
+    assert wait.parent.span_id == of_run.context.span_id
+    assert wait.kind is SpanKind.INTERNAL
+    assert wait.start_time is not None
+    assert wait.end_time is not None
+    assert of_run.end_time is not None
+    assert began_at <= wait.start_time < wait.end_time <= of_run.end_time
+    assert attributes_of(wait) == {"singleton_lock.key": claim.key}
+
+
+def waits_for_the_end(self: Any, key: str) -> None:
+    """Until it is interrupted."""
+    for _ in range(1000 * PROMPTLY):
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize(("force", "reason", "status"), [(True, "expired", "ERROR"), (False, "broken", "UNSET")])
+def test_a_run_that_loses_its_lease_tells_why(
+    app: Celery, instrumented: None, spans: InMemorySpanExporter, force: bool, reason: str, status: str
+) -> None:
+    def body(self: Any, key: str) -> None:
+        store_of(app).break_lock(self.lock.key, None, "alice", force=force)
+        waits_for_the_end(self, key)
+
+    task = task_of(app, body, lock_ttl=1)
+
+    run(task)
+
+    span = span_of_run(spans)
+    facts = {"singleton_lock.key": task.lock_key_for("k"), "singleton_lock.reason": reason}
+    assert events_of(span) == {"singleton_lock.lost": facts}
+    assert span.status.status_code is StatusCode[status]
+
+
+def test_a_loss_is_told_though_the_thread_that_tells_of_it_comes_later(
+    app: Celery, instrumented: None, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[Callable[[], object]] = []
+    monkeypatch.setattr(teller, "tell", left.append)
+
+    def body(self: Any, key: str) -> None:
+        store_of(app).break_lock(self.lock.key, None, "alice", force=False)
+        waits_for_the_end(self, key)
+
+    run(task_of(app, body, lock_ttl=1))
+    for call in left:
+        call()
+
+    assert [*events_of(span_of_run(spans))] == ["singleton_lock.lost"]
+
+
+def test_a_loss_is_told_while_the_body_goes_on(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
+    seen: list[Any] = []
+
+    def body(self: Any, key: str) -> None:
+        from opentelemetry import trace
+
+        span: Any = trace.get_current_span()
+        store_of(app).break_lock(self.lock.key, None, "alice", force=True)
+        until(lambda: span.events, "it is told", timeout=PROMPTLY)
+        seen.extend(span.events)
+
+    run(task_of(app, body, lock_ttl=1, lock_on_lost="warn"))
+
+    assert [event.name for event in seen] == ["singleton_lock.lost"]
+    assert span_of_run(spans).status.status_code is StatusCode.ERROR
+
+
+def test_a_lock_in_a_body_leaves_the_attributes_of_the_run(
+    app: Celery, instrumented: None, spans: InMemorySpanExporter
+) -> None:
+    def body(self: Any, key: str) -> None:
+        with Lock("another", app=app):
+            pass
+
+    task = task_of(app, body)
+
+    run(task)
+
+    assert attributes_of(span_of_run(spans))["singleton_lock.key"] == task.lock_key_for("k")
+
+
+def test_it_is_off_until_it_is_switched_on(app: Celery, spans: InMemorySpanExporter, provider: TracerProvider) -> None:
+    receivers = list(task_postrun.receivers)
+    CeleryInstrumentor().instrument(tracer_provider=provider)
+    try:
+        task = task_of(app, nothing)
+        run(task)
+        otel.instrument(provider)
+        otel.instrument(provider)
+        otel.uninstrument()
+        run(task)
+    finally:
+        CeleryInstrumentor().uninstrument()
+
+    assert [attributes_of(span) for span in spans.get_finished_spans()] == [{}, {}]
+    assert task_postrun.receivers == receivers
+
+
+def test_without_a_span_nothing_is_told(app: Celery, provider: TracerProvider, spans: InMemorySpanExporter) -> None:
+    otel.instrument(provider)
+    try:
+        run(task_of(app, nothing))
+    finally:
+        otel.uninstrument()
+
+    assert spans.get_finished_spans() == ()

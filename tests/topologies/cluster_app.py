@@ -1,0 +1,32 @@
+"""An app whose locks are in a cluster, where Celery itself can have nothing."""
+
+import os
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock import SingletonTask
+from tests.gates import wait_at
+from tests.recorder import Recorder
+
+BROKER = os.environ.get("TEST_BROKER", "redis://127.0.0.1:6379/0")
+
+app = Celery("shop", broker=BROKER, backend=BROKER)
+app.conf.singleton_lock_url = os.environ.get("TEST_CLUSTER", "redis+cluster://127.0.0.1:7000")
+
+recorder = Recorder(os.environ.get("TEST_RECORD", "redis://127.0.0.1:6379/3"))
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("supplier_id",))
+def import_catalogue(self: Any, supplier_id: int) -> str:
+    with recorder.body(supplier_id, self.request.id):
+        wait_at(recorder, f"end of {self.request.id}")
+        self.lock.check()
+    return "imported"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=(), lock_on_conflict="wait")
+def rebuild_index(self: Any) -> str:
+    with recorder.body("index", self.request.id):
+        wait_at(recorder, f"end of {self.request.id}")
+    return "rebuilt"

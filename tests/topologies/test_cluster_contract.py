@@ -1,0 +1,66 @@
+"""What every store of locks owes its callers, of one in a cluster."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from redis.exceptions import MovedError
+
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.redis.cluster import ClusterStore
+from tests.clusters import Cluster
+from tests.contract.asking import KEY
+from tests.contract.test_stores import TestRedisStore as OfOneServer
+from tests.servers import Server
+
+
+class AtOneServer:
+    """A client of the server that has the key, which calls the channels of a cluster what others call theirs."""
+
+    def __init__(self, client: Any, cluster: Cluster) -> None:
+        self._client, self._cluster = client, cluster
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*arguments: Any, **options: Any) -> Any:
+            try:
+                return getattr(self._client, name)(*arguments, **options)
+            except MovedError:
+                # About another key than that of most tests.
+                with self._cluster.owner(arguments[0]).client() as client:
+                    return getattr(client, name)(*arguments, **options)
+
+        return ask
+
+    def pubsub_channels(self, pattern: str) -> Any:
+        return self._client.execute_command("PUBSUB SHARDCHANNELS", pattern)
+
+    def pubsub_numsub(self, *channels: str) -> list[tuple[str, int]]:
+        return list(self._client.execute_command("PUBSUB SHARDNUMSUB", *channels))
+
+    def memory_usage(self, key: str) -> Any:
+        with self._cluster.owner(key).client() as client:
+            return client.memory_usage(key)
+
+
+class TestClusterStore(OfOneServer):
+    """The contract, with a lock at one of three masters."""
+
+    @pytest.fixture
+    def server(self, calm_cluster: Cluster) -> Server:
+        calm_cluster.flush()
+        return calm_cluster.owner(KEY)
+
+    @pytest.fixture
+    def client(self, server: Server, calm_cluster: Cluster) -> Iterator[Any]:  # type: ignore[override]
+        with server.client() as client:
+            yield AtOneServer(client, calm_cluster)
+
+    @pytest.fixture
+    def store(self, server: Server, calm_cluster: Cluster) -> Iterator[Store]:  # type: ignore[override]
+        store = ClusterStore(calm_cluster.url, {})
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def lose_all(self, client: Any) -> Callable[[], object]:
+        return client.flushall  # type: ignore[no-any-return]

@@ -1,0 +1,409 @@
+"""A master of a cluster dies, hangs or is replaced, or a server is silent: who gets a lock when, and who keeps one."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock.leases.keepalive import Keepalive
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, Store, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.redis.cluster import ClusterStore
+from celery_singleton_lock.stores.redis.cluster_url import Node as Where
+from celery_singleton_lock.stores.redis.slot_map import SlotMap
+from tests.clusters import Cluster, Node, clustered
+from tests.proxy import Proxy
+from tests.waiting import until
+
+TTL = 6.0
+NEXT_GRANT = 3.5
+"""Seconds from the death of a master to the next grant of its locks, if it is taken for dead after one."""
+AT_ONCE = 2.0
+SLACK = 2.0
+"""Seconds that a busy machine may take beside what is bounded."""
+ENOUGH = 60
+"""Names, so that each server has some."""
+
+
+def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:
+    return Claim(f"singleton:v2:{{{name}:00}}", token, ttl)
+
+
+def names_at(cluster: Cluster, node: Node, number: int) -> list[int]:
+    """So many names whose locks are at that server."""
+    return [name for name in range(ENOUGH) if cluster.owner(claim_of(name).key) is node][:number]
+
+
+def opened(cleanup: ExitStack, cluster: Cluster, **options: Any) -> ClusterStore:
+    store = ClusterStore(cluster.url, options)
+    cleanup.callback(store.close)
+    return store
+
+
+def held(cleanup: ExitStack, store: Store, name: object, ttl: float = TTL) -> Lease:
+    """A lease that the heartbeat keeps until the test ends."""
+    lease = Lease(store, claim_of(name, ttl, "held"))
+    assert lease.acquire() is None
+    cleanup.callback(lease.release)
+    return lease
+
+
+def seconds_to_a_grant(store: Store, name: object) -> float:
+    began = clock()
+    while not isinstance(granted(store, name), Grant):
+        assert clock() - began < 20
+    return clock() - began
+
+
+def granted(store: Store, name: object) -> Any:
+    with suppress(StoreError):
+        return store.acquire(claim_of(name))
+    return None
+
+
+def lasted(call: Callable[[], Any]) -> float:
+    began = clock()
+    call()
+    return clock() - began
+
+
+def renewed_after(lease: Lease, what: str) -> None:
+    first = lease._renewal.deadline
+    until(lambda: lease.lost or lease._renewal.deadline > first, what)
+    assert not lease.lost
+
+
+def wait_until_replicated(master: Node) -> None:
+    with master.client() as client:
+        until(lambda: client.wait(1, 100) == 1, "its replica has it")
+
+
+def assert_that_the_next_grant_comes_soon(
+    cluster: Cluster, store: Store, name: object, end: Callable[[], object], slack: float = 0.0
+) -> None:
+    """End the server that has the lock of that name, and wait for a grant of it."""
+    key = claim_of(name).key
+    before = cluster.owner(key)
+    with ThreadPoolExecutor(1) as pool:
+        end()
+        elected = pool.submit(cluster.wait_for_another, key, before)
+        seconds = seconds_to_a_grant(store, name)
+
+        # Once in a while they have to vote once more, and a busy machine is late for all of them.
+        assert seconds < max(NEXT_GRANT, elected.result() + AT_ONCE) + slack
+
+
+def stop_replication(master: Node, replica: Node) -> None:
+    """Let the replica connect to its master no more."""
+    with replica.client() as client:
+        client.config_set("masteruser", "nobody")
+        client.config_set("masterauth", "wrong")
+    with master.client() as client:
+        client.client_kill_filter(_type="replica")
+        until(lambda: client.info("replication")["connected_slaves"] == 0, "it is not connected")
+
+
+# A master that is no more.
+
+
+def test_after_a_master_has_died_its_next_grant_comes_soon_its_leases_are_kept_and_the_others_notice_nothing(
+    cluster_of_each_kind: Cluster, cleanup: ExitStack
+) -> None:
+    cluster = cluster_of_each_kind
+    store = opened(cleanup, cluster)
+    dead, alive, *_ = cluster.masters
+    there, next_there, *_ = names_at(cluster, dead, 3)
+    elsewhere = names_at(cluster, alive, 10)
+    leases = [held(cleanup, store, there), held(cleanup, store, elsewhere.pop())]
+    for name in elsewhere:
+        granted(store, name)
+    wait_until_replicated(dead)
+
+    def die() -> None:
+        cluster.kill(dead)
+        slowest = max(lasted(lambda name=name: store.acquire(claim_of(name))) for name in elsewhere)  # type: ignore[misc]
+        assert slowest < AT_ONCE
+
+    assert_that_the_next_grant_comes_soon(cluster, store, next_there, die)
+    for lease in leases:
+        renewed_after(lease, "it is renewed")
+    assert isinstance(store.acquire(claim_of(there)), Conflict)
+
+
+def test_a_master_that_hangs_is_as_good_as_dead(shaken_cluster: Cluster, cleanup: ExitStack) -> None:
+    store = opened(cleanup, shaken_cluster)
+    paused = shaken_cluster.masters[0]
+    there, next_there = names_at(shaken_cluster, paused, 2)
+    lease = held(cleanup, store, there)
+    wait_until_replicated(paused)
+
+    # What a connection waits for a reply comes on top.
+    assert_that_the_next_grant_comes_soon(
+        shaken_cluster, store, next_there, lambda: shaken_cluster.pause(paused), slack=1.0
+    )
+    renewed_after(lease, "it is renewed at the new master")
+
+
+def test_a_failover_by_hand_costs_next_to_nothing(
+    cluster_of_each_kind: Cluster, cleanup: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = cluster_of_each_kind
+    store = opened(cleanup, cluster)
+    before = cluster.masters[0]
+    there, next_there = names_at(cluster, before, 2)
+    lease = held(cleanup, store, there, ttl=300.0)
+    wait_until_replicated(before)
+    first = lease._renewal.deadline
+    after = cluster.fail_over(lease.key)
+
+    assert seconds_to_a_grant(store, next_there) < AT_ONCE
+    until(lambda: lease._renewal.deadline > first, "it is renewed long before it has to be")
+    assert not lease.lost
+    line = f"lock.moved store={store.address} master=127.0.0.1:{after.port} before=127.0.0.1:{before.port}"
+    until(lambda: line in caplog.text, "it is told")
+    with before.client() as client:
+        until(lambda: connections(client) == 0, "nobody is connected to the old master")
+
+
+def connections(client: Any) -> int:
+    """Of the store, which keeps them open."""
+    return sum(1 for one in client.client_list(_type="normal") if one["cmd"] in ("evalsha", "eval"))
+
+
+def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
+    shaken_cluster: Cluster, cleanup: ExitStack
+) -> None:
+    store = opened(cleanup, shaken_cluster)
+    dead = shaken_cluster.masters[0]
+    (name,) = names_at(shaken_cluster, dead, 1)
+    store.acquire(claim_of(name, ttl=60.0))
+    with store.waiter(claim_of(name, token="waits")) as waiter:
+        assert isinstance(waiter.ask(), float)
+        wait_until_replicated(dead)
+        shaken_cluster.kill(dead)
+        shaken_cluster.wait_for_another(claim_of(name).key, dead)
+        waiter.sleep(20)
+        assert isinstance(waiter.ask(), float)
+
+        assert store.release(claim_of(name, ttl=60.0), 1) is Answer.DONE
+        assert lasted(lambda: waiter.sleep(20)) < 5
+        assert isinstance(waiter.ask(), Grant)
+
+
+def test_who_waits_at_a_master_that_hangs_is_woken_when_that_is_noticed(
+    shaken_cluster: Cluster, cleanup: ExitStack
+) -> None:
+    store = opened(cleanup, shaken_cluster)
+    paused = shaken_cluster.masters[0]
+    name, next_there = names_at(shaken_cluster, paused, 2)
+    store.acquire(claim_of(name, ttl=60.0))
+    with ThreadPoolExecutor(1) as pool, store.waiter(claim_of(name, token="waits")) as waiter:
+        assert isinstance(waiter.ask(), float)
+        wait_until_replicated(paused)
+        shaken_cluster.pause(paused)
+        noticed = pool.submit(seconds_to_a_grant, store, next_there)
+
+        # Nothing is said on its connection any more.
+        assert lasted(lambda: waiter.sleep(60)) < 40
+        noticed.result()
+        assert isinstance(waiter.ask(), float)
+
+
+def test_a_lease_that_was_not_replicated_is_told_as_lost_at_once(shaken_cluster: Cluster, cleanup: ExitStack) -> None:
+    store = opened(cleanup, shaken_cluster)
+    dead = shaken_cluster.masters[0]
+    there, next_there = names_at(shaken_cluster, dead, 2)
+    stop_replication(dead, shaken_cluster.replica_of(dead))
+    lease = held(cleanup, store, there, ttl=300.0)
+    shaken_cluster.kill(dead)
+
+    seconds_to_a_grant(store, next_there)
+
+    until(lambda: lease.lost, "it is told long before it would be renewed")
+    assert lease._renewal.lost_reason == "expired"
+
+
+# A server that is silent, for us alone: the others do not replace it.
+
+
+class Reached:
+    """What leads to each server of a cluster, for a client that cannot reach them as they say."""
+
+    def __init__(self, cluster: Cluster, cleanup: ExitStack) -> None:
+        self.proxies = {node.port: cleanup.enter_context(Proxy(node.port)) for node in cluster.nodes}
+
+    def __call__(self, address: tuple[str, int]) -> tuple[str, int]:
+        host, port = address
+        return host, self.proxies[port].port if port in self.proxies else port
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ";".join(f"127.0.0.1:{proxy.port}" for proxy in self.proxies.values())
+
+
+@pytest.fixture
+def reached(calm_cluster: Cluster, cleanup: ExitStack) -> Reached:
+    calm_cluster.flush()
+    return Reached(calm_cluster, cleanup)
+
+
+@pytest.fixture
+def behind(reached: Reached) -> Iterator[ClusterStore]:
+    store = ClusterStore(reached.url, {"address_remap": reached})
+    yield store
+    store.close()
+
+
+def test_a_silent_server_harms_no_lease_and_no_call_of_another(
+    calm_cluster: Cluster, reached: Reached, behind: ClusterStore, cleanup: ExitStack
+) -> None:
+    silent, *others = calm_cluster.masters
+    # A long wait for one shall not outlast the short lease of another.
+    short, long = names_at(calm_cluster, silent, 2)
+    lost = [held(cleanup, behind, short), held(cleanup, behind, long, ttl=2 * TTL)]
+    kept = [held(cleanup, behind, name) for node in others for name in names_at(calm_cluster, node, 3)]
+    last = names_at(calm_cluster, others[0], 5)[-1]
+    reached.proxies[silent.port].black_hole()
+    least = TTL
+
+    def are_lost() -> bool:
+        nonlocal least
+        least = min(least, *(lease.remaining() for lease in kept))
+        return all(lease.lost for lease in lost)
+
+    until(are_lost, "they are told as lost")
+    assert least > TTL / 6
+    assert lasted(lambda: behind.acquire(claim_of(last))) < AT_ONCE
+    assert lasted(lambda: behind.release(claim_of(last), 1)) < AT_ONCE
+    assert {lease._renewal.lost_reason for lease in lost} == {"unreachable"}
+    assert not any(lease.lost for lease in kept)
+
+
+def test_a_silent_server_is_asked_last_by_what_renews_for_a_starved_heartbeat(
+    calm_cluster: Cluster, reached: Reached, behind: ClusterStore, cleanup: ExitStack
+) -> None:
+    silent, other, *_ = calm_cluster.masters
+    names = [*names_at(calm_cluster, silent, 1), *names_at(calm_cluster, other, 1)]
+    leases = [Lease(behind, claim_of(name, 8.0, "held")) for name in names]
+    for lease in leases:
+        assert lease.acquire() is None
+        lease._heartbeat.forget(lease._renewal)
+        cleanup.callback(lease._renewal.end)
+    late = [lease._renewal for lease in leases]
+    cleanup.callback(late.clear)
+    reached.proxies[silent.port].black_hole()
+    first = late[1].deadline
+
+    Keepalive(lambda: late).start(behind, 8.0)
+
+    until(lambda: late[1].deadline > first, "that of the other server is kept alive", timeout=7.5)
+
+
+def test_calls_to_a_silent_server_end_in_time(calm_cluster: Cluster, reached: Reached, behind: ClusterStore) -> None:
+    silent = calm_cluster.masters[0]
+    mine, another = map(claim_of, names_at(calm_cluster, silent, 2))
+    behind.acquire(mine)
+    reached.proxies[silent.port].black_hole()
+
+    assert lasted(lambda: failing(lambda: behind.renew([mine], 1.0))) < 1.0 + SLACK
+    assert lasted(lambda: failing(lambda: behind.release(mine, 1))) < RELEASE_BOUND + SLACK
+    error = failing(lambda: behind.acquire(another))
+    assert lasted(lambda: failing(lambda: behind.acquire(another))) < ACQUIRE_BOUND + SLACK
+    # As the one that is silent.
+    assert f" (127.0.0.1:{reached.proxies[silent.port].port}) did not answer" in str(error)
+
+
+def failing(call: Callable[[], Any]) -> StoreError:
+    with pytest.raises(StoreError) as failed:
+        call()
+    return failed.value
+
+
+def test_a_renewal_tells_which_leases_were_not_answered(
+    calm_cluster: Cluster, reached: Reached, behind: ClusterStore
+) -> None:
+    silent, *others = calm_cluster.masters
+    claims = [claim_of(name) for node in (silent, *others) for name in names_at(calm_cluster, node, 2)]
+    for claim in claims:
+        behind.acquire(claim)
+    behind.renew(claims, 1.0)
+    reached.proxies[silent.port].black_hole()
+
+    answers = behind.renew(claims, 1.0)
+
+    assert [type(answer) for answer in answers[:2]] == [StoreError] * 2
+    assert answers[2:] == [Answer.DONE] * 4
+
+
+def test_without_an_answer_of_any_server_each_call_ends_in_time(reached: Reached, behind: ClusterStore) -> None:
+    for proxy in reached.proxies.values():
+        proxy.black_hole()
+
+    assert lasted(lambda: failing(lambda: behind.renew([claim_of("silent")], 1.0))) < 1.0 + SLACK
+    assert lasted(lambda: failing(lambda: behind.acquire(claim_of("silent")))) < ACQUIRE_BOUND + SLACK
+    told = str(failing(lambda: behind.acquire(claim_of("silent"))))
+    assert "no server of the cluster says who has which slot" in told
+    for proxy in reached.proxies.values():
+        assert f"127.0.0.1:{proxy.port}: " in told
+
+
+def test_those_that_are_silent_are_not_asked_first_again(
+    calm_cluster: Cluster, reached: Reached, behind: ClusterStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = calm_cluster.masters[-1]
+    for port, proxy in reached.proxies.items():
+        if port != answers.port:
+            proxy.black_hole()
+    (name,) = names_at(calm_cluster, answers, 1)
+    granted(behind, name)
+
+    asked: list[Where] = []
+    known_by = SlotMap._known_by
+    monkeypatch.setattr(SlotMap, "_known_by", lambda own, node, left: asked.append(node) or known_by(own, node, left))
+    mine = Where("127.0.0.1", reached.proxies[answers.port].port)
+    for _ in range(len(reached.proxies)):
+        asked.clear()
+        behind._slots._asked_at = float("-inf")
+        behind._slots.doubt(mine)
+        assert isinstance(behind.acquire(claim_of(name)), Grant)
+
+    # A quarter of a second for each, once.
+    assert asked == [mine]
+
+
+# A cluster that is not whole.
+
+
+def test_a_slot_that_nobody_has_is_told_with_what_to_do(cleanup: ExitStack) -> None:
+    cluster = cleanup.enter_context(clustered("redis", "--cluster-require-full-coverage", "no", replicas=0))
+    store = opened(cleanup, cluster)
+    holder, *others = cluster.masters
+    missing, *_ = names_at(cluster, holder, 1)
+    whole, *_ = names_at(cluster, others[0], 1)
+    first, last = next((first, last) for first, last, port in holder.slots() if port == holder.port)
+    for node in cluster.nodes:
+        with suppress(Exception):
+            node.ask("DELSLOTSRANGE", first, last)
+    until(lambda: len(others[0].slots()) == 2, "it has gone")
+
+    told = str(failing(lambda: store.acquire(claim_of(missing))))
+
+    assert f"and {last - first} others" in told
+    assert "redis-cli --cluster fix" in told
+    assert isinstance(store.acquire(claim_of(whole)), Grant)
+
+
+def test_a_cluster_that_is_down_is_asked_until_it_is_whole(cleanup: ExitStack) -> None:
+    cluster = cleanup.enter_context(clustered("redis", replicas=0))
+    store = opened(cleanup, cluster)
+    down, up, *_ = cluster.masters
+    (name,) = names_at(cluster, up, 1)
+    cluster.kill(down)
+    until(lambda: up.info["cluster_state"] == "fail", "it is down")
+
+    told = failing(lambda: store.acquire(claim_of(name)))
+
+    assert "cluster is down" in str(told)

@@ -1,0 +1,212 @@
+"""In a cluster each grant and each renewal counts once the replicas of that one server have it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+
+import pytest
+
+from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.redis.cluster import ClusterStore
+from tests.clusters import Cluster, Node, clustered, slot_of
+from tests.replicas import go_on, halt
+from tests.topologies.test_cluster import of_a_message
+from tests.topologies.test_cluster_failover import TTL, names_at, stop_replication
+from tests.waiting import until
+
+SLACK = 2.0
+"""For a machine with other things to do."""
+
+
+def claim_of(name: object, token: str = "mine", ttl: float = 60.0) -> Claim:
+    return Claim(f"singleton:v2:{{{name}:00}}", token, ttl)
+
+
+@pytest.fixture
+def careful(cluster: Cluster) -> Iterator[ClusterStore]:
+    store = ClusterStore(cluster.url, {}, 1)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def halted(cluster: Cluster, cleanup: ExitStack) -> Callable[[Node], None]:
+    """Has the replica of a server acknowledge nothing until the test ends."""
+
+    def halt_replica_of(master: Node) -> None:
+        replica = cluster.replica_of(master)
+        halt(replica)
+        cleanup.callback(go_on, replica)
+
+    return halt_replica_of
+
+
+def until_at_replica(cluster: Cluster, claim: Claim) -> int:
+    """The end of a lease, as the replica of its server knows it."""
+    replica = cluster.replica_of(cluster.owner(claim.key))
+    with replica.client() as client:
+        connection = client.connection_pool.get_connection()
+        try:
+            connection.send_command("READONLY")
+            connection.read_response()
+            connection.send_command("HGET", claim.key, claim.token)
+            return int(connection.read_response() or 0)
+        finally:
+            connection.disconnect()
+
+
+def test_what_is_granted_or_renewed_is_at_the_replica_of_its_server_by_then(
+    cluster: Cluster, careful: ClusterStore
+) -> None:
+    claims = [claim_of(number) for number in range(12)]
+    before = []
+    for claim in claims:
+        assert isinstance(careful.acquire(claim), Grant)
+        before.append(until_at_replica(cluster, claim))
+
+    assert careful.renew(claims, 5.0) == [Answer.DONE] * len(claims)
+
+    assert all(before)
+    assert all(until_at_replica(cluster, claim) > old for claim, old in zip(claims, before, strict=True))
+
+
+def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others_are(
+    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+) -> None:
+    lonely, other, *_ = cluster.masters
+    mine, theirs = (claim_of(*names_at(cluster, node, 1)) for node in (lonely, other))
+    assert isinstance(careful.acquire(theirs), Grant)
+    halted(lonely)
+    began = clock()
+
+    with pytest.raises(StoreError) as unanswered:
+        careful.acquire(mine)
+
+    assert clock() - began < ACQUIRE_BOUND + SLACK
+    for words in ("acknowledged by 0 of its replicas", "singleton_lock_replicas=1", f"(127.0.0.1:{lonely.port})"):
+        assert words in str(unanswered.value)
+    assert careful.renew([theirs], 5.0) == [Answer.DONE]
+
+
+def test_a_renewal_tells_which_leases_no_replica_has(
+    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+) -> None:
+    lonely, other, *_ = cluster.masters
+    claims = [claim_of(name) for node in (lonely, other) for name in names_at(cluster, node, 2)]
+    for claim in claims:
+        assert isinstance(careful.acquire(claim), Grant)
+    # Those that are forgotten take another way.
+    with lonely.client() as client:
+        client.script_flush()
+    halted(lonely)
+
+    answers = careful.renew(claims, 3.0)
+
+    assert all("acknowledged by 0 of its replicas" in str(answer) for answer in answers[:2])
+    assert answers[2:] == [Answer.DONE] * 2
+
+
+def test_a_lease_whose_slot_moves_is_renewed_where_its_key_is_and_counts_if_the_replica_there_has_it(
+    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+) -> None:
+    mine = claim_of("moves")
+    assert isinstance(careful.acquire(mine), Grant)
+    source, target = cluster.begin_to_move(mine.key)
+    cluster.move_keys(slot_of(mine.key), source, target)
+
+    assert careful.renew([mine], 5.0) == [Answer.DONE]
+    halted(target)
+    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
+        careful.renew([mine], 2.0)
+
+    go_on(cluster.replica_of(target))
+    cluster.end_to_move(mine.key, source, target)
+    assert careful.renew([mine], 5.0) == [Answer.DONE]
+
+
+def test_a_copy_that_is_asked_for_while_its_slot_moves_counts_if_the_replica_has_it(
+    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+) -> None:
+    copy = replace(of_a_message("copy", "copy", may_be_copy=True), patience=2.0)
+    # One of its two keys is there, so it is asked for in steps.
+    careful.mark_queued(copy.key, "another", 60.0, limit=0, quiet=0.0)
+    source, target = cluster.begin_to_move(copy.key)
+    halted(source)
+
+    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
+        careful.acquire(copy)
+
+    go_on(cluster.replica_of(source))
+    assert isinstance(careful.acquire(copy), Grant)
+    cluster.end_to_move(copy.key, source, target)
+
+
+def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> None:
+    cluster = cleanup.enter_context(clustered("redis", replicas=0))
+    store = ClusterStore(cluster.url, {}, 1)
+    cleanup.callback(store.close)
+
+    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
+        store.try_out("singleton:v2:{trial:00}", 3.0)
+
+
+def test_a_server_of_a_cluster_that_lacks_a_replica_is_found_at_the_start(
+    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+) -> None:
+    careful.try_out("singleton:v2:{trial:00}", 30.0)
+    halted(cluster.masters[1])
+
+    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
+        careful.try_out("singleton:v2:{trial:00}", 3.0)
+
+
+def test_the_setting_reaches_the_store_and_its_twin(cluster: Cluster) -> None:
+    from celery import Celery
+
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url=cluster.url, singleton_lock_replicas=1)
+
+    for store in (store_of(app), store_of(app).twin(), store_from_url(cluster.url, replicas=1)):
+        assert isinstance(store, ClusterStore)
+        assert store._replicas is not None
+        assert store._replicas.number == 1
+        store.close()
+
+
+def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_one_grants_to_another(
+    shaken_cluster: Cluster, cleanup: ExitStack
+) -> None:
+    cluster = shaken_cluster
+    careful, elsewhere = ClusterStore(cluster.url, {}, 1), ClusterStore(cluster.url, {})
+    for store in (careful, elsewhere):
+        cleanup.callback(store.close)
+    master = cluster.masters[0]
+    (name,) = names_at(cluster, master, 1)
+    lease = Lease(careful, claim_of(name, "held", TTL))
+    assert lease.acquire() is None
+    first = lease._renewal.deadline
+    until(lambda: lease._renewal.deadline > first, "it is renewed, and its replica has that")
+    # From now on only the master knows.
+    replica = cluster.replica_of(master)
+    stop_replication(master, replica)
+    due_at = lease._renewal.next_renewal
+    until(lambda: clock() > due_at + 0.5 or lease.lost, "it would be renewed")
+    cluster.kill(master)
+
+    until(lambda: isinstance(answered(elsewhere, name), Grant), "another is granted", timeout=60)
+    granted_at = clock()
+
+    assert lease._renewal.deadline < granted_at
+    assert lease.remaining() == 0.0
+    until(lambda: lease.lost, "it is told")
+
+
+def answered(store: ClusterStore, name: object) -> object:
+    try:
+        return store.acquire(claim_of(name, "another", TTL))
+    except StoreError as error:
+        return error

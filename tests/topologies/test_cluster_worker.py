@@ -1,0 +1,103 @@
+"""A real worker whose locks are in a cluster, through the death of a master."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import CallRevoked
+from tests.clusters import Cluster
+from tests.gates import open_gate
+from tests.recorder import Recorder
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import workers
+
+APP = "tests.topologies.cluster_app"
+PATIENCE = 60
+
+
+@pytest.fixture
+def environment(valkey: Server, shaken_cluster: Cluster) -> dict[str, str]:
+    base = valkey.url.removesuffix("/0")
+    return {"TEST_BROKER": f"{base}/0", "TEST_RECORD": f"{base}/3", "TEST_CLUSTER": shaken_cluster.url}
+
+
+@pytest.fixture
+def recorder(environment: dict[str, str]) -> Iterator[Recorder]:
+    recorder = Recorder(environment["TEST_RECORD"])
+    yield recorder
+    recorder.close()
+
+
+@pytest.fixture
+def tasks(environment: dict[str, str]) -> Iterator[Any]:
+    """The tasks as a publisher sees them."""
+    from tests.topologies import cluster_app as module
+
+    broker, cluster = environment["TEST_BROKER"], environment["TEST_CLUSTER"]
+    module.app.conf.update(broker_url=broker, result_backend=broker, singleton_lock_url=cluster)
+    yield module
+    module.app.close()
+    gc.collect()
+
+
+def test_a_run_goes_on_though_a_master_dies_and_its_key_stays_taken(
+    shaken_cluster: Cluster, environment: dict[str, str], recorder: Recorder, tasks: Any
+) -> None:
+    with workers(APP, environment) as (worker,):
+        first = tasks.import_catalogue.delay(7)
+        until(lambda: recorder.events("enter"), "the first call runs")
+        key = tasks.import_catalogue.lock_key_for(7)
+        assert {row["key"]: row["task_id"] for row in listed(environment)} == {key: first.id}
+        dead = shaken_cluster.owner(key)
+        with dead.client() as client:
+            until(lambda: client.wait(1, 100) == 1, "its replica has the lease")
+        shaken_cluster.kill(dead)
+        shaken_cluster.wait_for_another(key, dead)
+
+        second = tasks.import_catalogue.delay(7)
+        with pytest.raises(CallRevoked) as revoked:
+            second.get(timeout=PATIENCE)
+        assert revoked.value.holder_task_id == first.id
+        open_gate(recorder, f"end of {first.id}")
+        assert first.get(timeout=PATIENCE) == "imported"
+
+        third = tasks.import_catalogue.delay(7)
+        open_gate(recorder, f"end of {third.id}")
+        assert third.get(timeout=PATIENCE) == "imported"
+        assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
+        until(lambda: listed(environment) == [], "nothing is held any more")
+        assert "lock.lost" not in worker.log()
+
+
+def test_a_run_that_waits_begins_when_the_one_before_ends_though_their_slot_has_moved(
+    shaken_cluster: Cluster, environment: dict[str, str], recorder: Recorder, tasks: Any
+) -> None:
+    with workers(APP, environment) as (worker,):
+        first = tasks.rebuild_index.delay()
+        until(lambda: len(recorder.events("enter")) == 1, "the first call runs")
+        second = tasks.rebuild_index.delay()
+        until(lambda: "lock.waiting" in worker.log(), "the second one waits")
+        shaken_cluster.move(tasks.rebuild_index.lock_key_for())
+
+        open_gate(recorder, f"end of {first.id}")
+        open_gate(recorder, f"end of {second.id}")
+
+        assert [one.get(timeout=PATIENCE) for one in (first, second)] == ["rebuilt", "rebuilt"]
+        assert [event.run for event in recorder.events("enter")] == [first.id, second.id]
+
+
+def listed(environment: dict[str, str]) -> list[dict[str, Any]]:
+    """What the command line finds, at whichever server."""
+    command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "list", "--json"]
+    told = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    rows: list[dict[str, Any]] = json.loads(told.stdout)
+    return rows
