@@ -4,7 +4,7 @@ import fnmatch
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from celery import Celery
@@ -21,6 +21,7 @@ from celery_singleton_lock.stores.records import Holder
 State = Literal["held", "waiting", MarkState]
 
 _SURVEYED_AT_ONCE = 100
+_LATEST = datetime.max.replace(tzinfo=UTC)
 _REST_OF_A_KEY = r"[^{}]+:[0-9a-f]{32}\}"
 
 
@@ -186,7 +187,8 @@ def is_of_one_process(store: Store) -> bool:
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
     """First the holders, the oldest one first, and then the marks."""
-    return sorted(rows, key=lambda row: (row.state != "held", -(row.held or 0.0), row.key))
+    # Not by `held`: each key is looked at a moment after the one before.
+    return sorted(rows, key=lambda row: (row.state != "held", row.acquired_at or _LATEST, row.key))
 
 
 def rows_of(survey: Survey) -> Iterator[Row]:

@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 
 from celery_singleton_lock import CallRevoked, LockHeld, LockLost, StoreError
 from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.operations.inventory import Row, in_order, rows_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -145,6 +146,20 @@ def test_who_has_held_longest_comes_first_and_what_holds_nothing_last(
         ("quiet", "id-c"),
         ("quiet", "id-q"),
     ]
+
+
+def test_the_order_does_not_depend_on_when_each_key_was_looked_at(tasks: Any, store: Store) -> None:
+    older, newer = (tasks.skipped.lock_key_for(number) for number in range(2))
+    for key in (older, newer):
+        store.acquire(claim(key))
+    first = list(rows_of(store.survey([older])[0]))
+
+    def second() -> list[Row]:
+        return list(rows_of(store.survey([newer])[0]))
+
+    until(lambda: (second()[0].held or 0.0) > (first[0].held or 0.0), "the newer one is looked at later")
+
+    assert [row.key for row in in_order(second() + first)] == [older, newer]
 
 
 @pytest.mark.parametrize("pattern", ["*.skipped", "tests.acceptance.app.skippe[d]"])
@@ -611,6 +626,7 @@ ON_A_TERMINAL = """
 import sys
 from celery.bin.base import CLIContext
 from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.operations.inventory import Row, in_order, rows_of
 from tests.acceptance.app import app
 singleton(["break", *sys.argv[1:]], obj=CLIContext(app, no_color=True, workdir=None))
 """
