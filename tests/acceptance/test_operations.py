@@ -626,7 +626,6 @@ ON_A_TERMINAL = """
 import sys
 from celery.bin.base import CLIContext
 from celery_singleton_lock.operations.cli import singleton
-from celery_singleton_lock.operations.inventory import Row, in_order, rows_of
 from tests.acceptance.app import app
 singleton(["break", *sys.argv[1:]], obj=CLIContext(app, no_color=True, workdir=None))
 """

@@ -352,13 +352,16 @@ class Part:
         """Of this program in the store of locks, whatever they are, with what is in them."""
         tags = [key[key.index("{") :] for key in self._lock_keys()]
         keys = self._stage.locks.scan_iter("singleton:*", count=1000)
-        own = [key for key in keys if any(tag in key for tag in tags) and ":done:" not in key]
+        own = [key for key in keys if any(tag in key for tag in tags)]
         return [f"{key}: {told}" for key in own if (told := self._held(key))]
 
     def _held(self, key: str) -> dict[str, str] | str:
         """What is in a lock and still means something; a key that never expires is told as a whole."""
         if self._stage.locks.ttl(key) == _FOR_EVER:
             return "it does not expire"
+        if ":done:" in key:
+            # It is there to stay, for a message that comes twice.
+            return ""
         fields = self._stage.locks.hgetall(key)
         return {name: value for name, value in fields.items() if not (_is_fact(name) or _is_past(value))}
 

@@ -10,7 +10,7 @@ import pytest
 from redis import exceptions
 
 from celery_singleton_lock import ConfigurationError
-from celery_singleton_lock.stores.records import Claim, Ending, Facts, Grant, Slot
+from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Grant, Slot
 from celery_singleton_lock.stores.redis.store import ACQUIRE, UNMARK, RedisStore
 from celery_singleton_lock.stores.redis.trial import commands_on, try_out
 from tests.servers import SERVERS, Server, running
@@ -96,6 +96,22 @@ def test_the_start_asks_for_keys_and_channels(server: Server, pattern: str, what
 
     assert what in str(refused.value)
     assert "ACL SETUSER" in str(refused.value)
+
+
+def test_who_may_not_wake_waiters_releases_all_the_same(server: Server) -> None:
+    holder, waiting = Claim(KEY, "a", 30.0, facts=FACTS), Claim(KEY, "w", 30.0)
+    store = store_of(server)
+    store.acquire(holder)
+    with store.waiter(waiting) as waiter:
+        assert isinstance(waiter.ask(), float)
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "mute", "reset", *RIGHTS, "resetchannels")
+        mute = RedisStore(f"redis://mute:secret@127.0.0.1:{server.port}/1", {})
+
+        assert mute.release(holder, 1) is Answer.DONE
+
+        assert isinstance(waiter.ask(), Grant)
+    store.release(waiting, 1)
 
 
 def test_the_rights_are_those_of_all_scripts() -> None:

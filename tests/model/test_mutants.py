@@ -247,6 +247,20 @@ MUTANTS = [
         ("tests/contract/test_stores.py", "-k", "nobody_hears"),
     ),
     Mutant(
+        "a release does not depend on the right to wake",
+        "stores/redis/lua/release.lua",
+        "redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free')",
+        "redis.call('PUBLISH', key .. ':' .. waiter.token, 'free')",
+        ("tests/contract/test_rights.py", "-k", "may_not_wake"),
+    ),
+    Mutant(
+        "the list is in the order of the grants",
+        "operations/inventory.py",
+        "row.acquired_at or _LATEST, row.key",
+        "-(row.held or 0.0), row.key",
+        ("tests/acceptance/test_operations.py", "-k", "the_order_does_not_depend"),
+    ),
+    Mutant(
         "a walk past the dead ends",
         "stores/redis/lua/release.lua",
         " or dead == MOST_DEAD then",

@@ -13,6 +13,7 @@ BROKER = os.environ.get("TEST_BROKER", "redis://127.0.0.1:6379/0")
 
 app = Celery("shop", broker=BROKER, backend=BROKER)
 app.conf.singleton_lock_url = os.environ.get("TEST_CLUSTER", "redis+cluster://127.0.0.1:7000")
+app.conf.singleton_lock_ttl = float(os.environ.get("TEST_TTL", "30"))
 
 recorder = Recorder(os.environ.get("TEST_RECORD", "redis://127.0.0.1:6379/3"))
 

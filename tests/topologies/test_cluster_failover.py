@@ -391,6 +391,7 @@ def test_a_slot_that_nobody_has_is_told_with_what_to_do(cleanup: ExitStack) -> N
 
     told = str(failing(lambda: store.acquire(claim_of(missing))))
 
+    assert "\n" not in told
     assert f"and {last - first} others" in told
     assert "redis-cli --cluster fix" in told
     assert isinstance(store.acquire(claim_of(whole)), Grant)

@@ -58,7 +58,7 @@ def refused(url: str, options: dict[str, Any] | None = None, claim: Claim = CLAI
     with pytest.raises(ConfigurationError) as error:
         store.acquire(claim)
     assert clock() - began < AT_ONCE
-    return str(error.value)
+    return in_one_line(error.value)
 
 
 def unanswered(url: str) -> str:
@@ -66,7 +66,13 @@ def unanswered(url: str) -> str:
     with pytest.raises(StoreError) as error:
         store_from_url(url).acquire(IN_A_HURRY)
     assert not isinstance(error.value, ConfigurationError)
-    return str(error.value)
+    return in_one_line(error.value)
+
+
+def in_one_line(error: Exception) -> str:
+    told = str(error)
+    assert "\n" not in told
+    return told
 
 
 # Which master.

@@ -1,0 +1,113 @@
+"""What operators see of a real worker's lock, and how they free it, on each topology."""
+
+import gc
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from celery.bin.base import CLIContext
+from celery.exceptions import TaskRevokedError
+from click.testing import CliRunner
+
+from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.web import application
+from tests.acceptance.test_doctor import Diagnosis
+from tests.acceptance.test_watch import Watch
+from tests.browsing import Visitor
+from tests.recorder import Recorder
+from tests.servers import SERVERS, Server, running
+from tests.waiting import until
+from tests.workers import workers
+
+APP = "tests.topologies.cluster_app"
+TTL = 6
+PATIENCE = 60
+
+Operate = Callable[..., str]
+
+
+@pytest.fixture(params=[*SERVERS, "sentinel", "cluster"])
+def url(request: pytest.FixtureRequest, cleanup: ExitStack) -> str:
+    """Of a store with nothing in it."""
+    if request.param == "cluster":
+        return str(request.getfixturevalue("cluster").url)
+    if request.param == "sentinel":
+        deployment = request.getfixturevalue("calm")
+        with deployment.master.client() as client:
+            client.flushall()
+        return str(deployment.url)
+    return cleanup.enter_context(running(request.param)).url
+
+
+@pytest.fixture
+def environment(valkey: Server, url: str) -> dict[str, str]:
+    base = valkey.url.removesuffix("/0")
+    return {"TEST_BROKER": f"{base}/0", "TEST_RECORD": f"{base}/3", "TEST_CLUSTER": url, "TEST_TTL": str(TTL)}
+
+
+@pytest.fixture
+def recorder(environment: dict[str, str]) -> Iterator[Recorder]:
+    recorder = Recorder(environment["TEST_RECORD"])
+    yield recorder
+    recorder.close()
+
+
+@pytest.fixture
+def tasks(environment: dict[str, str]) -> Iterator[Any]:
+    """The tasks as a publisher and an operator see them."""
+    from tests.topologies import cluster_app as module
+
+    broker, url = environment["TEST_BROKER"], environment["TEST_CLUSTER"]
+    module.app.conf.update(broker_url=broker, result_backend=broker, singleton_lock_url=url)
+    yield module
+    module.app.close()
+    gc.collect()
+
+
+@pytest.fixture
+def operate(tasks: Any) -> Operate:
+    def run(*arguments: str) -> str:
+        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(tasks.app, no_color=True, workdir=None))
+        assert done.exit_code == 0, (done.output, done.stderr, done.exception)
+        return done.stdout
+
+    return run
+
+
+def test_a_lock_is_seen_shown_and_broken(
+    tasks: Any,
+    operate: Operate,
+    environment: dict[str, str],
+    recorder: Recorder,
+    cleanup: ExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("getpass.getuser", lambda: "alice")
+    monkeypatch.setattr("socket.gethostname", lambda: "ops-1")
+    key = tasks.import_catalogue.lock_key_for(7)
+    with workers(APP, environment):
+        holder = tasks.import_catalogue.delay(7)
+        until(lambda: recorder.events("enter"), "it runs")
+
+        (row,) = json.loads(operate("list", "--json"))
+        assert (row["key"], row["state"], row["task_id"]) == (key, "held", holder.id)
+        for question in ([key], [tasks.import_catalogue.name, "-a", "[7]"], [holder.id]):
+            assert holder.id in operate("show", *question)
+        watching = Watch(environment, "--json", app=APP)
+        cleanup.callback(watching.close)
+        assert watching.told(1) == [("acquired", holder.id)]
+        assert key in Visitor(application(tasks.app)).get().body
+        diagnosis = Diagnosis(operate("doctor", "--json", "--timeout", "10"), 0)
+        assert (diagnosis.wrong, diagnosis.unseen) == ([], [])
+        assert diagnosis.of("holders")[1] == "1 alive"
+
+        broken = json.loads(operate("break", key, "--yes", "--json"))
+
+        assert broken["seconds"] <= TTL + 1
+        assert (broken["asked"], broken["gone"]) == ([holder.id], True)
+        with pytest.raises(TaskRevokedError, match="broken by alice@ops-1"):
+            holder.get(timeout=PATIENCE)
+        assert watching.told(2)[1] == ("released", holder.id)
+        assert json.loads(operate("list", "--json")) == []
