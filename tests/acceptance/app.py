@@ -237,7 +237,8 @@ by_policy = {
 }
 impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait", "rerun", "replace")}
 patient = {policy: task_with(policy, lock_wait_timeout=30, name=f"{policy} for 30 s") for policy in impatient}
-waiting_within_a_limit = task_with("wait", time_limit=4)
+waiting_within_a_limit = task_with("wait", time_limit=8)
+at_most_every_six_seconds = task_with("skip", lock_min_hold=6)
 by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
     for mode in ("until_executing", "until_executed", "until_and_while_executing")

@@ -18,6 +18,7 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict
 from tests.acceptance.conftest import APP
+from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
@@ -137,19 +138,25 @@ def test_h1_a_refused_duplicate_leaves_the_lock_alone(tasks: Any, worker: Worker
 def test_a_second_delivery_neither_runs_nor_writes_beside_the_first(
     tasks: Any, worker: Worker, recorder: Recorder, bug: str
 ) -> None:
-    first = tasks.by_policy["skip"].apply_async((bug, 1, 2))
+    first = tasks.by_policy["skip"].apply_async((bug, 1), {"gate": bug})
     until(lambda: recorder.events("enter"), "it runs")
     tasks.by_policy["skip"].apply_async((bug, 2), task_id=first.id)
     until(lambda: "outcome=parked" in worker.log(), "the second has come")
 
     assert first.state not in ("SUCCESS", "FAILURE", "REVOKED", "RETRY")
+    open_gate(recorder, bug)
     assert first.get(timeout=PROMPTLY) == 1
     assert overlaps(recorder.events()) == []
 
 
-def test_h5_a_run_costs_two_round_trips(tasks: Any, worker: Worker, valkey: Server, recorder: Recorder) -> None:
-    tasks.by_policy["skip"].delay("warm").get(timeout=PROMPTLY)
-    with valkey.client() as client, valkey.client(database=2) as locks:
+def test_h5_a_run_costs_two_round_trips(tasks: Any, env: dict[str, str], valkey: Server, recorder: Recorder) -> None:
+    with (
+        # No renewal, even if the machine pauses meanwhile.
+        workers(APP, {**env, "TEST_TTL": "60"}, 1, concurrency=3),
+        valkey.client() as client,
+        valkey.client(database=2) as locks,
+    ):
+        tasks.by_policy["skip"].delay("warm").get(timeout=PROMPTLY)
         # What was counted is handed over; the next time is five seconds after the next run has begun.
         until(lambda: locks.exists("singleton:v2:stats"), "it is handed over")
         client.config_resetstat()

@@ -44,7 +44,9 @@ class Overheard:
 
 @pytest.mark.parametrize("task", [combined.late["skip"], combined.by_policy["skip"]], ids=["late", "early"])
 def test_a_run_that_met_no_copy_costs_two_commands_and_leaves_no_key(tasks: Any, valkey: Server, task: Any) -> None:
-    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=1):
+    # No renewal, even if the machine pauses meanwhile.
+    env = {"TEST_STORE": valkey.url, "TEST_TTL": "60", "C_FORCE_ROOT": "1"}
+    with workers(APP, env, 1, concurrency=1):
         # The first one brings the scripts.
         assert task.delay("warm", 1).get(timeout=PROMPTLY) == 1
         overheard = Overheard(valkey)

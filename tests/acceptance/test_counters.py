@@ -19,6 +19,7 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
+from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server, running
 from tests.waiting import until
@@ -64,23 +65,25 @@ def test_all_is_counted_though_each_process_runs_one_task(tasks: Any, env: dict[
 
 
 def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    task = tasks.by_policy["skip"]
     with workers(APP, env, 1, concurrency=2) as (worker,):
-        holder = tasks.skipped.delay("k", 2.0)
+        holder = task.delay("k", 1, 2.0, gate="all are refused")
         until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
         for _ in range(3):
             with pytest.raises(TaskRevokedError):
-                tasks.skipped.delay("k").get(timeout=PROMPTLY)
+                task.delay("k").get(timeout=PROMPTLY)
+        open_gate(recorder, "all are refused")
         holder.get(timeout=PROMPTLY)
         # While the processes live, by the thread of the heartbeat.
-        until(lambda: of(tasks, "held", tasks.skipped) == 1, "it is counted", timeout=PROMPTLY)
+        until(lambda: of(tasks, "held", task) == 1, "it is counted", timeout=PROMPTLY)
         worker.send(SIGTERM)
         worker.wait(PROMPTLY)
 
-    assert of(tasks, "acquired:", tasks.skipped) == 1
-    assert of(tasks, "conflicts:skipped", tasks.skipped) == 3
+    assert of(tasks, "acquired:", task) == 1
+    assert of(tasks, "conflicts:skipped", task) == 3
     numbers = counted(tasks)
-    assert numbers[f"held:10:{tasks.skipped.name}"] == 1
-    assert numbers[f"held:sum:{tasks.skipped.name}"] >= 2_000_000
+    assert numbers[f"held:10:{task.name}"] == 1
+    assert numbers[f"held:sum:{task.name}"] >= 2_000_000
 
 
 def test_who_is_killed_takes_no_more_with_it_than_what_was_not_handed_over(

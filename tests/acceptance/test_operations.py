@@ -24,6 +24,7 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance.conftest import APP
+from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server, free_port
 from tests.waiting import until
@@ -259,19 +260,21 @@ def test_a_question_that_makes_no_sense_is_refused(operate: Operate, arguments: 
 
 
 def test_what_became_of_a_call_is_shown(tasks: Any, operate: Operate, worker: Worker, recorder: Recorder) -> None:
-    holder = tasks.skipped.delay("k", 1)
+    task = tasks.by_policy["skip"]
+    holder = task.delay("k", gate="all is shown")
     running(recorder)
-    skipped = tasks.skipped.delay("k")
+    skipped = task.delay("k")
     with pytest.raises(TaskRevokedError):
         skipped.get(timeout=PROMPTLY)
 
     goes_on = json.loads(operate("show", holder.id, "--json").stdout)
     turned_away = json.loads(operate("show", skipped.id, "--json").stdout)
     said = operate("show", skipped.id).stdout
+    open_gate(recorder, "all is shown")
     holder.get(timeout=PROMPTLY)
     is_over = json.loads(operate("show", holder.id, "--json").stdout)
 
-    key = tasks.skipped.lock_key_for("k")
+    key = task.lock_key_for("k")
     assert [row["key"] for row in goes_on["locks"]] == [key]
     expected = {"state": "REVOKED", "reason": "skipped", "key": key, "holder_task_id": holder.id, "locks": []}
     text = f"lock key={key} is held by task_id={holder.id}"
@@ -356,10 +359,11 @@ def test_an_error_that_a_body_has_returned_is_a_result_as_any_other(results: Cel
 def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
     tasks: Any, operate: Operate, worker: Worker, recorder: Recorder
 ) -> None:
-    key = tasks.waiting.lock_key_for("k")
-    holder = tasks.waiting.delay("k", seconds=4)
+    task = tasks.by_policy["wait"]
+    key = task.lock_key_for("k")
+    holder = task.delay("k", gate="all is shown")
     running(recorder)
-    waiter = tasks.waiting.delay("k")
+    waiter = task.delay("k")
     until(lambda: store_of(tasks.app).survey([key])[0].waiters == 1, "it waits")
 
     (row,) = json.loads(operate("show", waiter.id, "--json").stdout)["locks"]
@@ -368,6 +372,7 @@ def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
     assert (row["key"], row["state"], row["task_id"], row["waiters"]) == (key, "waiting", waiter.id, 1)
     assert now == ["holds the lock", "waits for the lock"]
     assert [row["state"] for row in json.loads(operate("show", holder.id, "--json").stdout)["locks"]] == ["held"]
+    open_gate(recorder, "all is shown")
     assert waiter.get(timeout=PROMPTLY) == 0
 
 

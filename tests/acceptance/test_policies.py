@@ -2,9 +2,10 @@
 
 import json
 import os
+import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +15,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
+from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import FakeClock
 from tests.waiting import until
@@ -34,32 +36,49 @@ def worker(env: dict[str, str], broker: str, tasks: Any) -> Iterator[Worker]:
         yield worker
 
 
-def hold(tasks: Any, recorder: Recorder, policy: str, *keys: str, seconds: float = HOLDS) -> list[Any]:
+def hold(
+    tasks: Any, recorder: Recorder, policy: str, *keys: str, seconds: float = HOLDS, gate: str | None = None
+) -> list[Any]:
     """Runs that have begun, one for each key."""
-    held = [tasks.by_policy[policy].delay(key, 1, seconds) for key in keys]
+    held = [tasks.by_policy[policy].delay(key, 1, seconds, gate=gate) for key in keys]
     until(lambda: len(recorder.events("enter")) == len(keys), "the holders run")
     return held
 
 
 def hold_also(tasks: Any, recorder: Recorder, policy: str) -> Any:
-    """A run whose key is the name of its policy, and that has begun."""
-    held = tasks.by_policy[policy].delay(policy, 1, HOLDS)
+    """A run that has begun, and whose key and gate have the name of its policy."""
+    # Who is replaced is interrupted: in its sleep rather than while it asks about the gate.
+    held = tasks.by_policy[policy].delay(policy, 1, 30 if policy == "replace" else 0, gate=policy)
     until(lambda: policy in [event.key for event in recorder.events("enter")], "the holder runs")
     return held
 
 
-def after_a_holder(tasks: Any, recorder: Recorder, policy: str) -> list[Any]:
-    """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
+def joined(worker: Worker) -> set[str]:
+    """The calls that have joined a holder, however often they have come."""
+    return set(re.findall(r"task_id=(\S+) holder=\S+ .*outcome=joined", worker.log()))
+
+
+def after_a_holder(
+    tasks: Any, recorder: Recorder, policy: str, have_met: Callable[[int], bool] = lambda _: True
+) -> list[Any]:
+    """A single call, a group, a chain, a chord header and a chord body that meet a holder each.
+
+    The holders do not end before so many calls *have met* one.
+    """
     task = tasks.by_policy[policy]
-    hold(tasks, recorder, policy, "single", "group", "chain")
+    hold(tasks, recorder, policy, "single", "group", "chain", gate="three")
     single = task.delay("single", 2)
     members = group(task.s("group", 3), task.s("free")).delay()
     steps = chain(task.si("chain", 4), tasks.after.s()).delay()
+    until(lambda: have_met(3), "three calls meet a holder")
+    open_gate(recorder, "three")
     found = [single.get(timeout=PROMPTLY), members.get(timeout=PROMPTLY), steps.get(timeout=PROMPTLY)]
     recorder._client.delete("record")
-    hold(tasks, recorder, policy, "header", "body")
+    hold(tasks, recorder, policy, "header", "body", gate="five")
     header = chord([task.s("header", 5), task.s("free too")])(tasks.collect.s())
     body = chord([task.s("free three")])(task.si("body", 6))
+    until(lambda: have_met(5), "five calls have met a holder")
+    open_gate(recorder, "five")
     return [*found, header.get(timeout=PROMPTLY), body.get(timeout=PROMPTLY)]
 
 
@@ -75,7 +94,8 @@ def test_replace_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: 
 
 
 def test_join_ends_with_the_holders_result(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    assert after_a_holder(tasks, recorder, "join") == [1, [1, 0], ["after", 1], [1, 0], 1]
+    found = after_a_holder(tasks, recorder, "join", lambda number: len(joined(worker)) == number)
+    assert found == [1, [1, 0], ["after", 1], [1, 0], 1]
 
 
 @contextmanager
@@ -101,7 +121,7 @@ def test_an_event_tells_of_a_conflict_where_somebody_listens(
     env: dict[str, str], tasks: Any, broker: str, recorder: Recorder
 ) -> None:
     with listening(tasks.app) as (heard, _), workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E"):
-        (holder,) = hold(tasks, recorder, "skip", "k")
+        (holder,) = hold(tasks, recorder, "skip", "k", seconds=30)
         duplicate = tasks.by_policy["skip"].delay("k")
 
         event = until(lambda: heard, "the event is heard")[0]
@@ -111,10 +131,14 @@ def test_an_event_tells_of_a_conflict_where_somebody_listens(
 def test_a_monitor_sees_each_call_end(env: dict[str, str], tasks: Any, broker: str, recorder: Recorder) -> None:
     with (
         listening(tasks.app) as (_, monitor),
-        workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E", concurrency=6),
+        workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E", concurrency=6) as (worker,),
     ):
         holders = {policy: hold_also(tasks, recorder, policy) for policy in ("skip", "reschedule", "replace")}
         later = {policy: tasks.by_policy[policy].delay(policy, 2) for policy in holders}
+        for policy in ("skip", "reschedule"):
+            told = f"task_id={later[policy].id} holder={holders[policy].id}"
+            until(lambda told=told: told in worker.log(), "they meet")  # type: ignore[misc]
+            open_gate(recorder, policy)
 
         def seen() -> dict[str, tuple[str, str]]:
             return {
@@ -133,7 +157,7 @@ def test_a_monitor_sees_each_call_end(env: dict[str, str], tasks: Any, broker: s
 
 def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
-    (holder,) = hold(tasks, recorder, "skip", "k", seconds=4)
+    (holder,) = hold(tasks, recorder, "skip", "k", seconds=30)
 
     single, members = task.delay("k"), group(task.s("k"), task.s("free")).delay()
     steps = chain(task.si("k"), tasks.after.s()).delay()
@@ -148,7 +172,7 @@ def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: R
 
 def test_raise_fails_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["raise"]
-    (holder,) = hold(tasks, recorder, "raise", "k", seconds=4)
+    (holder,) = hold(tasks, recorder, "raise", "k", seconds=30)
 
     single, members = task.delay("k"), group(task.s("k"), task.s("free")).delay()
     steps = chain(task.si("k"), tasks.after.s()).delay()
@@ -196,12 +220,13 @@ def test_who_has_waited_long_enough_fails_and_leaves_no_trace(
     tasks: Any, worker: Worker, recorder: Recorder, policy: str
 ) -> None:
     task = tasks.impatient[policy]
-    holder = task.delay("k", 1, 3)
+    holder = task.delay("k", 1, gate="the other has failed")
     until(lambda: recorder.events("enter"), "the holder runs")
 
     with pytest.raises(LockHeld, match=holder.id):
         task.delay("k", 2).get(timeout=PROMPTLY)
 
+    open_gate(recorder, "the other has failed")
     assert holder.get(timeout=PROMPTLY) == 1
     assert task.delay("k", 3).get(timeout=PROMPTLY) == 3
 
@@ -210,12 +235,13 @@ def test_a_rerun_has_the_newest_arguments_and_the_others_name_it(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:
     task = tasks.by_policy["rerun"]
-    (holder,) = hold(tasks, recorder, "rerun", "k", seconds=2)
+    (holder,) = hold(tasks, recorder, "rerun", "k", seconds=0, gate="all are merged")
     first = task.delay("k", 2)
     until(lambda: "outcome=rescheduled" in worker.log(), "it is next")
     for number in (3, 4):
         with pytest.raises(TaskRevokedError, match=first.id):
             task.delay("k", number).get(timeout=PROMPTLY)
+    open_gate(recorder, "all are merged")
     assert holder.get(timeout=PROMPTLY) == 1
     assert first.get(timeout=PROMPTLY) == 4
     assert [event.facts["number"] for event in recorder.events("enter")] == [1, 4]
@@ -235,7 +261,8 @@ def test_a_retry_is_not_merged_into_the_run_that_follows(tasks: Any, worker: Wor
 def test_who_is_replaced_makes_way_and_names_its_successor(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["replace"]
     (holder,) = hold(tasks, recorder, "replace", "k", seconds=30)
-    first = task.delay("k", 2)
+    # It may run before the second one has come; it is replaced there too.
+    first = task.delay("k", 2, 30)
     until(lambda: "outcome=rescheduled" in worker.log(), "it is next")
     second = task.delay("k", 3)
 
@@ -250,12 +277,14 @@ def test_who_is_replaced_makes_way_and_names_its_successor(tasks: Any, worker: W
 
 def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["join"]
-    task.delay("k", 7, 1.0, fails=True)
+    task.delay("k", 7, fails=True, gate="all have joined")
     until(lambda: recorder.events("enter"), "the holder runs")
 
-    joined = [task.delay("k", number) for number in range(3)]
+    joiners = [task.delay("k", number) for number in range(3)]
+    until(lambda: len(joined(worker)) == 3, "they join")
+    open_gate(recorder, "all have joined")
 
-    for result in joined:
+    for result in joiners:
         with pytest.raises(ValueError, match="7"):
             result.get(timeout=PROMPTLY)
     assert len(recorder.events("enter")) == 1
@@ -263,11 +292,11 @@ def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: 
 
 def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     hold(tasks, recorder, "join", "k", seconds=60)
-    joined = [tasks.by_policy["join"].delay("k", number, 2) for number in (2, 3)]
-    until(lambda: worker.log().count("outcome=joined") > 1, "they have joined")
+    joiners = [tasks.by_policy["join"].delay("k", number, 2) for number in (2, 3)]
+    until(lambda: len(joined(worker)) == 2, "they have joined")
     os.kill(recorder.events("enter")[0].pid, signal.SIGKILL)
 
-    results = [result.get(timeout=20) for result in joined]
+    results = [result.get(timeout=20) for result in joiners]
     assert results in ([2, 2], [3, 3])
     assert len(recorder.events("enter")) == 2
 

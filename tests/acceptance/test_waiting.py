@@ -8,6 +8,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
+from tests.gates import open_gate
 from tests.recorder import Recorder, most_at_once, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -17,14 +18,16 @@ from tests.workers import workers
 def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
 ) -> None:
-    key = tasks.waiting.lock_key_for("k")
+    task = tasks.by_policy["wait"]
+    key = task.lock_key_for("k")
     with workers(APP, env, 1, concurrency=5):
-        first = tasks.waiting.delay("k", 0, 1.5)
+        first = task.delay("k", 0, gate="all queue")
         until(lambda: recorder.events("enter"), "the first one runs")
         others = []
         for number in range(1, 5):
-            others.append(tasks.waiting.delay("k", number))
+            others.append(task.delay("k", number))
             until(lambda n=number: queued(valkey, key) == n, "it queues")  # type: ignore[misc]
+        open_gate(recorder, "all queue")
         assert [result.get(timeout=20) for result in [first, *others]] == list(range(5))
 
     assert overlaps(recorder.events()) == []
@@ -46,8 +49,8 @@ def test_a_call_that_waited_for_its_timeout_is_refused_with_the_holder_named(
     ("task", "of_the_call", "of_the_worker"),
     [
         ("waiting_within_a_limit", {}, ()),
-        ("waiting", {"soft_time_limit": 4}, ()),
-        ("waiting", {}, ("--time-limit", "4")),
+        ("waiting", {"soft_time_limit": 8}, ()),
+        ("waiting", {}, ("--time-limit", "8")),
     ],
     ids=["of the task", "of the call", "of the worker"],
 )
@@ -56,9 +59,9 @@ def test_a_call_that_waits_does_not_burn_its_time_limit(
 ) -> None:
     runs = getattr(tasks, task)
     with workers(APP, env, 1, *of_the_worker) as (worker,):
-        first = runs.apply_async(("k", 1, 3), **of_the_call)
+        first = runs.apply_async(("k", 1, 6), **of_the_call)
         until(lambda: recorder.events("enter"), "the first one runs")
-        second = runs.apply_async(("k", 2, 3), **of_the_call)
+        second = runs.apply_async(("k", 2, 4), **of_the_call)
         assert [first.get(timeout=20), second.get(timeout=20)] == [1, 2]
         told = f"lock.waiting key={runs.lock_key_for('k')} task_id={second.id} holder={first.id}"
         assert told in worker.log()
@@ -70,7 +73,7 @@ def test_where_the_pool_enforces_no_limit_a_call_waits_in_its_place(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
     with workers(APP, env, pool="threads") as (worker,):
-        first = tasks.waiting_within_a_limit.delay("k", 1, 3)
+        first = tasks.waiting_within_a_limit.delay("k", 1, 4)
         until(lambda: recorder.events("enter"), "the first one runs")
         second = tasks.waiting_within_a_limit.delay("k", 2)
         assert [first.get(timeout=20), second.get(timeout=20)] == [1, 2]
@@ -83,7 +86,7 @@ def test_waiting_is_told_by_events(tasks: Any, env: dict[str, str], recorder: Re
     with tasks.app.connection() as connection, workers(APP, env, 1, "-E"):
         receiver = tasks.app.events.Receiver(connection, handlers={"*": told.append})
         with receiver.consumer_context(wakeup=False) as (listening, *_):
-            first = tasks.waiting.delay("k", 1, 1.5)
+            first = tasks.waiting.delay("k", 1, 4)
             until(lambda: recorder.events("enter"), "the first one runs")
             second = tasks.waiting.delay("k", 2)
 
@@ -112,17 +115,17 @@ def test_as_many_run_at_once_as_the_limit_says(tasks: Any, env: dict[str, str], 
 
 
 def test_a_key_stays_taken_for_its_min_hold(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    task = tasks.at_most_every_two_seconds
+    task = tasks.at_most_every_six_seconds
     with workers(APP, env):
-        first = task.delay("k")
-        assert first.get(timeout=10) == "ran"
+        first = task.delay("k", 1)
+        assert first.get(timeout=10) == 1
         with pytest.raises(TaskRevokedError, match=first.id):
-            task.delay("k").get(timeout=5)
+            task.delay("k", 2).get(timeout=10)
         until(lambda: not task.lock_holders("k"), "the cool-down is over")
-        assert task.delay("k").get(timeout=5) == "ran"
+        assert task.delay("k", 3).get(timeout=10) == 3
 
     entered = recorder.events("enter")
-    assert entered[1].at - entered[0].at > 1.9
+    assert entered[1].at - entered[0].at > 5.9
     assert not entered[1].facts["took_over"]
 
 
