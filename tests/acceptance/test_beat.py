@@ -22,6 +22,8 @@ from tests.waiting import until
 EVERY = 2.0
 TTL = 3.0
 TICK = 1.0
+SLACK = 5.0
+"""For a machine that has other things to do."""
 
 
 class Beat:
@@ -115,7 +117,7 @@ def test_no_slot_is_sent_twice_and_the_gap_is_short_when_the_leader_goes(
     leader.send(signal.SIGKILL if end == "killed" else signal.SIGSTOP)
     gone_at = time.time()
     until(standby.leads, "the standby leads", timeout=20)
-    assert time.time() - gone_at < TTL + TICK + 1.0
+    assert time.time() - gone_at < TTL + TICK + SLACK
     before = len(sent(valkey))
     if end != "killed":
         leader.send(signal.SIGCONT)
@@ -123,14 +125,16 @@ def test_no_slot_is_sent_twice_and_the_gap_is_short_when_the_leader_goes(
 
     assert set(slots(valkey).values()) == {1}
     due = times(valkey, "every-two-seconds")
-    assert max(later - earlier for earlier, later in pairwise(due)) < EVERY + TTL + TICK + 1.0
+    assert max(later - earlier for earlier, later in pairwise(due)) < EVERY + TTL + TICK + SLACK
 
 
 def test_a_beat_that_ends_lets_the_other_lead_at_once(beats: list[Beat]) -> None:
     leader, standby = beats
     leader.send(signal.SIGTERM)
 
-    until(standby.leads, "the standby leads", timeout=TICK + 2.0)
+    until(standby.leads, "the standby leads", timeout=TICK + TTL + SLACK)
+    # It has not waited until the lease of the other one ran out.
+    assert "took_over=False" in standby.log()
 
 
 def test_the_heir_of_a_leader_whose_clock_is_ahead_is_not_silent(

@@ -482,7 +482,12 @@ def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefo
     (holder,) = tasks.skipped.lock_holders("k", LONG)
 
     def diagnosis() -> Diagnosis:
-        return answered(lambda: examined(tasks.app, "--timeout", "3"))
+        def is_told() -> Diagnosis | None:
+            found = answered(lambda: examined(tasks.app, "--timeout", "3"))
+            return found if "1 alive" in found.of("holders")[1] else None
+
+        # That is an answer of its own, which may be later than the one to whether the worker is there.
+        return until(is_told, "the worker tells which run it has", timeout=60)
 
     assert diagnosis().of("holders") == (True, "1 alive")
     store.acquire(Claim("singleton:v2:{a:00}", "dead", LONG, facts=Facts("gone", hostname=holder.hostname, pid=1)))

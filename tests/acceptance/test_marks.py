@@ -155,10 +155,13 @@ def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_mo
     until(lambda: entered(recorder, key), "it runs")
     second = task.delay(key, 2)
     until(lambda: f"task_id={second.id} holder" in worker.log(), "the other one waits")
-    active = [each for some in tasks.app.control.inspect().active().values() for each in some]
-    [pid] = [each["worker_pid"] for each in active if each["id"] == second.id]
 
-    os.kill(pid, signal.SIGKILL)
+    def active() -> list[Any]:
+        answers = tasks.app.control.inspect().active() or {}
+        return [each for some in answers.values() for each in some if each["id"] == second.id]
+
+    [its_run] = until(active, "the worker tells of it")
+    os.kill(its_run["worker_pid"], signal.SIGKILL)
 
     until(lambda: task.delay(key, 3).id != second.id, "it is queued no more", timeout=20)
     first.revoke(terminate=True, signal="SIGKILL")
@@ -195,12 +198,12 @@ def test_a_run_that_waits_in_the_only_slot_does_not_wait_for_a_queued_call(
 
 def test_a_queued_call_of_later_does_not_keep_a_retry_out(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task, key = combined.retrying_unique, "called-meanwhile"
-    first = task.delay(key, 1, countdown=1)
+    first = task.delay(key, 1, countdown=5)
     until(lambda: first.state == "RETRY", "it waits for its retry")
     later = task.apply_async((key, 2), countdown=600)
     try:
         assert later.id != first.id
-        assert first.get(timeout=PROMPTLY) == 1
+        assert first.get(timeout=2 * PROMPTLY) == 1
     finally:
         later.revoke()
     assert [event.facts["attempt"] for event in entered(recorder, key)] == [0, 1]
@@ -210,12 +213,12 @@ def test_a_duplicate_of_a_call_that_waits_for_its_retry_is_not_published(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:
     task, key = combined.retrying_by_mode["until_executed"], "waits-for-its-retry"
-    first = task.delay(key, 1, countdown=2)
+    first = task.delay(key, 1, countdown=5)
     until(lambda: first.state == "RETRY", "it waits for its retry")
 
     second = task.delay(key, 2)
 
     assert second.id == first.id
-    assert first.get(timeout=PROMPTLY) == 1
+    assert first.get(timeout=2 * PROMPTLY) == 1
     assert [event.facts["number"] for event in entered(recorder, key)] == [1, 1]
     assert new_call(task, key, first).get(timeout=PROMPTLY) == 3

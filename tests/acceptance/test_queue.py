@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
+from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
@@ -53,13 +54,15 @@ def test_of_many_publishers_one_message_comes_and_all_have_its_id(
 
 def test_what_counts_while_it_runs(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     with workers(APP, env, 1, concurrency=4):
-        first = {mode: tasks.by_mode[mode].delay(mode, 1, 2) for mode in MODES}
+        first = {mode: tasks.by_mode[mode].delay(mode, 1, gate="they end") for mode in MODES}
         until(lambda: len(recorder.events("enter")) == 3, "they run")
         second = {mode: tasks.by_mode[mode].delay(mode, 2) for mode in MODES}
 
         assert second["until_executed"].id == first["until_executed"].id
         assert second["until_executing"].get(timeout=PROMPTLY) == 2
         assert second["until_and_while_executing"].id != first["until_and_while_executing"].id
+        second["until_and_while_executing"].get(timeout=PROMPTLY, propagate=False)
+        open_gate(recorder, "they end")
         assert [first[mode].get(timeout=PROMPTLY) for mode in MODES] == [1, 1, 1]
     assert len(overlaps(recorder.events())) == 1
 
@@ -121,7 +124,7 @@ def test_a_call_that_will_never_run_is_queued_no_more(tasks: Any, env: dict[str,
 def revoked(task: Any) -> Any:
     # A worker says that it is ready a moment before it hears of revocations.
     until(task.app.control.ping, "the worker listens")
-    result = task.apply_async(("k",), countdown=2)
+    result = task.apply_async(("k",), countdown=6)
     result.revoke()
     return result
 

