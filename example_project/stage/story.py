@@ -60,7 +60,7 @@ def story() -> Iterator[AsyncResult]:
 
 def play() -> None:
     """Play the story, and wait until every call in it has ended."""
-    until(workers_are_ready, "the workers are ready", seconds=20)
+    until(workers_are_ready, "the workers are ready", seconds=40)
     database.delete("shelf:lamp", "mails:1042")
     calls = list(story())
     watches = [KeyWatch(book_delivery, "lamp", 0), KeyWatch(sync_prices)] if LOCKED else []
@@ -70,7 +70,7 @@ def play() -> None:
             watch.look()
         return all(call.ready() for call in calls)
 
-    until(ended, "every call has ended", seconds=25)
+    until(ended, "every call has ended", seconds=40)
     lamps, mails = database.mget("shelf:lamp", "mails:1042")
     records.write("end", lamps=lamps or 0, delivered=sum(DELIVERIES), mails=mails or 0)
 
@@ -94,7 +94,7 @@ def let_the_worker_die() -> None:
     if os.environ.get("SHOP_KILL") != "on":
         return
     watched = Records(BROKER_URL)
-    until(lambda: any(record.what == "killed" for record in watched.unread()), "a worker is killed", seconds=10)
+    until(lambda: any(record.what == "killed" for record in watched.unread()), "a worker is killed", seconds=30)
 
 
 def workers_are_ready() -> bool:
