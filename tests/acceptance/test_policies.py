@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,7 +32,7 @@ def tasks(tasks_by_broker: Any) -> Any:
 
 @pytest.fixture
 def worker(env: dict[str, str], broker: str, tasks: Any) -> Iterator[Worker]:
-    with workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=4) as (worker,):
+    with workers(APP, {**env, "TEST_BROKER": broker}, 1, concurrency=6) as (worker,):
         yield worker
 
 
@@ -47,55 +47,51 @@ def hold(
 
 def hold_also(tasks: Any, recorder: Recorder, policy: str) -> Any:
     """A run that has begun, and whose key and gate have the name of its policy."""
-    # Who is replaced is interrupted: in its sleep rather than while it asks about the gate.
+    # As above.
     held = tasks.by_policy[policy].delay(policy, 1, 30 if policy == "replace" else 0, gate=policy)
     until(lambda: policy in [event.key for event in recorder.events("enter")], "the holder runs")
     return held
 
 
-def joined(worker: Worker) -> set[str]:
-    """The calls that have joined a holder, however often they have come."""
-    return set(re.findall(r"task_id=(\S+) holder=\S+ .*outcome=joined", worker.log()))
+def met(worker: Worker) -> set[str]:
+    """The calls that have met a holder, however often they have come."""
+    return set(re.findall(r"lock\.(?:conflict|waiting) .*task_id=(\S+) holder=", worker.log()))
 
 
-def after_a_holder(
-    tasks: Any, recorder: Recorder, policy: str, have_met: Callable[[int], bool] = lambda _: True
-) -> list[Any]:
-    """A single call, a group, a chain, a chord header and a chord body that meet a holder each.
-
-    The holders do not end before so many calls *have met* one.
-    """
+def after_a_holder(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> list[Any]:
+    """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
     task = tasks.by_policy[policy]
-    hold(tasks, recorder, policy, "single", "group", "chain", gate="three")
+    # Who is replaced is interrupted: in its sleep rather than while it asks about the gate.
+    seconds = 30 if policy == "replace" else 0
+    hold(tasks, recorder, policy, "single", "group", "chain", seconds=seconds, gate="three")
     single = task.delay("single", 2)
     members = group(task.s("group", 3), task.s("free")).delay()
     steps = chain(task.si("chain", 4), tasks.after.s()).delay()
-    until(lambda: have_met(3), "three calls meet a holder")
+    until(lambda: len(met(worker)) == 3, "three calls have met a holder", timeout=PROMPTLY)
     open_gate(recorder, "three")
     found = [single.get(timeout=PROMPTLY), members.get(timeout=PROMPTLY), steps.get(timeout=PROMPTLY)]
     recorder._client.delete("record")
-    hold(tasks, recorder, policy, "header", "body", gate="five")
+    hold(tasks, recorder, policy, "header", "body", seconds=seconds, gate="five")
     header = chord([task.s("header", 5), task.s("free too")])(tasks.collect.s())
     body = chord([task.s("free three")])(task.si("body", 6))
-    until(lambda: have_met(5), "five calls have met a holder")
+    until(lambda: len(met(worker)) == 5, "five calls have met a holder", timeout=PROMPTLY)
     open_gate(recorder, "five")
     return [*found, header.get(timeout=PROMPTLY), body.get(timeout=PROMPTLY)]
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
 def test_who_comes_later_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> None:
-    assert after_a_holder(tasks, recorder, policy) == [2, [3, 0], ["after", 4], [5, 0], 6]
+    assert after_a_holder(tasks, worker, recorder, policy) == [2, [3, 0], ["after", 4], [5, 0], 6]
     assert overlaps(recorder.events()) == []
 
 
 def test_replace_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    assert after_a_holder(tasks, recorder, "replace") == [2, [3, 0], ["after", 4], [5, 0], 6]
+    assert after_a_holder(tasks, worker, recorder, "replace") == [2, [3, 0], ["after", 4], [5, 0], 6]
     assert overlaps(recorder.events()) == []
 
 
 def test_join_ends_with_the_holders_result(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    found = after_a_holder(tasks, recorder, "join", lambda number: len(joined(worker)) == number)
-    assert found == [1, [1, 0], ["after", 1], [1, 0], 1]
+    assert after_a_holder(tasks, worker, recorder, "join") == [1, [1, 0], ["after", 1], [1, 0], 1]
 
 
 @contextmanager
@@ -281,7 +277,7 @@ def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: 
     until(lambda: recorder.events("enter"), "the holder runs")
 
     joiners = [task.delay("k", number) for number in range(3)]
-    until(lambda: len(joined(worker)) == 3, "they join")
+    until(lambda: len(met(worker)) == 3, "they join")
     open_gate(recorder, "all have joined")
 
     for result in joiners:
@@ -293,7 +289,7 @@ def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: 
 def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     hold(tasks, recorder, "join", "k", seconds=60)
     joiners = [tasks.by_policy["join"].delay("k", number, 2) for number in (2, 3)]
-    until(lambda: len(joined(worker)) == 2, "they have joined")
+    until(lambda: len(met(worker)) == 2, "they have joined")
     os.kill(recorder.events("enter")[0].pid, signal.SIGKILL)
 
     results = [result.get(timeout=20) for result in joiners]
