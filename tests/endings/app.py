@@ -117,7 +117,7 @@ WAYS = {
 TASKS = {(ttl, late): task_of(ttl, late=late) for ttl in (SHORT, LONG) for late in (False, True)}
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=1)
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=4)
 def holds_the_gil(self: Any, key: Any, seconds: int) -> str:
     with recorder.body(key, self.request.id):
         # Unlike other functions called by ctypes, those of a PyDLL keep the GIL.
@@ -125,7 +125,7 @@ def holds_the_gil(self: Any, key: Any, seconds: int) -> str:
     return "ran"
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=1)
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=4)
 def computes(self: Any, key: Any, seconds: float) -> str:
     """Leave no other greenlet a moment to run."""
     with recorder.body(key, self.request.id):

@@ -104,8 +104,8 @@ def test_a_timer_that_is_armed_anew_or_disarmed_lets_its_process_live() -> None:
     def body() -> None:
         timer = DeadMan()
         for _ in range(5):
-            timer.arm(now() + 0.3)
-            spin(0.1)
+            timer.arm(now() + 2.0)
+            spin(0.5)
         timer.disarm()
         timer.arm(now() + 0.1)
         spin(0.4)

@@ -223,7 +223,7 @@ def turns_of(proxy: Proxy, call: Callable[[], Any]) -> int:
 def test_it_costs_no_round_trip_and_nothing_at_all_if_it_is_not_set(master: Server, cleanup: ExitStack) -> None:
     proxy = cleanup.enter_context(Proxy(master.port))
     # Only so are they counted.
-    proxy.delay(0.02)
+    proxy.delay(0.2)
     with master.client() as client:
         for number in (0, 1):
             store = RedisStore(proxy.url, {}, number)

@@ -172,10 +172,10 @@ def after_more_beats(store: Store, number: int = 4) -> None:
 
 
 def test_a_lease_is_renewed_for_as_long_as_it_is_held(heart: Heartbeat, store: Store, told: Told) -> None:
-    lease = acquired(store, ttl=0.6, on_lost=told)
+    lease = acquired(store, ttl=3.0, on_lost=told)
     ends = lease._renewal.deadline
 
-    until(lambda: clock() > ends + 0.6, "a ttl has passed twice")
+    until(lambda: clock() > ends + 3, "a ttl has passed twice")
 
     assert lease.held
     assert lease.remaining() > 0
@@ -243,7 +243,7 @@ def test_an_unanswered_renewal_is_tried_again_sooner(heart: Heartbeat, store: St
 
 def test_one_unanswered_renewal_does_not_lose_a_lease(heart: Heartbeat, store: Store, told: Told) -> None:
     store.on_renew = twice(unanswered)
-    lease = acquired(store, ttl=1.0, on_lost=told)
+    lease = acquired(store, ttl=3.0, on_lost=told)
     ends = lease._renewal.deadline
 
     until(lambda: clock() > ends, "the first deadline has passed")
@@ -257,7 +257,7 @@ def test_a_store_that_does_not_answer_loses_a_lease_at_its_deadline_and_not_befo
     heart: Heartbeat, store: Store, told: Told
 ) -> None:
     store.on_renew = unanswered
-    lease = acquired(store, ttl=0.9, on_lost=told)
+    lease = acquired(store, ttl=3.0, on_lost=told)
     ends = lease._renewal.deadline
 
     until(lambda: told.leases, "it is told")
@@ -566,13 +566,13 @@ def test_a_failing_callback_does_not_keep_the_news_from_the_others(heart: Heartb
     until(lambda: all(lease.remaining() == 0 for lease in leases), "both leases have ended")
     both_are_due.set()
 
-    until(lambda: all(lease.lost for lease in leases), "both are lost", timeout=5)
-    assert set(told.leases) == leases
+    until(lambda: set(told.leases) == leases, "both are told", timeout=5)
+    assert all(lease.lost for lease in leases)
 
 
 def test_a_store_that_breaks_does_not_end_the_heartbeat(heart: Heartbeat, store: Store, told: Told) -> None:
     store.on_renew = twice(broken)
-    lease = acquired(store, ttl=1.0, on_lost=told)
+    lease = acquired(store, ttl=3.0, on_lost=told)
     ends = lease._renewal.deadline
 
     until(lambda: clock() > ends, "the first deadline has passed")
@@ -587,7 +587,7 @@ def test_a_store_that_breaks_is_not_asked_without_a_pause(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "celery_singleton_lock")
     store.on_renew = broken
-    lease = acquired(store, ttl=0.9, on_lost=told)
+    lease = acquired(store, ttl=3.0, on_lost=told)
 
     until(lambda: told.leases, "it is told")
 
@@ -600,17 +600,18 @@ def test_stores_that_do_not_answer_cost_the_leases_of_another_nothing(heart: Hea
         time.sleep(timeout)
         raise StoreError("store://silent", "no reply")
 
-    silent = [Store(heart) for _ in range(3)]
+    # One after the other, they would take longer than the ttl of the one that is kept.
+    silent = [Store(heart) for _ in range(6)]
     for one in silent:
         one.renew = wait_in_vain  # type: ignore[method-assign]
-    cut_off = [acquired(one, ttl=3.0) for one in silent]
-    kept = acquired(store, ttl=1.0)
+    cut_off = [acquired(one, ttl=6.0) for one in silent]
+    kept = acquired(store, ttl=3.0)
 
     gaps = []
     until(lambda: gaps.append(kept.remaining() == 0) or all(lease.lost for lease in cut_off), "they are lost")
 
     assert not any(gaps)
-    assert [lease.lost_reason for lease in cut_off] == ["unreachable"] * 3
+    assert [lease.lost_reason for lease in cut_off] == ["unreachable"] * 6
 
 
 class SlowHandler(logging.Handler):
@@ -624,7 +625,7 @@ class SlowHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append(record.getMessage())
         if len(self.records) == 1:
-            time.sleep(3)
+            time.sleep(4)
             self.has_written_one = True
 
 
@@ -640,9 +641,9 @@ def test_a_handler_of_the_log_that_takes_its_time_starves_no_renewal(
     until(lambda: not scribe._thread.runs, "all is written of what another test has lost")
     log.addHandler(slow)
     try:
-        kept = acquired(store, ttl=1.0)
+        kept = acquired(store, ttl=3.0)
         store.on_renew = twice(mishap)
-        unlucky = [acquired(store, ttl=1.0) for _ in range(2)]
+        unlucky = [acquired(store, ttl=3.0) for _ in range(2)]
         gaps: list[bool] = []
         until(lambda: gaps.append(kept.remaining() == 0 and not kept.lost) or slow.has_written_one, "it is told")
         until(lambda: not scribe._thread.runs, "all is written")
@@ -650,7 +651,10 @@ def test_a_handler_of_the_log_that_takes_its_time_starves_no_renewal(
         log.removeHandler(slow)
 
     assert not any(gaps)
-    assert all(event in record for record in slow.records)
+    # A machine that stands still for a moment is told of as well.
+    records = [record for record in slow.records if not record.startswith("lock.late")]
+    assert records
+    assert all(event in record for record in records)
     assert sum(lease.lost for lease in (kept, *unlucky)) == (2 if event == "lock.lost" else 0)
     for lease in (kept, *unlucky):
         heart.forget(lease._renewal)
@@ -681,6 +685,7 @@ def test_a_beat_that_comes_after_the_deadline_asks_before_it_gives_the_lease_up(
 def test_a_beat_that_comes_late_says_how_late_and_what_to_raise(
     heart: Heartbeat, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
+    began = clock()
     lease = acquired(store, ttl=0.6)
     # Nothing else in this interpreter runs meanwhile, as with a body in C.
     ctypes.PyDLL(None).sleep(1)
@@ -690,7 +695,7 @@ def test_a_beat_that_comes_late_says_how_late_and_what_to_raise(
         "the log says so",
     )
     assert late is not None
-    assert 0.8 <= float(late[1]) < 1.5
+    assert 0.8 <= float(late[1]) < clock() - began
     assert "raise lock_ttl" in caplog.text
 
 
