@@ -17,7 +17,7 @@ GREEN = ("gevent", "eventlet")
 
 # Seconds from the end of a run until its key must be free. The pool takes up to 4 s to notice
 # that a pool process is dead; where nobody is left to notice, the lease lasts its ttl.
-BOUNDS = {"at once": 4.0, "within seconds": 8.0, "within the ttl": SHORT + 4.0}
+BOUNDS = {"at once": 2.0, "within seconds": 8.0, "within the ttl": SHORT + 4.0}
 
 Act = Callable[["Stage", Event, Any], None]
 
