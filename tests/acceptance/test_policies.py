@@ -45,10 +45,14 @@ def hold(
     return held
 
 
+def before_the_gate(policy: str) -> int:
+    """Seconds of sleep; a run that is replaced is interrupted in it, and not while it asks about the gate."""
+    return 30 if policy == "replace" else 0
+
+
 def hold_also(tasks: Any, recorder: Recorder, policy: str) -> Any:
     """A run that has begun, and whose key and gate have the name of its policy."""
-    # As above.
-    held = tasks.by_policy[policy].delay(policy, 1, 30 if policy == "replace" else 0, gate=policy)
+    held = tasks.by_policy[policy].delay(policy, 1, before_the_gate(policy), gate=policy)
     until(lambda: policy in [event.key for event in recorder.events("enter")], "the holder runs")
     return held
 
@@ -61,8 +65,7 @@ def met(worker: Worker) -> set[str]:
 def after_a_holder(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> list[Any]:
     """A single call, a group, a chain, a chord header and a chord body that meet a holder each."""
     task = tasks.by_policy[policy]
-    # Who is replaced is interrupted: in its sleep rather than while it asks about the gate.
-    seconds = 30 if policy == "replace" else 0
+    seconds = before_the_gate(policy)
     hold(tasks, recorder, policy, "single", "group", "chain", seconds=seconds, gate="three")
     single = task.delay("single", 2)
     members = group(task.s("group", 3), task.s("free")).delay()

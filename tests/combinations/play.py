@@ -360,7 +360,7 @@ class Part:
         if self._stage.locks.ttl(key) == _FOR_EVER:
             return "it does not expire"
         if ":done:" in key:
-            # It is there to stay, for a message that comes twice.
+            # It stays until it expires, for a message that comes twice.
             return ""
         fields = self._stage.locks.hgetall(key)
         return {name: value for name, value in fields.items() if not (_is_fact(name) or _is_past(value))}

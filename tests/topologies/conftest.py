@@ -1,7 +1,9 @@
 """Deployments with Sentinel, and clusters: one that nobody harms, and those that tests break."""
 
+import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.redis import master
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.clusters import Cluster, clustered
+from tests.recorder import Recorder
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS
 
@@ -78,3 +81,22 @@ def cluster(calm_cluster: Cluster) -> Cluster:
 def cleanup() -> Iterator[ExitStack]:
     with ExitStack() as cleanup:
         yield cleanup
+
+
+@pytest.fixture
+def recorder(environment: dict[str, str]) -> Iterator[Recorder]:
+    recorder = Recorder(environment["TEST_RECORD"])
+    yield recorder
+    recorder.close()
+
+
+@pytest.fixture
+def tasks(environment: dict[str, str]) -> Iterator[Any]:
+    """The tasks of cluster_app, as a publisher and an operator see them."""
+    from tests.topologies import cluster_app as module
+
+    broker, url = environment["TEST_BROKER"], environment["TEST_CLUSTER"]
+    module.app.conf.update(broker_url=broker, result_backend=broker, singleton_lock_url=url)
+    yield module
+    module.app.close()
+    gc.collect()

@@ -1,11 +1,9 @@
 """A real worker whose locks are in a cluster, through the death of a master."""
 
-import gc
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,25 +24,6 @@ PATIENCE = 60
 def environment(valkey: Server, shaken_cluster: Cluster) -> dict[str, str]:
     base = valkey.url.removesuffix("/0")
     return {"TEST_BROKER": f"{base}/0", "TEST_RECORD": f"{base}/3", "TEST_CLUSTER": shaken_cluster.url}
-
-
-@pytest.fixture
-def recorder(environment: dict[str, str]) -> Iterator[Recorder]:
-    recorder = Recorder(environment["TEST_RECORD"])
-    yield recorder
-    recorder.close()
-
-
-@pytest.fixture
-def tasks(environment: dict[str, str]) -> Iterator[Any]:
-    """The tasks as a publisher sees them."""
-    from tests.topologies import cluster_app as module
-
-    broker, cluster = environment["TEST_BROKER"], environment["TEST_CLUSTER"]
-    module.app.conf.update(broker_url=broker, result_backend=broker, singleton_lock_url=cluster)
-    yield module
-    module.app.close()
-    gc.collect()
 
 
 def test_a_run_goes_on_though_a_master_dies_and_its_key_stays_taken(

@@ -1,8 +1,7 @@
 """What operators see of a real worker's lock, and how they free it, on each topology."""
 
-import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -45,25 +44,6 @@ def url(request: pytest.FixtureRequest, cleanup: ExitStack) -> str:
 def environment(valkey: Server, url: str) -> dict[str, str]:
     base = valkey.url.removesuffix("/0")
     return {"TEST_BROKER": f"{base}/0", "TEST_RECORD": f"{base}/3", "TEST_CLUSTER": url, "TEST_TTL": str(TTL)}
-
-
-@pytest.fixture
-def recorder(environment: dict[str, str]) -> Iterator[Recorder]:
-    recorder = Recorder(environment["TEST_RECORD"])
-    yield recorder
-    recorder.close()
-
-
-@pytest.fixture
-def tasks(environment: dict[str, str]) -> Iterator[Any]:
-    """The tasks as a publisher and an operator see them."""
-    from tests.topologies import cluster_app as module
-
-    broker, url = environment["TEST_BROKER"], environment["TEST_CLUSTER"]
-    module.app.conf.update(broker_url=broker, result_backend=broker, singleton_lock_url=url)
-    yield module
-    module.app.close()
-    gc.collect()
 
 
 @pytest.fixture
