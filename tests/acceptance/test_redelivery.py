@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Task
+from celery import Task, chain
 
 from tests.acceptance.conftest import APP
+from tests.acceptance.step_app import first_step, next_step
 from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Event, Recorder, overlaps
@@ -349,6 +350,24 @@ def test_a_message_rejected_for_a_lost_child_is_not_lost(tasks: Any, env: dict[s
         assert result.get(timeout=30) == 1
 
     assert len(runs(recorder)) == 2
+
+
+@pytest.mark.parametrize("has_a_copy", [False, True])
+def test_a_chain_goes_on_after_a_child_that_died_before_it_sent_the_next_step(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder, has_a_copy: bool
+) -> None:
+    with workers("tests.acceptance.step_app", {**env, **SOON}, 2) as pair:
+        # Its result is ignored, so nothing but its marker says that the body has ended.
+        chain(first_step.si("k", GATE), next_step.si()).apply_async()
+        until(lambda: runs(recorder), "it runs")
+        if has_a_copy:
+            until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
+        open_gate(recorder, GATE)
+
+        until(lambda: recorder.events("next"), "the next step runs", timeout=60)
+        until(lambda: broker_is_empty(env), "no message is left", timeout=30)
+
+    assert [len(runs(recorder)), len(recorder.events("next"))] == [2, 1]
 
 
 def test_fifty_retries_at_once_lose_nothing(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
