@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from celery_singleton_lock import Lock, SingletonTask, current_lease, signals
 from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.runs.message import Notes
 from tests.combinations.factors import TASK
 from tests.combinations.program import TTL, VISIBILITY, Call
 from tests.fire.record import Record, now
@@ -94,7 +95,8 @@ class Noted:
             "host": self.request.hostname,
             "item": execution.is_item,
         }
-        record().write("began", key, run, attempt=self.request.retries, **facts)
+        published = Notes.of(self.request.headers, self.request.id or "").published
+        record().write("began", key, run, attempt=self.request.retries, published=published, **facts)
         outcome = "died"
         try:
             result = super().__call__(*args, **kwargs)  # type: ignore[misc]

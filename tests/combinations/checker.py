@@ -21,7 +21,8 @@ LOOPS = ("map", "starmap", "chunks")
 ITEMS = 2
 # What is sent so has no notes of its own.
 WITHOUT_NOTES = ("send_task", "hands on by send_task")
-_STEPS = ("middle of a chain", "chord body")
+# A worker publishes these.
+STEPS = ("middle of a chain", "chord body")
 LINKS: dict[str, tuple[str, ...]] = {
     "none": (),
     "link": ("link",),
@@ -285,7 +286,7 @@ def the_newest_runs(known: Known) -> Iterator[str]:
     if any(_published_at_latest(known, answer) > _published(known, newest) for answer in others):
         return
     call = known.calls[newest.call]
-    alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, *_STEPS)
+    alone = call.timing == "now" and not call.other and call.place not in (*LOOPS, *STEPS)
     ran = newest.call in {body.number for body in known.bodies if body.outcome not in ("LockLost", "died")}
     if alone and not ran and not newest.merged and newest.state != "UNSENT":
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
@@ -363,7 +364,7 @@ def _published(known: Known, answer: Answer) -> float:
     if call.route in WITHOUT_NOTES:
         # Its message does not tell, so it counts when it comes.
         return began
-    if call.place in _STEPS:
+    if call.place in STEPS:
         # A worker publishes it, once the last step before it has run.
         events = (event for event in known.history.events if event.name == "step" and event.at <= began)
         return max((event.at for event in events if event.facts["number"] == call.number), default=began)
@@ -373,7 +374,7 @@ def _published(known: Known, answer: Answer) -> float:
 
 def _published_at_latest(known: Known, answer: Answer) -> float:
     """The same; a step is published a moment after the step before it has run."""
-    is_step = known.calls[answer.call].place in _STEPS
+    is_step = known.calls[answer.call].place in STEPS
     return min(known.began.get(answer.task_id, [answer.sent])) if is_step else _published(known, answer)
 
 

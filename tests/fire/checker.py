@@ -111,6 +111,7 @@ class Run:
     kind: Kind
     pid: int
     began: float
+    published: int = 0
     label: str = ""
     entered: float = inf
     fence: int = 0
@@ -190,7 +191,8 @@ def read(events: Sequence[Event], kinds: Mapping[str, Kind] = _KINDS) -> list[Ru
         if event.name == "began":
             task, task_id = event.facts["task"], event.facts["task_id"]
             if task in kinds:
-                runs[event.run] = run = Run(event.run, task, task_id, kinds[task], event.pid, event.at)
+                published = event.facts.get("published", 0)
+                runs[event.run] = run = Run(event.run, task, task_id, kinds[task], event.pid, event.at, published)
                 of[event.pid].append(run)
         elif event.run in runs:
             _follow(runs[event.run], event)

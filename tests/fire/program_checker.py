@@ -60,18 +60,23 @@ def _kind(task: Mapping[str, object], program: Program) -> Kind:
 
 
 def _by_message(known: Known, runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """The runs of each message; a map is a task of Celery's own, without a lock, and may be there twice."""
-    loops = {
-        task_id
-        for answer in known.history.answers
-        if known.calls[answer.call].place in combinations.LOOPS
-        for task_id in known.messages(answer)
-    }
+    """The runs of each message; a map is a task of Celery's own, without a lock, and may be there twice.
+
+    So may a plain step of a canvas, and each time it publishes the next one, under one task id.
+    """
+    loops, steps = _ids_at(known, combinations.LOOPS), _ids_at(known, combinations.STEPS)
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.entered):
         if run.ran and run.task_id not in loops:
-            found.setdefault(run.task_id, []).append(run)
+            message = f"{run.task_id} of {run.published}" if run.task_id in steps else run.task_id
+            found.setdefault(message, []).append(run)
     return found
+
+
+def _ids_at(known: Known, places: Sequence[str]) -> set[str]:
+    """The task ids of the calls at these places of a canvas."""
+    answers = [answer for answer in known.history.answers if known.calls[answer.call].place in places]
+    return {task_id for answer in answers for task_id in known.messages(answer)}
 
 
 def _failed(known: Known, runs: Sequence[Run]) -> Iterator[str]:
@@ -94,7 +99,14 @@ def _brought_about(known: Known, answer: Answer, runs: Sequence[Run]) -> set[str
     found |= {"LockHeld"} if "raised" in traces.conflicts else set()
     # Its lock_wait_timeout is over, or its message cannot come again.
     found |= {"StoreError"} if "gave up" in traces.conflicts else set()
+    found |= {"OperationalError"} if _publishes_more(known, answer) else set()
     return found if _is_late(known, answer) else found | {"WorkerLostError"}
+
+
+def _publishes_more(known: Known, answer: Answer) -> bool:
+    """It replaces itself, or is a step: Celery fails a step if it cannot publish the next one, and that one as well."""
+    call = known.calls[answer.call]
+    return call.retries == "replace" or call.link != "none" or call.place not in ("single", *combinations.LOOPS)
 
 
 def _traces(known: Known, answer: Answer, runs: Sequence[Run]) -> Traces:
@@ -103,7 +115,18 @@ def _traces(known: Known, answer: Answer, runs: Sequence[Run]) -> Traces:
     return Traces(
         [run for run in runs if run.task_id in ids],
         {outcome_of(event) for event in outcomes if event.facts["task_id"] in ids},
+        [Traces(alike) for alike in _header(known, answer)],
     )
+
+
+def _header(known: Known, answer: Answer) -> list[list[Run]]:
+    """Of the body of a chord, the runs of each plain step in its header."""
+    if known.calls[answer.call].place != "chord body":
+        return []
+    events = known.history.events
+    ids = {event.facts["task_id"] for event in events if event.name == "step" and event.facts["number"] == answer.call}
+    runs = read(events, {"step": Kind("step", late=True)})
+    return [[run for run in runs if run.task_id == task_id] for task_id in sorted(ids)]
 
 
 def _is_late(known: Known, answer: Answer) -> bool:

@@ -113,6 +113,13 @@ class Host:
             return True
         return False
 
+    def has_lost_its_way(self) -> bool:
+        """Its main process cannot read what a child has written, and does not end.
+
+        A soft limit has struck the child as it wrote that its call had ended: billiard does not guard that.
+        """
+        return "Unrecoverable error: UnpicklingError(" in self.worker.log()
+
     def stop(self) -> None:
         """Begin a warm shutdown."""
         if self.is_alive():
@@ -195,12 +202,16 @@ class Stage:
         return old
 
     def supervise(self) -> None:
-        """Start again what has ended by itself, as a supervisor would, and write that down."""
+        """Start again what has ended by itself, or works no more, as a supervisor would, and write that down."""
         for host in self.hosts:
             if not host.is_alive():
                 self.record.write("gone", what=f"{host} has ended by itself")
-                host.clear()
-                host.start()
+            elif host.has_lost_its_way():
+                self.record.write("stuck", what=f"{host} with half a message of a child", in_celery=True)
+            else:
+                continue
+            host.clear()
+            host.start()
 
     def __enter__(self) -> Self:
         try:
