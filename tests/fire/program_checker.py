@@ -100,6 +100,9 @@ def _brought_about(known: Known, answer: Answer, runs: Sequence[Run]) -> set[str
     # Its lock_wait_timeout is over, or its message cannot come again.
     found |= {"StoreError"} if "gave up" in traces.conflicts else set()
     found |= {"OperationalError"} if _publishes_more(known, answer) else set()
+    if known.calls[answer.call].place in combinations.STEPS and not traces.runs:
+        # The plain step before it was struck while it published this one.
+        found.add("StruckError")
     return found if _is_late(known, answer) else found | {"WorkerLostError"}
 
 

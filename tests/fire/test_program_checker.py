@@ -180,6 +180,16 @@ def test_a_call_fails_with_what_is_to_be_published_before_or_after_it(
     assert story.promises() == promises
 
 
+@pytest.mark.parametrize(("place", "promises"), [("middle of a chain", []), ("group", ["it fails for a reason"])])
+def test_a_step_that_was_struck_as_it_published_the_next_one_fails_that_as_well(
+    story: Story, place: str, promises: list[str]
+) -> None:
+    story.calls[0] = dataclasses.replace(story.calls[0], place=place)
+    story.answer(0, "aaa", "FAILURE", "StruckError")
+
+    assert story.promises() == promises
+
+
 def test_what_is_left_is_seen_unless_it_waits_for_the_next_call(story: Story) -> None:
     assert story.promises(left=("singleton:merged:k: it",)) == []
     assert story.promises(left=("singleton:k: a mark",)) == ["nothing is left"]
