@@ -101,8 +101,8 @@ def _brought_about(known: Known, answer: Answer, runs: Sequence[Run]) -> set[str
     found |= {"StoreError"} if "gave up" in traces.conflicts else set()
     found |= {"OperationalError"} if _publishes_more(known, answer) else set()
     if known.calls[answer.call].place in combinations.STEPS and not traces.runs:
-        # The plain step before it was struck while it published this one.
-        found.add("StruckError")
+        # The plain step before it was struck as it published this one.
+        found |= {"StruckError", "ChordError"}
     return found if _is_late(known, answer) else found | {"WorkerLostError"}
 
 

@@ -180,12 +180,15 @@ def test_a_call_fails_with_what_is_to_be_published_before_or_after_it(
     assert story.promises() == promises
 
 
-@pytest.mark.parametrize(("place", "promises"), [("middle of a chain", []), ("group", ["it fails for a reason"])])
+@pytest.mark.parametrize("error", ["StruckError", "ChordError"])
+@pytest.mark.parametrize(
+    ("place", "promises"), [("middle of a chain", []), ("chord body", []), ("group", ["it fails for a reason"])]
+)
 def test_a_step_that_was_struck_as_it_published_the_next_one_fails_that_as_well(
-    story: Story, place: str, promises: list[str]
+    story: Story, place: str, error: str, promises: list[str]
 ) -> None:
     story.calls[0] = dataclasses.replace(story.calls[0], place=place)
-    story.answer(0, "aaa", "FAILURE", "StruckError")
+    story.answer(0, "aaa", "FAILURE", error)
 
     assert story.promises() == promises
 

@@ -23,6 +23,10 @@ from tests.waiting import until
 
 KIND = "redis" if shutil.which("redis-server") else "valkey"
 LONGEST_TTL = max(kind.ttl for kind in KINDS.values())
+# For so long a sentinel that was stopped does nothing; by default 30 s. No replica that has been without a master for
+# longer than ten times `down_after` is ever promoted, so with as short a one as here a master that dies meanwhile
+# would have no heir.
+_TILT = {"TILT-PERIOD": 3000}
 # On a busy machine they may have to vote more than once.
 _PATIENCE = 60.0
 
@@ -133,6 +137,8 @@ class WithSentinel(Topology):
 
     def start(self) -> None:
         self._deployment.start()
+        for sentinel in self._deployment.sentinels:
+            sentinel.work_every(_TILT)
         self.url = self._deployment.url
 
     def close(self) -> None:
@@ -161,7 +167,7 @@ class WithSentinel(Topology):
 
             def is_over() -> bool:
                 nonlocal asked_at
-                # For so long it is tried; a sentinel that was stopped does nothing for half a minute.
+                # For so long it is tried; a sentinel that was stopped does nothing for some seconds.
                 if clock() > asked_at + 4:
                     asked_at = clock()
                     self._deployment.begins_to_fail_over()
