@@ -35,6 +35,7 @@ def drain(stage: Stage, watch: Watch, programs: Programs, bound: float) -> Histo
     while not (drained := _is_drained(stage, watch, programs)) and time.monotonic() < end:
         time.sleep(0.5)
         stage.supervise()
+    stage.supervise()
     for host in stage.hosts:
         host.stop()
     staying = [host for host in stage.hosts if not _has_ended(host)]

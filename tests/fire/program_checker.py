@@ -100,16 +100,18 @@ def _brought_about(known: Known, answer: Answer, runs: Sequence[Run]) -> set[str
     # Its lock_wait_timeout is over, or its message cannot come again.
     found |= {"StoreError"} if "gave up" in traces.conflicts else set()
     found |= {"OperationalError"} if _publishes_more(known, answer) else set()
-    if known.calls[answer.call].place in combinations.STEPS and not traces.runs:
-        # The plain step before it was struck as it published this one.
-        found |= {"StruckError", "ChordError"}
+    place = known.calls[answer.call].place
+    if place in combinations.STEPS and not traces.runs:
+        # The plain step before it was struck, or had no broker, as it published this one.
+        found.add("ChordError" if place == "chord body" else "StruckError")
     return found if _is_late(known, answer) else found | {"WorkerLostError"}
 
 
 def _publishes_more(known: Known, answer: Answer) -> bool:
     """It replaces itself, or is a step: Celery fails a step if it cannot publish the next one, and that one as well."""
     call = known.calls[answer.call]
-    return call.retries == "replace" or call.link != "none" or call.place not in ("single", *combinations.LOOPS)
+    has_neighbours = call.place in ("first of a chain", "before a group", *combinations.STEPS)
+    return has_neighbours or call.retries == "replace" or call.link != "none"
 
 
 def _traces(known: Known, answer: Answer, runs: Sequence[Run]) -> Traces:

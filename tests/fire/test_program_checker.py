@@ -165,6 +165,7 @@ def test_an_error_that_nobody_brought_about_is_seen(story: Story) -> None:
     [
         ({}, ["it fails for a reason"]),
         ({"place": "map"}, ["it fails for a reason"]),
+        ({"place": "group"}, ["it fails for a reason"]),
         ({"place": "first of a chain"}, []),
         ({"link": "link"}, []),
         ({"retries": "replace"}, []),
@@ -180,9 +181,14 @@ def test_a_call_fails_with_what_is_to_be_published_before_or_after_it(
     assert story.promises() == promises
 
 
-@pytest.mark.parametrize("error", ["StruckError", "ChordError"])
 @pytest.mark.parametrize(
-    ("place", "promises"), [("middle of a chain", []), ("chord body", []), ("group", ["it fails for a reason"])]
+    ("place", "error", "promises"),
+    [
+        ("middle of a chain", "StruckError", []),
+        ("chord body", "ChordError", []),
+        ("middle of a chain", "ChordError", ["it fails for a reason"]),
+        ("group", "StruckError", ["it fails for a reason"]),
+    ],
 )
 def test_a_step_that_was_struck_as_it_published_the_next_one_fails_that_as_well(
     story: Story, place: str, error: str, promises: list[str]
