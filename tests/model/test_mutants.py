@@ -2918,9 +2918,16 @@ MUTANTS = [
     Mutant(
         "a grant on its way when a failover is noticed is renewed as well",
         "stores/redis/master.py",
-        "        time.sleep(_ON_ITS_WAY)\n        self._renew()\n",
-        "",
+        "        time.sleep(_ON_ITS_WAY)\n        self._leave()\n        self._renew()\n",
+        "        time.sleep(_ON_ITS_WAY)\n        self._leave()\n",
         ("tests/topologies/test_failover.py", "-k", "on_its_way"),
+    ),
+    Mutant(
+        "a connection whose reply came as the master was replaced is closed as well",
+        "stores/redis/master.py",
+        "        time.sleep(_ON_ITS_WAY)\n        self._leave()\n",
+        "        time.sleep(_ON_ITS_WAY)\n",
+        ("tests/topologies/test_failover.py", "-k", "was_in_use"),
     ),
     Mutant(
         "an old master that still answers is left",

@@ -167,6 +167,22 @@ def test_a_failover_by_hand_costs_next_to_nothing(of_each_kind: Deployment, clea
         assert client.exists(lease.key)
 
 
+def test_a_connection_that_was_in_use_as_the_master_was_replaced_is_not_kept(
+    of_each_kind: Deployment, cleanup: ExitStack
+) -> None:
+    store = opened(cleanup, of_each_kind.url)
+    granted(store, "first")
+    # As a caller has it whose reply has just come.
+    in_use, _ = store._wire._idle.pop()
+    before = of_each_kind.master
+    of_each_kind.fail_over()
+    seconds_to_a_grant(store)
+    store._wire._put_back(in_use)
+
+    assert in_use.port == before.port
+    until(lambda: before.port not in ports_of(store), "no connection leads to the old master")
+
+
 def silenced(cleanup: ExitStack, deployment: Deployment, number: int) -> tuple[str, list[Proxy]]:
     """The URL of a deployment of which so many sentinels can be silenced."""
     proxies = [cleanup.enter_context(Proxy(sentinel.port)) for sentinel in deployment.sentinels[:number]]

@@ -25,7 +25,8 @@ logger = logging.getLogger("celery_singleton_lock")
 _LOOK_AGAIN = 1.0
 # Seconds for which an answer is used again: many connections that are opened at once need one answer.
 _FRESH = 0.1
-# Seconds until the lease of a grant is renewed with all others; on a very busy machine it may take longer.
+# Seconds until the lease of a grant is renewed with all others, and until a connection whose reply has come is idle; on
+# a very busy machine it may take longer.
 _ON_ITS_WAY = 0.5
 # Seconds for which the last master that a sentinel has named is trusted, if all sentinels are silent since, or those
 # that answer know less. Not for ever, because sentinels that are set up anew count from the beginning.
@@ -144,11 +145,12 @@ class SentinelMaster:
                 shut(connection)
         self._leave()
         self._renew()
-        aside(self._renew_once_more)
+        aside(self._move_once_more)
 
-    def _renew_once_more(self) -> None:
-        """Renew once more, because a grant of the former master may have been on its way to the heartbeat."""
+    def _move_once_more(self) -> None:
+        """The same for what was on its way: the former master's last reply to a caller, its grant to the heartbeat."""
         time.sleep(_ON_ITS_WAY)
+        self._leave()
         self._renew()
 
     def _keep(self, connection: Any, master: Report) -> None:
