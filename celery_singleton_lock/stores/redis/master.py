@@ -25,8 +25,8 @@ logger = logging.getLogger("celery_singleton_lock")
 _LOOK_AGAIN = 1.0
 # Seconds for which an answer is used again: many connections that are opened at once need one answer.
 _FRESH = 0.1
-# Seconds until the lease of a grant is renewed with all others, and until a connection whose reply has come is idle; on
-# a very busy machine it may take longer.
+# Seconds until the lease of a grant is renewed with all others, and a connection whose reply has come is idle. On a
+# very busy machine it may take longer.
 _ON_ITS_WAY = 0.5
 # Seconds for which the last master that a sentinel has named is trusted, if all sentinels are silent since, or those
 # that answer know less. Not for ever, because sentinels that are set up anew count from the beginning.
