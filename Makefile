@@ -5,28 +5,34 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 # For docs and dist, apart from the tests: beside PyYAML, which they bring, kombu knows one serialiser more.
 TOOLS  := build/tools
-PROOFS := tests/model tests/faults tests/endings
-# With an exception at each moment of what we do, where make test tries some.
-STRUCK := tests/integration/test_interrupted.py tests/integration/test_interrupted_greenlets.py
+# The depth: each folder is a part of `make prove`, and a target of its own.
+PARTS  := faults endings topologies docker load
 # These need the machine for themselves.
-HEAVY  := tests/load tests/fire tests/combinations tests/celery_suite
-APART  := $(PROOFS) $(HEAVY) tests/docker tests/topologies tests/page
+ALONE  := docker load
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes.
 RESULTS ?= benchmarks/out
+# Of nightly.
+SEEDS  ?= 1 2 3
 
-.PHONY: help demo picture tickets test prove matrix topologies docker fire combinations celery-suite bench scenarios scale compare endings seen page docs dist lint format clean
+.PHONY: help demo picture tickets test prove depth seeds $(PARTS) nightly matrix fire combinations celery-suite bench scenarios scale compare seen page docs dist lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
 	@echo "make picture the same, and keep its timeline as the README's picture"
 	@echo "make tickets ten tickets, fifty buyers"
-	@echo "make test    the tests, on real servers and real workers (about ten minutes on two cores)"
-	@echo "make prove   every ending, a crowd, the model, the simulator, the mutants and the faults (long)"
-	@echo "make matrix  the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
-	@echo "make topologies  deployments with Sentinel, and clusters, whose masters are killed, stopped and replaced (a few minutes)"
-	@echo "make docker  workers, brokers and stores in containers, killed and restarted; and docker-compose.yml"
+	@echo "make test    each promise once, on real workers and an embedded Valkey; nothing else has to be installed (four minutes on two cores)"
+	@echo "make prove   the depth, of which each part is a target of its own:"
+	@echo "             depth       the folders of make test: what takes longer, and on Redis and RabbitMQ, with TLS, with clocks that are set"
+	@echo "             faults      a held lock while its server or the network misbehaves"
+	@echo "             endings     every ending on every pool (WRITE_DOCS=1 writes docs/endings.md anew)"
+	@echo "             topologies  Sentinel, replicas and clusters, whose masters are killed, stopped and replaced"
+	@echo "             seeds       a minute of fire, combinations and a part of Celery's own tests, from fixed seeds"
+	@echo "             load        a crowd on one key, and what one worker can carry"
+	@echo "             docker      workers, brokers and stores in containers, and docker-compose.yml (needs a Docker engine)"
+	@echo "             matrix      the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
+	@echo "make nightly all that takes hours: more seeds, and the tests that are not steady yet"
 	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7 PROGRAMS=60, or STORE=sentinel, STORE=cluster)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
 	@echo "                   under another Celery with CELERY=5.4"
@@ -35,12 +41,11 @@ help:
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make scale   what one process and one worker can carry (ten minutes)"
 	@echo "make compare write the comparison, README's lines of it and docs/scale.md anew"
-	@echo "make endings write docs/endings.md anew"
 	@echo "make seen    write docs/what-you-see.md anew (half a minute)"
 	@echo "make page    the page of the locks in a real browser, and its pictures for the docs (needs chromium)"
 	@echo "make docs    the site, in build/site; a dead link is an error (under a minute)"
-	@echo "make dist    sdist and wheel, built twice to the same bytes, and checked"
-	@echo "make lint    ruff and mypy"
+	@echo "make dist    sdist and wheel, built twice to the same bytes, checked, and installed"
+	@echo "make lint    ruff, mypy, and what users write under two type checkers"
 
 demo: $(VENV)/.example
 	$(BIN)/python -m example_project.demo
@@ -53,21 +58,32 @@ tickets: $(VENV)/.example
 	$(BIN)/python -m example_project.tickets
 
 test: $(VENV)/.develop
-	$(BIN)/python -m pytest $(ABREAST) $(APART:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest $(ABREAST) $(ARGS)
 
-prove: $(VENV)/.develop
-	$(BIN)/python -m pytest $(ABREAST) $(PROOFS) $(ARGS)
-	STRIKE_EVERYWHERE=1 $(BIN)/python -m pytest $(ABREAST) --capture=fd -rP --show-capture=stdout $(STRUCK) $(ARGS)
-	$(BIN)/python -m pytest $(HEAVY) $(ARGS)
+prove: depth $(PARTS) seeds
+	$(MAKE) matrix CELERY=5.4
+
+depth: $(VENV)/.develop
+	$(BIN)/python -m pytest $(ABREAST) -m "prove and not nightly" $(ARGS)
+
+endings: ABREAST := --numprocesses=2 --dist=loadgroup
+$(PARTS): $(VENV)/.develop
+	$(BIN)/python -m pytest $(if $(filter $@,$(ALONE)),,$(ABREAST)) -m "not nightly" tests/$@ $(ARGS)
+
+seeds: $(VENV)/.develop
+	$(BIN)/python -m pytest -m "not nightly" tests/fire tests/combinations tests/celery_suite $(ARGS)
+
+nightly: prove matrix page celery-suite
+	$(BIN)/python -m pytest $(ABREAST) -m nightly tests
+	$(BIN)/python -m pytest $(ABREAST) tests/inner
+	$(MAKE) docker ARGS=--celery-nodes=process
+	for seed in $(SEEDS); do \
+	  $(MAKE) fire SEED=$$seed PROGRAMS=60 && $(MAKE) fire SEED=$$seed STORE=sentinel && \
+	  $(MAKE) fire SEED=$$seed STORE=cluster && $(MAKE) combinations SEED=$$seed PROGRAMS=300 || exit; \
+	done
 
 matrix: $(VENV)/.matrix
 	$(BIN)/nox $(if $(CELERY),--session "celery($(CELERY))") -- $(ARGS)
-
-topologies: $(VENV)/.develop
-	$(BIN)/python -m pytest $(ABREAST) tests/topologies $(ARGS)
-
-docker: $(VENV)/.develop
-	$(BIN)/python -m pytest tests/docker $(ARGS)
 
 fire: $(VENV)/.develop
 	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(STORE:%=--store %) $(ARGS)
@@ -80,9 +96,6 @@ combinations: $(if $(CELERY),$(VENV)/.matrix,$(VENV)/.develop)
 
 celery-suite: $(VENV)/.develop
 	$(BIN)/python -m tests.celery_suite $(ARGS)
-
-endings: $(VENV)/.develop
-	WRITE_DOCS=1 $(BIN)/python -m pytest tests/endings/test_matrix.py $(ARGS)
 
 seen: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/acceptance/test_what_you_see.py $(ARGS)
@@ -107,18 +120,20 @@ docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(TOOLS)/.ready
 	$(TOOLS)/bin/mkdocs build --strict $(ARGS)
 
-dist: $(TOOLS)/.ready
+dist: $(TOOLS)/.ready $(VENV)/.develop
 	rm -rf dist build/again
 	$(TOOLS)/bin/python -m build --outdir dist
 	$(TOOLS)/bin/python -m build --outdir build/again
 	diff --recursive dist build/again
 	$(TOOLS)/bin/twine check --strict dist/*
 	$(TOOLS)/bin/check-wheel-contents dist/*.whl
+	$(BIN)/python -m pytest tests/test_packaging.py $(ARGS)
 
 lint: $(VENV)/.develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/typing $(ARGS)
 
 format: $(VENV)/.develop
 	$(BIN)/ruff format .
@@ -127,10 +142,17 @@ format: $(VENV)/.develop
 clean:
 	rm -rf $(VENV) .nox build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# Without ensurepip, which Debian leaves out of python3; the machine's pip fills the environment.
+# An environment, without ensurepip, which Debian leaves out of python3; the machine's pip fills it.
+define environment
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed, and $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
+	@$(PYTHON) -c 'import importlib.util, sys; importlib.util.find_spec("pip") or sys.exit("pip is missing for $(PYTHON); on Debian: apt-get install python3-pip")'
+	@$(PYTHON) -c 'import pip, sys; [int(part) for part in pip.__version__.split(".")[:2]] >= [22, 3] or sys.exit("pip 22.3 or newer is needed, and $(PYTHON) has " + pip.__version__ + "; get it: $(PYTHON) -m pip install --upgrade pip")'
+	$(PYTHON) -m venv --without-pip $(1)
+	$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(1) install "pip>=25.1"
+endef
+
 $(BIN)/pip:
-	$(PYTHON) -m venv --without-pip $(VENV)
-	$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(VENV) install "pip>=25.1"
+	$(call environment,$(VENV))
 
 $(VENV)/.example: $(BIN)/pip pyproject.toml
 	$(BIN)/pip install --quiet --editable . --group example
@@ -149,7 +171,6 @@ $(VENV)/.matrix: $(BIN)/pip pyproject.toml
 	@touch $@
 
 $(TOOLS)/.ready: pyproject.toml
-	$(PYTHON) -m venv --without-pip $(TOOLS)
-	$(PYTHON) -m pip --quiet --disable-pip-version-check --python $(TOOLS) install "pip>=25.1"
+	$(call environment,$(TOOLS))
 	$(TOOLS)/bin/pip install --quiet --group docs --group release
 	@touch $@

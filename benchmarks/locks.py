@@ -20,8 +20,9 @@ from benchmarks.handoff import hand_offs
 from benchmarks.report import Row, Rows, ServerReport
 from benchmarks.rounds import AGAIN, Spread, interleaved, ratio
 from benchmarks.runner import in_a_process
-from tests.servers import SERVERS, running
+from tests.servers import running
 
+SERVERS = ("valkey", "redis")
 PING = "PING"
 PIPELINE = "redis-py's pipeline of PEXPIRE"
 LEASES = 1000

@@ -11,7 +11,7 @@ import redis
 from redis.crc import key_slot
 
 from celery_singleton_lock.stores.base import clock
-from tests.servers import Server, free_port, reserved
+from tests.servers import Server, binary, free_port, reserved
 from tests.waiting import until
 
 NODE_TIMEOUT = 1.0
@@ -31,6 +31,8 @@ class Node(Server):
     def __init__(
         self, kind: str, *arguments: str, tls: tuple[str, ...] = (), env: dict[str, str] | None = None
     ) -> None:
+        # Before a port is reserved: a socket that nobody closes is a warning in a later test.
+        binary(kind)
         # The one that goes with its port by default may be somebody else's, or none at all.
         self._reserved_bus = reserved()
         self.bus = int(self._reserved_bus.getsockname()[1])

@@ -23,6 +23,14 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs a server or a library that a bare machine has not got is no part of `make test`."""
+    for item in items:
+        if {"redis_process", "rabbit", "wall_clock"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker("prove")
+
+
 def pytest_report_header() -> str:
     """Under which Celery this is."""
     return ", ".join(f"{name} {version(name)}" for name in ("celery", "kombu", "redis"))

@@ -36,7 +36,6 @@ STOREYS = (
 """From the ground to the roof; each may know those below it, and its neighbours."""
 
 BELOW_CELERY = [name for name in FILES if name.startswith(("leases/", "stores/"))] + ["errors.py"]
-MAY_KNOW_KOMBU = {"leases/key.py"}
 
 FOR_TYPES_ALONE: set[tuple[str, str]] = set()
 """Arrows of which nothing is left when the program runs: they could run up, or round, so each would be named here."""
@@ -143,15 +142,11 @@ def body_length(function: Function) -> int:
     return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
-every_file = pytest.mark.parametrize("name", FILES)
-
-
 # Who knows whom.
 
 
-@every_file
-def test_every_file_has_its_storey(name: str) -> None:
-    assert 0 <= height(name) < len(STOREYS)
+def test_every_file_has_its_storey() -> None:
+    assert all(0 <= height(name) < len(STOREYS) for name in FILES)
 
 
 def test_no_arrow_runs_up() -> None:
@@ -202,11 +197,10 @@ def test_the_kit_for_tests_alone_knows_pytest() -> None:
     assert [name for name, path in FILES.items() if "pytest" in packages(path)] == ["testing/fixtures.py"]
 
 
-@pytest.mark.parametrize("name", BELOW_CELERY)
-def test_below_options_and_settings_nothing_knows_celery(name: str) -> None:
-    strangers = {"celery", "billiard"} | ({"kombu"} if name not in MAY_KNOW_KOMBU else set())
+def test_below_options_and_settings_nothing_knows_celery() -> None:
+    known = {name: packages(FILES[name]) & {"celery", "billiard", "kombu"} for name in BELOW_CELERY}
 
-    assert packages(FILES[name]) & strangers == set()
+    assert {name: strangers for name, strangers in known.items() if strangers} == {"leases/key.py": {"kombu"}}
 
 
 def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
@@ -253,16 +247,16 @@ def test_the_walk_sees_a_circle() -> None:
 # Budgets.
 
 
-@every_file
-def test_a_file_fits_in_one_sitting(name: str) -> None:
-    assert len(FILES[name].read_text().splitlines()) <= LONGEST_FILE
+def test_a_file_fits_in_one_sitting() -> None:
+    lengths = {name: len(path.read_text().splitlines()) for name, path in FILES.items()}
+
+    assert {name: length for name, length in lengths.items() if length > LONGEST_FILE} == {}
 
 
-@every_file
-def test_a_function_fits_on_a_screen(name: str) -> None:
-    lengths = {function.name: body_length(function) for function in functions(FILES[name])}
+def test_a_function_fits_on_a_screen() -> None:
+    found = ((name, each.name, body_length(each)) for name, path in FILES.items() for each in functions(path))
 
-    assert {function: length for function, length in lengths.items() if length > LONGEST_FUNCTION} == {}
+    assert [each for each in found if each[2] > LONGEST_FUNCTION] == []
 
 
 def test_most_functions_are_small() -> None:
@@ -272,9 +266,8 @@ def test_most_functions_are_small() -> None:
     assert statistics.median(lengths) <= LONGEST_MEDIAN
 
 
-@every_file
-def test_a_module_is_named_after_what_it_is_about(name: str) -> None:
-    words = set(Path(name).with_suffix("").parts)
+def test_a_module_is_named_after_what_it_is_about() -> None:
+    words = {word for name in FILES for word in Path(name).with_suffix("").parts}
 
     assert words & {"utils", "util", "helpers", "helper", "common", "manager", "misc", "tools"} == set()
 
@@ -317,9 +310,7 @@ def test_the_public_names_are_sorted_and_complete() -> None:
     assert public <= set(celery_singleton_lock.__all__)
 
 
-@every_file
-def test_a_module_opens_with_a_sentence(name: str) -> None:
-    docstring = ast.get_docstring(ast.parse(FILES[name].read_text()))
+def test_a_module_opens_with_a_sentence() -> None:
+    opening = {name: (ast.get_docstring(ast.parse(path.read_text())) or " ")[0] for name, path in FILES.items()}
 
-    assert docstring
-    assert docstring[0].isupper() or docstring[0] == "`"
+    assert {name for name, first in opening.items() if not (first.isupper() or first == "`")} == set()

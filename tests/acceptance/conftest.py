@@ -45,7 +45,7 @@ def rabbit() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)])
 def broker(request: pytest.FixtureRequest, valkey: Server) -> str:
     return valkey.url if request.param == "redis" else str(request.getfixturevalue("rabbit"))
 

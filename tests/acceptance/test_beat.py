@@ -107,6 +107,7 @@ def times(valkey: Server, entry: str) -> list[float]:
     return sorted(datetime.fromisoformat(due).timestamp() for name, due in slots(valkey) if name == entry)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("end", ["killed", "stopped and continued"])
 def test_no_slot_is_sent_twice_and_the_gap_is_short_when_the_leader_goes(
     beats: list[Beat], valkey: Server, end: str
@@ -128,6 +129,7 @@ def test_no_slot_is_sent_twice_and_the_gap_is_short_when_the_leader_goes(
     assert max(later - earlier for earlier, later in pairwise(due)) < EVERY + TTL + TICK + SLACK
 
 
+@pytest.mark.prove
 def test_a_beat_that_ends_lets_the_other_lead_at_once(beats: list[Beat]) -> None:
     leader, standby = beats
     leader.send(signal.SIGTERM)

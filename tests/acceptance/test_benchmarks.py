@@ -23,6 +23,7 @@ from benchmarks.libraries import (
     PLAIN_AGAIN,
     usable,
 )
+from benchmarks.locks import SERVERS
 from benchmarks.report import (
     CONFLICT,
     CONFLICT_COMMANDS,
@@ -44,8 +45,9 @@ from benchmarks.report import (
 from benchmarks.rounds import AGAIN
 from benchmarks.script_cost import EMPTY, SET_AND_DEL
 from benchmarks.task_costs import EARLY
-from tests.servers import SERVERS
 
+# Minutes, and of the machine as much as of us.
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 FLOORS = {FLOOR_SCRIPTS, FLOOR_NATIVE, FLOOR_PUBLISHED}
 EVERYBODY = {OURS, REDIS_PY, PYTHON_REDIS_LOCK}

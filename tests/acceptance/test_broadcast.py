@@ -12,6 +12,8 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
+pytestmark = pytest.mark.prove
+
 APP = "tests.acceptance.broadcast_app"
 
 # In a process of its own, because the queues of the app are those of the whole process.
@@ -28,7 +30,7 @@ print(task.apply_async((sys.argv[1], 1, float(sys.argv[2])), **everybody).id)
 """
 
 
-@pytest.fixture(params=["redis", "rabbitmq"])
+@pytest.fixture(params=["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)])
 def three(request: pytest.FixtureRequest, valkey: Server) -> Iterator[tuple[list[Worker], dict[str, str]]]:
     broker = valkey.url if request.param == "redis" else request.getfixturevalue("rabbit")
     env = {"TEST_STORE": valkey.url, "TEST_BROKER": broker, "C_FORCE_ROOT": "1"}

@@ -25,6 +25,8 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
+pytestmark = pytest.mark.prove
+
 PROMPTLY = 30
 
 

@@ -110,6 +110,7 @@ def test_a_canvas_with_a_skipped_run_ends(recorder: Recorder, name: str) -> None
     assert len(recorder.events("enter")) == 2, "only the holders have run"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("policy", combined.POLICIES)
 def test_a_step_of_what_replaces_a_run_waits_for_the_end_of_its_body(
     tasks: Any, recorder: Recorder, policy: str
@@ -122,6 +123,7 @@ def test_a_step_of_what_replaces_a_run_waits_for_the_end_of_its_body(
     assert overlaps(recorder.events()) == []
 
 
+@pytest.mark.prove
 def test_what_replaces_a_run_is_no_newer_than_a_call_that_came_after_the_run(tasks: Any, recorder: Recorder) -> None:
     task = combined.replaced_while_others_come
     replaced = task.delay("others", gate="others")

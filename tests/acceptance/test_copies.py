@@ -14,6 +14,8 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
+pytestmark = pytest.mark.prove
+
 APP = "tests.acceptance.combined_app"
 # Long enough for a copy to come twice.
 LONG = 2 * VISIBILITY + 2.0

@@ -81,6 +81,7 @@ def test_a_body_whose_lease_is_gone_is_interrupted_out_of_its_sleep(
     assert told.facts["remaining"] == 0.0
 
 
+@pytest.mark.prove
 def test_with_warn_a_body_whose_lease_is_gone_runs_on_and_can_see_it(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
 ) -> None:

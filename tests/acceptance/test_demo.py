@@ -19,6 +19,8 @@ from example_project.stage.records import Record
 from example_project.stage.report import report
 from tests.waiting import until
 
+pytestmark = pytest.mark.prove
+
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = 200.0
 # The server, and of each shop a beat, a story and two workers with two children each.

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server
@@ -60,6 +62,7 @@ def test_a_hundred_calls_over_four_keys_all_run_and_never_two_of_a_key_at_once(
     assert keys_of_locks(valkey) == []
 
 
+@pytest.mark.prove
 def test_the_same_load_without_the_lock_overlaps_so_the_recorder_can_see_it(
     env: dict[str, str], recorder: Recorder
 ) -> None:

@@ -19,6 +19,8 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
+pytestmark = pytest.mark.prove
+
 
 @pytest.mark.parametrize("results", [None, "disabled://", "rpc://"])
 def test_join_is_refused_where_no_worker_can_read_results(valkey: Server, results: str | None) -> None:

@@ -1,23 +1,15 @@
 """`lock_label`: what operators read beside a key; off by default, and it costs no call its run."""
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery
 from celery.bin.base import CLIContext
-from celery.exceptions import SoftTimeLimitExceeded
 from click.testing import CliRunner
 
-from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.label import label_of
 from celery_singleton_lock.operations.cli import singleton
-from celery_singleton_lock.publish import for_a_dead_run
-from celery_singleton_lock.runs.message import Notes, with_notes
 from celery_singleton_lock.stores.records import Claim, Facts
-from celery_singleton_lock.stores.redis.hash import arguments_of, field_count
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.recorder import Recorder
 from tests.servers import Server
@@ -94,12 +86,6 @@ def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
 # What it costs.
 
 
-def test_off_it_adds_nothing_to_what_is_sent() -> None:
-    usual = Claim("singleton:v2:{a:00}", "a", 30.0, facts=Facts("id", hostname="w", pid=1))
-
-    assert len(arguments_of(usual)) == field_count(usual) == 6
-
-
 def test_a_run_with_a_label_sends_two_commands_as_any_other(valkey: Server) -> None:
     store = RedisStore(valkey.url, {})
     wanted = Claim("singleton:v2:{a:00}", "a", 30.0, facts=Facts("id", hostname="w", pid=1, label="supplier 7"))
@@ -114,41 +100,3 @@ def test_a_run_with_a_label_sends_two_commands_as_any_other(valkey: Server) -> N
 
     assert sent["cmdstat_evalsha"] == 2
     assert not any(name.startswith(("cmdstat_eval|", "cmdstat_script")) for name in sent)
-
-
-# Where it is not filled in.
-
-
-@pytest.fixture
-def task() -> Iterator[Any]:
-    app = Celery("labels", broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://labels"
-
-    @app.task(base=SingletonTask, shared=False, lock_mode="until_executed", lock_label="{x.nothing}")
-    def task(x: Any) -> None: ...
-
-    yield task
-    app.close()
-
-
-def test_a_main_process_fills_none_in(task: Any, caplog: pytest.LogCaptureFixture) -> None:
-    headers = with_notes(None, Notes(task.lock_key_for(7), 1, task_id="a"))
-
-    with for_a_dead_run():
-        task.apply_async((7,), task_id="a", retries=1, headers=headers)
-    assert "lock.unlabelled" not in caplog.text
-    task.apply_async((7,), task_id="b", retries=1)
-    assert "lock.unlabelled" in caplog.text
-
-
-class OutOfTime:
-    @property
-    def nothing(self) -> None:
-        raise SoftTimeLimitExceeded
-
-
-def test_a_time_limit_that_strikes_meanwhile_is_not_hidden(task: Any, caplog: pytest.LogCaptureFixture) -> None:
-    with pytest.raises(SoftTimeLimitExceeded), caplog.at_level(logging.WARNING):
-        label_of(task, "key", "id", (OutOfTime(),), {})
-
-    assert caplog.text == ""

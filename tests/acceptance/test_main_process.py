@@ -32,6 +32,7 @@ def lives(worker: Worker) -> bool:
     return bool(combined.plain.delay(7).get(timeout=PROMPTLY) == 7) and "Unrecoverable error" not in worker.log()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("kind", ["a format", "a callable", "a callable of children"])
 def test_a_worker_outlives_an_expired_message_that_makes_no_key(
     tasks: Any, worker: Worker, recorder: Recorder, kind: str
@@ -55,6 +56,7 @@ def test_a_message_that_makes_no_key_fails(tasks: Any, worker: Worker, kind: str
     assert lives(worker)
 
 
+@pytest.mark.prove
 def test_a_killed_child_fails_although_the_main_process_can_make_no_key(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:
@@ -69,6 +71,7 @@ def test_a_killed_child_fails_although_the_main_process_can_make_no_key(
     until(lambda: not task.lock_holders("k"), "its key is free")
 
 
+@pytest.mark.prove
 def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = combined.keyed_by["a callable on record"]
     ran, killed = task.delay("ran"), task.delay("killed", 30)
@@ -89,6 +92,7 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worke
     assert worker.pid not in makers
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not hasattr(Celery().conf, "worker_soft_shutdown_timeout"), reason="it is new in Celery 5.5")
 def test_an_end_outlives_the_shutdown_of_its_worker(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     # While a soft shutdown waits, the worker reads of no end; then it takes all it knows for calls to be tried again.

@@ -92,6 +92,7 @@ def test_an_item_that_is_refused_fails_its_map(tasks: Any, held: Any) -> None:
         task.map([key]).apply_async().get(timeout=PROMPTLY)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("policy", ["reschedule", "wait", "join", "rerun", "replace"])
 def test_an_item_that_may_wait_waits_its_turn(tasks: Any, recorder: Recorder, held: Any, policy: str) -> None:
     task, key = combined.mapped[policy], f"waits-{policy}"
@@ -102,6 +103,7 @@ def test_an_item_that_may_wait_waits_its_turn(tasks: Any, recorder: Recorder, he
     assert overlaps(of_key(recorder, key)) == []
 
 
+@pytest.mark.prove
 def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(tasks: Any, recorder: Recorder) -> None:
     task, key = combined.mapped["replace"], "replaced-item"
     items = task.starmap([(key, 1, 30), (f"{key} next", 2)]).apply_async()
@@ -111,6 +113,7 @@ def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(tasks: Any, 
     assert items.get(timeout=PROMPTLY) == [None, "ran"]
 
 
+@pytest.mark.prove
 def test_who_joins_an_item_ends_with_a_result_of_its_own(tasks: Any, recorder: Recorder) -> None:
     task, key = combined.mapped["join"], "joined-item"
     items = task.starmap([(key, 1, 0, key), ("free", 2)]).apply_async()

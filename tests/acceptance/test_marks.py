@@ -146,6 +146,7 @@ def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_p
     first.revoke(terminate=True, signal="SIGKILL")
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
 def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_more(
     tasks: Any, worker: Worker, recorder: Recorder
@@ -167,6 +168,7 @@ def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_mo
     first.revoke(terminate=True, signal="SIGKILL")
 
 
+@pytest.mark.prove
 def test_calls_that_expire_while_they_come_again_leave_nothing(
     tasks: Any, worker: Worker, recorder: Recorder, valkey: Server
 ) -> None:
@@ -196,6 +198,7 @@ def test_a_run_that_waits_in_the_only_slot_does_not_wait_for_a_queued_call(
         assert second.get(timeout=PROMPTLY) == 2
 
 
+@pytest.mark.prove
 def test_a_queued_call_of_later_does_not_keep_a_retry_out(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task, key = combined.retrying_unique, "called-meanwhile"
     first = task.delay(key, 1, countdown=5)
@@ -209,6 +212,7 @@ def test_a_queued_call_of_later_does_not_keep_a_retry_out(tasks: Any, worker: Wo
     assert [event.facts["attempt"] for event in entered(recorder, key)] == [0, 1]
 
 
+@pytest.mark.prove
 def test_a_duplicate_of_a_call_that_waits_for_its_retry_is_not_published(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:

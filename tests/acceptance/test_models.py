@@ -14,6 +14,8 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
+pytestmark = pytest.mark.prove
+
 if not hasattr(base, "pydantic_wrapper"):
     pytest.skip("this Celery knows no models", allow_module_level=True)
 

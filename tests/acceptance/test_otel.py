@@ -5,6 +5,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Grant
 from tests.recorder import Recorder
@@ -26,6 +28,7 @@ def spans_in(path: Path) -> dict[str, dict[str, Any]]:
     return {span["attributes"].get("messaging.message.id") or span["name"]: span for span in spans}
 
 
+@pytest.mark.prove
 def test_the_spans_of_a_worker(tasks: Any, env: dict[str, str], recorder: Recorder, tmp_path: Path) -> None:
     path = tmp_path / "spans"
     waits, store = tasks.by_policy["wait"], store_of(tasks.app)

@@ -116,6 +116,7 @@ def listening(app: Any) -> Iterator[tuple[list[dict[str, Any]], Any]]:
         listener.join(25)
 
 
+@pytest.mark.prove
 def test_an_event_tells_of_a_conflict_where_somebody_listens(
     env: dict[str, str], tasks: Any, broker: str, recorder: Recorder
 ) -> None:
@@ -127,6 +128,7 @@ def test_an_event_tells_of_a_conflict_where_somebody_listens(
         assert (event["uuid"], event["holder"], event["outcome"]) == (duplicate.id, holder.id, "skipped")
 
 
+@pytest.mark.prove
 def test_a_monitor_sees_each_call_end(env: dict[str, str], tasks: Any, broker: str, recorder: Recorder) -> None:
     with (
         listening(tasks.app) as (_, monitor),
@@ -184,6 +186,7 @@ def test_raise_fails_with_the_holder_named(tasks: Any, worker: Worker, recorder:
         header.get(timeout=PROMPTLY)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("policy", "reason"), [("skip", "skipped"), ("raise", "raised"), ("rerun", "merged"), ("replace", "replaced")]
 )
@@ -214,6 +217,7 @@ def test_what_is_stored_says_as_data_which_call_was_left_the_work(
     assert undone.result.reason == reason
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
 def test_who_has_waited_long_enough_fails_and_leaves_no_trace(
     tasks: Any, worker: Worker, recorder: Recorder, policy: str
@@ -248,6 +252,7 @@ def test_a_rerun_has_the_newest_arguments_and_the_others_name_it(
     assert overlaps(recorder.events()) == []
 
 
+@pytest.mark.prove
 def test_a_retry_is_not_merged_into_the_run_that_follows(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     first = tasks.rerun_and_retried.delay("k", 1, 1.0)
     until(lambda: recorder.events("enter"), "it runs")
@@ -289,6 +294,7 @@ def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: 
     assert len(recorder.events("enter")) == 1
 
 
+@pytest.mark.prove
 def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     hold(tasks, recorder, "join", "k", seconds=60)
     joiners = [tasks.by_policy["join"].delay("k", number, 2) for number in (2, 3)]

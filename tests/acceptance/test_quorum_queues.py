@@ -19,6 +19,7 @@ pytest.importorskip("celery.utils.quorum_queues", reason="new in Celery 5.5")
 
 from tests.acceptance import quorum_app as quorum
 
+pytestmark = pytest.mark.prove
 APP = "tests.acceptance.quorum_app"
 IN_TIME = 30
 

@@ -70,6 +70,7 @@ def test_a_run_longer_than_the_visibility_timeout_runs_once(
     assert result.state == "SUCCESS"
 
 
+@pytest.mark.prove
 def test_a_copy_of_a_message_without_our_notes_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -84,6 +85,7 @@ def test_a_copy_of_a_message_without_our_notes_is_dropped(
     assert len(runs(recorder)) == 1
 
 
+@pytest.mark.prove
 def test_a_copy_of_a_run_that_was_handed_on_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_copy_of_a_run_that_was_handed_on_is_dropped(
     assert len(runs(recorder)) == 1
 
 
+@pytest.mark.prove
 def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -116,6 +119,7 @@ def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     assert result.state == "SUCCESS"
 
 
+@pytest.mark.prove
 def test_a_call_that_a_killed_worker_had_not_begun_is_queued_until_it_is_delivered_again(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -155,6 +159,7 @@ def test_a_copy_runs_where_the_first_run_has_died(
     assert len(runs(recorder)) == 2
 
 
+@pytest.mark.prove
 def test_a_message_with_a_far_eta_runs_once_on_three_workers(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -168,6 +173,7 @@ def test_a_message_with_a_far_eta_runs_once_on_three_workers(
     assert result.state == "SUCCESS"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_lost_connection_to_the_broker_costs_no_second_run(
@@ -279,6 +285,7 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
     assert result.state == ("FAILURE" if fails else "SUCCESS")
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("pool", ["prefork", "solo"])
 def test_of_copies_that_never_meet_one_runs(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
@@ -299,6 +306,7 @@ def test_of_copies_that_never_meet_one_runs(
     assert result.state == "SUCCESS"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(("pool", "countdown"), [("prefork", None), ("solo", 3)])
 def test_a_message_that_a_busy_worker_has_kept_does_not_run_after_its_copy(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder, pool: str, countdown: float | None
@@ -322,6 +330,7 @@ def test_a_message_that_a_busy_worker_has_kept_does_not_run_after_its_copy(
     assert result.state == "SUCCESS"
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("late", [False, True])
 def test_in_a_solo_pool_an_acknowledgement_does_not_wait_for_the_bodies_of_others(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder, late: bool
@@ -342,6 +351,7 @@ def test_in_a_solo_pool_an_acknowledgement_does_not_wait_for_the_bodies_of_other
     assert [run.key for run in runs(recorder)].count("k") == 1
 
 
+@pytest.mark.prove
 def test_a_message_rejected_for_a_lost_child_is_not_lost(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     with workers(APP, env, 2):
         result = tasks.late_and_rejecting.delay("k", 1, 3)
@@ -352,6 +362,7 @@ def test_a_message_rejected_for_a_lost_child_is_not_lost(tasks: Any, env: dict[s
     assert len(runs(recorder)) == 2
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("has_a_copy", [False, True])
 def test_a_chain_goes_on_after_a_child_that_died_before_it_sent_the_next_step(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder, has_a_copy: bool
@@ -378,6 +389,7 @@ def test_fifty_retries_at_once_lose_nothing(tasks: Any, env: dict[str, str], rec
     assert overlaps(recorder.events()) == []
 
 
+@pytest.mark.prove
 def test_automatic_retries_and_replacements_do_not_meet_themselves(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -392,6 +404,7 @@ def test_automatic_retries_and_replacements_do_not_meet_themselves(
     assert len(runs(recorder)) == 60
 
 
+@pytest.mark.prove
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="retry_on_worker_lost is new in Celery 5.7")
 def test_the_retry_for_a_lost_child_waits_until_its_key_is_free(
     tasks: Any, env: dict[str, str], recorder: Recorder

@@ -5,13 +5,10 @@ import signal
 from typing import Any
 
 import pytest
-from celery import Celery, Task
-from celery.worker.request import Request
+from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.definition import request_class_of
-from celery_singleton_lock.request import SingletonRequest
-from tests.acceptance.request_app import TASKS, Own, Told, careful
+from tests.acceptance.request_app import TASKS, careful
 from tests.recorder import Recorder
 from tests.waiting import until
 from tests.workers import workers
@@ -47,43 +44,15 @@ def test_their_class_decides_whether_a_message_is_acknowledged(
     assert [event.name for event in recorder.events()] == ["enter", "leave", "unsaved", "enter", "leave", "saved"]
 
 
-def made(base: type, **options: Any) -> Any:
-    app = Celery("shop", set_as_current=False)
-
-    @app.task(base=base, name="stay", shared=False, **options)
-    def stay() -> None: ...
-
-    return app.tasks["stay"]
-
-
-class Ours(SingletonRequest):
-    """Somebody has read our code."""
-
-
-@pytest.mark.parametrize("given", [Ours, "tests.acceptance.test_request_class:Ours"])
-def test_a_class_that_comes_from_ours_is_taken_as_it_is(given: Any) -> None:
-    assert request_class_of(made(SingletonTask, Request=given), SingletonTask) is Ours
-
-
-@pytest.mark.parametrize("given", [SingletonTask.Request, Task.Request])
-def test_celerys_own_gives_way_to_ours(given: str) -> None:
-    assert request_class_of(made(SingletonTask, Request=given), SingletonTask) is SingletonRequest
-
-
-def test_a_class_that_is_set_on_the_object_counts() -> None:
-    task = made(Own)
-    task.Request = type("Other", (Told,), {})
-
-    assert request_class_of(task, SingletonTask).__mro__[1:4] == (SingletonRequest, task.Request, Told)
-
-
 @pytest.mark.parametrize("given", [7, "no.such.module:Request", "celery:NoSuchRequest", len])
 def test_what_cannot_be_joined_is_refused_with_what_to_do(given: Any) -> None:
+    app = Celery("shop", set_as_current=False)
+
+    @app.task(base=SingletonTask, name="stay", shared=False, Request=given)
+    def stay() -> None: ...
+
     with pytest.raises(
         ConfigurationError, match=r"task stay: Request=.*; derive it from celery.worker.request.Request"
     ):
-        request_class_of(made(SingletonTask, Request=given), SingletonTask)
-
-
-def test_the_request_of_celery_itself_does_no_harm() -> None:
-    assert issubclass(request_class_of(made(SingletonTask, Request=Request), SingletonTask), SingletonRequest)
+        # As a worker does when it starts.
+        stay.start_strategy(app, None)

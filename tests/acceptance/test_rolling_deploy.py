@@ -16,6 +16,8 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
+pytestmark = pytest.mark.prove
+
 APP = "tests.acceptance.combined_app"
 PROMPTLY = 10
 

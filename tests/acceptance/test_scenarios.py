@@ -12,6 +12,8 @@ from benchmarks.libraries import OURS_QUEUED, SINGLETON, named
 from benchmarks.scenarios import NOT_SEEN
 from tests.servers import missing
 
+# Minutes, and of the machine as much as of us.
+pytestmark = pytest.mark.nightly
 ROOT = Path(__file__).parents[2]
 
 

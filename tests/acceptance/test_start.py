@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery
-from celery.concurrency.prefork import TaskPool as Prefork
-from celery.concurrency.solo import TaskPool as Solo
+from celery import Celery, _state
+from celery.worker import WorkController
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.start import BOUND, check_worker
 from tests.proxy import Proxy
 from tests.servers import SERVERS, Server, running
 from tests.waiting import until
 
 APP = "tests.acceptance.start_app"
 BEAT = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler", "--pidfile", "")
+BOUND = 1.0
+"""Seconds for which a start waits for its store, as the docs say."""
 SLACK = 1.0
 """For a machine that has other things to do."""
 
@@ -43,6 +42,15 @@ def app_of(url: str, **options: Any) -> Celery:
     def task() -> None: ...
 
     return app
+
+
+def check_worker(app: Celery, pool: str, queues: list[str] | None = None) -> None:
+    """Make a worker in this process, as far as it goes before it starts its pool."""
+    try:
+        WorkController(app=app, pool=pool, hostname="w@start", queues=queues, concurrency=1)
+    finally:
+        # Or Celery takes this process for a task, which must not wait for results.
+        _state._set_task_join_will_block(False)
 
 
 Start = Callable[[dict[str, str]], "Process"]
@@ -128,6 +136,7 @@ def start(request: pytest.FixtureRequest) -> Start:
 # What can never work.
 
 
+@pytest.mark.prove
 def test_each_setting_that_cannot_work_is_a_line_and_nothing_starts(start: Start, valkey: Server) -> None:
     lines = start(env_of(valkey, {}, {}, singleton_lock_ttl="30s", singleton_lock_on_conflict="skp")).refused()
 
@@ -136,6 +145,7 @@ def test_each_setting_that_cannot_work_is_a_line_and_nothing_starts(start: Start
     assert all(word in lines[1] for word in ("singleton_lock_on_conflict", "'skp'", "'skip'"))
 
 
+@pytest.mark.prove
 def test_each_task_that_cannot_work_is_a_line(start: Start, valkey: Server) -> None:
     lines = start(env_of(valkey, {"lock_on_conflict": "join"}, {"lock_on_conflict": "join"}, {})).refused()
 
@@ -202,6 +212,7 @@ def test_a_task_that_cannot_work_is_an_error_in_a_shell(valkey: Server) -> None:
     assert "ConfigurationError: task task-0: lock_on_conflict='skpi'" in done.stderr
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_kill_is_refused_where_runs_have_no_process_of_their_own(
     worker: Callable[..., Process], valkey: Server, pool: str
@@ -234,18 +245,17 @@ def test_kill_is_refused_by_a_worker_that_gets_the_task(
 ) -> None:
     app = app_of(valkey.url, lock_on_lost="kill")
     app.conf.task_routes = routes
-    app.amqp.queues.select(queues)
-    consumed = set(app.amqp.queues.consume_from)
 
     with nullcontext() if starts else pytest.raises(SystemExit):
-        check_worker(app, Solo)
-    assert set(app.amqp.queues.consume_from) == consumed
+        check_worker(app, "solo", queues)
+    assert set(app.amqp.queues.consume_from) == set(queues or ["celery"])
 
 
 def test_kill_starts_with_prefork(valkey: Server) -> None:
-    check_worker(app_of(valkey.url, lock_on_lost="kill"), Prefork)
+    check_worker(app_of(valkey.url, lock_on_lost="kill"), "prefork")
 
 
+@pytest.mark.prove
 def test_a_beat_whose_own_settings_cannot_work_is_refused(beat: Start, valkey: Server) -> None:
     lines = beat(env_of(valkey, singleton_beat_ttl="30s", singleton_beat_name=7)).refused()
 
@@ -254,6 +264,7 @@ def test_a_beat_whose_own_settings_cannot_work_is_refused(beat: Start, valkey: S
     assert "singleton_beat_ttl='30s'" in lines[1]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
 def test_a_worker_is_refused_with_a_beat_inside_that_cannot_work(
     worker: Callable[..., Process], valkey: Server, tasks: list[Any]
@@ -267,6 +278,7 @@ def test_a_worker_is_refused_with_a_beat_inside_that_cannot_work(
     assert "singleton_beat_ttl='30s'" in lines[1]
 
 
+@pytest.mark.prove
 def test_a_worker_without_tasks_of_ours_is_refused_with_a_beat_that_has_no_store(
     worker: Callable[..., Process], valkey: Server
 ) -> None:
@@ -277,6 +289,7 @@ def test_a_worker_without_tasks_of_ours_is_refused_with_a_beat_that_has_no_store
     assert "nowhere" in line
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
 def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey: Server, tasks: list[Any]) -> None:
     env = {**env_of(valkey, singleton_lock_url="memory://"), "TEST_TASKS": json.dumps(tasks)}
@@ -286,6 +299,7 @@ def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey
     assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat", "'redis://localhost:6379/0'"))
 
 
+@pytest.mark.prove
 def test_so_is_one_inside_a_worker_which_may_have_its_locks_there(
     worker: Callable[..., Process], valkey: Server
 ) -> None:
@@ -294,6 +308,7 @@ def test_so_is_one_inside_a_worker_which_may_have_its_locks_there(
     assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat"))
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("more", [(), ("-B",)], ids=["no beat", "a beat of Celery's own"])
 def test_the_settings_of_a_beat_that_is_not_inside_do_not_matter(
     worker: Callable[..., Process], valkey: Server, more: tuple[str, ...], tmp_path: Path
@@ -313,7 +328,7 @@ def own(request: pytest.FixtureRequest) -> Iterator[Server]:
 def refused(app: Celery, caplog: pytest.LogCaptureFixture) -> str:
     """The line that says why a worker of that app does not start."""
     with pytest.raises(SystemExit, match="1"):
-        check_worker(app, Solo)
+        check_worker(app, "solo")
     (record,) = [record for record in caplog.records if record.name == "celery_singleton_lock"]
     assert record.levelname == "CRITICAL"
     return record.getMessage()
@@ -345,9 +360,10 @@ def test_a_user_needs_no_right_but_to_what_begins_with_the_prefix(own: Server) -
     with own.client() as client:
         client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~singleton:*", "&singleton:*", "+@all")
 
-    check_worker(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), Solo)
+    check_worker(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), "solo")
 
 
+@pytest.mark.prove
 def test_a_wrong_password_is_refused(start: Start, valkey: Server) -> None:
     with running("valkey") as server, server.client() as client:
         client.config_set("requirepass", "right-secret")
@@ -388,21 +404,14 @@ def black_hole() -> Iterator[tuple[str, Callable[[], Any]]]:
 AWAY = {"closed": closed, "black hole": black_hole}
 
 
-def wait_longer(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
-    """Have starts wait for the store so many times longer, on a machine that may be paused for as long as they do."""
-    monkeypatch.setattr("celery_singleton_lock.start._try.__defaults__", (times * BOUND,))
-
-
 def test_a_store_that_is_far_away_is_no_fault(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    times = 5
-    wait_longer(monkeypatch, times)
     with running("valkey") as server, Proxy(server.port) as proxy, server.client() as client:
         client.config_set("requirepass", "secret")
-        proxy.delay(times * 0.05)
+        proxy.delay(0.03)
 
-        check_worker(app_of(f"redis://:secret@127.0.0.1:{proxy.port}/1"), Solo)
+        check_worker(app_of(f"redis://:secret@127.0.0.1:{proxy.port}/1"), "solo")
 
     assert caplog.text == ""
 
@@ -417,6 +426,7 @@ def away(request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[[], Any
 Away = tuple[str, Callable[[], Any]]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_there(
     worker: Callable[..., Process], valkey: Server, away: Away, pool: str
@@ -438,6 +448,7 @@ def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_th
     assert process.lines("lock.misconfigured") == []
 
 
+@pytest.mark.prove
 def test_a_beat_starts_without_its_store_with_one_line_and_leads_once_it_is_there(
     beat: Start, valkey: Server, away: Away
 ) -> None:
@@ -452,6 +463,7 @@ def test_a_beat_starts_without_its_store_with_one_line_and_leads_once_it_is_ther
     assert len(process.lines("lock.unready")) == 1
 
 
+@pytest.mark.prove
 def test_a_beat_inside_a_worker_does_not_tell_it_again(worker: Callable[..., Process], valkey: Server) -> None:
     with closed() as (url, _):
         process = worker(env_of(valkey, singleton_lock_url=url), "prefork", "-B", *BEAT[:2]).started()
@@ -463,7 +475,7 @@ def test_a_beat_inside_a_worker_does_not_tell_it_again(worker: Callable[..., Pro
 def test_a_start_waits_no_longer_than_its_bound(away: Away) -> None:
     def took() -> float:
         began = time.monotonic()
-        check_worker(app_of(away[0]), Solo)
+        check_worker(app_of(away[0]), "solo")
         return time.monotonic() - began
 
     # Not every one on a machine that is paused.
@@ -481,6 +493,7 @@ def published(env: dict[str, str], seconds: float = 0.0) -> tuple[float, list[st
     return longest, lines
 
 
+@pytest.mark.prove
 def test_a_process_that_publishes_tells_it_once_and_does_not_wait(valkey: Server, away: Away) -> None:
     def does_not_wait() -> bool:
         longest, (line,) = published(env_of(valkey, singleton_lock_url=away[0]), seconds=2 * BOUND)
@@ -513,6 +526,7 @@ def test_a_process_that_publishes_tells_of_marks_in_its_own_memory(valkey: Serve
 # Where nothing is looked at.
 
 
+@pytest.mark.prove
 def test_a_worker_that_locks_nothing_is_not_looked_at(worker: Callable[..., Process], valkey: Server) -> None:
     with running("valkey") as server, server.client() as client:
         env = {**env_of(valkey, singleton_lock_url=server.url, singleton_lock_ttl="30s"), "TEST_TASKS": "[]"}
@@ -523,6 +537,7 @@ def test_a_worker_that_locks_nothing_is_not_looked_at(worker: Callable[..., Proc
         assert client.info("stats")["total_connections_received"] <= 2
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("command", [("call", "task-0"), ("inspect", "ping"), ("report",)], ids=lambda it: it[0])
 def test_a_command_that_runs_nothing_is_not_looked_at(valkey: Server, command: tuple[str, ...]) -> None:
     env = {**os.environ, **env_of(valkey, singleton_lock_ttl="30s")}
@@ -536,20 +551,7 @@ def test_a_command_that_runs_nothing_is_not_looked_at(valkey: Server, command: t
 
 def test_a_trial_leaves_nothing(own: Server) -> None:
     with own.client() as client:
-        check_worker(app_of(own.url), Solo)
+        check_worker(app_of(own.url), "solo")
 
         assert client.keys("*") == []
         until(lambda: len(client.client_list()) == 1, "its connections are closed")
-
-
-def test_starts_at_once_do_not_meet(
-    server: Server, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wait_longer(monkeypatch, 30)
-    starts = [threading.Thread(target=check_worker, args=(app_of(server.url), Solo)) for _ in range(8)]
-    for one in starts:
-        one.start()
-    for one in starts:
-        one.join()
-
-    assert caplog.text == ""

@@ -8,8 +8,8 @@ from celery import states
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.redis.store import RELEASE
 from tests.acceptance.conftest import APP
+from tests.acceptance.test_commands import LOCKS, Overheard
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import Server
@@ -65,6 +65,7 @@ def test_a_time_limit_is_not_used_up_by_a_store_that_is_silent(
     assert len(recorder.events("enter")) == 2
 
 
+@pytest.mark.prove
 def test_many_that_find_the_store_away_leave_room_for_the_tasks_of_others(tasks: Any, worker: Worker) -> None:
     for number in range(30):
         tasks.skipped.delay(number)
@@ -94,9 +95,18 @@ def test_a_slow_release_has_no_retry_stored_over_the_end_of_the_next_attempt(
     tasks: Any, env: dict[str, str], valkey: Server
 ) -> None:
     # The lock is free, and the reply that says so is lost: the first attempt is still at it when the second has ended.
-    with Proxy(valkey.port) as proxy, workers(APP, {**env, "TEST_LOCKS": proxy.url}, 2) as pair:
+    with Proxy(valkey.port) as proxy, workers(APP, {**env, "TEST_LOCKS": f"{proxy.url[:-1]}{LOCKS}"}, 2) as pair:
+        overheard = Overheard(valkey)
         assert tasks.retrying.delay("known scripts").get(timeout=20) == 1
-        lost = proxy.lose_reply(RELEASE.digest.encode())
+        key = tasks.retrying.lock_key_for("known scripts")
+        with valkey.client(LOCKS) as locks:
+            until(lambda: not locks.exists(key), "it is released")
+            locks.exists("all before is heard")
+        until(lambda: overheard.about("all before is heard"), "all of it is heard")
+        # The last script that was run for that lock is its release.
+        release = [said for said in overheard.about(key) if said.startswith("EVALSHA")][-1].split()[1]
+        overheard.close()
+        lost = proxy.lose_reply(release.encode())
         # Celery itself stores nothing over a success.
         result = tasks.retrying.delay("k", fails=True)
         assert lost.wait(20)

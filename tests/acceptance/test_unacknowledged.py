@@ -1,4 +1,4 @@
-"""A delivery whose acknowledgement fails, on real workers; the rest of it is in `tests/unit/test_request.py`."""
+"""A delivery whose acknowledgement fails, on real workers."""
 
 from typing import Any
 
@@ -11,6 +11,8 @@ from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.waiting import until
 from tests.workers import workers
+
+pytestmark = pytest.mark.prove
 
 APP = "tests.acceptance.unacknowledged_app"
 

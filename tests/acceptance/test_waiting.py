@@ -45,6 +45,7 @@ def test_a_call_that_waited_for_its_timeout_is_refused_with_the_holder_named(
             tasks.waiting_half_a_second.delay("k").get(timeout=10)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("task", "of_the_call", "of_the_worker"),
     [
@@ -69,6 +70,7 @@ def test_a_call_that_waits_does_not_burn_its_time_limit(
     assert overlaps(recorder.events()) == []
 
 
+@pytest.mark.prove
 def test_where_the_pool_enforces_no_limit_a_call_waits_in_its_place(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
@@ -81,6 +83,7 @@ def test_where_the_pool_enforces_no_limit_a_call_waits_in_its_place(
         assert "outcome=rescheduled" not in worker.log()
 
 
+@pytest.mark.prove
 def test_waiting_is_told_by_events(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     told: list[Any] = []
     with tasks.app.connection() as connection, workers(APP, env, 1, "-E"):

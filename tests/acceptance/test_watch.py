@@ -10,16 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from celery_singleton_lock.operations.changes import changes
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.inventory import LeftMark, Survey
-from celery_singleton_lock.stores.records import Claim, Facts, Holder
+from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance.conftest import APP
 from tests.servers import Server, free_port, running
 from tests.waiting import until
@@ -124,6 +122,7 @@ def test_each_change_is_a_line(store: Store, watch: Callable[..., Watch]) -> Non
     assert all(abs((at - datetime.now(UTC)).total_seconds()) < PATIENCE * 6 for at in times)
 
 
+@pytest.mark.prove
 def test_whose_holder_has_died_is_told_apart(store: Store, watch: Callable[..., Watch]) -> None:
     store.acquire(claim("lives", key="singleton:v2:{other:00}"))
     watching = watch()
@@ -135,6 +134,7 @@ def test_whose_holder_has_died_is_told_apart(store: Store, watch: Callable[..., 
     assert watching.told(3)[1:] == [("acquired", "id-a"), ("expired", "id-a")]
 
 
+@pytest.mark.prove
 def test_a_pattern_is_about_lock_names(store: Store, watch: Callable[..., Watch]) -> None:
     store.acquire(claim("a", key="singleton:v2:{other:00}"))
     store.acquire(claim("b"))
@@ -150,6 +150,7 @@ def test_the_token_is_in_no_line(store: Store, watch: Callable[..., Watch]) -> N
     assert set(watching.lines[0]) == {"at", "event", "key", "task_id", "hostname"}
 
 
+@pytest.mark.prove
 def test_a_store_that_is_away_at_first_is_told_by_the_exit_code(env: dict[str, str]) -> None:
     locks = f"redis://:pa55@127.0.0.1:{free_port()}/0"
 
@@ -162,6 +163,7 @@ def test_a_store_that_is_away_at_first_is_told_by_the_exit_code(env: dict[str, s
     assert "pa55" not in done.stderr
 
 
+@pytest.mark.prove
 def test_a_store_that_goes_and_comes_back_is_watched_again(watch: Callable[..., Watch]) -> None:
     with running("valkey") as server:
         store = store_at(server)
@@ -186,6 +188,7 @@ def store_at(server: Server) -> Store:
 # As a person reads it.
 
 
+@pytest.mark.prove
 def test_on_a_terminal_the_list_is_drawn_again(store: Store, env: dict[str, str]) -> None:
     store.acquire(claim("a"))
     screen, inside = pty.openpty()
@@ -226,40 +229,3 @@ def test_on_a_terminal_the_list_is_drawn_again(store: Store, env: dict[str, str]
     assert len(lines) <= 5
     assert all(len(line) <= 60 for line in lines)
     assert full.endswith("\x1b[J")
-
-
-# What is a take-over.
-
-NOW = datetime(2026, 1, 1, tzinfo=UTC)
-
-
-def holder(token: str, expires_in: float, acquired: float = 0.0) -> Holder:
-    return Holder(KEY, token, 1, NOW + timedelta(seconds=acquired), expires_in, task_id=token)
-
-
-def survey(at: float, *holders: Holder, marks: tuple[LeftMark, ...] = (), waiters: int = 0) -> dict[str, Survey]:
-    moment = round((NOW + timedelta(seconds=at)).timestamp() * 1_000_000)
-    return {KEY: Survey(KEY, moment, 1, holders, marks, waiters)}
-
-
-def told(before: dict[str, Survey], after: dict[str, Survey]) -> list[tuple[str, str | None]]:
-    return [(change.event, change.task_id) for change in changes(before, after)]
-
-
-def test_a_grant_after_the_deadline_of_the_one_before_is_a_take_over() -> None:
-    before = survey(0, holder("a", 10))
-
-    assert told(before, survey(12, holder("b", 30, acquired=11))) == [("taken_over", "b")]
-    assert told(before, survey(9, holder("b", 30, acquired=8))) == [("released", "a"), ("acquired", "b")]
-
-
-def test_who_goes_on_is_no_change() -> None:
-    queued = (LeftMark("queued", "q", 10.0),)
-
-    assert told(survey(0, holder("a", 10), marks=queued), survey(2, holder("a", 10), marks=queued)) == []
-
-
-def test_a_cool_down_is_no_holder() -> None:
-    quiet = (LeftMark("quiet", "q", 10.0),)
-
-    assert told(survey(0, holder("a", 10)), survey(2, holder("~a", 10), marks=quiet)) == [("released", "a")]

@@ -16,7 +16,6 @@ from pathlib import Path
 import celery
 from rich.console import Console
 
-from tests.combinations import ledger
 from tests.combinations.cover import covered
 from tests.combinations.factors import why_not
 from tests.combinations.found import FOUND
@@ -52,12 +51,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--bound", type=float, default=BOUND, help="seconds a call may take (default: %(default)s)")
     parser.add_argument("--logs", action="store_true", help="keep those of every stage, not only of those that fail")
     parser.add_argument("--plain", action="store_true", help="without the lock: what is Celery's own doing?")
-    parser.add_argument(
-        "--ledger",
-        nargs="?",
-        const="",
-        help="take out the mend of each finding, or of those with this in their name: a program has to go red",
-    )
     return parser.parse_args()
 
 
@@ -110,8 +103,6 @@ class Run:
 
 def main() -> int:
     options = arguments()
-    if options.ledger is not None:
-        return ledger.tell(options.ledger)
     console = Console(highlight=False, soft_wrap=True)
     if options.plain:
         os.environ["COMBINATIONS_PLAIN"] = "1"

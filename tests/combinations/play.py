@@ -21,8 +21,6 @@ from celery.signals import before_task_publish
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock.runs.ids import text_of
-from celery_singleton_lock.runs.message import HEADER
 from tests.combinations.app import OTHER, SENT_AS, deployed, name_of, sending
 from tests.combinations.checker import ITEMS, LINKS, LOOPS, WITHOUT_NOTES, Finding, check, is_linked
 from tests.combinations.eager import eagerly
@@ -31,6 +29,9 @@ from tests.combinations.program import TTL, VISIBILITY, Call, Program
 from tests.combinations.stage import Stage
 from tests.fire.record import now
 from tests.recorder import Event
+
+# The one header of ours on a message, which a copy brings along.
+HEADER = "singleton_lock"
 
 # Within so many seconds of the last call every call has to have ended.
 BOUND = 45.0
@@ -146,7 +147,7 @@ class Part:
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
         parts = tuple(child.id for child in getattr(result, "results", None) or ())
-        task_id = text_of(result.id)
+        task_id = str(result.id)
         merged = task_id in known
         self.answers[call.number] = Answer(call.number, task_id, sent, published=now(), merged=merged, parts=parts)
         if not merged:
@@ -395,7 +396,7 @@ class Part:
 @before_task_publish.connect
 def _read_notes(headers: dict[str, Any] | None = None, **_: Any) -> None:
     if headers and HEADER in headers:
-        _notes[text_of(headers["id"])] = headers[HEADER]
+        _notes[str(headers["id"])] = headers[HEADER]
 
 
 def _is_fact(name: str) -> bool:

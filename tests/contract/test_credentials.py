@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from celery import Celery
-from redis import CredentialProvider, UnixDomainSocketConnection
+from redis import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError
-from celery_singleton_lock.settings import open_store
+from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
@@ -75,28 +74,6 @@ def test_a_token_that_is_replaced_is_asked_for_again(own: Server) -> None:
     store.close()
 
 
-def sign_out(store: RedisStore) -> None:
-    """Have the server forget who its idle connections belong to."""
-    for wire in (store._wire, store._reserved):
-        for connection, _ in wire._idle:
-            connection.send_command("RESET", check_health=False)
-            assert connection.read_response() == "RESET"
-
-
-@pytest.mark.parametrize("options", [{"credential_provider": Tokens()}, {"username": "shop", "password": "first"}])
-def test_a_connection_that_is_signed_out_is_replaced_without_a_word(own: Server, options: dict[str, Any]) -> None:
-    take_only(own, "first")
-    store = RedisStore(own.url, options)
-    assert_that_all_works(store)
-    with own.client() as client:
-        client.config_set("requirepass", "nobody's")
-        sign_out(store)
-
-        assert_that_all_works(store)
-
-    store.close()
-
-
 def test_a_token_that_is_not_taken_is_told_at_the_first_try(own: Server) -> None:
     take_only(own, "another")
     provider, began = Tokens("s3cret"), clock()
@@ -138,6 +115,7 @@ def test_a_provider_that_fails_is_as_good_as_a_store_that_is_away(own: Server) -
 # Sockets and certificates, as Celery spells them.
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("url", ["redis+socket://{path}?virtual_host=3", "unix://{path}?db=3", "unix://{path}"])
 def test_a_socket_with_a_user_and_a_database(url: str, tmp_path: Path) -> None:
     path = tmp_path / "redis.sock"
@@ -145,10 +123,7 @@ def test_a_socket_with_a_user_and_a_database(url: str, tmp_path: Path) -> None:
         take_only(server, "first")
         app = Celery("shop", backend=url.format(path=path), set_as_current=False)
         app.conf.update(redis_username="shop", redis_password="first", redis_db=3)
-        store = open_store(app)
-        assert isinstance(store, RedisStore)
-
-        assert store._source.pool.connection_class is UnixDomainSocketConnection
+        store = store_of(app)
         store.try_out(f"{KEY}:trial", 5.0)
         assert isinstance(store.acquire(MINE), Grant)
         with server.client(3) as client:
@@ -156,6 +131,7 @@ def test_a_socket_with_a_user_and_a_database(url: str, tmp_path: Path) -> None:
         store.close()
 
 
+@pytest.mark.prove
 def test_a_server_that_asks_for_certificates_is_reached_by_the_settings_of_celery(tmp_path: Path) -> None:
     own, key = certificate(tmp_path)
     port = free_port()
@@ -175,7 +151,7 @@ def test_a_server_that_asks_for_certificates_is_reached_by_the_settings_of_celer
         ):
             app = Celery("shop", broker="memory://", set_as_current=False)
             app.conf.update(settings)
-            store = open_store(app)
+            store = store_of(app)
             assert_that_all_works(store)
             store.close()
 
@@ -202,6 +178,7 @@ def without(*commands: str) -> tuple[str, ...]:
     return tuple(word for command in commands for word in ("--rename-command", command, ""))
 
 
+@pytest.mark.prove
 def test_a_service_that_refuses_what_is_for_operators_serves_us() -> None:
     with running("redis", *without(*REFUSED)) as server:
         store = RedisStore(server.url, {})
@@ -213,6 +190,7 @@ def test_a_service_that_refuses_what_is_for_operators_serves_us() -> None:
         store.close()
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("command", ["eval", "evalsha", "subscribe", "publish", "time", "hset"])
 def test_a_service_without_a_command_that_we_need_is_told_at_the_start(command: str) -> None:
     with running("redis", *without(command)) as server, pytest.raises(ConfigurationError) as refused:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Lease, StoreError
-from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock import Lease, Lock, StoreError, signals
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -180,16 +179,23 @@ def test_a_lost_reply_to_a_release_leaves_nothing_behind(proxy: Proxy, store: Re
     assert direct.holders(KEY) == []
 
 
-def test_a_lease_whose_release_was_done_but_not_heard_of_was_not_lost(proxy: Proxy, store: RedisStore) -> None:
+def test_a_lease_whose_release_was_done_but_not_heard_of_was_not_lost(proxy: Proxy) -> None:
     told: list[Lease] = []
-    lease = Lease(store, Claim(KEY, new_token(), 30.0), on_lost=told.append)
-    lease.acquire()
-    proxy.lose_reply(to=b"EVALSHA")
+
+    def is_told(lease: Lease, **_: Any) -> None:
+        told.append(lease)
+
+    signals.lock_lost.connect(is_told)
+    lease = Lock("stock", url=proxy.url).acquire()
+    assert lease is not None
+    lost = proxy.lose_reply(to=b"EVALSHA")
 
     lease.release()
 
-    assert told == []
+    assert lost.is_set()
     assert not lease.lost
+    signals.lock_lost.disconnect(is_told)
+    assert told == []
 
 
 def test_a_lost_reply_to_a_renewal_leaves_the_lock_renewed_and_ours(

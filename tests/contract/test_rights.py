@@ -3,16 +3,13 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 
 import pytest
-from redis import exceptions
 
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Grant, Slot
-from celery_singleton_lock.stores.redis.store import ACQUIRE, UNMARK, RedisStore
-from celery_singleton_lock.stores.redis.trial import commands_on, try_out
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.servers import SERVERS, Server, running
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "start.md"
@@ -112,22 +109,3 @@ def test_who_may_not_wake_waiters_releases_all_the_same(server: Server) -> None:
 
         assert isinstance(waiter.ask(), Grant)
     store.release(waiting, 1)
-
-
-def test_the_rights_are_those_of_all_scripts() -> None:
-    folder = resources.files("celery_singleton_lock.stores.redis").joinpath("lua")
-    files = [*folder.iterdir(), *folder.joinpath("parts").iterdir()]
-    texts = [file.read_text(encoding="utf-8") for file in files if file.name.endswith(".lua")]
-    of_scripts = {name.lower() for text in texts for name in re.findall(r"call\(\s*'([A-Z]+)'", text)}
-    of_clients = {"eval", "evalsha", "select", "subscribe", "unsubscribe", "hgetall"}
-
-    assert of_scripts | of_clients == set(COMMANDS)
-    assert {name.lower() for name, *_ in commands_on(KEY)} == of_scripts | {"eval", "hgetall"}
-
-
-def test_a_release_that_wakes_nobody_is_told(server: Server) -> None:
-    store = store_of(server)
-
-    with pytest.raises(exceptions.TimeoutError):
-        # In place of a release, a script that tells nobody.
-        try_out(store._wire, ACQUIRE, UNMARK, f"{KEY}:deaf", 0.5)

@@ -10,7 +10,7 @@ _HEAD = f"""# How a run can end
 
 However a run ends, its key comes free, nobody else has run meanwhile, nothing renews the
 lease afterwards, and the next call runs. Each cell below was found on a real worker by
-`tests/endings`, which also writes this table (`make endings`).
+`tests/endings`, which also writes this table (`make endings WRITE_DOCS=1 ARGS=-n0`).
 
 * *at once*: the process that runs the body releases the key when the body ends.
 * *within seconds*: {BOUNDS["within seconds"]:.0f} s at most, whatever the ttl (the test's is 60 s). The process

@@ -22,7 +22,8 @@ def found(request: pytest.FixtureRequest, valkey_process: Server) -> dict[str, O
 
 @pytest.mark.parametrize(
     ("found", "ending", "column"),
-    [(column, ending, column) for column, ending in CELLS],
+    # One process plays a pool, because all its endings are played at once.
+    [pytest.param(column, ending, column, marks=pytest.mark.xdist_group(column)) for column, ending in CELLS],
     ids=[f"{column}: {ending.name}" for column, ending in CELLS],
     indirect=["found"],
     scope="module",

@@ -7,19 +7,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
 
-from celery_singleton_lock import Lease, Lock, SingletonTask, StoreError
-from celery_singleton_lock.leases import leftovers as leftovers_module
-from celery_singleton_lock.leases.lease import own_heartbeat
+from celery_singleton_lock import Lease, Lock, StoreError, signals
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Claim
-from celery_singleton_lock.stores.redis.store import ACQUIRE, MARK_QUEUED, RedisStore
+from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.proxy import Proxy
 from tests.servers import SERVERS, FakeClock, Server, running
 from tests.waiting import until
@@ -28,8 +25,6 @@ KEY = "singleton:v2:{stock:00}"
 TTL = 2.0
 # Of what nobody will wait for.
 LONG = 300.0
-# Time enough for a test to let a request go on.
-UNDER_WAY = 5.0
 # A machine with other things to do.
 SLACK = 3.0
 
@@ -41,12 +36,17 @@ def own(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_to_renew() -> Iterator[None]:
-    """The leases of one test do not keep the heartbeat asking its server while the next one runs."""
-    yield
-    with own_heartbeat._lock:
-        own_heartbeat._pulses.clear()
+@pytest.fixture
+def reasons() -> Iterator[list[str]]:
+    """Why leases were lost."""
+    told: list[str] = []
+
+    def is_told(reason: str, **_: Any) -> None:
+        told.append(reason)
+
+    signals.lock_lost.connect(is_told)
+    yield told
+    signals.lock_lost.disconnect(is_told)
 
 
 @pytest.fixture
@@ -61,24 +61,28 @@ def held(url: str, ttl: float = TTL) -> Iterator[tuple[Lock, Lease]]:
     lock = Lock("stock", url=url, ttl=ttl)
     lease = lock.acquire()
     assert lease is not None
-    first = lease._renewal.deadline
-    until(lambda: lease._renewal.deadline > first, "it has been renewed")
+    first = end_of(lease)
+    until(lambda: end_of(lease) > first, "it has been renewed")
     yield lock, lease
-    if lease.unreleased:
+    if lease.held:
         lock.release()
+
+
+def end_of(lease: Lease) -> float:
+    """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
+    return round(clock() + lease.remaining(), 1)
 
 
 def is_renewed(lease: Lease) -> None:
     """The full ttl lies ahead again, counted from now on."""
     full = clock() + lease.ttl * 0.9
-    until(lambda: lease.lost or lease._renewal.deadline > full, "it is renewed", timeout=lease.ttl * 3)
+    until(lambda: lease.lost or end_of(lease) > full, "it is renewed", timeout=lease.ttl * 3)
     lease.check()
 
 
 def is_told_in_time(lease: Lease) -> None:
-    until(lambda: lease.lost or clock() > lease._renewal.deadline + SLACK, "its end is told")
-    assert lease.lost
-    assert clock() <= lease._renewal.deadline + SLACK
+    until(lambda: lease.lost or not lease.remaining(), "its time is over")
+    until(lambda: lease.lost, "its end is told", timeout=SLACK)
 
 
 def is_free_within_ttl(server: Server) -> int:
@@ -99,13 +103,13 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
 
 
 def test_in_a_black_hole_the_loss_is_told_at_the_deadline_and_the_release_does_not_block(
-    own: Server, proxy: Proxy
+    own: Server, proxy: Proxy, reasons: list[str]
 ) -> None:
     with held(proxy.url) as (lock, lease):
         proxy.black_hole()
 
         is_told_in_time(lease)
-        assert lease.lost_reason == "unreachable"
+        until(lambda: reasons == ["unreachable"], "the signal tells why")
         within(2.0, lock.release)
         with pytest.raises(StoreError):
             within(5.0, lock.acquire)
@@ -133,8 +137,8 @@ def test_a_slow_store_keeps_the_lease_and_its_deadline_counts_from_the_request(o
         proxy.delay(0.4)
         is_renewed(lease)
 
-        before = lease._renewal.deadline
-        until(lambda: lease._renewal.deadline != before, "it is renewed again")
+        before = end_of(lease)
+        until(lambda: end_of(lease) > before, "it is renewed again")
         # The answer took 0.4 s, which are gone from the ttl.
         assert lease.remaining() < TTL - 0.4
 
@@ -157,28 +161,6 @@ def test_a_release_that_got_no_answer_is_repeated_in_the_background(own: Server,
         until(lambda: Lock("stock", url=own.url).acquire(blocking=False), "the lock is free", timeout=10)
 
 
-def test_a_request_that_comes_after_its_release_holds_nothing(
-    own: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leftovers_module, "_UNDER_WAY", UNDER_WAY)
-    store = RedisStore(own.url, {})
-    # From now on the server knows both scripts.
-    store.acquire(Claim(KEY, "before", LONG))
-    store.release(Claim(KEY, "before", LONG), 1)
-    lease = Lease(RedisStore(proxy.url, {}), Claim(KEY, "a", LONG, patience=0.5))
-    proxy.hold(ACQUIRE.digest.encode())
-    with pytest.raises(StoreError):
-        lease.acquire()
-    before = calls_of(own)
-    lease.release()
-    until(lambda: calls_of(own) > before, "the first release is answered")
-
-    proxy.let_go()
-
-    until(lambda: calls_of(own) > before + 1, "the request has come")
-    until(lambda: not store.holders(KEY), "the key is free")
-
-
 def test_a_question_that_was_given_up_is_not_repeated_by_the_kernel() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = RedisStore(f"redis://127.0.0.1:{silent.getsockname()[1]}/0", {})
@@ -190,39 +172,6 @@ def test_a_question_that_was_given_up_is_not_repeated_by_the_kernel() -> None:
             # Only a reset makes the kernel of the asker drop what it has not delivered yet.
             with pytest.raises(ConnectionResetError):
                 connection.recv(65536)
-
-
-@pytest.mark.parametrize("on_store_error", ["raise", "reschedule"])
-def test_a_mark_that_comes_late_keeps_no_other_call_out(
-    own: Server, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, on_store_error: str
-) -> None:
-    monkeypatch.setattr(leftovers_module, "_UNDER_WAY", UNDER_WAY)
-    app = Celery("marks", broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = proxy.url
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_store_error=on_store_error)
-    def sync() -> None: ...
-
-    store, key = RedisStore(own.url, {}), sync.lock_key_for()
-    # From now on the server knows both scripts.
-    store.mark_queued(key, "before", LONG, limit=0, quiet=0.0)
-    store.unmark(key, "before")
-    before = calls_of(own)
-    proxy.hold(MARK_QUEUED.digest.encode())
-    with pytest.raises(StoreError) if on_store_error == "raise" else nullcontext():
-        sync.delay()
-    until(lambda: calls_of(own) > before, "the mark was ended")
-
-    proxy.let_go()
-
-    until(lambda: calls_of(own) > before + 1, "the mark has come")
-    until(lambda: store.mark_queued(key, "another", LONG, limit=0, quiet=0.0) is None, "another call may be queued")
-
-
-def calls_of(server: Server) -> int:
-    """How often the server was asked to run a script that it knows."""
-    with server.client() as client:
-        return int(client.info("commandstats")["cmdstat_evalsha"]["calls"])
 
 
 def test_scripts_that_are_forgotten_are_told_again(own: Server) -> None:
@@ -272,13 +221,13 @@ def test_a_restart_with_its_data_costs_nothing() -> None:
         server.close()
 
 
-def test_a_restart_without_data_is_told_and_the_fence_grows(own: Server) -> None:
+def test_a_restart_without_data_is_told_and_the_fence_grows(own: Server, reasons: list[str]) -> None:
     with held(own.url) as (_, lease):
         own.stop()
         own.start()
 
         is_told_in_time(lease)
-        assert lease.lost_reason == "expired"
+        until(lambda: reasons == ["expired"], "the signal tells why")
         assert is_free_within_ttl(own) > lease.fence
 
 
@@ -295,12 +244,12 @@ def test_with_its_memory_full_the_server_renews_and_releases_but_grants_nothing(
         assert is_free_within_ttl(own) > lease.fence
 
 
-def test_a_demoted_master_is_waited_for_until_the_deadline(own: Server) -> None:
+def test_a_demoted_master_is_waited_for_until_the_deadline(own: Server, reasons: list[str]) -> None:
     with held(own.url) as (_, lease), own.client() as client:
         client.replicaof("127.0.0.1", 1)
 
         is_told_in_time(lease)
-        assert lease.lost_reason == "unreachable"
+        until(lambda: reasons == ["unreachable"], "the signal tells why")
         with pytest.raises(StoreError, match="ReadOnly"):
             within(5.0, Lock("other", url=own.url).acquire)
         client.replicaof("NO", "ONE")
@@ -360,11 +309,11 @@ def test_a_server_clock_that_is_set_back_keeps_the_holder_and_strands_nobody(wal
             assert Lock("stock", url=server.url, ttl=TTL).acquire(blocking=False) is None
             lock.release()
 
-        dead = Lock("stock", url=server.url, ttl=TTL)._new_lease()
-        dead.acquire()
-        dead._heartbeat.forget(dead._renewal)
+        # A holder that died.
+        dead = RedisStore(server.url, {}).acquire(Claim(lock.key, "dead", TTL))
+        assert isinstance(dead, Grant)
         wall_clock.step("-7200")
-        is_free_within_ttl(server)
+        assert is_free_within_ttl(server) > dead.fence
 
 
 STEPPED_CLIENT = """

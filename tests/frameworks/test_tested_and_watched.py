@@ -47,6 +47,7 @@ def publish() -> Any:
     return import_catalogue.delay(7).id
 
 
+@pytest.mark.prove
 @every_shop
 def test_a_test_says_that_somebody_else_holds_the_lock(shop: str, env: dict[str, str]) -> None:
     # No server is there.
@@ -55,6 +56,7 @@ def test_a_test_says_that_somebody_else_holds_the_lock(shop: str, env: dict[str,
     assert visited(with_the_kit, {**nowhere, "SHOP": shop}) == [SHOPS[shop][1]]
 
 
+@pytest.mark.prove
 @every_shop
 def test_an_operator_sees_who_holds_the_lock(shop: str, env: dict[str, str]) -> None:
     ask = asking(shop, env)

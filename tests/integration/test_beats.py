@@ -3,14 +3,15 @@
 import logging
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.schedules import crontab, schedule, solar
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock import ConfigurationError, SingletonTask, StoreError
 from celery_singleton_lock.beat import SingletonSchedulerMixin
 from celery_singleton_lock.settings import store_of
 from tests.servers import FakeClock, Server, running
@@ -46,8 +47,18 @@ def beat_of(url: str, *tasks: str, main: str = "shop", every: float = 0.5, **set
     return Beat(app)
 
 
-def slots_of(beat: Beat) -> dict[str, Any]:
-    return store_of(beat.app).slots(beat._slots)
+def slots_key(server: Server) -> str:
+    """Of the one schedule that there is."""
+    with server.client() as client:
+        (key,) = client.scan_iter("*:slots")
+    return str(key)
+
+
+def slots_of(beat: Beat, server: Server) -> dict[str, Any]:
+    with server.client() as client:
+        if not [*client.scan_iter("*:slots")]:
+            return {}
+    return store_of(beat.app).slots(slots_key(server))
 
 
 def test_an_heir_sends_although_the_clock_of_the_store_was_set_back(wall_clock: FakeClock) -> None:
@@ -56,28 +67,28 @@ def test_an_heir_sends_although_the_clock_of_the_store_was_set_back(wall_clock: 
         until(first.sends, "the first sends")
         first.close()
         wall_clock.step("-60")
-        known = slots_of(first)["collect"]
+        known = slots_of(first, server)["collect"]
 
         until(second.sends, "the second sends", timeout=5)
 
-        assert slots_of(second)["collect"].fence > known.fence
+        assert slots_of(second, server)["collect"].fence > known.fence
         second.close()
 
 
 def test_a_slot_that_was_sent_in_the_future_does_not_silence_an_heir(valkey: Server) -> None:
     first, second = (beat_of(valkey.url, "collect") for _ in range(2))
     until(first.sends, "the first sends")
-    known = slots_of(first)["collect"]
+    known = slots_of(first, valkey)["collect"]
     # As one does whose clock is ahead.
     ahead = 60_000_000
     assert store_of(first.app).claim_slot(
-        first._slots, type(known)("collect", known.due + ahead, known.fence, known.sent + ahead)
+        slots_key(valkey), type(known)("collect", known.due + ahead, known.fence, known.sent + ahead)
     )
     first.close()
 
     until(second.sends, "the second sends", timeout=5)
 
-    assert slots_of(second)["collect"].sent < time.time_ns() // 1000 + 1_000_000
+    assert slots_of(second, valkey)["collect"].sent < time.time_ns() // 1000 + 1_000_000
     second.close()
 
 
@@ -95,9 +106,11 @@ def test_apps_of_two_mains_are_one_schedule_by_the_name_of_the_beat(valkey: Serv
     one, other = (beat_of(valkey.url, "collect", main=main, singleton_beat_name="ours") for main in ("shop", "stock"))
     until(one.sends, "one sends")
 
-    other.tick()
+    # Longer than its entry needs to be due.
+    ends = time.monotonic() + 1
+    until(lambda: other.tick() is not None and time.monotonic() > ends, "it has had its chance")
 
-    assert other._lease is None
+    assert other.sent == []
     one.close()
 
 
@@ -162,7 +175,7 @@ def test_a_slot_that_could_not_be_published_is_not_noted_as_sent(
     leader.publish = unpublished
     until(lambda: leader.tick() is not None and "beat.unsent" in caplog.text, "it was not published")
 
-    assert slots_of(leader)["collect"].sent == 0
+    assert slots_of(leader, valkey)["collect"].sent == 0
     leader.close()
     until(heir.sends, "the heir sends it", timeout=5)
     heir.close()
@@ -176,34 +189,93 @@ def test_a_duplicate_that_is_refused_counts_as_sent(valkey: Server) -> None:
 
     unique.delay()
 
-    until(lambda: beat.tick() is not None and "unique" in slots_of(beat), "it is claimed")
+    until(lambda: beat.tick() is not None and "unique" in slots_of(beat, valkey), "it is claimed")
 
-    assert slots_of(beat)["unique"].sent
+    assert slots_of(beat, valkey)["unique"].sent
     beat.close()
 
 
-def test_a_beat_that_is_refused_says_so_ever_more_rarely_until_it_leads(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def told(beat: Beat, seconds: int) -> list[int]:
-        """At which of so many seconds it is told, by a clock that goes on by a tick's pause."""
-        begun, told = now[0], []
-        while now[0] < begun + seconds:
-            caplog.clear()
-            now[0] += beat.tick()
-            told += [round(now[0] - begun)] * caplog.text.count("beat.unanswered")
-        return told
+def test_a_beat_that_is_refused_says_so_once_in_a_while_until_it_leads(caplog: pytest.LogCaptureFixture) -> None:
+    def told(beat: Beat) -> int:
+        """How often in as many looks as a moment has."""
+        caplog.clear()
+        for _ in range(20):
+            beat.tick()
+        return caplog.text.count("beat.unanswered")
 
-    now = [1000.0]
-    monkeypatch.setattr("celery_singleton_lock.beat.clock", lambda: now[0])
     with running("valkey") as server, server.client() as client:
         client.config_set("requirepass", "secret")
         beat = beat_of(server.url)
-        assert told(beat, 300) == [1, 3, 7, 15, 31, 63, 123, 183, 243]
+        assert (told(beat), told(beat)) == (1, 0)
 
         client.config_set("requirepass", "")
-        assert told(beat, 1) == []
+        assert told(beat) == 0
+        beat.close()
         client.config_set("requirepass", "secret")
         client.client_kill_filter(_type="normal", skipme=True)
-        beat._give_up()
-        assert told(beat, 2) == [1]
+        assert told(beat) == 1
+
+
+LAST = datetime(2026, 3, 1, 11, 58, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("when", "due"),
+    [
+        (schedule(timedelta(seconds=90)), "2026-03-01T12:00:00"),
+        (crontab(minute="0"), "2026-03-01T12:00:00"),
+        (crontab(minute="30", hour="4"), "2026-03-02T04:30:00"),
+        (solar("sunset", 52.5, 13.4), "2026-03-01T16:"),
+    ],
+    ids=["interval", "hourly", "daily", "sunset"],
+)
+def test_a_message_says_when_its_entry_was_due(valkey: Server, when: Any, due: str) -> None:
+    beat, told = beat_of(valkey.url, "collect"), list[str]()
+    beat.publish = lambda *_, headers, **__: told.append(headers["beat_due"])
+    beat.schedule["collect"].schedule = when
+    when.app = beat.app
+    beat.schedule["collect"].last_run_at = LAST
+
+    until(beat.sends, "it sends")
+
+    assert told[0].startswith(due)
+    beat.close()
+
+
+def test_who_could_not_read_what_was_sent_does_not_lead(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unanswered(_: str) -> Any:
+        raise StoreError(valkey.url, "no reply")
+
+    first, second = (beat_of(valkey.url, "collect") for _ in range(2))
+    # Longer than it is waited for.
+    first.app.conf.singleton_beat_ttl = 60
+    monkeypatch.setattr(store_of(first.app), "slots", unanswered)
+    first.tick()
+
+    until(second.sends, "another leads")
+
+    assert first.sent == []
+    second.close()
+
+
+@pytest.mark.parametrize("value", [0, False, "30", -1])
+def test_a_ttl_that_is_no_duration_is_refused(valkey: Server, value: Any) -> None:
+    beat = beat_of(valkey.url, "collect")
+    beat.app.conf.singleton_beat_ttl = value
+
+    with pytest.raises(ConfigurationError, match=f"^singleton_beat_ttl={value!r} is not allowed"):
+        beat.tick()
+
+
+@pytest.mark.parametrize(("settings", "ttl"), [({}, 30), ({"singleton_lock_ttl": 7}, 7)])
+def test_a_ttl_that_is_not_given_is_that_of_the_locks(valkey: Server, settings: dict[str, Any], ttl: float) -> None:
+    beat = beat_of(valkey.url, "collect")
+    beat.app.conf.update(settings, singleton_beat_ttl=None)
+
+    beat.tick()
+
+    with valkey.client() as client:
+        (key,) = [key for key in client.scan_iter("*celery.beat*") if not key.endswith(":slots")]
+    (holder,) = store_of(beat.app).holders(key)
+    assert ttl - 5 < holder.expires_in <= ttl
+    beat.close()

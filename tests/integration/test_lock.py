@@ -1,13 +1,15 @@
 """`Lock`: the lock of the tutorials (timeout, identity, atomic release, expiry, semaphore, re-entrance), done right."""
 
+import logging
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,14 +25,14 @@ from celery_singleton_lock import (
     StoreError,
     signals,
 )
-from celery_singleton_lock.leases.heartbeat import hand_over_counts
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts, Turn
 from tests.forks import in_a_fork
-from tests.servers import Server, free_port
+from tests.proxy import Proxy
+from tests.servers import SERVERS, Server, free_port
 from tests.waiting import until
 
-STORES = ("valkey", "redis", "memory")
+STORES = (*SERVERS, "memory")
 
 
 @pytest.fixture(params=STORES)
@@ -71,8 +73,12 @@ def in_threads() -> Iterator[Callable[..., threading.Thread]]:
     assert not failures
 
 
-def holders(lock: Lock) -> int:
-    return len(lock._store.holders(lock.key))
+# One for all tests: a server is the same from the first test to the last.
+store_at = cache(store_from_url)
+
+
+def holders(url: str, lock: Lock) -> int:
+    return len(store_at(url).holders(lock.key))
 
 
 def waiting(server: Server, lock: Lock) -> int:
@@ -82,7 +88,7 @@ def waiting(server: Server, lock: Lock) -> int:
 
 
 @pytest.mark.parametrize("by", ["lock", "lease", "a block"])
-def test_each_release_is_told_and_counted(url: str, by: str) -> None:
+def test_each_release_is_told(url: str, by: str) -> None:
     lock, released = Lock("told", url=url), []
 
     def receiver(lease: Any = None, **_: Any) -> None:
@@ -98,9 +104,6 @@ def test_each_release_is_told_and_counted(url: str, by: str) -> None:
         (lock if by == "lock" else lease).release()
 
     assert released == [lock.key]
-    hand_over_counts()
-    counted = store_from_url(url).counted("singleton:v2:stats")
-    assert sum(number for field, number in counted.items() if re.match(r"held:[^s]", field)) == 1
 
 
 def test_a_lock_is_held_from_acquire_to_release(url: str) -> None:
@@ -115,7 +118,7 @@ def test_a_lock_is_held_from_acquire_to_release(url: str) -> None:
     assert not lease.held
     assert other.acquire(blocking=False) is not None
     other.release()
-    assert holders(lock) == 0
+    assert holders(url, lock) == 0
 
 
 def test_the_context_manager_releases_however_its_block_ends(url: str) -> None:
@@ -129,10 +132,10 @@ def test_the_context_manager_releases_however_its_block_ends(url: str) -> None:
     with pytest.raises(ZeroDivisionError):
         fail_inside()
 
-    assert holders(lock) == 0
+    assert holders(url, lock) == 0
     with lock as lease:
         lease.release()
-    assert holders(lock) == 0
+    assert holders(url, lock) == 0
 
 
 def test_acquire_gives_up_after_its_timeout_and_leaves_no_turn_behind(url: str) -> None:
@@ -182,11 +185,11 @@ def test_waiters_are_served_in_the_order_of_their_arrival(server: Server, in_thr
     assert served == list(range(8))
 
 
-def test_a_newcomer_does_not_overtake_a_waiter_whose_turn_has_come(server: Server, in_threads: Any) -> None:
+def test_a_newcomer_does_not_overtake_a_waiter_whose_turn_has_come(server: Server) -> None:
     lock = Lock("stock", url=server.url, ttl=30)
     lease = lock.acquire()
     assert lease is not None
-    store, claim = lock._store, Lock("stock", url=server.url)._new_lease().claim
+    store, claim = store_at(server.url), Claim(lock.key, "waiter", 30.0)
     with store.waiter(claim) as waiter:
         waiter.ask()
         lock.release()
@@ -319,7 +322,7 @@ def test_as_many_hold_a_semaphore_as_its_limit_says(url: str) -> None:
     assert [lease is not None for lease in leases] == [True, True, True, False]
     locks[1].release()
     assert locks[3].acquire(blocking=False) is not None
-    assert holders(locks[0]) == 3
+    assert holders(url, locks[0]) == 3
 
 
 def test_a_dead_holder_of_a_semaphore_frees_its_one_place(server: Server, process: Any) -> None:
@@ -335,7 +338,7 @@ def test_a_dead_holder_of_a_semaphore_frees_its_one_place(server: Server, proces
     assert lease is not None
     assert lease.took_over
     assert Lock("stock", url=server.url, ttl=2, limit=2).acquire(blocking=False) is None
-    assert holders(lock) == 2
+    assert holders(server.url, lock) == 2
 
 
 def test_a_caller_with_a_smaller_limit_waits_for_more_to_leave(url: str) -> None:
@@ -383,39 +386,43 @@ def test_a_lease_that_was_lost_is_not_re_entered(server: Server) -> None:
             assert again is not lost
             assert again.held
         assert not again.held
-    assert holders(lock) == 0
+    assert holders(server.url, lock) == 0
 
 
 def test_a_lease_that_was_asked_to_make_way_is_re_entered_until_it_has(url: str) -> None:
     lock = Lock("stock", url=url, ttl=1, reentrant=True)
 
     with lock as lease:
-        ask_to_make_way(lock)
+        ask_to_make_way(url, lock)
         until(lambda: lease.lost, "it has heard")
         assert (lease.lost_reason, lease.held, lease.remaining()) == ("replaced", False, 0.0)
         assert lock.acquire(timeout=0.2) is lease
         lock.release()
-        assert holders(lock) == 1
-    assert holders(lock) == 0
+        assert holders(url, lock) == 1
+    assert holders(url, lock) == 0
 
 
 def test_a_lease_that_was_asked_to_make_way_and_then_lost_is_not_re_entered(server: Server) -> None:
     lock = Lock("stock", url=server.url, ttl=6, reentrant=True)
 
     with lock as lease:
-        ask_to_make_way(lock)
+        ask_to_make_way(server.url, lock)
         until(lambda: lease.lost, "it has heard")
         with server.client() as client:
             client.flushall()
-        until(lambda: not lease.keeps_others_out, "the loss is noticed", timeout=4)
-        with lock as again:
-            assert again is not lease
+        until(lambda: took_another(lock, lease), "the loss is noticed", timeout=4)
 
 
-def ask_to_make_way(lock: Lock) -> None:
+def took_another(lock: Lock, than: Lease) -> bool:
+    """A newly taken lease, and not the one that this thread has."""
+    with lock as again:
+        return again is not than
+
+
+def ask_to_make_way(url: str, lock: Lock) -> None:
     """As a task does that replaces."""
     successor = Claim(lock.key, "successor", 30.0, facts=Facts("successor"), asked=True)
-    assert lock._store.succeed(successor, "replace", "stock.sell", "", 60.0) == (Turn.MINE, None)
+    assert store_at(url).succeed(successor, "replace", "stock.sell", "", 60.0) == (Turn.MINE, None)
 
 
 def test_another_thread_does_not_re_enter(url: str, in_threads: Any) -> None:
@@ -447,7 +454,7 @@ def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str
 
     in_threads(release_as_a_stranger).join(10)
     assert "not held by this thread" in errors[0]
-    assert holders(lock) == 1
+    assert holders(url, lock) == 1
 
     lock.release()
     successor = Lock("stock", url=url)
@@ -458,7 +465,7 @@ def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str
         lease.release()
     with pytest.raises(LockLost, match="released"):
         lease.check()
-    assert holders(lock) == 1
+    assert holders(url, lock) == 1
 
 
 def test_a_block_that_ends_where_nothing_is_held_says_so(url: str, in_threads: Any) -> None:
@@ -472,12 +479,12 @@ def test_a_block_that_ends_where_nothing_is_held_says_so(url: str, in_threads: A
 
     with lock:
         in_threads(leave).join()
-        assert holders(lock) == 1
+        assert holders(url, lock) == 1
     with lock:
         lock.release()
 
     assert "not held by this thread" in told[0]
-    assert holders(lock) == 0
+    assert holders(url, lock) == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -494,7 +501,7 @@ def test_a_forked_child_holds_nothing_and_can_free_nothing(server: Server) -> No
     assert in_a_fork(lambda: lock.__exit__(SystemExit, SystemExit(), None)) == "False"
     assert in_a_fork(lambda: lock.acquire(blocking=False)) == "None"
 
-    assert holders(lock) == 1
+    assert holders(server.url, lock) == 1
     lock.release()
     assert in_a_fork(lambda: lock.acquire(blocking=False) is not None) == "True"
 
@@ -506,7 +513,7 @@ def test_a_lease_is_renewed_while_it_is_held(server: Server) -> None:
         began = time.monotonic()
         until(lambda: time.monotonic() - began > 4, "more than the ttl has passed")
         lease.check()
-        assert holders(lock) == 1
+        assert holders(server.url, lock) == 1
 
 
 def test_a_lost_lease_tells_and_raises_nothing_by_itself(server: Server) -> None:
@@ -528,31 +535,67 @@ def test_a_lost_lease_tells_and_raises_nothing_by_itself(server: Server) -> None
     assert [(whose, reason) for whose, reason in told if whose is lease] == [(lease, "expired")]
 
 
-def test_a_receiver_that_takes_its_time_starves_no_renewal(server: Server) -> None:
+class SlowHandler(logging.Handler):
+    """One that calls, which takes its time."""
+
+    def __init__(self, call: Callable[[str], None]) -> None:
+        super().__init__()
+        self._call = call
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._call(record.getMessage())
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("by", ["a receiver", "a handler of the log"])
+def test_who_takes_his_time_to_hear_of_a_loss_starves_no_renewal(valkey: Server, by: str) -> None:
+    kept, a, b = (Lock(name, url=valkey.url, ttl=2) for name in ("kept", "a", "b"))
     told: list[str] = []
-    kept, a, b = (Lock(name, url=server.url, ttl=3) for name in ("kept", "a", "b"))
 
-    def slow(lease: Any = None, **_: Any) -> None:
+    def hear(text: str) -> None:
         # What other tests have left may be lost meanwhile.
-        if lease.key in (a.key, b.key):
-            told.append(lease.key)
-            time.sleep(4 if len(told) == 1 else 0)
+        for key in (a.key, b.key):
+            if key in text:
+                told.append(key)
+                time.sleep(2.5 if len(told) == 1 else 0)
 
-    signals.lock_lost.connect(slow, sender=Lock)
+    def receiver(lease: Any = None, **_: Any) -> None:
+        hear(lease.key)
+
+    log, handler = logging.getLogger("celery_singleton_lock"), SlowHandler(hear)
+    if by == "a receiver":
+        signals.lock_lost.connect(receiver, sender=Lock)
+    else:
+        log.addHandler(handler)
     try:
-        for lock in (a, b):
-            lock._store = kept._store
-        with kept as lease, a as first, b as second, server.client() as client:
+        with kept as lease, a as first, b as second, valkey.client() as client:
             client.delete(first.key)
             until(lambda: first.lost, "the first loss is noticed")
             client.delete(second.key)
             gaps: list[bool] = []
-            until(lambda: gaps.append(lease.remaining() == 0) or second.lost, "the second loss is noticed")
             until(lambda: gaps.append(lease.remaining() == 0) or len(told) >= 2, "both are told")
         assert not any(gaps)
         assert told == [a.key, b.key]
     finally:
-        signals.lock_lost.disconnect(slow, sender=Lock)
+        signals.lock_lost.disconnect(receiver, sender=Lock)
+        log.removeHandler(handler)
+
+
+def test_stores_that_do_not_answer_cost_the_leases_of_another_nothing(valkey: Server) -> None:
+    with ExitStack() as stack:
+        kept = stack.enter_context(Lock("kept", url=valkey.url, ttl=2))
+        # One after the other, they would take longer than the ttl of the one that is kept.
+        proxies = [stack.enter_context(Proxy(valkey.port)) for _ in range(4)]
+        cut_off = [stack.enter_context(Lock(f"of {proxy.port}", url=proxy.url, ttl=3)) for proxy in proxies]
+        for proxy in proxies:
+            proxy.black_hole()
+
+        gaps: list[bool] = []
+        until(lambda: gaps.append(kept.remaining() == 0) or all(lease.lost for lease in cut_off), "they are lost")
+
+        assert not any(gaps)
+        for proxy in proxies:
+            proxy.forward()
 
 
 def test_a_store_that_does_not_answer_is_an_error_after_a_bounded_time() -> None:
@@ -626,6 +669,7 @@ print("well")
 """
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     ("patch", "run"),
     [
@@ -650,6 +694,45 @@ def test_greenlets_exclude_one_another(server: Server, patch: str, run: str) -> 
     assert done.stdout == "well\n", done.stderr
 
 
+FORKS = """
+import os, sys, time
+from celery_singleton_lock import Lock
+lease = Lock("of the parent", url=sys.argv[1], ttl=1).acquire()
+if os.fork() == 0:
+    own = Lock("of the child", url=sys.argv[1], ttl=1).acquire()
+    print("held", flush=True)
+    sys.stdin.read()
+    own.check()
+    print("kept", flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_a_forked_child_renews_its_own_lease_and_not_that_of_its_parent(server: Server) -> None:
+    parent, child = (Lock(f"of the {who}", url=server.url, ttl=1) for who in ("parent", "child"))
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, server.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as forks:
+        assert forks.stdin is not None
+        assert forks.stdout is not None
+        assert forks.stdout.readline() == "held\n"
+        assert holders(server.url, parent) == 1
+        forks.kill()
+
+        until(lambda: holders(server.url, parent) == 0, "the key of the dead parent is free", timeout=5)
+        assert holders(server.url, child) == 1
+        forks.stdin.close()
+        assert forks.stdout.read() == "kept\n"
+
+
+def test_a_lock_that_is_never_released_keeps_no_process_alive(valkey: Server) -> None:
+    script = "import sys; from celery_singleton_lock import Lock; Lock('stock', url=sys.argv[1]).acquire()"
+
+    done = subprocess.run([sys.executable, "-c", script, valkey.url], timeout=20, check=False)
+
+    assert done.returncode == 0
+
+
 def test_a_killed_process_that_was_stopped_first_leaves_nothing_behind(server: Server, process: Any) -> None:
     holder = process(server.url, ttl=1)
     assert holder.stdout.readline() == "held\n"
@@ -662,4 +745,4 @@ def test_a_killed_process_that_was_stopped_first_leaves_nothing_behind(server: S
 
     assert lease.took_over
     lock.release()
-    until(lambda: holders(lock) == 0, "the stopped one has not taken it back")
+    until(lambda: holders(server.url, lock) == 0, "the stopped one has not taken it back")

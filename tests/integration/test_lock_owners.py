@@ -14,7 +14,8 @@ import pytest
 from celery_singleton_lock import ConfigurationError, Lease, Lock, SingletonLockError
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Holder
-from tests.integration.test_lock import in_a_fork
+from tests.forks import in_a_fork
+from tests.integration.test_lock import store_at
 from tests.servers import Server
 from tests.waiting import until
 
@@ -28,8 +29,8 @@ def url(request: pytest.FixtureRequest) -> str:
     return server.url
 
 
-def holders(lock: Lock) -> list[Holder]:
-    return lock._store.holders(lock.key)
+def holders(url: str, lock: Lock) -> list[Holder]:
+    return store_at(url).holders(lock.key)
 
 
 def in_a_thread(body: Callable[[], Any]) -> Any:
@@ -57,11 +58,11 @@ def test_an_exit_stack_keeps_a_block_until_it_leaves_it(url: str) -> None:
     with ExitStack() as stack:
         stack.enter_context(lock)
         gc.collect()
-        assert holders(lock) != []
+        assert holders(url, lock) != []
         with Lock("another", url=url):
-            assert holders(lock) != []
+            assert holders(url, lock) != []
 
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 def test_what_was_acquired_by_hand_is_kept_by_the_lock(url: str) -> None:
@@ -69,9 +70,9 @@ def test_what_was_acquired_by_hand_is_kept_by_the_lock(url: str) -> None:
     lock.acquire()
     gc.collect()
 
-    assert lock._mine().latest is not None
+    assert holders(url, lock) != []
     lock.release()
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 # Another thread.
@@ -89,7 +90,7 @@ def test_a_block_that_another_thread_leaves_says_why_it_cannot(url: str) -> None
     assert lease.held
     in_a_thread(lease.release)
     lock.__exit__(None, None, None)
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 def test_a_generator_that_another_thread_ends_says_so(url: str) -> None:
@@ -104,7 +105,7 @@ def test_a_generator_that_another_thread_ends_says_so(url: str) -> None:
 
     assert "cannot be left here" in str(in_a_thread(work.close))
     lease.release()
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -114,8 +115,8 @@ def test_a_forked_child_that_leaves_the_block_says_so_and_frees_nothing(valkey: 
     with lock as lease:
         assert "not held by this thread, asyncio task or process" in in_a_fork(lambda: lock.__exit__(None, None, None))
         assert str(os.getpid()) in in_a_fork(lease.release)
-        assert len(holders(lock)) == 1
-    assert holders(lock) == []
+        assert len(holders(valkey.url, lock)) == 1
+    assert holders(valkey.url, lock) == []
 
 
 # Twice, and nested.
@@ -134,7 +135,7 @@ def test_a_block_gives_back_what_it_has_taken_and_nothing_else(url: str) -> None
         outer.release()
     assert not inner.held
     lock.release()
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 def test_a_block_left_twice_says_so(url: str) -> None:
@@ -146,7 +147,7 @@ def test_a_block_left_twice_says_so(url: str) -> None:
         lock.__exit__(None, None, None)
 
 
-def test_a_lease_that_was_given_back_by_its_own_door_leaves_nothing_behind(url: str) -> None:
+def test_a_lease_that_was_given_back_by_its_own_door_is_not_given_back_by_the_lock(url: str) -> None:
     lock = Lock("stock", url=url)
 
     for _ in range(3):
@@ -156,7 +157,6 @@ def test_a_lease_that_was_given_back_by_its_own_door_leaves_nothing_behind(url: 
 
     with pytest.raises(SingletonLockError, match="not held by this thread"):
         lock.release()
-    assert lock._mine().leases == []
 
 
 def by_the_lock(lock: Lock, lease: Lease) -> None:
@@ -179,10 +179,10 @@ def test_a_reentrant_lease_is_given_back_as_often_as_taken(
 
     first(lock, lease)
     assert lease.held
-    assert len(holders(lock)) == 1
+    assert len(holders(url, lock)) == 1
     second(lock, lease)
     assert not lease.held
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 @pytest.mark.parametrize("give_back", [by_the_lock, by_the_lease])
@@ -195,8 +195,8 @@ def test_an_inner_block_does_not_free_the_lock_under_the_outer_one(
         with lock as inner:
             give_back(lock, inner)
         assert outer.held
-        assert len(holders(lock)) == 1
-    assert holders(lock) == []
+        assert len(holders(url, lock)) == 1
+    assert holders(url, lock) == []
 
 
 # asyncio.
@@ -221,13 +221,13 @@ def test_tasks_that_share_one_object_give_back_their_own(url: str) -> None:
         # The one that came first leaves first.
         first[1].set()
         await tasks[0]
-        assert len(holders(lock)) == 1
+        assert len(holders(url, lock)) == 1
         second[1].set()
         await tasks[1]
 
     asyncio.run(run())
     assert order == ["first", "second"]
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 def test_another_task_does_not_re_enter(url: str) -> None:
@@ -243,7 +243,7 @@ def test_another_task_does_not_re_enter(url: str) -> None:
             assert await asyncio.create_task(try_it()) is None
 
     asyncio.run(run())
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 def test_what_a_thread_took_for_a_task_is_given_back_by_the_lease(url: str) -> None:
@@ -259,7 +259,7 @@ def test_what_a_thread_took_for_a_task_is_given_back_by_the_lease(url: str) -> N
         return str(refused.value)
 
     assert "lease.release()" in asyncio.run(run())
-    assert holders(lock) == []
+    assert holders(url, lock) == []
 
 
 # Of any length, and any text.
@@ -276,7 +276,7 @@ def test_a_waiter_may_wait_for_years(url: str, ttl: Any) -> None:
 
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
-    until(lambda: waiting(lock), "it queues")
+    until(lambda: waiting(url, lock), "it queues")
     lock.release()
 
     until(lambda: got, "it is served")
@@ -284,12 +284,9 @@ def test_a_waiter_may_wait_for_years(url: str, ttl: Any) -> None:
     got[0].release()
 
 
-def waiting(lock: Lock) -> bool:
+def waiting(url: str, lock: Lock) -> bool:
     """Somebody is in the queue: then the key is not free at once after a release."""
-    store: Any = lock._store
-    if hasattr(store, "_locks"):
-        return len(store._locks[lock.key].queue) == 1
-    return any(field.startswith("q") for field in store._wire.call("HKEYS", lock.key))
+    return store_at(url).survey([lock.key])[0].waiters == 1
 
 
 @pytest.mark.parametrize("ttl", [1e11, 1e300, timedelta.max])
@@ -306,5 +303,5 @@ def test_a_name_may_be_any_text(url: str, name: str) -> None:
     for lock in locks:
         assert lock.acquire(blocking=False) is not None
     for lock in locks:
-        assert len(holders(lock)) == 1
+        assert len(holders(url, lock)) == 1
         lock.release()

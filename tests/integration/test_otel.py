@@ -12,7 +12,6 @@ from celery.app.trace import build_tracer
 from celery.signals import task_postrun
 
 from celery_singleton_lock import Lock, LockHeld, SingletonTask
-from celery_singleton_lock.leases.teller import teller
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.servers import Server, missing
@@ -193,23 +192,6 @@ def test_a_run_that_loses_its_lease_tells_why(
     facts = {"singleton_lock.key": task.lock_key_for("k"), "singleton_lock.reason": reason}
     assert events_of(span) == {"singleton_lock.lost": facts}
     assert span.status.status_code is StatusCode[status]
-
-
-def test_a_loss_is_told_though_the_thread_that_tells_of_it_comes_later(
-    app: Celery, instrumented: None, spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left: list[Callable[[], object]] = []
-    monkeypatch.setattr(teller, "tell", left.append)
-
-    def body(self: Any, key: str) -> None:
-        store_of(app).break_lock(self.lock.key, None, "alice", force=False)
-        waits_for_the_end(self, key)
-
-    run(task_of(app, body, lock_ttl=1))
-    for call in left:
-        call()
-
-    assert [*events_of(span_of_run(spans))] == ["singleton_lock.lost"]
 
 
 def test_a_loss_is_told_while_the_body_goes_on(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:

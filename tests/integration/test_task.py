@@ -4,20 +4,19 @@ import contextvars
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from celery import Celery, Task, shared_task, states, uuid
-from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, TaskRevokedError
 
 from celery_singleton_lock import (
     ConfigurationError,
+    Lease,
     LockHeld,
     LockLost,
     SingletonTask,
@@ -25,13 +24,8 @@ from celery_singleton_lock import (
     current_lease,
     signals,
 )
-from celery_singleton_lock.leases.heartbeat import hand_over_counts
-from celery_singleton_lock.leases.lease import Lease, new_token
-from celery_singleton_lock.leases.unlocked import UNLOCKED
-from celery_singleton_lock.options import Mode
-from celery_singleton_lock.runs.results import fence_handed_on, tell_handed_on
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.servers import Server, free_port
 from tests.tracing import tracer_of
 from tests.waiting import until
@@ -45,10 +39,11 @@ def app(server: Server) -> Iterator[Celery]:
     app.close()
 
 
-def held_by_somebody(app: Celery, key: str) -> Lease:
-    lease = Lease(store_of(app), Claim(key, new_token(), 30, facts=Facts(task_id="the-holder")))
-    assert lease.acquire() is None
-    return lease
+def held_by_somebody(app: Celery, key: str) -> Callable[[], Any]:
+    """Have another run hold the key; return what ends it."""
+    store, claim = store_of(app), Claim(key, "token of the holder", 30, facts=Facts(task_id="the-holder"))
+    assert isinstance(store.acquire(claim), Grant)
+    return lambda: store.release(claim, None)
 
 
 def keys(server: Server) -> list[str]:
@@ -79,7 +74,7 @@ def test_the_body_runs_under_a_lease_that_knows_itself(app: Celery, server: Serv
     assert abs(datetime.now(UTC) - lease.acquired_at) < timedelta(minutes=1)
     assert not lease.took_over
     assert not lease.lost
-    assert (body.lock, current_lease(), keys(server)) == (UNLOCKED, None, [])
+    assert (body.lock.held, current_lease(), keys(server)) == (False, None, [])
 
 
 def test_what_a_body_does_with_its_lease_can_be_done_without_one(app: Celery) -> None:
@@ -148,36 +143,6 @@ def test_however_the_body_ends_its_lock_is_free(app: Celery, server: Server, end
     assert keys(server) == []
 
 
-@pytest.mark.parametrize(
-    "ending", [end_by_returning, end_by_raising, end_by_ignore], ids=lambda ending: ending.__name__
-)
-def test_what_call_could_not_release_is_released_by_the_time_the_task_has_ended(
-    app: Celery, server: Server, monkeypatch: pytest.MonkeyPatch, ending: Any
-) -> None:
-    release = Lease.release
-    calls = []
-
-    def interrupted_at_first(lease: Lease, ending: Any = None) -> Any:
-        calls.append(lease)
-        return release(lease, ending) if len(calls) > 1 else None
-
-    monkeypatch.setattr(Lease, "release", interrupted_at_first)
-
-    class Careless(SingletonTask):
-        abstract = True
-
-        def after_return(self, *_: Any) -> None:
-            """Forgets to call super, so that task_postrun has the last word."""
-
-    for base in (SingletonTask, Careless):
-        calls.clear()
-        task = app.task(base=base, bind=True, name=f"body.{base.__name__}")(ending)
-        task.apply()
-
-        assert len(calls) > 1
-        assert keys(server) == []
-
-
 def test_the_lock_is_free_before_the_next_step_of_a_canvas_begins(app: Celery) -> None:
     app.conf.task_always_eager = True
     ran = []
@@ -204,8 +169,8 @@ def test_a_direct_call_takes_no_lock(app: Celery, server: Server) -> None:
     assert body() == []
 
 
-@pytest.mark.parametrize("mode", get_args(Mode))
-def test_one_body_serves_each_mode_an_eager_run_and_a_direct_call(app: Celery, mode: Mode) -> None:
+@pytest.mark.parametrize("mode", ["while_executing", "until_executing", "until_executed", "until_and_while_executing"])
+def test_one_body_serves_each_mode_an_eager_run_and_a_direct_call(app: Celery, mode: str) -> None:
     @app.task(base=SingletonTask, bind=True, lock_mode=mode)
     def body(self: Any) -> tuple[bool, bool, bool]:
         self.lock.check()
@@ -233,10 +198,10 @@ def test_an_eager_duplicate_is_skipped_with_the_holder_named(app: Celery) -> Non
     def body() -> str:
         return "ran"
 
-    holder = held_by_somebody(app, body.lock_key_for())
+    release = held_by_somebody(app, body.lock_key_for())
     with pytest.raises(TaskRevokedError, match="the-holder"):
         body.apply().get()
-    holder.release()
+    release()
 
     assert body.apply().get() == "ran"
 
@@ -269,7 +234,7 @@ def test_signals_tell_what_happens_and_a_failing_receiver_breaks_nothing(app: Ce
         signal.connect(receiver, sender=body)
 
     assert body.apply().get() == "ran"
-    holder = held_by_somebody(app, key)
+    release = held_by_somebody(app, key)
     assert body.apply().get() == "skipped"
 
     assert told == [
@@ -277,29 +242,7 @@ def test_signals_tell_what_happens_and_a_failing_receiver_breaks_nothing(app: Ce
         ("lock_released", {"lease": key}),
         ("lock_conflict", {"key": key, "holder": key, "outcome": "skipped"}),
     ]
-    holder.release()
-
-
-def test_a_wait_that_gives_up_is_told_and_counted_as_no_release(app: Celery) -> None:
-    released = []
-
-    def receiver(lease: Any = None, **_: Any) -> None:
-        released.append(lease)
-
-    @app.task(base=SingletonTask, lock_on_conflict="wait", lock_wait_timeout=1, name="in vain")
-    def body() -> str:
-        return "ran"
-
-    signals.lock_released.connect(receiver, sender=body)
-    holder = held_by_somebody(app, body.lock_key_for())
-    with pytest.raises(LockHeld):
-        body.apply().get()
-    holder.release()
-
-    hand_over_counts()
-    counted = store_of(app).counted("singleton:v2:stats")
-    assert "conflicts:raised:in vain" in counted
-    assert [field for field in counted if field.endswith(":in vain") and "held" in field] == released == []
+    release()
 
 
 def test_a_lease_found_gone_at_its_release_is_told_as_lost(app: Celery, server: Server, caplog: Any) -> None:
@@ -396,10 +339,9 @@ def test_a_run_that_makes_way_for_its_successor_is_no_error(
 
     @app.task(base=SingletonTask, bind=True, lock_ttl=3, lock_on_lost=on_lost)
     def body(self: Any) -> str:
-        claim = self.lock.claim
         facts = Facts(task_id="the-successor", published=time.time_ns() // 1000 + 1_000_000)
-        successor = Claim(claim.key, new_token(), 30, facts=facts, asked=True)
-        self.lock.store.succeed(successor, "replace", body.name, "[]", 60)
+        successor = Claim(self.lock.key, "token of the successor", 30, facts=facts, asked=True)
+        store_of(app).succeed(successor, "replace", body.name, "[]", 60)
         until(lambda: self.lock.lost, "it is told")
         time.sleep(5 if on_lost == "abort" else 0)
         return "ran"
@@ -423,7 +365,7 @@ def test_a_run_that_is_broken_is_no_error_and_who_asked_is_told(
 
     @app.task(base=SingletonTask, bind=True, lock_ttl=3, lock_on_lost=on_lost)
     def body(self: Any) -> str:
-        self.lock.store.break_lock(self.lock.key, None, "alice@ops-1", force=False)
+        store_of(app).break_lock(self.lock.key, None, "alice@ops-1", force=False)
         until(lambda: self.lock.lost, "it is told")
         time.sleep(5 if on_lost == "abort" else 0)
         return "ran"
@@ -568,116 +510,6 @@ def test_a_store_that_does_not_answer_is_an_error_that_names_it(app: Celery) -> 
     with pytest.raises(StoreError, match=f"redis://127.0.0.1:{port}/0") as raised:
         body.apply().get()
     assert "secret" not in str(raised.value)
-
-
-def redelivered(task: Any, **headers: Any) -> Context:
-    """A request that was delivered before, as a worker pushes it."""
-    info = {"redelivered": True, "exchange": "", "routing_key": "celery"}
-    task.request_stack.push(
-        Context(id="1", called_directly=False, delivery_info=info, args=(), kwargs={}, retries=0, headers=headers)
-    )
-    return task.request
-
-
-@pytest.mark.parametrize("option", ["acks_on_failure_or_timeout", "acks_on_failure"])
-@pytest.mark.parametrize("acked", [True, False])
-def test_a_failed_run_tells_later_deliveries_only_if_its_message_is_acknowledged(
-    app: Celery, option: str, acked: bool
-) -> None:
-    if not hasattr(Task, option):
-        pytest.skip(f"{option} is new in Celery 5.7")
-
-    @app.task(base=SingletonTask, acks_late=True, **{option: acked})
-    def body() -> None:
-        raise ValueError("it fails")
-
-    request = redelivered(body)
-    with pytest.raises(ValueError, match="it fails"):
-        body()
-
-    assert (request.lock_run.ending is not None) == acked
-
-
-def test_a_copy_of_a_run_that_has_ended_is_dropped_and_leaves_nothing(app: Celery, server: Server) -> None:
-    ran = []
-
-    @app.task(base=SingletonTask, ignore_result=True, lock_key=(), lock_on_conflict="replace")
-    def body() -> None:
-        ran.append("a copy")
-
-    key = body.lock_key_for()
-    holder = held_by_somebody(app, key)
-    holder.store.mark_done(f"{key}:done:1:0", 0, "stored", 60)
-    redelivered(body)
-    with pytest.raises(Ignore):
-        body()
-
-    assert ran == []
-    assert holder.store.successor(holder.key) is None
-    holder.release()
-    assert keys(server) == [f"{key}:done:1:0"]
-
-
-def run_of(task: Any, task_id: str, fence: int) -> Any:
-    """As far as those who have joined it look at it."""
-    return SimpleNamespace(
-        task=task,
-        task_id=task_id,
-        options=SimpleNamespace(on_conflict="join"),
-        request=SimpleNamespace(ignore_result=False),
-        can_come_again=True,
-        lease=SimpleNamespace(fence=fence),
-    )
-
-
-def test_the_last_run_that_goes_on_is_the_one_that_those_know_who_have_joined(app: Celery) -> None:
-    @app.task(base=SingletonTask, lock_key=(), lock_on_conflict="join")
-    def body() -> None: ...
-
-    call = uuid()
-    assert fence_handed_on(body, call) == 0
-    for fence in (5, 7):
-        tell_handed_on(run_of(body, call, fence))
-        assert fence_handed_on(body, call) == fence
-
-
-@pytest.mark.parametrize("joins_by", ["name", "lock_name"])
-def test_a_run_that_another_task_of_its_app_may_join_says_that_it_goes_on(app: Celery, joins_by: str) -> None:
-    @app.task(base=SingletonTask, name="joined", lock_key=())
-    def body() -> None: ...
-
-    call = uuid()
-    tell_handed_on(run_of(body, call, fence=7))
-    assert fence_handed_on(body, call) == 0
-
-    if joins_by == "name":
-        body.lock_on_conflict = "join"
-    else:
-
-        @app.task(base=SingletonTask, lock_name="joined", lock_key=(), lock_on_conflict="join")
-        def joiner() -> None: ...
-
-    tell_handed_on(run_of(body, call, fence=7))
-    assert fence_handed_on(body, call) == 7
-
-
-@pytest.mark.parametrize(("ago", "outcome"), [(50, "comes again"), (70, "runs")])
-def test_who_has_joined_a_run_whose_retry_never_comes_runs_in_the_end(app: Celery, ago: float, outcome: str) -> None:
-    @app.task(base=SingletonTask, lock_key=(), lock_on_conflict="join", lock_queue_ttl=60)
-    def body() -> str:
-        return "runs"
-
-    app.backend.store_result("lost", None, states.RETRY)
-    tell_handed_on(run_of(body, "lost", fence=7))
-    then = round((time.time() - ago) * 1_000_000)
-    joined = {"tries": 50, "since": then, "joins": "lost", "joins_fence": 7, "free_since": then}
-    context = Context(id=uuid(), called_directly=False, headers={"singleton_lock": joined}, args=(), kwargs={})
-    body.request_stack.push(context)
-
-    try:
-        assert body() == outcome
-    except Retry:
-        assert outcome == "comes again"
 
 
 def test_a_mixin_that_calls_super_cooperates(app: Celery, server: Server) -> None:

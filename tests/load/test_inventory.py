@@ -9,6 +9,7 @@ import pytest
 
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.load.asking import asked
 from tests.servers import Server
 
 FOREIGN, LOCKS, WAITERS = 200_000, 2_000, 10_000
@@ -47,8 +48,10 @@ def fill(client: Any, store: RedisStore) -> None:
     for number in range(LOCKS):
         store.acquire(Claim(f"singleton:v2:{{shop.{number}:00}}", "a", 600.0, facts=Facts(f"id-{number}")))
     store.acquire(Claim(CROWDED, "a", 600.0))
-    for number in range(WAITERS):
-        store._take(Claim(CROWDED, f"w{number}", 600.0), waits=True)
+    with client.pipeline(transaction=False) as pipeline:
+        for command in asked(client, [Claim(CROWDED, f"w{number}", 600.0) for number in range(WAITERS)], waits=True):
+            pipeline.execute_command(*command)
+        pipeline.execute()
 
 
 def test_no_call_of_a_list_stops_the_server(

@@ -14,8 +14,8 @@ import pytest
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Facts, Grant
-from celery_singleton_lock.stores.redis.hash import arguments_of
-from celery_singleton_lock.stores.redis.store import ACQUIRE, RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
+from tests.load.asking import asked
 from tests.servers import Server
 from tests.waiting import until
 
@@ -75,17 +75,17 @@ def claim(token: str, limit: int = 1, **more: Any) -> Claim:
 
 def fill(client: Any, claims: list[Claim], *, waits: bool) -> None:
     """Have them all ask, in as few round trips as may be."""
-    client.script_load(ACQUIRE.text)
     pipeline = client.pipeline(transaction=False)
-    for each in claims:
-        pipeline.evalsha(ACQUIRE.digest, 1, KEY, *arguments_of(each, waits=waits))
+    for command in asked(client, claims, waits=waits):
+        pipeline.execute_command(*command)
     pipeline.execute()
 
 
 def bytes_of_a_refusal(server: Server, wanted: Claim) -> int:
     with server.client() as client:
+        (command,) = asked(client, [wanted], waits=False)
         before = client.info("stats")["total_net_output_bytes"]
-        client.evalsha(ACQUIRE.digest, 1, KEY, *arguments_of(wanted))
+        client.execute_command(*command)
         between = client.info("stats")["total_net_output_bytes"]
         idle = client.info("stats")["total_net_output_bytes"] - between
     return int(between - before - idle)
@@ -172,20 +172,6 @@ def test_very_many_waiters_that_vanished_slow_no_release_and_keep_nobody_out(
     # No script looks at more than a hundred of them.
     assert len(took) > CROWD / 100
     assert statistics.median(took) <= AT_MOST
-
-
-def test_very_many_waiters_whose_time_has_passed_cost_little(store: RedisStore, client: Any, costs: Costs) -> None:
-    store.acquire(claim("holder"))
-    fill(client, [claim(f"w{number}") for number in range(CROWD)], waits=True)
-    for number in range(CROWD):
-        client.hset(KEY, f"q{number + 1}", f"1 w{number} 1 id-of-w{number}")
-
-    def released_and_granted(_: int) -> None:
-        assert store.release(claim("holder"), 1) is Answer.DONE
-        assert isinstance(store.acquire(claim("holder")), Grant)
-
-    assert costs("released, granted beside 10,000 dead", released_and_granted) <= AT_MOST
-    assert client.hlen(KEY) < 20
 
 
 def keep_a_lease(url: str, stop: Any, told: Any) -> None:

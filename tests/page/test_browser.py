@@ -7,16 +7,17 @@ import threading
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import pytest
 from celery import Celery
 
-from celery_singleton_lock.leases.key import key_of
+from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
-from celery_singleton_lock.web.server import Handler, Server
 from tests.page.chromium import BOUND, USUAL, browsing
 from tests.servers import Server as Store
 from tests.servers import missing
@@ -37,6 +38,19 @@ def chromium() -> str:
     return str(path)
 
 
+class Serving(ThreadingMixIn, WSGIServer):
+    """A browser has several connections."""
+
+    daemon_threads = True
+
+
+def key_of(app: Celery, name: str, supplier: int) -> str:
+    def task(supplier_id: int) -> None: ...
+
+    made = app.task(base=SingletonTask, name=f"shop.{name}", shared=False)(task)
+    return str(made.lock_key_for(supplier))
+
+
 def ids(number: int) -> str:
     return f"{number:08x}-fc02-479e-83b3-0e5e5bb9568d"
 
@@ -49,7 +63,7 @@ def shop(valkey: Store) -> Iterator[Celery]:
     store = store_of(app)
 
     def key(name: str, number: int) -> str:
-        return key_of("singleton", f"shop.{name}", {"supplier_id": number})
+        return key_of(app, name, number)
 
     for number, (name, supplier) in enumerate([("import_catalogue", 7), ("import_catalogue", 8), ("send_invoices", 1)]):
         facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number)
@@ -64,7 +78,7 @@ def shop(valkey: Store) -> Iterator[Celery]:
 
 @pytest.fixture
 def url(shop: Celery) -> Iterator[str]:
-    with Server(("127.0.0.1", 0), Handler) as server:
+    with Serving(("127.0.0.1", 0), WSGIRequestHandler) as server:
         server.set_app(application(shop, allow_break=True))
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
@@ -105,7 +119,7 @@ def test_its_picture_is_taken(chromium: str, url: str, tmp_path: Path, size: str
 @pytest.mark.parametrize("size", SIZES)
 def test_who_clicks_asks_the_holder_to_stop(chromium: str, shop: Celery, url: str, tmp_path: Path, size: str) -> None:
     width, height = SIZES[size]
-    held = Claim(key_of("singleton", "shop.send_invoices", {"supplier_id": 1}), "t2", 90.0)
+    held = Claim(key_of(shop, "send_invoices", 1), "t2", 90.0)
     with browsing(chromium, tmp_path) as browser:
         browser.look_like(colour="light", width=width, height=height)
         browser.open(f"{url}?name=shop.send_*")

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import Lease, Lock
-from celery_singleton_lock.leases.heartbeat import heartbeat as own_heartbeat
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
-from celery_singleton_lock.stores.redis.cluster import ClusterStore
-from celery_singleton_lock.stores.redis.cluster_wire import ClusterWire, NodeWire
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.clusters import Cluster, Node, clustered, slot_of
 from tests.servers import FakeClock, Server
@@ -32,8 +30,8 @@ def claim_of(name: object, token: str = "mine", **facts: Any) -> Claim:
 
 
 @pytest.fixture
-def store(cluster: Cluster) -> Iterator[ClusterStore]:
-    store = ClusterStore(cluster.url, {})
+def store(cluster: Cluster) -> Iterator[Store]:
+    store = store_from_url(cluster.url)
     yield store
     store.close()
 
@@ -48,14 +46,14 @@ def redirects(cluster: Cluster) -> int:
     return number
 
 
-def token_of(store: ClusterStore, key: str) -> list[str]:
+def token_of(store: Store, key: str) -> list[str]:
     return [holder.token for holder in store.holders(key)]
 
 
 # Whom to ask.
 
 
-def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: ClusterStore) -> None:
+def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: Store) -> None:
     store.acquire(claim_of("first"))
     before = redirects(cluster)
 
@@ -69,7 +67,7 @@ def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: C
     assert redirects(cluster) == before
 
 
-def test_after_a_slot_has_moved_one_call_is_sent_on(cluster: Cluster, store: ClusterStore) -> None:
+def test_after_a_slot_has_moved_one_call_is_sent_on(cluster: Cluster, store: Store) -> None:
     store.acquire(claim_of("moves"))
     cluster.move(key_of("moves"))
     before = redirects(cluster)
@@ -82,12 +80,10 @@ def test_after_a_slot_has_moved_one_call_is_sent_on(cluster: Cluster, store: Clu
 
 
 def test_one_server_that_is_named_is_enough(cluster: Cluster) -> None:
-    store = ClusterStore(f"redis+cluster://{cluster.hosts[-1]}", {})
+    store = store_from_url(f"redis+cluster://{cluster.hosts[-1]}")
 
     for number in range(20):
         assert isinstance(store.acquire(claim_of(number)), Grant)
-    for first, last, port in cluster.nodes[0].slots():
-        assert {owner and owner.port for owner in store._slots._owners[first : last + 1]} == {port}
     store.close()
 
 
@@ -122,7 +118,7 @@ class Move:
             self._cluster.end_to_move(self._key, *self._ends)
 
 
-def test_a_held_lease_stays_and_is_renewed_at_each_stage(cluster: Cluster, store: ClusterStore) -> None:
+def test_a_held_lease_stays_and_is_renewed_at_each_stage(cluster: Cluster, store: Store) -> None:
     mine, move = claim_of("held"), Move(cluster, key_of("held"))
     fence = granted(store.acquire(mine)).fence
 
@@ -138,7 +134,7 @@ def test_a_held_lease_stays_and_is_renewed_at_each_stage(cluster: Cluster, store
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
-def test_a_new_lock_is_granted_and_released_at_each_stage(cluster: Cluster, store: ClusterStore, stage: str) -> None:
+def test_a_new_lock_is_granted_and_released_at_each_stage(cluster: Cluster, store: Store, stage: str) -> None:
     name = f"new {STAGES.index(stage)}"
     held, move = claim_of(name), Move(cluster, key_of(name))
     fence = granted(store.acquire(held)).fence
@@ -165,7 +161,7 @@ def of_a_message(name: str, token: str = "mine", **more: Any) -> Claim:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_that_ends_is_marked_and_its_copy_is_dropped_at_each_stage(
-    cluster: Cluster, store: ClusterStore, stage: str
+    cluster: Cluster, store: Store, stage: str
 ) -> None:
     name = f"run {STAGES.index(stage)}"
     mine, copy = of_a_message(name), of_a_message(name, "copy", may_be_copy=True, limit=2)
@@ -186,51 +182,12 @@ def test_a_run_that_ends_is_marked_and_its_copy_is_dropped_at_each_stage(
     assert isinstance(store.acquire(replace(newcomer, facts=Facts(task_id="another", published=8))), Grant)
 
 
-def test_a_run_that_ends_while_its_copy_is_asked_for_in_steps_is_found(
-    cluster: Cluster, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, copy = of_a_message("steps"), of_a_message("steps", "copy", may_be_copy=True)
-    store.acquire(mine)
-    cluster.begin_to_move(mine.key)
-    run = ClusterWire.run
-
-    def slowly(wire: Any, script: Any, keys: Any, arguments: Any, timeout: float) -> Any:
-        if arguments[:1] == ["copy"] and len(keys) == 1 and store.holders(mine.key):
-            # It has been asked whether the run has ended.
-            store.release(mine, 1, ending=ENDED)
-        return run(wire, script, keys, arguments, timeout)
-
-    monkeypatch.setattr(ClusterWire, "run", slowly)
-
-    assert store.acquire(copy) == Done(0, "ended")
-    assert store.holders(mine.key) == []
-
-
-def test_arguments_that_a_run_was_given_are_not_given_again_though_it_ended_while_its_slot_moved(
-    cluster: Cluster, store: ClusterStore
-) -> None:
-    mine = replace(of_a_message("merged"), merges="shop.sync")
-    other = replace(claim_of("merged", "other"), facts=Facts(task_id="other", published=9))
-    first = claim_of("merged", "before")
-    store.acquire(first)
-    store.succeed(mine, "rerun", "shop.sync", "of mine", 60.0)
-    store.succeed(other, "rerun", "shop.sync", "newest", 60.0)
-    store.release(first, 1)
-    assert granted(store.acquire(mine)).arguments == "newest"
-    cluster.begin_to_move(mine.key)
-
-    assert store.release(mine, 1, ending=ENDED) is Answer.MARKED
-
-    later = replace(claim_of("merged", "later"), merges="shop.sync")
-    assert granted(store.acquire(later)).arguments == ""
-
-
 def test_a_fence_grows_though_the_next_server_has_an_earlier_time(wall_clock: FakeClock) -> None:
     wall_clock.step("-30")
     with clustered("valkey", replicas=0, env=wall_clock.env) as cluster:
         behind = cluster.nodes[-1]
         name = next(number for number in range(100) if cluster.owner(key_of(number)) is not behind)
-        store = ClusterStore(cluster.url, {})
+        store = store_from_url(cluster.url)
         fence = granted(store.acquire(claim_of(name))).fence
         store.release(claim_of(name), 1)
 
@@ -238,25 +195,6 @@ def test_a_fence_grows_though_the_next_server_has_an_earlier_time(wall_clock: Fa
 
         assert granted(store.acquire(claim_of(name, "next"))).fence > fence
         store.close()
-
-
-def test_a_lease_that_has_moved_is_renewed_with_those_of_its_new_server(cluster: Cluster, store: ClusterStore) -> None:
-    lease = Lease(store, claim_of("regrouped"))
-    assert lease.acquire() is None
-    before, thread = lease._renewal.part, own_heartbeat._pulses[lease._renewal.part]
-    _, target = cluster.move(lease.key)
-
-    until(lambda: lease._renewal.part is not before, "it is renewed by another thread")
-
-    assert store.part_of(lease.key) is lease._renewal.part
-    assert lease._renewal in own_heartbeat._pulses[lease._renewal.part].watched()
-    assert lease._renewal not in thread.watched()
-    first = lease._renewal.deadline
-    until(lambda: lease._renewal.deadline > first, "it is renewed")
-    lease.release()
-    assert lease._renewal not in own_heartbeat.watched()
-    with target.client() as client:
-        assert not client.exists(lease.key)
 
 
 # Those who wait.
@@ -267,7 +205,7 @@ def listeners(node: Node, channel: str) -> int:
         return dict(client.execute_command("PUBSUB SHARDNUMSUB", channel))[channel]
 
 
-def test_who_waits_listens_at_the_server_that_has_the_key(cluster: Cluster, store: ClusterStore) -> None:
+def test_who_waits_listens_at_the_server_that_has_the_key(cluster: Cluster, store: Store) -> None:
     for number in range(6):
         mine = claim_of(number, "waits")
         store.acquire(claim_of(number))
@@ -281,7 +219,7 @@ def test_who_waits_listens_at_the_server_that_has_the_key(cluster: Cluster, stor
             granted(waiter.ask())
 
 
-def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster: Cluster, store: ClusterStore) -> None:
+def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster: Cluster, store: Store) -> None:
     mine = claim_of("waits", "waits")
     store.acquire(claim_of("waits"))
     with store.waiter(mine) as waiter:
@@ -297,9 +235,7 @@ def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster
         granted(waiter.ask())
 
 
-def test_who_waits_while_the_key_moves_ahead_of_its_slot_is_granted_in_the_end(
-    cluster: Cluster, store: ClusterStore
-) -> None:
+def test_who_waits_while_the_key_moves_ahead_of_its_slot_is_granted_in_the_end(cluster: Cluster, store: Store) -> None:
     lease, waiting = Lease(store, claim_of("ahead")), Lease(store, claim_of("ahead", "waits"))
     assert lease.acquire() is None
     conflict = waiting.acquire()
@@ -321,28 +257,8 @@ def test_who_waits_while_the_key_moves_ahead_of_its_slot_is_granted_in_the_end(
 # Many at once.
 
 
-def test_renewals_after_their_scripts_were_forgotten_take_few_round_trips(
-    cluster: Cluster, store: ClusterStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    claims = [claim_of(number) for number in range(300)]
-    for claim in claims:
-        store.acquire(claim)
-    store.renew(claims, 5.0)
-    for node in cluster.masters:
-        with node.client() as client:
-            client.script_flush()
-    singly: list[object] = []
-    call = NodeWire.call
-    monkeypatch.setattr(NodeWire, "call", lambda *told, **more: singly.append(told) or call(*told, **more))
-
-    assert store.renew(claims, 5.0) == [Answer.DONE] * len(claims)
-
-    # One at each server finds that out again, and one brings the text.
-    assert len(singly) == 2 * len(cluster.masters)
-
-
 def test_a_thousand_renewals_cost_a_small_multiple_of_those_at_one_server(
-    cluster: Cluster, store: ClusterStore, redis_process: Server
+    cluster: Cluster, store: Store, redis_process: Server
 ) -> None:
     alone = RedisStore(redis_process.url, {})
     claims = [replace(claim_of(number), ttl=60.0) for number in range(1000)]
@@ -372,7 +288,7 @@ def processor_time(server: Server) -> float:
 
 
 def test_a_hand_off_takes_at_most_twice_as_long_as_at_one_server(
-    cluster: Cluster, store: ClusterStore, redis_process: Server
+    cluster: Cluster, store: Store, redis_process: Server
 ) -> None:
     alone = RedisStore(redis_process.url, {})
     # The quickest, for a busy machine is late for some of them.
@@ -401,7 +317,7 @@ def hand_off(store: RedisStore, number: int) -> float:
 # For those who look after locks.
 
 
-def test_all_locks_of_all_servers_are_found_and_can_be_broken(cluster: Cluster, store: ClusterStore) -> None:
+def test_all_locks_of_all_servers_are_found_and_can_be_broken(cluster: Cluster, store: Store) -> None:
     keys = {key_of(number) for number in range(40)}
     for number in range(40):
         store.acquire(claim_of(number))
@@ -417,11 +333,11 @@ def test_all_locks_of_all_servers_are_found_and_can_be_broken(cluster: Cluster, 
     assert store.broken_by(claim_of(3)) == "me"
 
 
-def test_the_store_tells_a_time_of_its_servers(store: ClusterStore) -> None:
+def test_the_store_tells_a_time_of_its_servers(store: Store) -> None:
     assert abs(store.now() / 1_000_000 - time.time()) < 60
 
 
-def test_it_can_be_tried_out(cluster: Cluster, store: ClusterStore) -> None:
+def test_it_can_be_tried_out(cluster: Cluster, store: Store) -> None:
     for node in cluster.masters:
         with node.client() as client:
             client.config_resetstat()

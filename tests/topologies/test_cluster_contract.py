@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from redis.exceptions import MovedError
 
+from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from tests.clusters import Cluster
 from tests.contract.asking import KEY
 from tests.contract.test_stores import TestRedisStore as OfOneServer
@@ -57,7 +57,7 @@ class TestClusterStore(OfOneServer):
 
     @pytest.fixture
     def store(self, server: Server, calm_cluster: Cluster) -> Iterator[Store]:  # type: ignore[override]
-        store = ClusterStore(calm_cluster.url, {})
+        store = store_from_url(calm_cluster.url)
         yield store
         store.close()
 

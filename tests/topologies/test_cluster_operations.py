@@ -12,12 +12,10 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.leases import tally
-from celery_singleton_lock.leases.heartbeat import Heartbeat
 from celery_singleton_lock.operations.cli import singleton
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Answer, Claim, Facts
-from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from celery_singleton_lock.web import application
 from tests.acceptance.test_doctor import AT_LEISURE, NOWHERE, Diagnosis
 from tests.acceptance.test_watch import Watch
@@ -31,8 +29,8 @@ MANY = 30
 
 
 @pytest.fixture
-def store(cluster: Cluster) -> Iterator[ClusterStore]:
-    store = ClusterStore(cluster.url, {})
+def store(cluster: Cluster) -> Iterator[Store]:
+    store = store_from_url(cluster.url)
     yield store
     store.close()
 
@@ -75,7 +73,7 @@ def examined(app: Celery, *arguments: str) -> Diagnosis:
     return Diagnosis(done.stdout, done.exit_code)
 
 
-def held(app: Celery, store: ClusterStore) -> list[Claim]:
+def held(app: Celery, store: Store) -> list[Claim]:
     """Locks at all servers."""
     keys = [app.tasks["sync"].lock_key_for(number) for number in range(MANY)]
     claims = [
@@ -87,9 +85,7 @@ def held(app: Celery, store: ClusterStore) -> list[Claim]:
     return claims
 
 
-def test_the_locks_of_all_servers_are_listed_and_each_is_shown(
-    cluster: Cluster, store: ClusterStore, app_of: AppOf
-) -> None:
+def test_the_locks_of_all_servers_are_listed_and_each_is_shown(cluster: Cluster, store: Store, app_of: AppOf) -> None:
     app = app_of(cluster.url)
     claims = held(app, store)
 
@@ -101,7 +97,7 @@ def test_the_locks_of_all_servers_are_listed_and_each_is_shown(
             assert claim.facts.task_id in operate(app, "show", *arguments).stdout
 
 
-def test_each_lock_can_be_broken_and_freed(cluster: Cluster, store: ClusterStore, app_of: AppOf) -> None:
+def test_each_lock_can_be_broken_and_freed(cluster: Cluster, store: Store, app_of: AppOf) -> None:
     app = app_of(cluster.url)
     claims = held(app, store)
 
@@ -114,7 +110,7 @@ def test_each_lock_can_be_broken_and_freed(cluster: Cluster, store: ClusterStore
     assert list(store.renew(claims[:12], 30.0)) == [Answer.BROKEN] * 6 + [Answer.GONE] * 6
 
 
-def test_a_watch_tells_of_each_server(cluster: Cluster, store: ClusterStore, app_of: AppOf, cleanup: ExitStack) -> None:
+def test_a_watch_tells_of_each_server(cluster: Cluster, store: Store, app_of: AppOf, cleanup: ExitStack) -> None:
     claims = held(app_of(cluster.url), store)
     env = {"TEST_BROKER": "redis://127.0.0.1:1/0", "TEST_CLUSTER": cluster.url, "TEST_RECORD": "redis://127.0.0.1:1/0"}
     watching = Watch(env, "--json", app="tests.topologies.cluster_app")
@@ -128,9 +124,7 @@ def test_a_watch_tells_of_each_server(cluster: Cluster, store: ClusterStore, app
     assert watching.interrupted() == 0
 
 
-def test_the_page_shows_the_locks_of_all_servers_and_breaks_one(
-    cluster: Cluster, store: ClusterStore, app_of: AppOf
-) -> None:
+def test_the_page_shows_the_locks_of_all_servers_and_breaks_one(cluster: Cluster, store: Store, app_of: AppOf) -> None:
     app = app_of(cluster.url)
     claims = held(app, store)
     operator = Visitor(application(app, allow_break=True))
@@ -141,25 +135,6 @@ def test_the_page_shows_the_locks_of_all_servers_and_breaks_one(
     form = {"key": claims[3].key, "token": page.token(), "holder": claims[3].facts.task_id}
     assert operator.send("/break", form, HTTP_COOKIE=page.cookie()).status == 303
     assert list(store.renew(claims[2:5], 30.0)) == [Answer.DONE, Answer.BROKEN, Answer.DONE]
-
-
-def test_what_is_counted_is_told_as_metrics(
-    cluster: Cluster, store: ClusterStore, app_of: AppOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tally, "EVERY", 0.2)
-    app = app_of(cluster.url)
-    claims, heart = held(app, store), Heartbeat()
-    for claim in claims:
-        heart.tally.add(store, claim.key, "acquired", "sync")
-    visitor = Visitor(application(app))
-
-    until(
-        lambda: f'singleton_lock_acquired_total{{task="sync"}} {MANY}\n' in visitor.get("/metrics").body,
-        "what was counted is told",
-        timeout=30,
-    )
-
-    assert f'singleton_lock_holders{{task="sync"}} {MANY}\n' in visitor.get("/metrics").body
 
 
 # The doctor.
@@ -239,12 +214,11 @@ def test_a_server_that_refuses_a_list_is_named(shaken_cluster: Cluster, app_of: 
 def test_a_list_has_the_locks_of_the_servers_that_answer_and_names_the_one_that_does_not(
     shaken_cluster: Cluster, app_of: AppOf, cleanup: ExitStack, end: Callable[[Node], None]
 ) -> None:
-    app, store = app_of(shaken_cluster.url), ClusterStore(shaken_cluster.url, {})
+    app, store = app_of(shaken_cluster.url), store_from_url(shaken_cluster.url)
     cleanup.callback(store.close)
     claims = held(app, store)
-    # The one that is asked first, so that it could keep the others from being asked.
-    first = store_of(app)._wire.to_masters(2.0)[0].address  # type: ignore[attr-defined]
-    (dead,) = [node for node in shaken_cluster.masters if first.endswith(f":{node.port}")]
+    # The first of the URL is as a rule the one that is asked first, so that it could keep the others from being asked.
+    dead = shaken_cluster.masters[0]
     left = {claim.facts.task_id for claim in claims if shaken_cluster.owner(claim.key).port != dead.port}
     assert 0 < len(left) < len(claims)
     end(dead)

@@ -9,13 +9,12 @@ import pytest
 from celery_singleton_lock import Lease, StoreError
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
-from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from tests.clusters import Cluster, Node, clustered, slot_of
 from tests.replicas import go_on, halt
 from tests.topologies.test_cluster import of_a_message
-from tests.topologies.test_cluster_failover import TTL, names_at, stop_replication
+from tests.topologies.test_cluster_failover import TTL, names_at, renewed_after, stop_replication
 from tests.waiting import until
 
 SLACK = 2.0
@@ -27,8 +26,8 @@ def claim_of(name: object, token: str = "mine", ttl: float = 60.0) -> Claim:
 
 
 @pytest.fixture
-def careful(cluster: Cluster) -> Iterator[ClusterStore]:
-    store = ClusterStore(cluster.url, {}, 1)
+def careful(cluster: Cluster) -> Iterator[Store]:
+    store = store_from_url(cluster.url, replicas=1)
     yield store
     store.close()
 
@@ -59,9 +58,7 @@ def until_at_replica(cluster: Cluster, claim: Claim) -> int:
             connection.disconnect()
 
 
-def test_what_is_granted_or_renewed_is_at_the_replica_of_its_server_by_then(
-    cluster: Cluster, careful: ClusterStore
-) -> None:
+def test_what_is_granted_or_renewed_is_at_the_replica_of_its_server_by_then(cluster: Cluster, careful: Store) -> None:
     claims = [claim_of(number) for number in range(12)]
     before = []
     for claim in claims:
@@ -75,7 +72,7 @@ def test_what_is_granted_or_renewed_is_at_the_replica_of_its_server_by_then(
 
 
 def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others_are(
-    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
 ) -> None:
     lonely, other, *_ = cluster.masters
     mine, theirs = (claim_of(*names_at(cluster, node, 1)) for node in (lonely, other))
@@ -93,7 +90,7 @@ def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others
 
 
 def test_a_renewal_tells_which_leases_no_replica_has(
-    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
 ) -> None:
     lonely, other, *_ = cluster.masters
     claims = [claim_of(name) for node in (lonely, other) for name in names_at(cluster, node, 2)]
@@ -111,7 +108,7 @@ def test_a_renewal_tells_which_leases_no_replica_has(
 
 
 def test_a_lease_whose_slot_moves_is_renewed_where_its_key_is_and_counts_if_the_replica_there_has_it(
-    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
 ) -> None:
     mine = claim_of("moves")
     assert isinstance(careful.acquire(mine), Grant)
@@ -129,7 +126,7 @@ def test_a_lease_whose_slot_moves_is_renewed_where_its_key_is_and_counts_if_the_
 
 
 def test_a_copy_that_is_asked_for_while_its_slot_moves_counts_if_the_replica_has_it(
-    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
 ) -> None:
     copy = replace(of_a_message("copy", "copy", may_be_copy=True), patience=2.0)
     # One of its two keys is there, so it is asked for in steps.
@@ -147,7 +144,7 @@ def test_a_copy_that_is_asked_for_while_its_slot_moves_counts_if_the_replica_has
 
 def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> None:
     cluster = cleanup.enter_context(clustered("redis", replicas=0))
-    store = ClusterStore(cluster.url, {}, 1)
+    store = store_from_url(cluster.url, replicas=1)
     cleanup.callback(store.close)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
@@ -155,7 +152,7 @@ def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> 
 
 
 def test_a_server_of_a_cluster_that_lacks_a_replica_is_found_at_the_start(
-    cluster: Cluster, careful: ClusterStore, halted: Callable[[Node], None]
+    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
 ) -> None:
     careful.try_out("singleton:v2:{trial:00}", 30.0)
     halted(cluster.masters[1])
@@ -164,16 +161,17 @@ def test_a_server_of_a_cluster_that_lacks_a_replica_is_found_at_the_start(
         careful.try_out("singleton:v2:{trial:00}", 3.0)
 
 
-def test_the_setting_reaches_the_store_and_its_twin(cluster: Cluster) -> None:
+def test_the_setting_reaches_the_store_and_its_twin(cluster: Cluster, halted: Callable[[Node], None]) -> None:
     from celery import Celery
 
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(singleton_lock_url=cluster.url, singleton_lock_replicas=1)
 
-    for store in (store_of(app), store_of(app).twin(), store_from_url(cluster.url, replicas=1)):
-        assert isinstance(store, ClusterStore)
-        assert store._replicas is not None
-        assert store._replicas.number == 1
+    for node in cluster.masters:
+        halted(node)
+    for store in (store_of(app), store_of(app).twin()):
+        with pytest.raises(StoreError, match="singleton_lock_replicas=1"):
+            store.acquire(replace(claim_of("set"), patience=1.0))
         store.close()
 
 
@@ -181,31 +179,27 @@ def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_on
     shaken_cluster: Cluster, cleanup: ExitStack
 ) -> None:
     cluster = shaken_cluster
-    careful, elsewhere = ClusterStore(cluster.url, {}, 1), ClusterStore(cluster.url, {})
+    careful, elsewhere = store_from_url(cluster.url, replicas=1), store_from_url(cluster.url)
     for store in (careful, elsewhere):
         cleanup.callback(store.close)
     master = cluster.masters[0]
     (name,) = names_at(cluster, master, 1)
     lease = Lease(careful, claim_of(name, "held", TTL))
     assert lease.acquire() is None
-    first = lease._renewal.deadline
-    until(lambda: lease._renewal.deadline > first, "it is renewed, and its replica has that")
+    renewed_after(lease, "it is renewed, and its replica has that")
     # From now on only the master knows.
     replica = cluster.replica_of(master)
     stop_replication(master, replica)
-    due_at = lease._renewal.next_renewal
-    until(lambda: clock() > due_at + 0.5 or lease.lost, "it would be renewed")
+    until(lambda: lease.remaining() < TTL * 2 / 3 - 0.5, "it would be renewed")
     cluster.kill(master)
 
     until(lambda: isinstance(answered(elsewhere, name), Grant), "another is granted", timeout=60)
-    granted_at = clock()
 
-    assert lease._renewal.deadline < granted_at
     assert lease.remaining() == 0.0
     until(lambda: lease.lost, "it is told")
 
 
-def answered(store: ClusterStore, name: object) -> object:
+def answered(store: Store, name: object) -> object:
     try:
         return store.acquire(claim_of(name, "another", TTL))
     except StoreError as error:

@@ -13,7 +13,6 @@ import pytest
 from celery_singleton_lock import Lease, StoreError
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
-from celery_singleton_lock.stores.redis import master
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.proxy import Proxy
 from tests.sentinels import NAME, Deployment, deployed
@@ -69,9 +68,14 @@ def answered(ask: Callable[[], Any]) -> Any:
     return None
 
 
+def end_of(lease: Lease) -> float:
+    """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
+    return round(clock() + lease.remaining(), 1)
+
+
 def renewed_after(lease: Lease, what: str) -> None:
-    first = lease._renewal.deadline
-    until(lambda: lease.lost or lease._renewal.deadline > first, what)
+    first = end_of(lease)
+    until(lambda: lease.lost or end_of(lease) > first, what)
     assert not lease.lost
 
 
@@ -104,9 +108,9 @@ def stop_replication(deployment: Deployment) -> None:
         until(lambda: client.info("replication")["connected_slaves"] == 0, "none is connected")
 
 
-def ports_of(store: RedisStore) -> set[int]:
-    """Where its idle connections lead."""
-    return {connection.port for wire in (store._wire, store._reserved) for connection, _ in wire._idle}
+def connections(client: Any) -> int:
+    """Of stores, which keep them open."""
+    return sum(1 for one in client.client_list(_type="normal") if one["cmd"] in ("evalsha", "eval"))
 
 
 # The figures of docs/topologies.md.
@@ -161,28 +165,11 @@ def test_a_failover_by_hand_costs_next_to_nothing(of_each_kind: Deployment, clea
     of_each_kind.fail_over()
 
     assert seconds_to_a_grant(store) < AT_ONCE
-    until(lambda: before.port not in ports_of(store), "no connection leads to the old master")
+    with before.client() as client:
+        until(lambda: connections(client) == 0, "nobody is connected to the old master")
     renewed_after(lease, "it is renewed at the new master")
     with of_each_kind.master.client() as client:
         assert client.exists(lease.key)
-
-
-def test_a_connection_that_was_in_use_as_the_master_was_replaced_is_not_kept(
-    of_each_kind: Deployment, cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A busy machine may need longer than usual between the move and the end of the grant.
-    monkeypatch.setattr(master, "_ON_ITS_WAY", 3.0)
-    store = opened(cleanup, of_each_kind.url)
-    granted(store, "first")
-    # As a caller has it whose reply has just come.
-    in_use, _ = store._wire._idle.pop()
-    before = of_each_kind.master
-    of_each_kind.fail_over()
-    seconds_to_a_grant(store)
-    store._wire._put_back(in_use)
-
-    assert in_use.port == before.port
-    until(lambda: before.port not in ports_of(store), "no connection leads to the old master")
 
 
 def silenced(cleanup: ExitStack, deployment: Deployment, number: int) -> tuple[str, list[Proxy]]:
@@ -237,21 +224,6 @@ def test_sentinels_that_are_silent_harm_nobody_who_has_heard_of_the_master(
     renewed_after(lease, "it is renewed without a sentinel")
 
 
-def test_a_master_of_which_nothing_was_heard_for_long_is_not_believed_in(
-    calm: Deployment, cleanup: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, proxies = silenced(cleanup, calm, 3)
-    store = opened(cleanup, url)
-    for name in ("_FRESH", "_REMEMBERED"):
-        monkeypatch.setattr(master, name, 0.0)
-    assert isinstance(store.acquire(claim_of("long ago")), Grant)
-    for proxy in proxies:
-        proxy.black_hole()
-
-    with pytest.raises(StoreError, match="no sentinel knows a master"):
-        store.renew([claim_of("long ago")], 1.0)
-
-
 # A master that another one has replaced, and that does not know it yet.
 
 
@@ -269,7 +241,8 @@ def test_who_was_idle_in_a_failover_leaves_the_old_master_soon(shaken: Deploymen
     # The first call of the idle one may still go there.
     granted(idle, "elsewhere")
 
-    until(lambda: before.port not in ports_of(idle), "it has left the old master", timeout=AT_ONCE)
+    with before.client() as client:
+        until(lambda: connections(client) == 0, "it has left the old master", timeout=AT_ONCE)
     mine = claim_of("elsewhere")
     assert isinstance(idle.acquire(Claim(mine.key, "another token", TTL)), Conflict)
 
@@ -292,48 +265,7 @@ def test_a_lease_that_the_old_master_has_granted_is_told_as_lost_at_once(
     answered(lambda: store.holders("singleton:v2:{another:00}"))
 
     until(lambda: lease.lost, "it is told long before it would be renewed", timeout=15)
-    assert lease._renewal.lost_reason == "expired"
-
-
-def test_a_grant_on_its_way_when_the_failover_is_noticed_is_told_as_lost_at_once(
-    shaken: Deployment, cleanup: ExitStack
-) -> None:
-    store = opened(cleanup, shaken.url)
-    assert isinstance(store.acquire(claim_of("before")), Grant)
-    before = shaken.master
-    shaken.fail_over()
-    # As if it had looked just now.
-    store._source._look_at = float("inf")  # type: ignore[attr-defined]
-    claim = claim_of("on its way", ttl=60.0)
-    lease, acquire = Lease(store, claim), store.acquire
-
-    def slowly(wanted: Claim) -> Any:
-        grant = acquire(wanted)
-        store._source._look()  # type: ignore[attr-defined]
-        return grant
-
-    store.acquire = slowly  # type: ignore[method-assign]
-    assert lease.acquire() is None
-    with before.client() as client:
-        assert client.exists(claim.key)
-
-    until(lambda: lease.lost, "it is told long before it would be renewed", timeout=15)
-
-
-def test_a_server_that_refuses_to_write_is_left_for_the_master(shaken: Deployment, cleanup: ExitStack) -> None:
-    store = opened(cleanup, shaken.url)
-    assert isinstance(store.acquire(claim_of("before")), Grant)
-    assert store.renew([claim_of("before")], 1.0) == [Answer.DONE]
-    before = shaken.master
-    shaken.fail_over()
-    # As if it had looked just now.
-    store._source._look_at = float("inf")  # type: ignore[attr-defined]
-    with before.client() as client:
-        client.replicaof("127.0.0.1", shaken.master.port)
-
-    assert seconds_to_a_grant(store) < AT_ONCE
-    assert store.renew([claim_of("next")], 1.0) == [Answer.DONE]
-    assert ports_of(store) == {shaken.master.port}
+    assert lease.lost_reason == "expired"
 
 
 def test_who_waits_at_the_old_master_hears_the_release_at_the_new_one(shaken: Deployment, cleanup: ExitStack) -> None:
@@ -397,7 +329,7 @@ def test_a_lease_that_was_not_replicated_is_told_as_lost(shaken: Deployment, cle
     granted_at = clock()
 
     until(lambda: told_at, "its holder is told")
-    assert lease._renewal.lost_reason in ("expired", "taken")
+    assert lease.lost_reason in ("expired", "taken")
     assert told_at[0] - granted_at < TTL / 3 + AT_ONCE
 
 
@@ -421,7 +353,7 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     granted_at = clock()
 
     until(lambda: told_at, "the holder on its side is told")
-    assert lease._renewal.lost_reason == "unreachable"
+    assert lease.lost_reason == "unreachable"
     assert told_at[0] - granted_at < OVERLAP
 
 
@@ -450,7 +382,6 @@ def test_a_forked_child_that_finds_another_master_leaves_its_parents_connections
         assert answered.read() == "Grant"
     os.waitpid(pid, 0)
 
-    for wire in (store._wire, store._reserved):
-        connection, _ = wire._idle[-1]
-        connection.send_command("PING")
-        assert connection.read_response() == "PONG"
+    # Had the child closed its connections, or read from them, it would hear of that now.
+    assert isinstance(store.acquire(claim_of("parent again")), Grant)
+    assert store.renew([claim_of("parent again")], 1.0) == [Answer.DONE]

@@ -3,17 +3,17 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from celery_singleton_lock import ConfigurationError, Lease, Lock, StoreError
+from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
-from celery_singleton_lock.stores.redis import replicas as module
-from celery_singleton_lock.stores.redis.replicas import TooFewReplicas
-from celery_singleton_lock.stores.redis.store import ACQUIRE, RENEW, RedisStore
+from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.test_rights import RIGHTS
 from tests.proxy import Proxy
 from tests.replicas import go_on, halt, replicated
@@ -117,23 +117,6 @@ def test_a_grant_is_asked_for_until_a_replica_has_it_and_stays_the_same(
     assert (holder.token, holder.fence) == (MINE.token, grant.fence)
 
 
-def test_a_repeated_grant_does_not_count_what_replicas_had_before(
-    careful: RedisStore, master: Server, halted: Callable[[], None]
-) -> None:
-    """WAIT counts what its own connection has written: another connection that only asks would be told of all."""
-    wire, wait = careful._wire, careful._replicas
-    assert wait is not None
-    keys, arguments = [MINE.key], [MINE.token, "60000", "1", "1 0 0", "", ""]
-    for _ in range(2):
-        _, acknowledged = wait.run(wire, ACQUIRE, keys, arguments, 5.0)
-        assert acknowledged == 0
-        wire.close()
-    for _ in range(2):
-        with pytest.raises(TooFewReplicas):
-            wait.run_many(wire, RENEW, [(keys, ["60000", MINE.token])], 5.0)
-        wire.close()
-
-
 def test_a_renewal_that_no_replica_has_is_none_and_ends_in_time(
     careful: RedisStore, pair: tuple[Server, Server], cleanup: ExitStack
 ) -> None:
@@ -156,9 +139,7 @@ def test_a_lease_outlives_a_replica_that_is_away_for_a_moment(
     cleanup.callback(lease.release)
     halt(pair[1])
     cleanup.callback(go_on, pair[1])
-    due_at, deadline = lease._renewal.next_renewal, lease._renewal.deadline
-    until(lambda: clock() > due_at + 0.5, "a renewal is under way")
-    assert lease._renewal.deadline == deadline
+    until(lambda: lease.remaining() < lease.ttl * 2 / 3 - 0.5, "a renewal is under way")
 
     go_on(pair[1])
 
@@ -252,16 +233,6 @@ def test_scripts_that_are_not_known_are_sent_once(careful: RedisStore, master: S
         assert careful.renew([MINE] * 120, 5.0) == [Answer.DONE] * 120
 
 
-def test_it_waits_for_less_than_a_connection_does(careful: RedisStore) -> None:
-    wait = careful._replicas
-    assert wait is not None
-
-    # 0 would mean for ever.
-    assert [wait.wait(timeout)[2] for timeout in (-1.0, 0.0, 0.0001, 0.5, 60.0)] == ["1", "1", "1", "250", "500"]
-    assert wait.wait(1.0)[:2] == ("WAIT", "1")
-    assert module._LONGEST_WAIT < 1.0
-
-
 # What cannot work.
 
 
@@ -323,7 +294,9 @@ def test_a_replica_is_no_server_to_wait_at(pair: tuple[Server, Server]) -> None:
     store.close()
 
 
-def test_the_settings_of_an_app_reach_its_tasks_locks_and_twins(master: Server) -> None:
+def test_the_settings_of_an_app_reach_its_tasks_locks_and_twins(
+    master: Server, pair: tuple[Server, Server], cleanup: ExitStack
+) -> None:
     from celery import Celery
 
     app = Celery("shop", broker="memory://", set_as_current=False)
@@ -332,10 +305,13 @@ def test_the_settings_of_an_app_reach_its_tasks_locks_and_twins(master: Server) 
 
     with lock as lease:
         assert lease.held
-    for store in (lock._store, lock._store.twin()):
-        assert isinstance(store, RedisStore)
-        assert store._replicas is not None
-        assert store._replicas.number == 1
+    halt(pair[1])
+    cleanup.callback(go_on, pair[1])
+    with pytest.raises(StoreError, match="singleton_lock_replicas=1"):
+        lock.acquire(timeout=1.0)
+    for store in (store_of(app), store_of(app).twin()):
+        with pytest.raises(StoreError, match="singleton_lock_replicas=1"):
+            store.acquire(replace(MINE, patience=1.0))
         store.close()
 
 
@@ -376,7 +352,6 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
     granted_at = clock()
 
     # What no scheduler can change: by its own clock it had ended.
-    assert lease._renewal.deadline < granted_at
     assert lease.remaining() == 0.0
     until(lambda: told_at, "the holder on its side is told")
     assert lease.lost_reason == "unreachable"

@@ -3,21 +3,17 @@
 import os
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Lock
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Slot
 from tests.servers import FakeClock
-from tests.waiting import until
 
 CLIENT_WHOSE_CLOCK_IS_SET = """
 import sys, time
-from celery_singleton_lock import Lock
 with Lock("stock", url="memory://", ttl=60) as lease:
     print(time.time(), flush=True)
     sys.stdin.readline()
@@ -63,22 +59,6 @@ def test_time_passes_by_hand(store: MemoryStore) -> None:
 
     assert isinstance(granted, Grant)
     assert granted.took_over
-
-
-def test_who_waits_looks_again_when_time_has_passed(store: MemoryStore) -> None:
-    store.acquire(Claim(Lock("stock", url="memory://by-hand").key, "dead", ttl=600.0))
-    got: list[Any] = []
-    waiter = Lock("stock", url="memory://by-hand")
-    thread = threading.Thread(target=lambda: got.append(waiter.acquire(timeout=20)))
-    thread.start()
-    until(lambda: store._bells, "it waits")
-
-    store.advance(601.0)
-    thread.join(10)
-
-    assert got
-    assert got[0].took_over
-    got[0].release()
 
 
 def test_a_store_that_is_reset_is_as_new(store: MemoryStore) -> None:

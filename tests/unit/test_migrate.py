@@ -27,7 +27,7 @@ def test_a_snippet_does_what_the_page_says(snippet: str) -> None:
 
     (task,) = [task for name, task in app.tasks.items() if isinstance(task, SingletonTask) and name not in known]
     first = task.delay("one")
-    if task.lock_options.on_conflict == "raise":
+    if task.lock_on_conflict == "raise":
         with pytest.raises(Exception, match=first.id):
             task.delay("one")
     else:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import inspect
 import json
 import os
 import subprocess
@@ -15,7 +14,6 @@ from celery import Celery, uuid
 from celery.app import base
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
 
 if not hasattr(base, "pydantic_wrapper"):
     pytest.skip("this Celery knows no models", allow_module_level=True)
@@ -97,8 +95,8 @@ WITH_SETS: dict[str, Callable[[list[str]], Any]] = {
 
 
 def key_of_stock(field: str, colours: list[str]) -> str:
-    key = KeyMaker("stock", inspect.signature(load)).key
-    return key("singleton", (Stock(**{field: WITH_SETS[field](colours)}),), {})
+    task: Any = Celery("stock", set_as_current=False).task(base=SingletonTask, name="stock", shared=False)(load)
+    return str(task.lock_key_for(Stock(**{field: WITH_SETS[field](colours)})))
 
 
 def load(order: Order) -> None: ...
@@ -118,7 +116,7 @@ def app() -> Celery:
     return app
 
 
-def keys_of(app: Celery, body: Callable[..., None] = load, lock_key: KeyChoice = None, **options: Any) -> Any:
+def keys_of(app: Celery, body: Callable[..., None] = load, lock_key: Any = None, **options: Any) -> Any:
     task = app.task(base=SingletonTask, name="models.load", pydantic=True, lock_key=lock_key, **options)(body)
     return task.lock_key_for
 
@@ -132,7 +130,7 @@ ONE_CALL: list[Any] = [
 
 
 @pytest.mark.parametrize("lock_key", [None, ["order"], lambda order: order], ids=["all", "names", "callable"])
-def test_what_the_body_receives_as_one_model_is_one_call(app: Celery, lock_key: KeyChoice) -> None:
+def test_what_the_body_receives_as_one_model_is_one_call(app: Celery, lock_key: Any) -> None:
     key = keys_of(app, lock_key=lock_key)
 
     assert len({key(order) for order in ONE_CALL} | {key(order=order) for order in ONE_CALL}) == 1
@@ -143,7 +141,7 @@ def test_what_the_body_receives_as_one_model_is_one_call(app: Celery, lock_key: 
     "lock_key", ["{order.supplier_id}", lambda order: order.supplier_id], ids=["format", "callable"]
 )
 @pytest.mark.parametrize("bind", [False, True])
-def test_a_format_and_a_callable_see_the_model(app: Celery, lock_key: KeyChoice, bind: bool) -> None:
+def test_a_format_and_a_callable_see_the_model(app: Celery, lock_key: Any, bind: bool) -> None:
     key = keys_of(app, load_bound if bind else load, lock_key, bind=bind)
 
     assert key({"supplier_id": 1}) == key(order={"supplier_id": 1, "full": True}) != key({"supplier_id": 2})
@@ -190,12 +188,6 @@ def test_a_field_that_the_model_does_not_dump_does_not_count(app: Celery) -> Non
     assert key({"supplier_id": 1, "tag": "a"}) == key({"supplier_id": 1, "tag": "b"})
 
 
-def test_the_main_process_makes_no_model(app: Celery) -> None:
-    task = keys_of(app).__self__
-
-    assert task.lock_key_without_user_code(({"supplier_id": 1},), {}) is None
-
-
 def test_what_is_no_model_is_published_for_the_worker_to_fail(app: Celery) -> None:
     task = keys_of(app, lock_mode="until_executed").__self__
 
@@ -232,7 +224,7 @@ def test_another_error_of_the_models_own_code_is_raised_where_the_call_is_publis
     ],
     ids=["format", "callable", "serialiser"],
 )
-def test_a_failure_names_the_task_and_the_option(app: Celery, lock_key: KeyChoice, named: str) -> None:
+def test_a_failure_names_the_task_and_the_option(app: Celery, lock_key: Any, named: str) -> None:
     task = keys_of(app, lock_key=lock_key).__self__
 
     with pytest.raises(ConfigurationError) as refused:

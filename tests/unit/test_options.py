@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 
-from celery_singleton_lock import ConfigurationError, Lock, SingletonTask
-from celery_singleton_lock.options import OPTIONS, LockOptions, prefix_of
+from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask
+from celery_singleton_lock.signals import lock_acquired
+from celery_singleton_lock.testing import hold
 from tests.servers import Server
 
-NOT_A_DURATION = [True, False, float("nan"), float("inf"), -float("inf"), "30", b"30", [30], 30j, object()]
+NOT_A_DURATION = [True, float("nan"), float("inf"), "30", [30]]
 APP_WIDE = ("ttl", "on_conflict", "wait_timeout", "on_lost", "on_store_error", "min_hold", "queue_ttl")
 
 ALLOWED = [
@@ -73,23 +74,12 @@ WHAT_IS_ALLOWED = {
     "label": ["a format string", "{parameter}"],
 }
 
-DEFAULTS = LockOptions(
-    mode="while_executing",
-    limit=1,
-    ttl=30.0,
-    on_conflict="skip",
-    wait_timeout=None,
-    on_lost="abort",
-    on_store_error="reschedule",
-    min_hold=0.0,
-    queue_ttl=3600.0,
-    prefix="singleton",
-)
-
 
 @pytest.fixture
 def app() -> Celery:
-    return Celery("shop", set_as_current=False)
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://options"
+    return app
 
 
 def make(app: Celery, base: type[Task] = SingletonTask, **options: Any) -> Any:
@@ -102,19 +92,38 @@ def make(app: Celery, base: type[Task] = SingletonTask, **options: Any) -> Any:
     return app.tasks["shop.tasks.sync"]
 
 
+def ttl_of(task: Any) -> Any:
+    """About how many seconds a lease of a run of *task* lasts: some are spent before one can ask."""
+    left: list[float] = []
+
+    def hear(lease: Any, **_: Any) -> None:
+        left.append(lease.remaining())
+
+    lock_acquired.connect(hear)
+    task.apply((1,), throw=True)
+    lock_acquired.disconnect(hear)
+    return pytest.approx(left[0], abs=5)
+
+
 # A task's own options.
 
 
-def test_a_task_without_options_has_the_defaults(app: Celery) -> None:
-    assert make(app).lock_options == DEFAULTS
+def test_a_lease_lasts_thirty_seconds_if_nobody_says_otherwise(app: Celery) -> None:
+    assert ttl_of(make(app)) == 30
 
 
-@pytest.mark.parametrize(("name", "value", "meaning"), ALLOWED)
-def test_a_task_can_set_this(app: Celery, name: str, value: Any, meaning: Any) -> None:
-    task = make(app, **{f"lock_{name}": value})
+@pytest.mark.parametrize(("name", "value", "_"), ALLOWED)
+def test_a_task_and_where_it_is_one_the_app_can_set_this(app: Celery, name: str, value: Any, _: Any) -> None:
+    assert make(app, **{f"lock_{name}": value}).lock_key_for(1)
 
-    assert getattr(task.lock_options, name) == meaning
-    assert type(getattr(task.lock_options, name)) is type(meaning)
+    if name in APP_WIDE:
+        other = Celery("other", set_as_current=False)
+        other.conf[f"singleton_lock_{name}"] = value
+        assert make(other).lock_key_for(1)
+
+
+def test_a_ttl_may_be_a_timedelta(app: Celery) -> None:
+    assert ttl_of(make(app, lock_ttl=timedelta(minutes=1))) == 60
 
 
 @pytest.mark.parametrize(("name", "value"), REFUSED)
@@ -124,12 +133,6 @@ def test_a_value_that_cannot_work_fails_when_the_task_is_made(app: Celery, name:
 
     for words in ("task shop.tasks.sync", f"lock_{name}={value!r}", "not allowed", *WHAT_IS_ALLOWED[name]):
         assert words in str(refused.value)
-
-
-def test_the_tables_above_cover_every_option() -> None:
-    assert {name for name, *_ in ALLOWED} == set(OPTIONS)
-    assert {name for name, *_ in REFUSED} == set(OPTIONS)
-    assert {name for name, option in OPTIONS.items() if option.app_wide} == set(APP_WIDE)
 
 
 @pytest.mark.parametrize("options", [{"lock_key": ["z"]}, {"lock_key": "all"}, {"lock_key": 1}, {"lock_name": ""}])
@@ -157,22 +160,7 @@ def test_a_task_class_is_checked_when_it_is_registered(app: Celery) -> None:
         app.register_task(Sync())
 
 
-def test_a_skip_result_may_be_anything_and_none_counts_as_set(app: Celery) -> None:
-    unset = make(Celery("other", set_as_current=False))
-    task = make(app, lock_skip_result=None)
-
-    assert task.lock_options.skips_with_result
-    assert not unset.lock_options.skips_with_result
-
-
 # The app's settings.
-
-
-@pytest.mark.parametrize(("name", "value", "meaning"), [row for row in ALLOWED if row[0] in APP_WIDE])
-def test_an_app_can_set_this_for_all_its_tasks(app: Celery, name: str, value: Any, meaning: Any) -> None:
-    app.conf[f"singleton_lock_{name}"] = value
-
-    assert getattr(make(app).lock_options, name) == meaning
 
 
 @pytest.mark.parametrize(("name", "value"), [row for row in REFUSED if row[0] in APP_WIDE])
@@ -193,8 +181,8 @@ def test_a_task_that_sets_an_option_does_not_look_at_the_setting(app: Celery) ->
 
     task = make(app, lock_ttl=90, lock_on_conflict="raise")
 
-    assert task.lock_options.ttl == 90
-    assert task.lock_options.on_conflict == "raise"
+    assert ttl_of(task) == 90
+    assert task.lock_on_conflict == "raise"
 
 
 def test_settings_may_come_after_the_task(app: Celery) -> None:
@@ -202,7 +190,7 @@ def test_settings_may_come_after_the_task(app: Celery) -> None:
 
     app.conf.singleton_lock_ttl = 60
 
-    assert task.lock_options.ttl == 60
+    assert ttl_of(task) == 60
 
 
 @pytest.mark.parametrize(
@@ -233,8 +221,7 @@ def test_settings_are_found_wherever_celery_finds_its_own(
 
     task = make(app)
 
-    assert task.lock_options.ttl == 60
-    assert task.lock_options.on_conflict == "raise"
+    assert ttl_of(task) == 60
     assert task.lock_key_for(1).startswith("shop:v2:{shop.tasks.sync:")
 
 
@@ -254,8 +241,8 @@ def test_an_annotation_wins_over_the_code(app: Celery, annotated: str) -> None:
 
     task = make(app, lock_ttl=90)
 
-    assert task.lock_options.ttl == 60
-    assert task.lock_options.on_conflict == "raise"
+    assert ttl_of(task) == 60
+    assert task.lock_on_conflict == "raise"
     assert task.lock_key_for(1) == task.lock_key_for(2)
 
 
@@ -279,18 +266,6 @@ def test_a_prefix_that_would_break_the_hash_tag_is_refused(app: Celery, prefix: 
 
 
 # Other base classes.
-
-
-def test_celerys_own_tasks_are_left_alone_where_every_task_is_a_singleton() -> None:
-    app = Celery("shop", set_as_current=False, task_cls=SingletonTask)
-    task = make(app, base=app.Task)
-
-    own = [task for name, task in app.tasks.items() if name.startswith("celery.")]
-
-    assert isinstance(task, SingletonTask)
-    assert task.is_lockable()
-    assert any(isinstance(task, SingletonTask) for task in own)
-    assert not any(task.is_lockable() for task in own if isinstance(task, SingletonTask))
 
 
 def test_celerys_own_tasks_still_run_where_every_task_is_a_singleton() -> None:
@@ -364,7 +339,7 @@ def test_the_same_mixin_is_fine_behind_the_lock(app: Celery) -> None:
     class Base(SingletonTask, PastTheLock):
         abstract = True
 
-    assert make(app, base=Base).lock_options == DEFAULTS
+    assert make(app, base=Base).lock_key_for(1)
 
 
 @pytest.mark.parametrize("mixin", [ThroughTheLock, ThroughTheLockInside])
@@ -372,7 +347,7 @@ def test_a_mixin_that_calls_super_is_fine_before_the_lock(app: Celery, mixin: ty
     class Base(mixin, SingletonTask):  # type: ignore[misc, valid-type]
         abstract = True
 
-    assert make(app, base=Base).lock_options == DEFAULTS
+    assert make(app, base=Base).lock_key_for(1)
 
 
 def test_a_class_may_say_what_its_body_takes_and_returns(app: Celery) -> None:
@@ -383,7 +358,7 @@ def test_a_class_may_say_what_its_body_takes_and_returns(app: Celery) -> None:
         def run(self, supplier_id: int) -> str:
             return str(supplier_id)
 
-    assert app.register_task(Count()).lock_options.ttl == 60
+    assert ttl_of(app.register_task(Count())) == 60
     assert app.tasks["shop.tasks.count"](7) == "7"
 
 
@@ -395,20 +370,21 @@ def test_a_visibility_timeout_that_is_no_number_is_refused(app: Celery, value: A
     def count() -> None: ...
 
     with pytest.raises(ConfigurationError) as refused:
-        _ = count.lock_options
+        count.delay()
 
     for words in ("broker_transport_options", f"visibility_timeout={value!r}", "number of seconds"):
         assert words in str(refused.value)
 
 
-@pytest.mark.parametrize(("value", "seconds"), [(60, 60.0), ("60", 60.0), (0.5, 0.5), (1e10, 100 * 365 * 24 * 3600.0)])
-def test_a_visibility_timeout_is_a_number_or_its_text(app: Celery, value: Any, seconds: float) -> None:
-    app.conf.broker_transport_options = {"visibility_timeout": value}
+def test_deployments_that_a_keyprefix_tells_apart_do_not_exclude_one_another(valkey: Server) -> None:
+    def lock_of(deployment: str) -> Lock:
+        app = Celery("shop", broker=valkey.url, set_as_current=False)
+        app.conf.broker_transport_options = {"global_keyprefix": deployment}
+        return Lock("stock", app=app)
 
-    @app.task(base=SingletonTask)
-    def count() -> None: ...
-
-    assert count.lock_options.visibility_timeout == seconds
+    with lock_of("north:"):
+        assert lock_of("north:").acquire(blocking=False) is None
+        assert lock_of("south:").acquire(blocking=False) is not None
 
 
 @pytest.mark.parametrize(
@@ -431,15 +407,27 @@ def test_a_visibility_timeout_is_a_number_or_its_text(app: Celery, value: Any, s
 def test_the_default_prefix_takes_the_global_keyprefix_in(app: Celery, settings: dict[str, Any], prefix: str) -> None:
     app.conf.update(settings)
 
-    assert prefix_of(app) == prefix
+    assert make(app).lock_key_for(1).startswith(f"{prefix}:v2:")
 
 
-def test_deployments_that_a_keyprefix_tells_apart_do_not_exclude_one_another(valkey: Server) -> None:
-    def lock_of(deployment: str) -> Lock:
-        app = Celery("shop", broker=valkey.url, set_as_current=False)
-        app.conf.broker_transport_options = {"global_keyprefix": deployment}
-        return Lock("stock", app=app)
+@pytest.mark.parametrize("value", [60, "60", 0.5])
+def test_a_visibility_timeout_is_a_number_or_its_text(app: Celery, value: Any) -> None:
+    app.conf.broker_transport_options = {"visibility_timeout": value}
 
-    with lock_of("north:"):
-        assert lock_of("north:").acquire(blocking=False) is None
-        assert lock_of("south:").acquire(blocking=False) is not None
+    assert make(app).apply((1,), throw=True).successful()
+
+
+def test_what_an_app_says_of_conflicts_counts_for_its_tasks(app: Celery) -> None:
+    app.conf.singleton_lock_on_conflict = "raise"
+    task = make(app)
+
+    with hold(task, 1), pytest.raises(LockHeld):
+        task.apply((1,), throw=True)
+
+
+@pytest.mark.parametrize(("options", "state"), [({}, "REVOKED"), ({"lock_skip_result": None}, "SUCCESS")])
+def test_a_skip_result_of_none_counts_as_set(app: Celery, options: dict[str, Any], state: str) -> None:
+    task = make(app, **options)
+
+    with hold(task, 1):
+        assert task.apply((1,)).state == state

@@ -243,14 +243,6 @@ class Breaking(Contract):
         self.nothing_is_left(store)
         assert mark_queued(store, "other") is None
 
-    def test_a_call_that_has_joined_counts_as_queued(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        mark_queued(store, "j")
-        store.acquire(call("j", joins=True, heeds_queued=True))
-
-        assert broken(store) == (["a"], ["queued"])
-        assert mark_queued(store, "other") is None
-
     def test_marks_whose_time_has_come_are_not_told_of(self, store: Store) -> None:
         store.acquire(claim("a", ttl=30 * SHORT))
         mark_queued(store, "q", seconds=SHORT)

@@ -96,12 +96,6 @@ class Copies(Contract):
         store.release(copy, grant.place)
         self.nothing_is_left(store)
 
-    def test_a_copy_that_is_refused_leaves_its_original_in_the_crowd(self, store: Store) -> None:
-        granted(store.acquire(call("holder")))
-        store.acquire(call("a", crowds=True))
-
-        assert refused(store.acquire(delivery("copy"))).crowd == 1
-
     def test_a_copy_of_a_run_that_waits_takes_no_turn(self, store: Store) -> None:
         granted(store.acquire(call("holder")))
         with store.waiter(first_delivery()) as original:

@@ -23,11 +23,9 @@ from tests.contract.asking import (
     call,
     claim,
     delivery,
-    found,
     granted,
     mark_queued,
     marker_of,
-    refused,
     succeed,
 )
 from tests.waiting import until
@@ -146,7 +144,7 @@ class Keys(Contract):
 
     def steps(self, store: Store) -> dict[str, Callable[[], Any]]:
         """Every verb, about two calls and a copy."""
-        a, b = delivery("tok-a", "a", limit=2), delivery("tok-b", "b", merges=TASK, crowds=True)
+        a, b = delivery("tok-a", "a", limit=2), delivery("tok-b", "b", merges=TASK)
         waiter = store.waiter(delivery("tok-w", "w"))
         return {
             "acquire": lambda: store.acquire(dataclasses.replace(a, may_be_copy=False)),
@@ -262,17 +260,6 @@ class Keys(Contract):
         for number in {0, 1, 2} - {overwritten}:
             assert client.pttl(claims[number].key) > 50_000
 
-    def test_a_lock_with_long_facts_is_a_list_all_the_same(self, store: Store, client: Any) -> None:
-        # A value of more than 64 bytes would make it a table, of twice the size.
-        facts = {"task_id": "0b0e7a0c-5d5b-4f0c-9d57-8a5d5f9d2f3b", "pid": 4_194_304, "attempt": 999}
-        long = claim("x" * 16, ttl=7 * 24 * 3600.0, published=10**15, **facts)
-
-        for is_usual in (True, False):
-            granted(store.acquire(dataclasses.replace(long, may_be_copy=not is_usual, marker=marker_of("a"))))
-            assert client.object("encoding", KEY) == "listpack"
-            assert max(len(value) for value in client.hvals(KEY)) <= 64
-            store.release(long, 1)
-
     def test_a_held_lock_takes_little_memory(self, store: Store, client: Any) -> None:
         key = "singleton:v2:{shop.tasks.synchronise:9f62a583b84f8227e6432bfe2c555eb2}"
         store.acquire(
@@ -293,37 +280,3 @@ class Keys(Contract):
         grant = granted(store.acquire(claim("a")))
 
         assert grant.fence >= seconds * 1_000_000 + microseconds
-
-    def test_a_fence_grows_even_where_the_clock_has_gone_back(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-        from_the_future = 2 * int(client.hget(KEY, "fence"))
-        client.hset(KEY, "fence", from_the_future)
-        self.let_expire(store)
-
-        assert granted(store.acquire(claim("b"))).fence == from_the_future + 1
-
-    @pytest.mark.parametrize("field", ["a", "!a"])
-    def test_a_clock_that_was_set_back_strands_nobody(self, store: Store, client: Any, field: str) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-        deadline = int(client.hget(KEY, "a"))
-        client.hdel(KEY, "a")
-        client.hset(KEY, field, deadline + 3600 * 1_000_000)
-        client.pexpire(KEY, 3_700_000)
-
-        assert found(mark_queued(store, "b", limit=1)).expires_in <= SHORT
-        assert refused(store.acquire(claim("c"))).first.expires_in <= SHORT
-        self.pass_time(1.1 * SHORT)
-
-        assert mark_queued(store, "b", limit=1) is None
-        assert granted(store.acquire(claim("c"))).took_over
-
-    def test_a_lock_of_many_places_is_a_table_and_one_of_few_a_list(self, store: Store, client: Any) -> None:
-        # A list is searched from end to end, for each of the places.
-        encodings = []
-        for number in range(20):
-            store.acquire(claim(f"t{number}", limit=20))
-            encodings.append(client.object("encoding", KEY))
-
-        assert encodings == ["listpack"] * 16 + ["hashtable"] * 4
-        store.release(claim("t19", limit=20), 20)
-        assert granted(store.acquire(claim("t20", limit=20))).place == 20

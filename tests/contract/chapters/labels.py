@@ -78,16 +78,6 @@ class Labels(Contract):
 
         self.nothing_is_left(store)
 
-    def test_a_call_that_has_joined_keeps_it(self, store: Store) -> None:
-        mark_labelled(store, "j")
-        granted(store.acquire(call("a")))
-        refused(store.acquire(call("j", joins=True)))
-        (survey,) = store.survey([KEY])
-        assert [(mark.task_id, mark.label) for mark in survey.marks] == [("j", LABEL)]
-
-        store.unmark(KEY, "j")
-        assert store.survey([KEY])[0].marks == ()
-
     def test_a_rerun_finds_a_newer_run_of_its_task_whatever_its_label(self, store: Store) -> None:
         granted(store.acquire(labelled(call("a", 3000))))
 

@@ -1,11 +1,10 @@
-"""What calls leave in a store that hold nothing: queued, quiet, and in the crowd."""
+"""What calls leave in a store that hold nothing: queued, and quiet."""
 
 from typing import Any
 
 import pytest
 
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Grant
 from tests.contract.asking import (
     KEY,
     SHORT,
@@ -22,7 +21,7 @@ from tests.contract.asking import (
 
 
 class Marks(Contract):
-    """Calls that are unique in the queue, and calls that come again and again."""
+    """Calls that are unique in the queue."""
 
     def test_of_several_calls_one_is_queued_and_the_others_learn_which(self, store: Store) -> None:
         assert mark_queued(store, "a") is None
@@ -32,37 +31,10 @@ class Marks(Contract):
         assert mark_queued(store, "a", limit=1) is None, "nor does a run that has begun meanwhile"
         assert found(mark_queued(store, "b", limit=1)).task_id == "a"
 
-    def test_a_queued_call_that_has_joined_a_run_keeps_out_publishers_alone(self, store: Store) -> None:
-        mark_queued(store, "joiner")
-        granted(store.acquire(call("holder")))
-        refused(store.acquire(call("joiner", heeds_queued=True, joins=True)))
-        store.release(call("holder"), 1)
-
-        assert found(mark_queued(store, "another")).task_id == "joiner"
-        goes_on = call("what-the-holder-was-replaced-by", heeds_queued=True)
-        granted(store.acquire(goes_on))
-        store.release(goes_on, 1)
-        store.unmark(KEY, "joiner")
-        self.nothing_is_left(store)
-
-    def test_a_joiner_that_runs_in_the_end_is_queued_no_more(self, store: Store) -> None:
-        mark_queued(store, "joiner")
-        granted(store.acquire(call("holder")))
-        joiner = call("joiner", heeds_queued=True, joins=True)
-        refused(store.acquire(joiner))
-        store.release(call("holder"), 1)
-
-        granted(store.acquire(joiner))
-        assert mark_queued(store, "another") is None
-        store.unmark(KEY, "another")
-        store.release(joiner, 1)
-        self.nothing_is_left(store)
-
-    @pytest.mark.parametrize("joins", [False, True])
-    def test_a_queued_call_that_is_refused_counts_as_queued_for_as_long_again(self, store: Store, joins: bool) -> None:
+    def test_a_queued_call_that_is_refused_counts_as_queued_for_as_long_again(self, store: Store) -> None:
         mark_queued(store, "a", seconds=60.0)
         granted(store.acquire(call("holder")))
-        refused(store.acquire(call("a", heeds_queued=True, joins=joins, queued_for=600.0)))
+        refused(store.acquire(call("a", heeds_queued=True, queued_for=600.0)))
 
         assert found(mark_queued(store, "b")).expires_in > 500
         store.release(call("holder"), 1)
@@ -259,52 +231,3 @@ class Marks(Contract):
         assert store.unmark(KEY, "a", returns=True, unless=("merged",))
 
         self.nothing_is_left(store)
-
-    # The crowd.
-
-    def test_a_refusal_tells_how_many_come_again(self, store: Store) -> None:
-        store.acquire(call("a"))
-
-        assert refused(store.acquire(call("stays-away"))).crowd == 0
-        assert [refused(store.acquire(call(name, crowds=True))).crowd for name in "bcd"] == [1, 2, 3]
-        assert refused(store.acquire(call("b", returns=True))).crowd == 3
-        assert store.look(KEY).crowd == 3
-
-    def test_a_call_counts_once_however_often_it_says_that_it_will_come_again(self, store: Store) -> None:
-        store.acquire(call("a"))
-
-        assert [refused(store.acquire(call(name, crowds=True))).crowd for name in "bbcb"] == [1, 1, 2, 2]
-
-    @pytest.mark.parametrize("gives_up", [True, False])
-    def test_the_crowd_is_smaller_once_one_of_it_is_granted_or_gives_up(self, store: Store, gives_up: bool) -> None:
-        store.acquire(call("a"))
-        for name in "bc":
-            store.acquire(call(name, crowds=True))
-        if gives_up:
-            store.unmark(KEY, "b", returns=True)
-            store.unmark(KEY, "b", returns=True)
-            store.unmark(KEY, "stranger", returns=True)
-        else:
-            store.release(call("a"), 1)
-            for _ in range(2):
-                granted(store.acquire(call("b", returns=True)))
-
-        assert refused(store.acquire(call("d"))).crowd == 1
-
-    def test_a_crowd_that_is_gone_leaves_nothing(self, store: Store) -> None:
-        names = "bcdefgh"
-        store.acquire(call("a"))
-        for name in names:
-            store.acquire(call(name, crowds=True))
-        store.release(call("a"), 1)
-        for name in names[:-1]:
-            mine = call(name, returns=True)
-            store.release(mine, granted(store.acquire(mine)).place)
-        store.unmark(KEY, names[-1], returns=True)
-
-        self.nothing_is_left(store)
-
-    def test_a_granted_claim_joins_no_crowd(self, store: Store) -> None:
-        assert isinstance(store.acquire(call("a", crowds=True)), Grant)
-
-        assert refused(store.acquire(call("b"))).crowd == 0

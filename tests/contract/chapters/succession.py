@@ -1,12 +1,9 @@
 """Which call runs next: `rerun` merges, `replace` lets the newest win."""
 
-import dataclasses
-from typing import Any
-
 import pytest
 
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Answer, Claim, Turn
+from celery_singleton_lock.stores.records import Answer, Turn
 from celery_singleton_lock.stores.records import Succession as Rule
 from tests.contract.asking import (
     ENDED,
@@ -19,7 +16,6 @@ from tests.contract.asking import (
     call,
     claim,
     granted,
-    mark_queued,
     refused,
     succeed,
     tokens,
@@ -51,212 +47,6 @@ class Succession(Contract):
         store.release(mine, 1, ending=ENDED)
         self.nothing_is_left(store)
 
-    def test_the_queued_call_and_a_successor_do_not_wait_for_each_other(self, store: Store) -> None:
-        mark_queued(store, "q")
-        first = call("s", 2000, heeds_queued=True)
-        assert refused(store.acquire(first)).first.task_id == "q"
-        assert succeed(store, first, "rerun") == MINE
-
-        retry = call("q", 1000)
-        granted(store.acquire(retry))
-        store.release(retry, 1)
-        granted(store.acquire(again(first)))
-
-    @pytest.mark.parametrize("published", [1000, 3000])
-    def test_a_queued_call_that_wants_a_rerun_is_merged_with_the_successor(
-        self, store: Store, published: float
-    ) -> None:
-        mark_queued(store, "q")
-        succeed(store, call("s", 2000), "rerun")
-        queued_call = call("q", published, heeds_queued=True, succeeds="rerun", merges=TASK)
-
-        assert refused(store.acquire(queued_call)).first.task_id == "s"
-        assert succeed(store, queued_call, "rerun", "of q") == merged_into("s")
-
-        store.unmark(KEY, "q")
-        mine = again(call("s", 2000, heeds_queued=True, succeeds="rerun", merges=TASK))
-        assert granted(store.acquire(mine)).arguments == ("of q" if published > 2000 else "")
-
-    @pytest.mark.parametrize(("task_name", "policy"), [("shop.tasks.other", "rerun"), (TASK, "replace")])
-    def test_a_queued_call_that_cannot_be_merged_does_not_wait_for_the_successor(
-        self, store: Store, task_name: str, policy: Rule
-    ) -> None:
-        mark_queued(store, "q")
-        succeed(store, call("s", 2000), policy, task_name=task_name)
-
-        granted(store.acquire(call("q", 1000, heeds_queued=True, succeeds="rerun", merges=TASK)))
-
-    @pytest.mark.parametrize("policy", ["rerun", "replace"])
-    def test_an_older_queued_call_that_replaces_ends_for_a_newer_successor(self, store: Store, policy: Rule) -> None:
-        mark_queued(store, "q")
-        succeed(store, call("s", 2000), policy)
-        queued_call = call("q", 1000, heeds_queued=True, succeeds="replace", merges=TASK)
-
-        assert refused(store.acquire(queued_call)).first.task_id == "s"
-        assert succeed(store, queued_call, "replace") == merged_into("s")
-
-        store.unmark(KEY, "q")
-        granted(store.acquire(again(call("s", 2000, heeds_queued=True, succeeds="replace", merges=TASK))))
-
-    @pytest.mark.parametrize("published", [0, 3000])
-    def test_a_newer_queued_call_that_replaces_goes_before_the_successor(self, store: Store, published: float) -> None:
-        mark_queued(store, "q")
-        succeed(store, call("s", 2000), "replace")
-        granted(store.acquire(call("q", published, heeds_queued=True, succeeds="replace", merges=TASK)))
-
-        late = again(call("s", 2000, heeds_queued=True, succeeds="replace", merges=TASK))
-        assert refused(store.acquire(late)).first.task_id == "q"
-        assert succeed(store, late, "replace") == merged_into("q")
-
-    def test_a_queued_call_takes_a_place_that_its_successor_does_not_need(self, store: Store) -> None:
-        mark_queued(store, "q")
-        succeed(store, call("s", 2000), "replace")
-
-        granted(store.acquire(call("q", 1000, limit=2, heeds_queued=True, succeeds="replace")))
-
-    def carrying(self, store: Store, **more: Any) -> Claim:
-        """A run of `b`, delivered for the first time, with the arguments of `c`."""
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
-        store.release(call("a"), 1)
-        run = dataclasses.replace(again(call("b", 2000), merges=TASK, **more), token="run-1")
-        assert granted(store.acquire(run)).arguments == "of c"
-        return run
-
-    def test_merged_arguments_outlive_a_run_that_dies_with_them(self, store: Store) -> None:
-        self.carrying(store)
-        self.pass_time(31)
-
-        delivered_again = dataclasses.replace(call("b", 2000, merges=TASK), token="run-2")
-        grant = granted(store.acquire(delivered_again))
-        assert grant.took_over
-        assert grant.arguments == "of c"
-        store.release(delivered_again, 1, ending=ENDED)
-        self.nothing_is_left(store)
-
-    def test_merged_arguments_are_remembered_from_the_moment_at_which_they_were_taken(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
-        store.release(call("a"), 1)
-        self.pass_time(MEMORY - 100)
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
-
-        self.pass_time(MEMORY - 100)
-
-        delivered_again = dataclasses.replace(call("b", 2000, merges=TASK), token="run-2")
-        assert granted(store.acquire(delivered_again)).arguments == "of c"
-
-    @pytest.mark.parametrize("min_hold", [0.0, 40.0])
-    def test_a_run_that_has_not_ended_for_good_leaves_merged_arguments_to_the_next(
-        self, store: Store, min_hold: float
-    ) -> None:
-        run = self.carrying(store, min_hold=min_hold)
-        store.release(run, None)
-        self.pass_time(min_hold + 1)
-
-        delivered_again = dataclasses.replace(call("b", 2000, merges=TASK), token="run-2")
-        assert granted(store.acquire(delivered_again)).arguments == "of c"
-
-    @pytest.mark.parametrize("min_hold", [0.0, 40.0])
-    def test_a_run_that_has_ended_for_good_takes_its_merged_arguments_with_it(
-        self, store: Store, min_hold: float
-    ) -> None:
-        store.release(self.carrying(store, min_hold=min_hold), 1, ending=ENDED)
-        self.pass_time(min_hold + 1)
-
-        assert granted(store.acquire(call("late", 500, merges=TASK))).arguments == ""
-
-    @pytest.mark.parametrize("makes_way", [False, True])
-    def test_arguments_are_not_taken_from_a_run_that_lives(self, store: Store, makes_way: bool) -> None:
-        run = self.carrying(store)
-        if makes_way:
-            succeed(store, again(call("newest", 9000)), "replace")
-            store.unmark(KEY, "newest")
-
-        beside = dataclasses.replace(call("beside", 500, merges=TASK), limit=2)
-        assert granted(store.acquire(beside)).arguments == ""
-        assert granted(store.acquire(run)).arguments == "of c"
-
-    def test_newer_arguments_go_to_the_next_run_and_not_to_the_one_that_lives(self, store: Store) -> None:
-        run = self.carrying(store)
-        assert succeed(store, call("d", 4000), "rerun") == MINE
-        assert succeed(store, call("e", 5000), "rerun", "of e") == merged_into("d")
-
-        assert granted(store.acquire(run)).arguments == ""
-        store.release(run, 1, ending=ENDED)
-        assert granted(store.acquire(again(call("d", 4000), merges=TASK))).arguments == "of e"
-
-    def test_a_successor_may_end_if_others_were_merged_into_the_run_before_it(self, store: Store) -> None:
-        self.carrying(store)
-        assert succeed(store, call("d", 4000), "rerun") == MINE
-
-        assert store.unmark(KEY, "d", unless=("merged",))
-
-    def test_a_late_successor_runs_after_an_older_call_with_newer_arguments(self, store: Store) -> None:
-        self.carrying(store)
-
-        assert succeed(store, again(call("late", 1500)), "rerun") == merged_into("b")
-        assert succeed(store, again(call("between", 2500)), "rerun") == MINE
-
-    def test_arguments_are_asked_for_only_where_they_are_needed(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        assert succeed(store, call("b", 2000), "rerun") == MINE, "the successor has its own with it"
-
-        assert succeed(store, call("c", 3000), "rerun") is None
-        assert succeed(store, call("c", 3000), "rerun", "of c") == merged_into("b")
-        assert succeed(store, call("old", 2500), "rerun") == merged_into("b")
-        assert succeed(store, call("older", 1500), "rerun") == merged_into("b")
-
-    def test_the_newest_arguments_are_those_that_were_published_last(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        for name, published in [("c", 4000), ("d", 3000)]:
-            assert succeed(store, call(name, published), "rerun", f"of {name}") == merged_into("b")
-        store.release(call("a"), 1)
-
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
-
-    def test_a_retry_that_comes_later_merges_no_older_arguments_into_a_newer_call(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-
-        assert succeed(store, call("retry", 1500), "rerun", "old") == merged_into("b")
-
-        store.release(call("a"), 1)
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == ""
-
-    def test_merged_arguments_are_for_the_next_run_of_that_task_only(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
-        store.release(call("a"), 1)
-        self.pass_time(PATIENCE + 1)
-
-        for name, merges in [("other", "shop.tasks.other"), ("no-task", "")]:
-            assert granted(store.acquire(call(name, 2500, merges=merges))).arguments == ""
-            store.release(call(name), 1)
-        assert granted(store.acquire(call("any", 2500, merges=TASK))).arguments == "of c"
-
-    def test_calls_of_another_task_are_not_merged(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-
-        assert succeed(store, call("c", 3000), "rerun", "of c", task_name="shop.tasks.other") == (Turn.OTHER_TASK, None)
-
-        store.release(call("a"), 1)
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == ""
-
-    def test_calls_are_merged_only_into_one_that_has_asked_for_a_rerun(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-
-        assert succeed(store, call("c", 3000), "rerun", "of c") == (Turn.OTHER_TASK, None)
-
-        store.release(call("a"), 1)
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == ""
-
     def test_one_that_was_replaced_learns_of_it_though_it_asks_for_a_rerun_now(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "replace")
@@ -277,63 +67,7 @@ class Succession(Contract):
 
         assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
 
-    def test_a_run_with_newer_arguments_keeps_them_and_ends_what_was_merged(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
-        store.release(call("a"), 1)
-        self.pass_time(PATIENCE + 1)
-
-        assert granted(store.acquire(call("d", 4000, merges=TASK))).arguments == ""
-        store.release(call("d"), 1)
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == ""
-
-    def test_a_run_whose_publication_nobody_knows_takes_what_was_merged(self, store: Store) -> None:
-        granted(store.acquire(call("a")))
-        assert succeed(store, call("b"), "rerun") == MINE
-        assert succeed(store, call("c"), "rerun", "of c") == merged_into("b")
-        store.release(call("a"), 1)
-
-        assert granted(store.acquire(again(call("b"), merges=TASK))).arguments == "of c"
-
-    def test_a_successor_that_asks_again_keeps_what_others_left(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
-
-        assert refused(store.acquire(again(call("b", 2000)))).successor == "b"
-        assert succeed(store, again(call("b", 2000)), "rerun") == MINE
-        store.release(call("a"), 1)
-
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
-
-    def test_a_successor_with_which_others_were_merged_cannot_just_end(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
-
-        assert not store.unmark(KEY, "b", unless=("merged",))
-        assert store.successor(KEY) == "b"
-        self.pass_time(PATIENCE + 1)
-        assert not store.unmark(KEY, "b", unless=("merged",)), "nor when its time as the successor is over"
-        assert store.unmark(KEY, "c", unless=("merged",))
-        assert store.unmark(KEY, "b")
-        assert store.successor(KEY) is None
-
-    def test_nor_one_that_an_older_call_was_merged_with(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        assert succeed(store, call("old", 1500), "rerun") == merged_into("b")
-
-        assert not store.unmark(KEY, "b", unless=("merged",))
-
-        store.release(call("a"), 1)
-        mine = again(call("b", 2000), merges=TASK)
-        granted(store.acquire(mine))
-        store.release(mine, 1, ending=ENDED)
-        self.nothing_is_left(store)
-
-    def test_nor_one_in_whose_favour_an_older_call_that_replaces_has_ended(self, store: Store) -> None:
+    def test_one_in_whose_favour_an_older_call_has_ended_cannot_just_end(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "replace")
         assert succeed(store, call("old", 1500), "replace") == merged_into("b")
@@ -361,20 +95,6 @@ class Succession(Contract):
 
         store.release(call("a"), 1)
         store.release(call("c"), granted(store.acquire(again(call("c", 3000)))).place)
-        self.nothing_is_left(store)
-
-    def test_nor_the_last_of_several_that_have_overtaken_each_other(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        for name, published in [("b", 2000), ("c", 3000), ("d", 4000)]:
-            assert succeed(store, call(name, published), "replace") == MINE
-        for name, published, newer in [("b", 2000, "c"), ("c", 3000, "d")]:
-            assert succeed(store, again(call(name, published)), "replace") == merged_into(newer)
-            store.unmark(KEY, name)
-
-        assert not store.unmark(KEY, "d", unless=("merged",))
-
-        store.release(call("a"), 1)
-        store.release(call("d"), granted(store.acquire(again(call("d", 4000)))).place)
         self.nothing_is_left(store)
 
     def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
@@ -411,14 +131,6 @@ class Succession(Contract):
         assert store.unmark(KEY, "b", unless=("heard",))
         assert store.renew([call("a")], 1.0) == [Answer.DONE]
 
-    def test_nor_does_it_forget_that_a_holder_has_heard(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, again(call("b", 2000)), "replace")
-        store.renew([call("a")], 1.0)
-        succeed(store, again(call("b", 2000)), "replace")
-
-        assert not store.unmark(KEY, "b", unless=("heard",))
-
     def test_but_not_if_another_one_comes_next(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), "replace")
@@ -428,23 +140,6 @@ class Succession(Contract):
         store.unmark(KEY, "b")
 
         assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
-
-    def test_a_rerun_comes_after_a_newer_call_of_another_task_that_replaces(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
-        assert succeed(store, call("p", 4000), "replace", task_name="shop.tasks.other") == MINE
-        assert refused(store.acquire(again(call("b", 2000), merges=TASK))).successor == "p"
-        assert succeed(store, again(call("b", 2000)), "rerun") == (Turn.OTHER_TASK, None)
-        assert not store.unmark(KEY, "b", unless=("merged",)), "those that were merged still wait for it"
-        store.release(call("a"), 1)
-        other = again(call("p", 4000))
-        other.facts.task_name = "shop.tasks.other"
-        granted(store.acquire(other))
-        assert succeed(store, again(call("b", 2000)), "rerun") == MINE
-        store.release(other, 1)
-
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
 
     def test_a_successor_with_which_nobody_was_merged_may_end(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))

@@ -1,0 +1,212 @@
+"""A body whose lease is lost is told so in the middle of its work; and no other code of its process is."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from celery import Celery, states, uuid
+
+from celery_singleton_lock import LockLost, SingletonTask
+from celery_singleton_lock.settings import store_of
+from tests.tracing import tracer_of
+from tests.waiting import until
+
+LONG = 15.0
+"""Seconds for which a body would go on."""
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("abort", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url="memory://abort", singleton_lock_ttl=1)
+    yield app
+    app.close()
+    store: Any = store_of(app)
+    store.clear()
+
+
+def task_of(app: Celery, body: Callable[[Any], Any], **options: Any) -> Any:
+    @app.task(base=SingletonTask, bind=True, name="sync", **options)
+    def sync(self: Any, key: str) -> Any:
+        return body(self)
+
+    return sync
+
+
+def run(task: Any, key: str = "k") -> Any:
+    """As a worker does, in the thread that calls this; the result of it."""
+    sent = uuid()
+    tracer_of(task)(sent, (key,), {}, {"id": sent, "args": (key,), "is_eager": False})
+    return task.AsyncResult(sent)
+
+
+def lose(self: Any) -> None:
+    """Somebody breaks the lease of a run that does not wait for it."""
+    store_of(self.app).break_lock(self.lock.key, None, "alice", force=True)
+
+
+def compute(seconds: float = LONG) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(100))
+
+
+def computes(self: Any) -> None:
+    lose(self)
+    compute()
+
+
+def handles_another_error(self: Any) -> None:
+    try:
+        raise KeyError("another")
+    except KeyError:
+        computes(self)
+
+
+def starts_threads(self: Any) -> None:
+    """Until a new thread runs, CPython takes it for the one that has started it, and may raise in it."""
+    lose(self)
+    end = time.monotonic() + LONG
+    while time.monotonic() < end:
+        child = threading.Thread(target=int)
+        child.start()
+        child.join()
+
+
+def waits_in_an_event_loop(self: Any) -> None:
+    cleaned: list[bool] = []
+
+    async def main() -> None:
+        lose(self)
+        try:
+            # In slices: a thread that waits in C hears of nothing until that ends.
+            for _ in range(round(LONG / 0.05)):
+                await asyncio.sleep(0.05)
+        finally:
+            # It may take its time for that.
+            await asyncio.sleep(0.2)
+            cleaned.append(True)
+
+    try:
+        asyncio.run(main())
+    finally:
+        assert cleaned == [True]
+
+
+def waits_beside_a_busy_task(self: Any) -> None:
+    """Whose end nobody looks at, though it may be the one that hears of it."""
+
+    async def goes_on() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            compute(0.05)
+
+    async def main() -> None:
+        beside = asyncio.create_task(goes_on())
+        lose(self)
+        await asyncio.sleep(LONG)
+        assert beside
+
+    asyncio.run(main())
+
+
+def here(call: Callable[[], Any]) -> Any:
+    return call()
+
+
+def in_a_thread(call: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call).result(30)
+
+
+@pytest.mark.parametrize("where", [here, in_a_thread])
+@pytest.mark.parametrize(
+    "body", [computes, handles_another_error, starts_threads, waits_in_an_event_loop, waits_beside_a_busy_task]
+)
+def test_a_run_ends_as_lost_whatever_it_is_at(app: Celery, body: Callable[[Any], None], where: Any) -> None:
+    task, began = task_of(app, body), time.monotonic()
+
+    result = where(lambda: run(task))
+
+    assert time.monotonic() - began < LONG - 5
+    assert result.state == states.FAILURE
+    with pytest.raises(LockLost, match="expired"):
+        result.get()
+
+
+@pytest.mark.parametrize("where", [here, in_a_thread])
+def test_a_body_may_catch_it_and_end_in_its_own_way(app: Celery, where: Any) -> None:
+    caught: list[str] = []
+
+    def body(self: Any) -> None:
+        try:
+            computes(self)
+        except LockLost as error:
+            caught.append(error.args[0])
+            raise ValueError("its own way to say it") from error
+
+    result = where(lambda: run(task_of(app, body)))
+
+    assert caught == [app.tasks["sync"].lock_key_for("k")]
+    with pytest.raises(ValueError, match="its own way"):
+        result.get()
+
+
+def test_a_run_beside_it_goes_on(app: Celery) -> None:
+    is_over = threading.Event()
+
+    def body(self: Any) -> str:
+        if self.request.args == ("lost",):
+            computes(self)
+        end = time.monotonic() + LONG
+        while not is_over.is_set() and time.monotonic() < end:
+            sum(range(100))
+        return "ran"
+
+    task = task_of(app, body)
+    with ThreadPoolExecutor(2) as pool:
+        beside = pool.submit(run, task, "beside")
+        until(lambda: task.lock_holders("beside"), "it runs")
+        lost = pool.submit(run, task, "lost").result(30)
+        is_over.set()
+
+        assert lost.state == states.FAILURE
+        assert beside.result(30).get() == "ran"
+
+
+def test_nothing_reaches_the_runs_that_a_thread_has_after_it(app: Celery) -> None:
+    # The bodies end at about the moment when they would be told.
+    def body(self: Any, seconds: float) -> str:
+        lose(self)
+        compute(seconds)
+        return "ran"
+
+    def after(self: Any) -> str:
+        compute(0.02)
+        return "ran"
+
+    seconds = iter([0.25 + 0.02 * number for number in range(8)])
+    ends = task_of(app, lambda self: body(self, next(seconds)))
+
+    @app.task(base=SingletonTask, bind=True, name="after")
+    def next_run(self: Any) -> str:
+        return after(self)
+
+    def series() -> list[str]:
+        states_after = []
+        for number in range(8):
+            run(ends, str(number))
+            states_after.append(run_of(next_run))
+        return states_after
+
+    assert in_a_thread(series) == [states.SUCCESS] * 8
+
+
+def run_of(task: Any) -> str:
+    sent = uuid()
+    tracer_of(task)(sent, (), {}, {"id": sent, "args": (), "is_eager": False})
+    return str(task.AsyncResult(sent).state)

@@ -1,0 +1,568 @@
+"""What becomes of a message, delivery by delivery: from a broker in memory, traced as a worker does it.
+
+Nothing waits for an eta here, and the clock of the locks is moved by hand.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from celery import Celery, Task, states, uuid
+from celery.app import trace
+
+from celery_singleton_lock import CallRevoked, LockHeld, SingletonTask, StoreError, signals
+from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.testing import memory_store
+from tests.tracing import tracer_of
+from tests.waiting import until
+
+ALL = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
+COMES_AGAIN = ("reschedule", "join", "rerun", "replace")
+ME = "me"
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a worker gets from the broker."""
+
+    headers: Mapping[str, Any]
+    body: Any
+    delivery: Mapping[str, Any]
+    sent_after: datetime
+
+    def is_due_within(self, seconds: float) -> bool:
+        """Whether a worker keeps it back no longer than that. Never false because this machine is slow."""
+        eta = self.headers["eta"]
+        return eta is None or (datetime.fromisoformat(eta) - datetime.now(UTC)).total_seconds() <= seconds
+
+    def is_due_after(self, seconds: float) -> bool:
+        """Whether a worker keeps it back for longer. Never false because this machine is slow."""
+        eta = self.headers["eta"]
+        return eta is not None and (datetime.fromisoformat(eta) - self.sent_after).total_seconds() > seconds
+
+
+@dataclass
+class World:
+    """An app with a task, the broker and the store."""
+
+    app: Celery
+    store: Any
+    task: Any = None
+    ran: list[Any] = field(default_factory=list)
+    began: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def define(self, body: Callable[..., Any] | None = None, **options: Any) -> None:
+        def its_body(task: Any, number: int = 1) -> str:
+            self.ran.append((number, task.lock.held))
+            return "ran"
+
+        options = {"base": SingletonTask, "bind": True, "name": "task", "lock_key": (), **options}
+        self.task = self.app.task(**options)(body or its_body)
+
+    @property
+    def sent(self) -> Message | None:
+        """The next message in the queue, which is then there no more."""
+        with self.app.connection_for_read() as connection:
+            channel = connection.default_channel
+            channel.queue_declare(self.app.conf.task_default_queue)
+            message = channel.basic_get(self.app.conf.task_default_queue, no_ack=True)
+        if message is None:
+            return None
+        return Message(message.headers, message.decode(), message.delivery_info, self.began)
+
+    def deliver(self, message: Message | None, **request: Any) -> str:
+        """Run a delivery as a worker does it; the state that is stored afterwards."""
+        assert message is not None, "nothing was sent"
+        self.began = datetime.now(UTC)
+        args, kwargs, embedded = message.body
+        keys = ("exchange", "routing_key", "priority", "redelivered")
+        delivery = {"redelivered": False, **message.delivery, **request.pop("delivery_info", {})}
+        facts = {**message.headers, **embedded, "args": args, "kwargs": kwargs, **request}
+        facts["delivery_info"] = {key: delivery.get(key) for key in keys}
+        tracer_of(self.app.tasks[message.headers["task"]])(message.headers["id"], args, kwargs, facts)
+        return str(self.result.state)
+
+    @property
+    def result(self) -> Any:
+        return self.app.AsyncResult(ME)
+
+    def is_held(self, by: str = "the-holder", ttl: float = 30) -> Callable[[], Any]:
+        """Have another run hold the key; return what ends it."""
+        claim = Claim(self.task.lock_key_for(), f"token of {by}", ttl, 100, Facts(by))
+        assert isinstance(self.store.acquire(claim), Grant)
+        return lambda: self.store.release(claim, None)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    app = Celery("admission", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_default_queue = uuid()
+    with memory_store(app) as store:
+        yield World(app, store)
+    app.close()
+
+
+# How a call comes, and how it ends. Each tells the state and the result.
+
+
+def publish(world: World) -> Message | None:
+    world.task.apply_async((1,), task_id=ME)
+    return world.sent
+
+
+def by_message(world: World, **request: Any) -> tuple[str, Any]:
+    return world.deliver(publish(world), **request), world.result.result
+
+
+def by_send_task(world: World) -> tuple[str, Any]:
+    world.app.send_task("task", (1,), task_id=ME)
+    return world.deliver(world.sent), world.result.result
+
+
+def redelivered(world: World) -> tuple[str, Any]:
+    return by_message(world, delivery_info={"redelivered": True})
+
+
+def for_a_retry(world: World) -> tuple[str, Any]:
+    return by_message(world, retries=1)
+
+
+def in_a_chord(world: World) -> tuple[str, Any]:
+    body = {"task": "task", "args": (), "kwargs": {}, "options": {"task_id": "the-body"}, "chord_size": 2}
+    return by_message(world, chord=body)
+
+
+def eagerly(world: World) -> tuple[str, Any]:
+    ended = world.task.apply((1,), task_id=ME, throw=False)
+    return ended.state, ended.result
+
+
+def in_a_map(world: World) -> tuple[str, Any]:
+    world.task.map([1]).apply_async(task_id=ME)
+    state, result = world.deliver(world.sent), world.result.result
+    return state, result[0] if isinstance(result, list) else result
+
+
+@pytest.mark.parametrize("comes", [by_message, by_send_task, redelivered, for_a_retry, eagerly, in_a_map])
+@pytest.mark.parametrize("policy", ALL)
+def test_a_free_key_lets_a_call_in_however_it_comes(world: World, policy: str, comes: Any) -> None:
+    world.define(lock_on_conflict=policy)
+
+    assert comes(world) == ("SUCCESS", "ran")
+    assert world.ran == [(1, True)]
+    assert world.store.held() == []
+
+
+NO_RUN: list[tuple[str, Any, dict[str, Any], str, Any]] = [
+    *(("skip", comes, {}, "REVOKED", CallRevoked) for comes in (by_message, by_send_task, redelivered, for_a_retry)),
+    ("skip", eagerly, {}, "REVOKED", CallRevoked),
+    ("skip", in_a_chord, {}, "SUCCESS", None),
+    ("skip", in_a_map, {}, "SUCCESS", None),
+    ("skip", by_message, {"lock_skip_result": None}, "SUCCESS", None),
+    *(("skip", how, {"lock_skip_result": 5}, "SUCCESS", 5) for how in (by_message, eagerly, in_a_chord, in_a_map)),
+    *(("raise", how, {}, "FAILURE", LockHeld) for how in (by_message, for_a_retry, eagerly, in_a_chord, in_a_map)),
+    # In eager mode there is no broker through which a call could come again.
+    *((policy, eagerly, {}, "FAILURE", LockHeld) for policy in COMES_AGAIN),
+    *((policy, by_message, {"lock_wait_timeout": 0}, "FAILURE", LockHeld) for policy in ("reschedule", "wait")),
+    # An item of a map is no message of its own, so it waits in its place.
+    *((policy, in_a_map, {"lock_wait_timeout": 0.01}, "FAILURE", LockHeld) for policy in (*COMES_AGAIN, "wait")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "comes", "options", "state", "result"), NO_RUN)
+def test_a_call_whose_key_is_held_ends_as_its_policy_says(
+    world: World, caplog: pytest.LogCaptureFixture, policy: str, comes: Any, options: Any, state: str, result: Any
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    world.define(lock_on_conflict=policy, **options)
+    world.is_held()
+    released: list[Any] = []
+    signals.lock_released.connect(lambda lease, **_: released.append(lease), sender=world.task, weak=False)
+
+    ended, found = comes(world)
+
+    assert (ended, type(found) if isinstance(found, Exception) else found) == (state, result)
+    if isinstance(found, (CallRevoked, LockHeld)):
+        assert found.holder_task_id == "the-holder"
+    assert [holder.task_id for holder in world.task.lock_holders()] == ["the-holder"]
+    # Not even one that has waited in vain has given anything back.
+    assert (world.ran, world.sent, released) == ([], None, [])
+    assert f"lock.conflict key={world.task.lock_key_for()} task_id={ME} holder=the-holder" in caplog.text
+
+
+@pytest.mark.parametrize("policy", COMES_AGAIN)
+def test_a_call_that_comes_again_is_the_same_and_never_far_away(world: World, policy: str) -> None:
+    world.define(lock_on_conflict=policy)
+    release = world.is_held(ttl=3600)
+    message = publish(world)
+
+    # Few refusals cost 2 s at most, many of them a third of the ttl.
+    for longest in (2, 2, 2, 2, *(10,) * 16):
+        assert world.deliver(message) == "RETRY"
+        message = world.sent
+        assert message is not None
+        assert message.is_due_after(0)
+        assert message.is_due_within(longest)
+        assert (message.headers["id"], message.headers["retries"], message.body[0]) == (ME, 0, [1])
+        assert world.sent is None
+    release()
+    # A joiner looks for the result of its holder first, for some seconds.
+    while world.deliver(message) == "RETRY":
+        world.store.advance(2)
+        message = world.sent
+
+    assert (world.ran, world.result.result) == ([(1, True)], "ran")
+    look = world.store.look(world.task.lock_key_for())
+    assert (list(look.holders), look.successor, world.sent) == ([], None, None)
+
+
+def test_a_call_comes_again_within_a_third_of_a_short_ttl(world: World) -> None:
+    world.define(lock_on_conflict="reschedule", lock_ttl=1.5)
+    world.is_held()
+    message = publish(world)
+
+    for _ in range(10):
+        world.deliver(message)
+        message = world.sent
+        assert message is not None
+        assert message.is_due_within(0.5)
+
+
+def test_a_call_that_comes_again_gives_up_after_lock_wait_timeout(world: World) -> None:
+    world.define(lock_on_conflict="reschedule", lock_wait_timeout=20)
+    world.is_held(ttl=3600)
+
+    assert world.deliver(publish(world)) == "RETRY"
+    world.store.advance(10)
+    assert world.deliver(world.sent) == "RETRY"
+    world.store.advance(11)
+    assert world.deliver(world.sent) == "FAILURE"
+
+    assert isinstance(world.result.result, LockHeld)
+    assert world.sent is None
+
+
+def test_a_call_that_comes_again_for_long_stays_queued(world: World) -> None:
+    world.define(lock_on_conflict="reschedule", lock_mode="until_and_while_executing", lock_queue_ttl=60)
+    world.is_held(ttl=3600)
+    message = publish(world)
+
+    for _ in range(3):
+        world.store.advance(25)
+        world.deliver(message)
+        message = world.sent
+
+    assert world.task.delay(1).id == ME
+
+
+def test_how_long_a_call_has_waited_counts_from_its_first_refusal(world: World) -> None:
+    waited: list[float] = []
+    world.define(lock_on_conflict="reschedule")
+    signals.lock_acquired.connect(lambda lease, **_: waited.append(lease.waited), sender=world.task, weak=False)
+    release = world.is_held(ttl=3600)
+
+    world.deliver(publish(world))
+    world.store.advance(7)
+    release()
+    world.deliver(world.sent)
+
+    assert waited == [pytest.approx(7, abs=1)]
+
+
+def test_one_that_waits_in_its_place_says_for_whom_and_how_long(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    world.define(lock_on_conflict="wait")
+    release = world.is_held()
+
+    def release_once_it_waits() -> None:
+        until(lambda: "lock.waiting" in caplog.text, "it waits")
+        release()
+
+    thread = threading.Thread(target=release_once_it_waits)
+    thread.start()
+    assert world.deliver(publish(world)) == "SUCCESS"
+    thread.join()
+
+    key = world.task.lock_key_for()
+    assert f"lock.waiting key={key} task_id={ME} holder=the-holder" in caplog.messages
+    (granted,) = [line for line in caplog.messages if line.startswith("lock.acquired ")]
+    assert " waited=" in granted
+
+
+# Copies of a message.
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize("policy", ALL)
+def test_a_copy_waits_for_its_own_run_and_is_dropped_after_it(world: World, policy: str, limit: int) -> None:
+    copies: list[tuple[str, Message | None]] = []
+    ran = []
+
+    def body(task: Any, number: int) -> str:
+        ran.append(number)
+        if len(ran) == 1:
+            # In another thread, as in another process: it knows nothing of this run.
+            copy = threading.Thread(target=world.deliver, args=(message,), kwargs={"delivery_info": again})
+            copy.start()
+            copy.join()
+            copies.append((world.result.state, world.sent))
+        return "ran"
+
+    again = {"redelivered": True}
+    world.define(body, lock_on_conflict=policy, lock_limit=limit)
+    message = publish(world)
+
+    assert world.deliver(message) == "SUCCESS"
+    ((state, copy),) = copies
+    # It has not ended the call whose run went on.
+    assert (state, copy is not None) == ("PENDING", True)
+    # The parked copy has no redelivered flag, and is known for a copy all the same.
+    assert world.deliver(copy) == "SUCCESS"
+
+    assert (ran, world.result.result, world.sent) == ([1], "ran", None)
+
+
+@pytest.mark.parametrize("policy", ALL)
+def test_a_copy_of_a_run_that_has_died_runs(world: World, policy: str) -> None:
+    world.define(lock_on_conflict=policy)
+    message = publish(world)
+    world.is_held(by=ME)
+    world.store.advance(31)
+
+    assert world.deliver(message, delivery_info={"redelivered": True}) == "SUCCESS"
+    assert world.ran == [(1, True)]
+
+
+@pytest.mark.parametrize("option", ["acks_on_failure_or_timeout", "acks_on_failure"])
+@pytest.mark.parametrize("acknowledged", [True, False])
+def test_a_later_delivery_of_a_run_that_failed_is_dropped_only_if_that_was_acknowledged(
+    world: World, option: str, acknowledged: bool
+) -> None:
+    if not hasattr(Task, option):
+        pytest.skip(f"{option} is new in Celery 5.7")
+    ran = []
+
+    def body(task: Any, number: int) -> None:
+        ran.append(number)
+        raise ValueError
+
+    world.define(body, acks_late=True, **{option: acknowledged})
+    message = publish(world)
+
+    for _ in range(2):
+        assert world.deliver(message, delivery_info={"redelivered": True}) == "FAILURE"
+
+    assert len(ran) == (1 if acknowledged else 2)
+
+
+# The store gives no answer.
+
+
+@contextmanager
+def silence(world: World, monkeypatch: pytest.MonkeyPatch, *, deaf: bool = True) -> Iterator[None]:
+    """Let no acquire be answered; one that is not deaf grants it all the same."""
+    acquire = world.store.acquire
+
+    def unanswered(claim: Claim) -> Any:
+        if not deaf:
+            acquire(claim)
+        raise StoreError("memory://", "no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "acquire", unanswered)
+        yield
+
+
+UNANSWERED: list[tuple[str, Any, dict[str, Any], str, Any, str]] = [
+    ("run", by_message, {}, "SUCCESS", "ran", "unlocked"),
+    ("skip", by_message, {}, "REVOKED", CallRevoked, "skipped"),
+    ("skip", by_message, {"lock_skip_result": "no"}, "SUCCESS", "no", "skipped"),
+    ("raise", by_message, {}, "FAILURE", StoreError, "raised"),
+    # What cannot come again.
+    ("reschedule", eagerly, {}, "FAILURE", StoreError, "raised"),
+    ("reschedule", in_a_map, {}, "FAILURE", StoreError, "raised"),
+]
+
+
+@pytest.mark.parametrize(("wanted", "comes", "options", "state", "result", "outcome"), UNANSWERED)
+def test_a_call_without_an_answer_ends_as_lock_on_store_error_says(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    wanted: str,
+    comes: Any,
+    options: Any,
+    state: str,
+    result: Any,
+    outcome: str,
+) -> None:
+    world.define(lock_on_store_error=wanted, **options)
+
+    with silence(world, monkeypatch):
+        ended, found = comes(world)
+
+    assert (ended, type(found) if isinstance(found, Exception) else found) == (state, result)
+    assert world.ran == ([(1, False)] if wanted == "run" else [])
+    assert world.sent is None
+    (line,) = [each for each in caplog.messages if each.startswith("lock.unanswered ")]
+    assert line.startswith(f"lock.unanswered key={world.task.lock_key_for()} task_id={ME} outcome={outcome}: ")
+
+
+def test_a_call_without_an_answer_comes_the_more_seldom_and_at_least_once_a_minute(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.define()
+    message = publish(world)
+
+    with silence(world, monkeypatch):
+        for longest in (1, *(60,) * 19):
+            assert world.deliver(message) == "RETRY"
+            message = world.sent
+            assert message is not None
+            assert message.is_due_within(longest)
+    assert message is not None
+    assert message.is_due_after(25)
+    assert world.deliver(message) == "SUCCESS"
+
+
+def test_a_call_without_an_answer_gives_up_after_lock_wait_timeout_and_warns_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_singleton_lock")
+    world.define(lock_wait_timeout=30)
+    message = publish(world)
+
+    with silence(world, monkeypatch):
+        while world.deliver(message) == "RETRY":
+            message = world.sent
+            assert message is not None
+            assert message.is_due_within(30)
+
+    assert isinstance(world.result.result, StoreError)
+    levels = [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]
+    assert [levels[0], *set(levels[1:-1]), levels[-1]] == ["WARNING", "INFO", "WARNING"]
+
+
+@pytest.mark.parametrize("wanted", ["reschedule", "raise", "run"])
+def test_a_grant_whose_answer_is_lost_is_given_back(world: World, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    world.define(lock_on_store_error=wanted)
+
+    with silence(world, monkeypatch, deaf=False):
+        world.deliver(publish(world))
+
+    until(lambda: world.task.lock_holders() == [], "it is given back")
+
+
+# Retries, and what is stored of them.
+
+
+@pytest.mark.skipif(not hasattr(trace, "get_actual_ignore_result"), reason="before 5.7 Celery stores it again")
+@pytest.mark.parametrize("by", [*COMES_AGAIN, "retry", "autoretry_for"])
+def test_that_a_call_comes_again_is_not_stored_over_an_end_that_comes_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    # As for one that has expired by then, or was revoked: a worker throws it away as it comes.
+    def body(task: Any, number: int) -> None:
+        try:
+            raise KeyError("not yet")
+        except KeyError as error:
+            if by == "retry":
+                raise task.retry(exc=error) from error
+            raise
+
+    def end_elsewhere(*_: Any, **__: Any) -> None:
+        assert world.result.state == "RETRY"
+        world.app.backend.mark_as_revoked(ME, "ended elsewhere")
+
+    if by in COMES_AGAIN:
+        world.define(lock_on_conflict=by)
+        world.is_held()
+    else:
+        world.define(body, autoretry_for=(KeyError,) if by == "autoretry_for" else ())
+    message = publish(world)
+    monkeypatch.setattr(world.app, "send_task", end_elsewhere)
+
+    assert world.deliver(message) == states.REVOKED
+
+
+def test_a_call_comes_again_though_its_state_cannot_be_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.define(lock_on_conflict="reschedule")
+    world.is_held()
+    message = publish(world)
+    store, answers = world.app.backend.store_result, iter([OSError("the backend is down")])
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        for error in answers:
+            raise error
+        return store(*args, **kwargs)
+
+    monkeypatch.setattr(world.app.backend, "store_result", fail_once)
+
+    world.deliver(message)
+
+    assert world.sent is not None
+
+
+def test_a_call_whose_results_are_ignored_comes_again_without_a_result(world: World) -> None:
+    world.define(lock_on_conflict="reschedule", ignore_result=True)
+    world.is_held()
+
+    assert world.deliver(publish(world)) == "PENDING"
+    assert world.sent is not None
+
+
+def test_a_body_that_goes_on_after_its_retry_ends_as_it_does(world: World) -> None:
+    def body(task: Any, number: int) -> str:
+        task.retry(throw=False)
+        return "went on"
+
+    world.define(body)
+
+    assert by_message(world) == ("SUCCESS", "went on")
+
+
+def test_an_item_of_a_map_that_asks_for_a_retry_holds_nothing(world: World) -> None:
+    def body(task: Any, number: int) -> None:
+        raise task.retry(countdown=1)
+
+    world.define(body)
+
+    assert in_a_map(world)[0] == "RETRY"
+    assert world.store.held() == []
+
+
+# Headers.
+
+
+def test_a_call_that_bears_the_headers_of_another_has_the_key_of_its_arguments(world: World) -> None:
+    keys, own = [], []
+
+    def body(task: Any, number: int) -> None:
+        own.append(task.request.headers["mine"])
+        keys.append(task.lock.key)
+        if number == 1:
+            world.app.send_task("task", (2,), headers=task.request.headers)
+
+    world.define(body, lock_key=("number",))
+    world.task.apply_async((1,), task_id=ME, headers={"mine": "its own"})
+
+    world.deliver(world.sent)
+    world.deliver(world.sent)
+
+    assert keys == [world.task.lock_key_for(1), world.task.lock_key_for(2)]
+    assert own == ["its own"] * 2
+
+
+def test_an_event_that_cannot_be_sent_changes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("the broker is down")
+
+    world.define()
+    world.is_held()
+    monkeypatch.setattr(world.task, "send_event", fail)
+
+    assert by_message(world)[0] == "REVOKED"

@@ -1,0 +1,34 @@
+"""A crowd that asks for one lock in a few round trips: the command of one of them, sent for each."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.store import RedisStore
+
+SCRATCH, TOKEN = "singleton:v2:{example:00}", "the-one-that-was-heard"
+
+
+def asked(client: Any, claims: list[Claim], *, waits: bool) -> Iterator[list[str]]:
+    """The commands by which they ask for their lock, or for a turn; the server knows the script by now."""
+    example = replace(claims[0], key=SCRATCH, token=TOKEN, facts=replace(claims[0].facts, task_id=f"id-of-{TOKEN}"))
+    store = RedisStore(f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0", {})
+    # The first of a new connection may send the script as well.
+    store.acquire(replace(example, token="holder") if waits else example)
+    with client.monitor() as monitor:
+        if waits:
+            with store.waiter(example) as waiter:
+                waiter.ask()
+        else:
+            store.acquire(example)
+        line = ""
+        while f'"{TOKEN}"' not in line or '"EVALSHA"' not in line:
+            line = str(monitor.connection.read_response())
+    client.delete(SCRATCH)
+    store.close()
+    # Nothing in it is escaped.
+    command = re.findall(r'"([^"]*)"', line)
+    for claim in claims:
+        yield [part.replace(SCRATCH, claim.key).replace(TOKEN, claim.token) for part in command]
