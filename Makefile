@@ -98,7 +98,7 @@ celery-suite: $(VENV)/.develop
 	$(BIN)/python -m tests.celery_suite $(ARGS)
 
 seen: $(VENV)/.develop
-	WRITE_DOCS=1 $(BIN)/python -m pytest tests/acceptance/test_what_you_see.py $(ARGS)
+	WRITE_DOCS=1 $(BIN)/python -m pytest -m prove tests/acceptance/test_what_you_see.py $(ARGS)
 
 page: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/page $(ARGS)
