@@ -75,7 +75,7 @@ seeds: $(VENV)/.develop
 
 nightly: prove matrix page celery-suite
 	$(BIN)/python -m pytest $(ABREAST) -m nightly tests
-	$(BIN)/python -m pytest $(ABREAST) tests/inner
+	$(BIN)/python -m pytest $(ABREAST) -m "" tests/inner
 	$(MAKE) docker ARGS=--celery-nodes=process
 	for seed in $(SEEDS); do \
 	  $(MAKE) fire SEED=$$seed PROGRAMS=60 && $(MAKE) fire SEED=$$seed STORE=sentinel && \

@@ -344,7 +344,7 @@ RIGHTS = {
 """What is missing in the rights of a user, and the rights."""
 
 
-# As test_the_page_is_what_is_seen.
+# At the lowest priority of a busy machine the store answered later than the second that the start waits for it.
 @pytest.mark.prove
 @pytest.mark.parametrize("missing", RIGHTS)
 def test_a_user_without_a_right_is_refused(own: Server, missing: str, caplog: pytest.LogCaptureFixture) -> None:

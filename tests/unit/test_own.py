@@ -6,7 +6,7 @@ import pytest
 from celery import Celery, Task, group
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.signals import lock_acquired
+from tests.unit.test_options import ttl_of
 
 
 @pytest.fixture
@@ -22,19 +22,6 @@ def make(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
 
     app.finalize()
     return app.tasks["shop.tasks.sync"]
-
-
-def ttl_of(task: Any) -> Any:
-    """About how many seconds a lease of a run of *task* lasts: some are spent before one can ask."""
-    left: list[float] = []
-
-    def hear(lease: Any, **_: Any) -> None:
-        left.append(lease.remaining())
-
-    lock_acquired.connect(hear)
-    task.apply((1,), throw=True)
-    lock_acquired.disconnect(hear)
-    return pytest.approx(left[0], abs=5)
 
 
 # Behind ours.
