@@ -12,8 +12,8 @@ from celery.signals import task_postrun, task_prerun
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.generic import TypedTask
-from celery_singleton_lock.policies import POLICIES
 from celery_singleton_lock.runs.marks import unmark_unstarted
+from celery_singleton_lock.runs.policies import POLICIES
 from celery_singleton_lock.runs.redelivery import keep_result, mark_stored
 from celery_singleton_lock.runs.run import Run
 
@@ -26,10 +26,10 @@ def listen_for(task: Task, ours: type[Any]) -> None:
     if task.track_started:
         task_prerun.connect(_before_started_is_stored, weak=False)
     if _may_end_before_its_lock(task, ours):
-        hear_ends()
+        connect_postrun()
 
 
-def hear_ends() -> None:
+def connect_postrun() -> None:
     """Hear from now on how runs end for which Celery calls no `after_return`.
 
     It is the only hook sent for every outcome in which the process still runs
@@ -38,22 +38,23 @@ def hear_ends() -> None:
     task_postrun.connect(_after_its_end, weak=False)
 
 
-def leave_nothing(task: Task, state: str | None, retval: Any) -> None:
+def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
     """Release the lease that the present request still holds, and end its marks; nothing in the usual case."""
     run: Run | None = vars(task.request).get("lock_run")
     if run is not None:
-        _leave_nothing_of(run)
+        if not run.is_over:
+            _release_run(run)
     else:
         unmark_unstarted(task, state, retval)
 
 
-def _leave_nothing_of(run: Run) -> None:
+def _release_run(run: Run) -> None:
     run.give_back()
     mark_stored(run)
     # The frames of its traceback would wait for the garbage collector.
     run.end = None
     if run.before is not None:
-        _leave_nothing_of(run.before)
+        _release_run(run.before)
 
 
 def _may_end_before_its_lock(task: Task, ours: type[Any]) -> bool:
@@ -67,7 +68,7 @@ def _may_end_before_its_lock(task: Task, ours: type[Any]) -> bool:
         # Each of its runs tells whether it needs this.
         return True
     policy = POLICIES[options.on_conflict]
-    return options.unique_in_queue or policy.comes_again or policy.kind is not None
+    return options.unique_in_queue or policy.kind is not None
 
 
 def _before_started_is_stored(task: Any = None, **_: Any) -> None:
@@ -79,11 +80,11 @@ def _before_started_is_stored(task: Any = None, **_: Any) -> None:
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     try:
         if isinstance(task, TypedTask):
-            leave_nothing(task, state, retval)
+            release_at_task_end(task, state, retval)
     except BaseException:
         # A signal handler may have raised at any moment of it, and Celery goes on as if nothing had happened.
         if isinstance(task, TypedTask):
-            leave_nothing(task, state, retval)
+            release_at_task_end(task, state, retval)
         raise
 
 
@@ -91,4 +92,4 @@ if VERSION < (5, 7):
     # There, a signal that drops a dead receiver gets a new list of receivers. Tracers that were made before use the
     # old list, so they call no receiver that is connected later.
     task_prerun.connect(_before_started_is_stored, weak=False)
-    hear_ends()
+    connect_postrun()

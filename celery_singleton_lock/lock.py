@@ -1,26 +1,27 @@
 """The lease of a task, for any code: `with Lock("stock"): ...`."""
 
+import asyncio
 import os
 import socket
-import sys
 import threading
-from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 from celery import Celery, current_app
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
-from celery_singleton_lock.leases.heartbeat import count as count_one
-from celery_singleton_lock.leases.heartbeat import count_grant
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.counters import count as count_one
+from celery_singleton_lock.leases.counters import count_grant
+from celery_singleton_lock.leases.current import Hold, give_back, holds, live_holds, running_loop
 from celery_singleton_lock.leases.key import checked_name, key_of
 from celery_singleton_lock.leases.lease import Lease, new_token
-from celery_singleton_lock.leases.teller import teller
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
+from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts
 
 # The label of a metric: names of locks may be made of ids, of which there is no end.
@@ -29,86 +30,6 @@ _NOT_MINE = (
     "is not held by this thread, asyncio task or process; only the one that acquired it can give it back here, "
     "and any thread of its process by lease.release()"
 )
-
-
-class _Mine:
-    """The leases that one thread, or one asyncio task in it, has acquired through a lock.
-
-    Attributes:
-        leases: The leases that were taken, the latest last; some may be released already.
-        blocks: For each `with` that runs, the outermost first: its lease, and how often that was taken by then.
-        kept: The leases that were taken without a `with`, because callers need not keep them.
-    """
-
-    def __init__(self) -> None:
-        self.leases: list[ref[Lease]] = []
-        self.blocks: list[tuple[ref[Lease], int]] = []
-        self.kept: list[Lease] = []
-        self._with: ref[_With] | None = None
-
-    @property
-    def latest(self) -> Lease | None:
-        """The lease that was acquired last and is not released, neither here nor by the lease."""
-        self.leases[:] = [one for one in self.leases if (lease := one()) is not None and lease.takes]
-        self.kept[:] = [lease for lease in self.kept if lease.takes]
-        return self.leases[-1]() if self.leases else None
-
-    def begins(self, block: "_With") -> None:
-        """A `with` is about to enter."""
-        self._with = ref(block)
-
-    def begun(self) -> list[Lease]:
-        """The list that keeps the lease of the block that is entered."""
-        block = self._with() if self._with is not None else None
-        self._with = None
-        return self.kept if block is None else block.kept
-
-    def leave(self, depth: int) -> None:
-        """End the block that is *depth* blocks deep, unless it has ended."""
-        if 0 < depth <= len(self.blocks):
-            one, takes = self.blocks[depth - 1]
-            lease = one()
-            if lease is not None and lease.takes >= takes:
-                lease.release()
-            del self.blocks[depth - 1 :]
-
-    def taken(self) -> dict[Lease, int]:
-        """How often each lease was taken."""
-        return {lease: lease.takes for one in self.leases if (lease := one()) is not None}
-
-    def give_back(self, before: Mapping[Lease, int]) -> None:
-        """Release the leases that were taken since."""
-        for lease in self.taken():
-            while lease.takes > before.get(lease, 0):
-                lease.release()
-
-
-class _With:
-    """The callable that one `with` calls at its end; nothing else keeps its lease."""
-
-    def __init__(self, leave: Callable[..., Literal[False]]) -> None:
-        self.kept: list[Lease] = []
-        self._leave = leave
-
-    def __call__(self, *error: object) -> Literal[False]:
-        return self._leave(*error)
-
-
-class _Exit:
-    """`Lock.__exit__`, which each `with` looks up before it enters.
-
-    A signal may raise before the first instruction of any function, so of this one, too: then the block is over, and
-    its lease was not released. But nothing refers to the lease any more, because only the callable that was looked up
-    here kept it. So it ends by its ttl.
-    """
-
-    def __get__(self, lock: "Lock | None", owner: "type[Lock]") -> Callable[..., Literal[False]]:
-        if lock is None:
-            # An ExitStack looks it up on the class.
-            return owner._leave  # noqa: SLF001 (its own)
-        block = _With(lock._leave)  # noqa: SLF001
-        lock._mine().begins(block)  # noqa: SLF001 (its own)
-        return block
 
 
 class Lock:
@@ -152,53 +73,44 @@ class Lock:
         limit: int = 1,
         reentrant: bool = False,
     ) -> None:
-        app = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
-        self._store = store_of(app) if url is None else shared_store(url)
-        self._key = key_of(prefix_of(app), checked_name(name), {})
+        self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
+        self._url = url
+        # Now, so that a program without a store fails where it makes the lock.
+        _ = self._store
+        self._key = key_of(prefix_of(self._app), checked_name(name), {})
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)
         self._reentrant = reentrant
-        self._thread = threading.local()
+        self._hostname = socket.gethostname()
 
     def __enter__(self) -> Lease:
         """Wait for the lock, for as long as it takes."""
-        mine = self._mine()
-        keeper = mine.begun()
-        depth, before = len(mine.blocks), mine.taken()
-        try:
-            lease = self._take(None, keeper)
-            assert lease is not None
-            mine.blocks.append((ref(lease), lease.takes))
-            return lease
-        except BaseException:
-            # A signal may raise after it was acquired and before the block begins.
-            del mine.blocks[depth:]
-            mine.give_back(before)
-            raise
+        lease = self._take(None, in_block=True)
+        assert lease is not None
+        return lease
 
-    __exit__: _Exit = _Exit()
-
-    def _leave(self, error_type: object = None, *_: object) -> Literal[False]:
-        """Release what this block has taken, unless that was released already; `with` calls it.
+    def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
+        """Release what this block has taken, unless that was released already.
 
         Raises:
             SingletonLockError: This thread, or asyncio task, has not entered the block, or was forked inside; but
                 not in place of an error that ends the block.
         """
-        depth = None
+        hold = None
         try:
-            mine = self._mine()
-            depth = len(mine.blocks)
-            # The exception that closes a generator is no error.
-            if depth == 0 and error_type in (None, GeneratorExit):
-                raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
-            mine.leave(depth)
-            return False
+            hold = self._latest(in_block=True)
+            if hold is not None:
+                give_back(hold)
         except BaseException:
-            # A signal handler may have raised at any moment of this.
-            mine = self._mine()
-            mine.leave(len(mine.blocks) if depth is None else depth)
+            # A signal handler may raise at any moment of this.
+            hold = hold or self._latest(in_block=True)
+            if hold is not None:
+                give_back(hold)
             raise
+        # The exception that closes a generator is no error.
+        if hold is None and error_type in (None, GeneratorExit):
+            raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
+        return False
 
     @property
     def key(self) -> str:
@@ -219,7 +131,7 @@ class Lock:
             StoreError: The store did not answer within 5 s; nothing is held.
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
         """
-        return self._take(_patience(blocking, timeout), self._mine().kept)
+        return self._take(_patience(blocking, timeout))
 
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
@@ -227,55 +139,65 @@ class Lock:
         Raises:
             SingletonLockError: It holds no lease through this object, or has released it already.
         """
-        latest = self._mine().latest
-        if latest is None:
+        hold = self._latest()
+        if hold is None:
             raise SingletonLockError(f"lock key={self._key} {_NOT_MINE}")
-        latest.release()
+        hold.lease.release()
+        holds.set(live_holds())
 
-    def _take(self, patience: float | None, keeper: list[Lease]) -> Lease | None:
-        """The lease, kept by *keeper*, or None if it was not granted within *patience* seconds."""
-        mine = self._mine()
-        before, latest = mine.taken(), mine.latest
+    @property
+    def _store(self) -> Store:
+        return store_of(self._app) if self._url is None else shared_store(self._url)
+
+    def _take(self, patience: float | None, *, in_block: bool = False) -> Lease | None:
+        """The lease, or None if it was not granted within *patience* seconds."""
+        latest = self._latest() if self._reentrant else None
+        lease = latest.lease if latest is not None and latest.lease.keeps_others_out else self._new_lease()
+        hold = Hold(self, _caller(), lease, lease.takes + 1, in_block)
         try:
-            if self._reentrant and latest is not None and latest.keeps_others_out:
-                keeper.append(latest)
-                latest.take_again()
-                return latest
-            lease = self._new_lease()
-            keeper.append(lease)
-            mine.leases.append(ref(lease))
-            conflict = lease.acquire()
-            if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
-                mine.give_back(before)
+            holds.set((*live_holds(), hold))
+            if lease.takes:
+                lease.take_again()
+            elif not _acquire(lease, patience):
+                give_back(hold)
                 return None
-            count_grant(lease.store, lease.key, _NO_TASK, waited=lease.waited, took_over=lease.took_over)
-            lease.on_released = _tell_released
-            signals.lock_acquired.send(sender=Lock, lease=lease)
             return lease
         except BaseException:
-            mine.give_back(before)
+            # A signal handler may raise after it was acquired and before the caller has it.
+            give_back(hold)
             raise
 
-    def _mine(self) -> _Mine:
-        """The leases that the calling thread, or asyncio task, has acquired through this object in this process."""
-        held = getattr(self._thread, "held", None)
-        if held is None or held[0] != os.getpid():
-            held = self._thread.held = os.getpid(), _Mine(), WeakKeyDictionary[Any, _Mine]()
-        _, own, of_tasks = held
-        task = _current_task()
-        return own if task is None else of_tasks.setdefault(task, _Mine())
+    def _latest(self, *, in_block: bool = False) -> Hold | None:
+        """What the calling thread, or asyncio task, has taken last; in a block, even if that was released inside."""
+        caller = _caller()
+        for hold in reversed(holds.get()):
+            if hold.lock is self and hold.caller == caller and (hold.in_block if in_block else hold.lasts):
+                return hold
+        return None
 
     def _new_lease(self) -> Lease:
-        facts = Facts(hostname=socket.gethostname(), pid=os.getpid())
-        claim = Claim(self._key, new_token(), self._ttl, self._limit, facts)
-        return Lease(self._store, claim, on_lost=_tell_lost)
+        return Lease(self._store, self._claim(), on_lost=_tell_lost)
+
+    def _claim(self) -> Claim:
+        return Claim(self._key, new_token(), self._ttl, self._limit, Facts(hostname=self._hostname, pid=os.getpid()))
 
 
-def _current_task() -> Any:
-    """The asyncio task that runs in this thread, if one does."""
-    asyncio = sys.modules.get("asyncio")
-    loop = asyncio and asyncio._get_running_loop()  # noqa: SLF001 (the public one raises where there is none)
-    return asyncio.current_task(loop) if asyncio and loop else None
+def _caller() -> tuple[int, int, object]:
+    """Whoever calls. A new asyncio task, or thread, may begin with a copy of the context of the one that made it."""
+    loop = running_loop()
+    task = asyncio.current_task(loop) if loop is not None else None
+    return os.getpid(), threading.get_ident(), task and ref(task)
+
+
+def _acquire(lease: Lease, patience: float | None) -> bool:
+    conflict = lease.acquire()
+    if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
+        return False
+    count_grant(lease.store, lease.key, _NO_TASK, waited=lease.waited, took_over=lease.took_over)
+    lease.on_released = _tell_released
+    if signals.lock_acquired.receivers:
+        signals.lock_acquired.send(sender=Lock, lease=lease)
+    return True
 
 
 def _patience(blocking: bool, timeout: Duration | None) -> float | None:
@@ -288,10 +210,11 @@ def _patience(blocking: bool, timeout: Duration | None) -> float | None:
 
 
 def _tell_released(lease: Lease) -> None:
-    count_one(lease.store, lease.key, "held", _NO_TASK, value=lease.age)
-    signals.lock_released.send(sender=Lock, lease=lease)
+    count_one(lease.store, lease.key, "held", _NO_TASK, value=clock() - lease.began_at)
+    if signals.lock_released.receivers:
+        signals.lock_released.send(sender=Lock, lease=lease)
 
 
 def _tell_lost(lease: Lease) -> None:
     count_one(lease.store, lease.key, "lost", _NO_TASK, lease.lost_reason or "expired")
-    teller.tell(partial(signals.lock_lost.send, sender=Lock, lease=lease, reason=lease.lost_reason))
+    background.submit(partial(signals.lock_lost.send, sender=Lock, lease=lease, reason=lease.lost_reason))

@@ -29,6 +29,8 @@ _CENTURY = 100 * 365 * 24 * 3600.0
 
 Mode = Literal["while_executing", "until_executing", "until_executed", "until_and_while_executing"]
 OnConflict = Literal["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"]
+_QUEUE_MODES = ("until_executing", "until_executed", "until_and_while_executing")
+_NOT_IN_QUEUE_MODES = ("join", "rerun", "replace")
 OnLost = Literal["abort", "warn", "kill"]
 OnStoreError = Literal["reschedule", "raise", "run", "skip"]
 Duration = float | timedelta
@@ -111,7 +113,11 @@ OPTIONS: Mapping[str, Option] = {
 
 @dataclass(frozen=True, slots=True)
 class LockOptions:
-    """The options of one task, checked, and the app's settings that each of its runs needs. Durations are seconds."""
+    """The options of one task, checked, and the app's settings that each of its runs needs. Durations are seconds.
+
+    Attributes:
+        holder_name: The name of the task, if its lock has another name.
+    """
 
     mode: Mode
     limit: int
@@ -126,6 +132,7 @@ class LockOptions:
     visibility_timeout: float = DEFAULT_VISIBILITY_TIMEOUT
     skip_result: Any = UNSET
     label: str | None = None
+    holder_name: str = ""
 
     @property
     def unique_in_queue(self) -> bool:
@@ -146,6 +153,22 @@ def check_values(task: Any) -> None:
     """
     for name in OPTIONS:
         check_value(task, name)
+    check_pair(task, task.lock_mode, task.lock_on_conflict)
+
+
+def check_pair(task: Any, mode: Any, on_conflict: Any) -> None:
+    """Refuse a policy that means nothing where an equal call is not even sent.
+
+    Raises:
+        ConfigurationError: Naming the task, both values and what to use instead.
+    """
+    if mode in _QUEUE_MODES and on_conflict in _NOT_IN_QUEUE_MODES:
+        name = "singleton_lock_on_conflict" if task.lock_on_conflict is None else "lock_on_conflict"
+        raise ConfigurationError(
+            f"task {task.name}: {name}={on_conflict!r} does not go with lock_mode={mode!r}, in which an equal call is "
+            "not sent and gets the result of the one that is queued; use 'skip', 'raise', 'reschedule' or 'wait', or "
+            "lock_mode='while_executing'"
+        )
 
 
 def check_value(task: Any, name: str) -> None:
@@ -169,8 +192,15 @@ def resolve(app: Celery, task: Any) -> LockOptions:
         ConfigurationError: A `singleton_lock_*` setting has a value that is not allowed.
     """
     resolved = {name: _resolve_one(app, name, getattr(task, f"lock_{name}")) for name in OPTIONS}
+    check_pair(task, resolved["mode"], resolved["on_conflict"])
     timeout = _visibility_timeout(app)
-    return LockOptions(**resolved, prefix=prefix_of(app), visibility_timeout=timeout, skip_result=task.lock_skip_result)
+    return LockOptions(
+        **resolved,
+        prefix=prefix_of(app),
+        visibility_timeout=timeout,
+        skip_result=task.lock_skip_result,
+        holder_name="" if task.lock_name is None else task.name,
+    )
 
 
 def _visibility_timeout(app: Celery) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.runs.loss import wants_to_be_killed
+from celery_singleton_lock.runs.run import kills_itself
 
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
 
@@ -69,7 +69,7 @@ def check_ending(app: Celery, task: Any, pool: type, queues: Container[str] | No
         ConfigurationError: It wants them killed, gets them from one of those queues, and has no process for each.
     """
     # Workers with other pools may take the queue of such a task.
-    wants_to_be_killed(task, task.lock_options, has_process=_is_prefork(pool) or not _comes_here(app, task, queues))
+    kills_itself(task, task.lock_options, has_process=_is_prefork(pool) or not _comes_here(app, task, queues))
 
 
 def _comes_here(app: Celery, task: Any, queues: Container[str] | None) -> bool:

@@ -1,8 +1,8 @@
-"""The steps of a call before its message leaves: it gets its notes, and may find an equal call in the queue."""
+"""A call before its message leaves: it gets its notes, and may find an equal call in the queue."""
 
 import logging
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -17,11 +17,11 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
 from celery_singleton_lock.label import label_of
-from celery_singleton_lock.leases.heartbeat import count
+from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.runs.ids import text_of
 from celery_singleton_lock.runs.marks import unmark, unmark_later
-from celery_singleton_lock.runs.message import DUE_HEADER, Notes, with_notes
+from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, with_notes
 from celery_singleton_lock.runs.results import end_of, has_result
 from celery_singleton_lock.runs.revoked import CallRevoked
 from celery_singleton_lock.runs.run import Run
@@ -46,6 +46,9 @@ _NO_NOTES = Notes()
 
 # Members of a canvas and retries have an id already, callbacks a parent; and callbacks wait for the call itself.
 _WAITED_FOR = ("task_id", "parent_id", "link", "link_error")
+
+# In a task's own attributes: its publisher was checked.
+_CHECKED = "_is_publisher_checked"
 
 _for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
 _continued: ContextVar[tuple[str, int, int] | None] = ContextVar("continued", default=None)
@@ -87,14 +90,14 @@ def options_by_name(
     return {**named, **rest}
 
 
-def next_attempt_of(request: Context, options: Mapping[str, Any]) -> Run | None:
+def _next_attempt_of(request: Context, options: Mapping[str, Any]) -> Run | None:
     """The run whose body publishes its next attempt with these options."""
     run: Run | None = request.get("lock_run")
     is_its = run is not None and run.has_begun and str(options.get("task_id")) == run.task_id and options.get("retries")
     return run if is_its else None
 
 
-def key_to_keep(run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
+def _key_to_keep(run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
     """The key that a call has already; None if one is to be made of its arguments.
 
     The arguments were serialised since its publisher made the key, and the code that makes keys may have changed.
@@ -122,10 +125,8 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
         return False
 
 
-def publish(
-    task: Task, key: str, options: Mapping[str, Any], send: Send, args: Sequence[Any] = (), kwargs: Any = None
-) -> Any:
-    """Publish a call, unless another one with the same key stands for it; *args* and *kwargs* are those of the call.
+def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
+    """Publish a call, unless another one with the same key stands for it.
 
     Returns:
         The result of this call, or of the one that was found; if that cannot be read, one that has ended.
@@ -133,14 +134,54 @@ def publish(
     Raises:
         LockHeld: One was found, and `lock_on_conflict` is `raise`.
         StoreError: The store did not answer, and `lock_on_store_error` is `raise`.
-        ConfigurationError: The store refuses us, under any `lock_on_store_error`.
+        ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
+    if _CHECKED not in vars(task):
+        _check_once(task)
+    if _is_unusual(task, args, kwargs, options):
+        return _publish_with_key(task, args, kwargs, options, send)
+    task_id = options.get("task_id") or uuid()
+    # The task id, because a body may hand its headers on to another call.
+    notes = {"task_id": text_of(task_id), "published": time.time_ns() // 1000}
+    return send(**{**options, "task_id": task_id, "headers": {HEADER: notes}})
+
+
+def _check_once(task: Task) -> None:
     check_publisher(task)
+    if not task.app.conf.task_always_eager:
+        vars(task)[_CHECKED] = True
+
+
+def _is_unusual(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+    """The call has notes already, or its key is needed now, or may run user code or fail."""
+    return bool(
+        options.get("headers")
+        or options.get("retries")
+        or task.lock_options.unique_in_queue
+        or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
+        or _continued.get()
+        or _for_a_dead_run.get()
+    )
+
+
+def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
+    run = _next_attempt_of(task.request, options)
+    key = _key_to_keep(run, args, kwargs, options)
+    try:
+        if key is None:
+            key = task.lock_key_for(*(args or ()), **(kwargs or {}))
+    except ConfigurationError:
+        raise
+    except (TypeError, ValueError):
+        # Celery raises it, now or in the worker, because it knows of typing=False and of models.
+        return send(**options)
+    if run is not None:
+        run.is_retried(key)
     headers, task_id = options.get("headers"), options.get("task_id") or uuid()
     notes = Notes.of(headers, task_id)
     # The key of the arguments with which it is sent, because a retry may have new ones.
-    notes.task_id, notes.key, notes.died = text_of(task_id), key, _for_a_dead_run.get()
+    notes.task_id, notes.key = text_of(task_id), key
     notes.published = notes.published or time.time_ns() // 1000
     continued_key, fence, since = _continued.get() or ("", 0, 0)
     if key == continued_key:
@@ -152,7 +193,7 @@ def publish(
     if notes.tries or not counts_as_queued:
         return send(**noted)
     # A main process makes none, because that runs user code.
-    label = "" if notes.died else label_of(task, key, notes.task_id, args, kwargs or {})
+    label = "" if _for_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
     return publish_it(task, key, noted, send, label)
 

@@ -34,7 +34,9 @@ def store_of(app: Celery) -> Store:
         ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.
     """
     store = _stores.get(app)
-    if store is not None and not _has_moved(app):
+    # A search of all settings would slow each task.
+    assigned = app.conf.changes.get("singleton_lock_url")
+    if store is not None and _urls.get(app, _UNKNOWN) in (_UNKNOWN, assigned):
         return store
     check_setting_names(app)
     opened = open_store(app)
@@ -42,7 +44,7 @@ def store_of(app: Celery) -> Store:
         _stores.pop(app, None)
     # If threads come at once, all use the store of the first.
     store = _stores.setdefault(app, opened)
-    _urls[app] = _assigned_url(app)
+    _urls[app] = assigned
     return store
 
 
@@ -125,15 +127,6 @@ def _sentinel_options(tls: Any, transport: Any, port: int | None) -> dict[str, A
     if isinstance(tls, dict):
         options |= {"ssl": True, **{name: in_redis_py(value) for name, value in tls.items()}}
     return options
-
-
-def _has_moved(app: Celery) -> bool:
-    return _urls.get(app, _UNKNOWN) not in (_UNKNOWN, _assigned_url(app))
-
-
-def _assigned_url(app: Celery) -> Any:
-    """The value that `app.conf.singleton_lock_url = ...` has set. A search of all settings would slow each task."""
-    return app.conf.changes.get("singleton_lock_url")
 
 
 def _client_options(app: Celery) -> Mapping[str, Any]:

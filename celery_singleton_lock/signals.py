@@ -9,7 +9,9 @@ from typing import Literal
 
 from celery.utils.dispatch import Signal
 
-ConflictOutcome = Literal["skipped", "raised", "rescheduled", "joined", "merged", "parked", "dropped", "unpublished"]
+ConflictOutcome = Literal[
+    "skipped", "raised", "rescheduled", "joined", "superseded", "parked", "dropped", "unpublished"
+]
 """What happened to a call whose key was held."""
 UnansweredOutcome = Literal["skipped", "raised", "rescheduled", "unlocked"]
 """What happened to a run to which the store gave no answer."""
@@ -19,7 +21,7 @@ lock_acquired: Signal = Signal(name="lock_acquired", providing_args={"lease"})
 
 lock_conflict: Signal = Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`,
-`rescheduled`, `joined`, `merged` (the call that is named as the holder runs in its place),
+`rescheduled`, `joined`, `superseded` (the call that is named as the holder runs in its place),
 `parked` (a copy of a run that has not ended, which comes again), `dropped` (a copy of a run that
 has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none until it stops waiting."""
 

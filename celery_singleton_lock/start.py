@@ -17,9 +17,9 @@ from celery.platforms import EX_FAILURE
 
 from celery_singleton_lock.definition import check_results, key_maker_of
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.key import checked_name, key_of
 from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.leases.teller import Teller
 from celery_singleton_lock.options import OPTIONS, check_setting, check_value, prefix_of
 from celery_singleton_lock.own_process import (
     check_beat_process,
@@ -45,7 +45,6 @@ _looked_at: WeakKeyDictionary[Celery, object] = WeakKeyDictionary()
 _has_worker: WeakKeyDictionary[Celery, bool] = WeakKeyDictionary()
 _marks_in_memory: WeakKeyDictionary[Celery, bool] = WeakKeyDictionary()
 _held_back: WeakKeyDictionary[Celery, list[ConfigurationError]] = WeakKeyDictionary()
-_in_background = Teller("start")
 
 
 @contextmanager
@@ -114,7 +113,7 @@ def check_publisher(task: Task) -> None:
         return
     # Do not make Celery define all tasks now.
     tasks = lockable(app) if app.finalized else _lockable([task])
-    _in_background.tell(partial(_tell_faults, _about(app, tasks)))
+    background.submit(partial(_tell_faults, _about(app, tasks)))
 
 
 def check_marks_in_memory(task: Task) -> None:
@@ -122,7 +121,7 @@ def check_marks_in_memory(task: Task) -> None:
     app = task.app
     if app not in _has_worker and not app.conf.task_always_eager and app not in _marks_in_memory:
         _marks_in_memory[app] = True
-        _in_background.tell(partial(_tell_faults, [partial(check_publishing_process, app, task)]))
+        background.submit(partial(_tell_faults, [partial(check_publishing_process, app, task)]))
 
 
 # For callers that report the faults themselves.

@@ -3,30 +3,28 @@
 from functools import cached_property, partial
 from typing import Any, cast
 
-from celery import Celery
+from celery import Celery, Task
 from celery._state import get_current_task
 from celery.app.task import Context
 from celery.result import AsyncResult, EagerResult
 
-from celery_singleton_lock.admission import admit
 from celery_singleton_lock.definition import check_definition, key_maker_of, options_of, request_class_of
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.generic import P, R_co, TypedTask
 from celery_singleton_lock.guard import guard_body
 from celery_singleton_lock.leases.current import current_lease, held_here
-from celery_singleton_lock.leases.key import KeyChoice, KeyMaker
-from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.leases.unlocked import UNLOCKED, Unlocked
-from celery_singleton_lock.listening import MAKES_READY, hear_ends, leave_nothing, listen_for
+from celery_singleton_lock.leases.key import KeyChoice, KeyMaker, start_of_keys
+from celery_singleton_lock.leases.lease import NULL_LEASE, Lease, NullLease
+from celery_singleton_lock.listening import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
 from celery_singleton_lock.own import forget_options, unless_behind
-from celery_singleton_lock.publish import continues, continuing, key_to_keep, next_attempt_of, options_by_name, publish
-from celery_singleton_lock.runs.again import has_run, run_for
+from celery_singleton_lock.publish import continues, continuing, options_by_name, publish
+from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, handing_on
 from celery_singleton_lock.runs.revoked import end_of_eager, throws
-from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.runs.run import Run, has_run, run_for
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_option_name
 from celery_singleton_lock.start import faults_held_back
@@ -45,7 +43,7 @@ class SingletonTask(TypedTask[P, R_co]):
 
     Attributes:
         lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in
-            the queue, until the body starts. `"until_executed"`: unique in the queue and
+            the queue, until the body starts, which runs without a lock. `"until_executed"`: unique in the queue and
             while it runs. `"until_and_while_executing"`: unique in the queue, and one at a time.
         lock_key: Which arguments make two calls the same. None: all of them. A list of parameter names: those;
             `()`: none, the task as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
@@ -56,11 +54,11 @@ class SingletonTask(TypedTask[P, R_co]):
         lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place, first come, first
             served, which occupies a place in the pool for at most a quarter of a time limit at once, `"join"`,
             which ends with the holder's own result or error, `"rerun"`, one more run after the present one,
-            with the newest arguments, or `"replace"`, which cancels the holder and takes over.
+            that of the call published last, or `"replace"`, which also cancels the holder.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits or comes again gives up with
-            `LockHeld`; by default never, and never with `"join"`. With any policy, also seconds after
-            which a call that cannot reach the store fails with `StoreError`.
+            `LockHeld`; by default never, and never with `"join"`, `"rerun"` and `"replace"`. With any
+            policy, also seconds after which a call that cannot reach the store fails with `StoreError`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start of a run, or from the publishing
             if it is unique in the queue, even if the run ends earlier. A run that dies does not count.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
@@ -69,14 +67,14 @@ class SingletonTask(TypedTask[P, R_co]):
         lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
             (unlocked) or `"skip"`, if Redis gives no answer within 5 s. A publisher waits for 1 s.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by
-            default 3600. `"rerun"` keeps merged arguments for as long.
+            default 3600. A call of `"rerun"` or `"replace"` supersedes older ones for at least as long.
         lock_label: A format string, `"supplier {supplier_id}"`: what operators read beside the key. None: nothing.
 
     None means the app's `singleton_lock_*` setting, and without one the default.
     """
 
     abstract = True
-    Request = "celery_singleton_lock.request:SingletonRequest"
+    Request = "celery_singleton_lock.worker:SingletonRequest"
 
     lock_mode: Mode | None = unless_behind(None)
     lock_key: KeyChoice = unless_behind(None)
@@ -95,15 +93,25 @@ class SingletonTask(TypedTask[P, R_co]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
         request = self.request
-        if self._is_item(request):
-            return cast(R_co, self._run_item(args, kwargs))
-        if self._runs_without_lock(request):
-            return cast(R_co, super().__call__(*args, **kwargs))
         try:
-            return cast(R_co, self._run_locked(request, args, kwargs))
+            if request.called_directly or request.is_eager or "lock_run" in vars(request):
+                return cast(R_co, self._call_otherwise(request, args, kwargs))
+            if not self.is_lockable():
+                return cast(R_co, super().__call__(*args, **kwargs))
+            notes = Notes.of(request.headers, request.id)
+            # The publisher's key, if it is there, so that a deploy does not strand queued calls.
+            key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
+            run = request.lock_run = Run(self, request, notes, key, args, kwargs)
+            with run:
+                ended = admit(run)
+                body = self.run if self._calls_body_itself else super().__call__
+                result = ended.unwrap() if ended else run_body(run, body)
         except BaseException:
-            hear_ends()
+            connect_postrun()
             raise
+        if not run.is_over:
+            connect_postrun()
+        return cast(R_co, result)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option that is set on the object is used from then on."""
@@ -119,13 +127,13 @@ class SingletonTask(TypedTask[P, R_co]):
         forget_options(self, name)
 
     @property
-    def lock(self) -> Lease | Unlocked:
+    def lock(self) -> Lease | NullLease:
         """The lease under which the body runs; without one, an object whose `held` is False."""
         run: Run | None = vars(self.request).get("lock_run")
         lease = run.lease if run is not None else current_lease()
         if lease is None or (run.is_unlocked if run is not None else not self._continues(lease)):
-            return UNLOCKED
-        return lease if lease.granted and lease.unreleased else UNLOCKED
+            return NULL_LEASE
+        return lease if lease.granted and lease.unreleased else NULL_LEASE
 
     @cached_property
     def lock_options(self) -> LockOptions:
@@ -140,6 +148,15 @@ class SingletonTask(TypedTask[P, R_co]):
     def _lock_keys(self) -> KeyMaker:
         # Not made in on_bound: another thread may use the task before Celery has bound it.
         return key_maker_of(self)
+
+    @cached_property
+    def _calls_body_itself(self) -> bool:
+        """The body is called as a worker calls that of a plain task, because no class behind ours has a `__call__`.
+
+        Celery's own `__call__` is for direct calls: it pushes another request, which costs as much as a lock.
+        """
+        behind = type(self).__mro__[type(self).__mro__.index(SingletonTask) + 1 :]
+        return bool(next(cls for cls in behind if "__call__" in vars(cls)).__module__ == Task.__module__)
 
     def lock_key_for(self, *args: Any, **kwargs: Any) -> str:
         """The lock key of a call with these arguments.
@@ -156,8 +173,8 @@ class SingletonTask(TypedTask[P, R_co]):
             raise ConfigurationError(f"task {self.name}: {error}") from error
 
     def lock_key_in(self, notes: Notes) -> str:
-        """The lock key that is noted on a message; empty if it was made for another prefix."""
-        return notes.key if notes.key.startswith(f"{self.lock_options.prefix}:") else ""
+        """The lock key that is noted on a message; empty if it was made for another prefix, or by another version."""
+        return notes.key if notes.key.startswith(start_of_keys(self.lock_options.prefix)) else ""
 
     def lock_key_without_user_code(self, args: Any, kwargs: Any) -> str | None:
         """The lock key, if neither a callable, a format nor a model of the user has to make it."""
@@ -174,24 +191,11 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
-        send = partial(super().apply_async, args, kwargs)
         options = options_by_name(*rest, **options) if rest else options
         check_call_options(self.name, options)
         if not self.is_lockable():
-            return send(**options)
-        run = next_attempt_of(self.request, options)
-        key = key_to_keep(run, args, kwargs, options)
-        try:
-            if key is None:
-                key = self.lock_key_for(*(args or ()), **(kwargs or {}))
-        except ConfigurationError:
-            raise
-        except (TypeError, ValueError):
-            # Celery raises it, now or in the worker, because it knows of typing=False and of models.
-            return send(**options)
-        if run is not None:
-            run.is_retried(key)
-        return publish(self, key, options, send, args or (), kwargs)
+            return super().apply_async(args, kwargs, **options)
+        return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""
@@ -226,7 +230,9 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, even if the release in `__call__` has failed."""
-        leave_nothing(self, status, retval)
+        run: Run | None = vars(self.request).get("lock_run")
+        if run is None or not run.is_over:
+            release_at_task_end(self, status, retval)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
@@ -243,9 +249,16 @@ class SingletonTask(TypedTask[P, R_co]):
                 check_definition(cls, app, SingletonTask)
                 guard_body(cls, SingletonTask)
 
+    def _call_otherwise(self, request: Context, args: Any, kwargs: Any) -> Any:
+        """A direct call, an item of a map, a call in eager mode, inside its own run, or after it."""
+        if self._is_item(request):
+            return self._run_item(args, kwargs)
+        if self._runs_without_lock(request):
+            return super().__call__(*args, **kwargs)
+        return self._run_locked(request, args, kwargs)
+
     def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
         notes = Notes.of(request.headers, request.id)
-        # The publisher's key, so that a deploy that changes a default does not strand queued calls.
         key = self.lock_key_in(notes) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and self._continues(held_here(key)):
             request.lock_continued = True
@@ -255,13 +268,7 @@ class SingletonTask(TypedTask[P, R_co]):
         run = run_for(self, request, notes, key, args, kwargs)
         with run:
             ended = admit(run)
-            if ended is not None:
-                return ended.give()
-            request.args, request.kwargs = run.args, run.kwargs
-            result = run_body(run, super().__call__)
-        if run.lease.unreleased or run.has_marker:
-            hear_ends()
-        return result
+            return ended.unwrap() if ended else run_body(run, super().__call__)
 
     def _runs_without_lock(self, request: Context) -> bool:
         # The task calls itself, in its body or in a hook after it; but a `__call__` before ours may try again.

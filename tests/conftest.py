@@ -1,7 +1,7 @@
 """Fixtures for all tests: servers that start once and are empty for each test."""
 
 import signal
-import time
+import threading
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -11,9 +11,8 @@ from celery import _state
 from celery.backends import cache
 
 from celery_singleton_lock import publish
-from celery_singleton_lock.leases.heartbeat import heartbeat
-from celery_singleton_lock.leases.leftovers import leftovers
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.counters import counters
 from tests.servers import SERVERS, FakeClock, Server, running
 
 
@@ -82,25 +81,20 @@ def no_result_is_there_already() -> None:
 def nothing_is_left_to_release() -> Iterator[None]:
     """What one test has left is not released in the next, which may use its tokens, or count what a server is asked."""
     yield
-    give_up_at = clock() + 1.0
-    while leftovers._thread.runs and clock() < give_up_at:
-        with leftovers._lock:
-            leftovers._left.clear()
-        time.sleep(0.01)
+    background._waiting.clear()
+    is_idle = threading.Event()
+    background.submit(is_idle.set)
+    is_idle.wait(1.0)
+    background._waiting.clear()
 
 
 @pytest.fixture(autouse=True)
 def counts_stay_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing is handed over by this process while a test looks at a server, unless the test asks for it."""
-    tally = heartbeat.tally
-
-    def do_nothing(store: Store) -> None:
-        pass
-
-    monkeypatch.setattr(tally, "_attend", do_nothing)
+    monkeypatch.setattr(counters, "_will_flush", True)
     yield
-    for counted in (tally._events, tally._sums, tally._batches, tally._due):
-        counted.clear()
+    counters._events.clear()
+    counters._unsent.clear()
 
 
 @pytest.fixture(autouse=True)

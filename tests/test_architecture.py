@@ -1,8 +1,7 @@
-"""The storeys and their budgets: what may know of what, and how large it may grow."""
+"""The floors and the budget: what may know of what, and how large it may grow."""
 
 import ast
 import inspect
-import statistics
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -17,32 +16,28 @@ PACKAGE = Path(celery_singleton_lock.__file__).parent
 FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("*.py"))}
 NAME = PACKAGE.name
 
-STOREYS = (
-    {"errors"},
-    {"stores"},
+FLOORS = (
+    {"errors", "stores"},
     {"leases"},
-    # Ground for all that knows Celery.
+    # What a task is, for all above that know Celery.
     {"options", "own", "settings", "definition", "guard", "models", "spelling", "generic", "signals", "label"},
     {"runs"},
-    {"policies"},
-    {"admission", "publish", "start", "own_process", "listening"},
-    {"task"},
-    {"request", "lost_connection", "handlers", "beat", "lock", "operations", "web", "__init__"},
-    # For whoever traces, with a package that not everybody has.
-    {"otel"},
-    # For the tests of users.
-    {"testing"},
+    {
+        *("__init__", "task", "publish", "lock", "listening", "start", "own_process", "handlers", "worker", "beat"),
+        *("operations", "web", "testing", "otel"),
+    },
 )
-"""From the ground to the roof; each may know those below it, and its neighbours."""
+"""From the ground to the roof: stores, leases, runs, and what users call. Each may know those below it, and its own."""
 
 BELOW_CELERY = [name for name in FILES if name.startswith(("leases/", "stores/"))] + ["errors.py"]
 
 FOR_TYPES_ALONE: set[tuple[str, str]] = set()
 """Arrows of which nothing is left when the program runs: they could run up, or round, so each would be named here."""
 
-LONGEST_FILE = 300
+LINES, FILES_AT_MOST = 15_900, 125
+"""Of the whole package, Lua, HTML and CSS included; on their way to 9,500 lines in 70 files, so they only shrink."""
+LONGEST_FILE = 500
 LONGEST_FUNCTION = 40
-LONGEST_MEDIAN = 9
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -99,9 +94,9 @@ def room(name: str) -> str:
 
 
 def height(name: str) -> int:
-    """Which storey a file is in."""
-    (storey,) = [number for number, rooms in enumerate(STOREYS) if room(name) in rooms]
-    return storey
+    """Which floor a file is on."""
+    (floor,) = [number for number, rooms in enumerate(FLOORS) if room(name) in rooms]
+    return floor
 
 
 def runs_up(arrow: Arrow) -> bool:
@@ -145,8 +140,8 @@ def body_length(function: Function) -> int:
 # Who knows whom.
 
 
-def test_every_file_has_its_storey() -> None:
-    assert all(0 <= height(name) < len(STOREYS) for name in FILES)
+def test_every_file_is_on_a_floor() -> None:
+    assert all(0 <= height(name) < len(FLOORS) for name in FILES)
 
 
 def test_no_arrow_runs_up() -> None:
@@ -161,30 +156,8 @@ def test_arrows_that_are_drawn_for_types_alone_are_known() -> None:
     assert arrows(for_types=True) == FOR_TYPES_ALONE
 
 
-def test_runs_know_no_policy() -> None:
-    assert rooms_known_by("runs") & {"policies", "admission", "publish", "task"} == set()
-
-
-def test_policies_know_no_task() -> None:
-    assert rooms_known_by("policies") & {"task", "admission", "publish", "request", "handlers"} == set()
-
-
-def test_stores_know_neither_leases_nor_anything_above() -> None:
-    assert rooms_known_by("stores") <= {"stores", "errors"}
-
-
-def test_leases_know_stores_and_nothing_above() -> None:
-    assert rooms_known_by("leases") <= {"leases", "stores", "errors"}
-
-
 def test_errors_know_nobody() -> None:
     assert rooms_known_by("errors") == set()
-
-
-def test_the_roof_is_known_to_nobody_below_it() -> None:
-    known = {imported for importer, imported in arrows() if height(importer) < len(STOREYS) - 2}
-
-    assert {room(name) for name in known} & STOREYS[-2] == set()
 
 
 def test_nothing_of_the_library_knows_the_kit_for_tests() -> None:
@@ -194,7 +167,7 @@ def test_nothing_of_the_library_knows_the_kit_for_tests() -> None:
 
 
 def test_the_kit_for_tests_alone_knows_pytest() -> None:
-    assert [name for name, path in FILES.items() if "pytest" in packages(path)] == ["testing/fixtures.py"]
+    assert [name for name, path in FILES.items() if "pytest" in packages(path)] == ["testing/__init__.py"]
 
 
 def test_below_options_and_settings_nothing_knows_celery() -> None:
@@ -203,22 +176,10 @@ def test_below_options_and_settings_nothing_knows_celery() -> None:
     assert {name: strangers for name, strangers in known.items() if strangers} == {"leases/key.py": {"kombu"}}
 
 
-def test_only_the_store_in_redis_and_its_connections_know_redis() -> None:
-    knowing = [name for name, path in FILES.items() if "redis" in packages(path)]
+def test_only_stores_know_redis() -> None:
+    knowing = {room(name) for name, path in FILES.items() if "redis" in packages(path)}
 
-    assert knowing == [
-        f"stores/redis/{name}.py"
-        for name in (
-            *("asking", "cluster", "cluster_wire", "master", "opening", "refusals", "replicas", "sentinels"),
-            *("slot_map", "source", "waiter", "wire"),
-        )
-    ]
-
-
-def test_only_the_list_of_stores_knows_the_store_in_redis() -> None:
-    knowing = {importer for importer, imported in arrows() if imported.startswith("stores/redis/")}
-
-    assert {name for name in knowing if not name.startswith("stores/redis/")} == {"stores/__init__.py"}
+    assert knowing == {"stores"}
 
 
 def test_the_walk_sees_imports_of_every_kind() -> None:
@@ -247,6 +208,13 @@ def test_the_walk_sees_a_circle() -> None:
 # Budgets.
 
 
+def test_the_package_fits_in_its_budget() -> None:
+    texts = [path.read_text() for path in PACKAGE.rglob("*") if path.suffix in (".py", ".lua", ".html", ".css")]
+
+    assert sum(len(text.splitlines()) for text in texts) <= LINES
+    assert len(texts) <= FILES_AT_MOST
+
+
 def test_a_file_fits_in_one_sitting() -> None:
     lengths = {name: len(path.read_text().splitlines()) for name, path in FILES.items()}
 
@@ -257,13 +225,6 @@ def test_a_function_fits_on_a_screen() -> None:
     found = ((name, each.name, body_length(each)) for name, path in FILES.items() for each in functions(path))
 
     assert [each for each in found if each[2] > LONGEST_FUNCTION] == []
-
-
-def test_most_functions_are_small() -> None:
-    lengths = [body_length(function) for path in FILES.values() for function in functions(path)]
-
-    assert len(lengths) > 50
-    assert statistics.median(lengths) <= LONGEST_MEDIAN
 
 
 def test_a_module_is_named_after_what_it_is_about() -> None:
@@ -297,10 +258,14 @@ def test_a_public_name_exists_and_explains_itself(module: ModuleType, name: str)
 
 def test_the_public_names_of_the_kit_are_those_of_the_contract_and_what_they_give() -> None:
     given = [name for name in testing.__all__ if name[0].isupper()]
-    rooms = {Path(name).stem for name in FILES if room(name) == "testing"}
+    own = {
+        name for name, value in vars(testing).items() if getattr(value, "__module__", "").startswith(testing.__name__)
+    }
 
     assert sorted(testing.__all__) == sorted([*KIT, *given, "singleton_lock_app"])
-    assert set(testing.__all__) == {name for name in vars(testing) if not name.startswith("_")} - {"find_spec"} - rooms
+    assert set(testing.__all__) == {name for name in own if not name.startswith("_")} - {"let_be_told"} | {
+        "HELD_BY_TEST"
+    }
 
 
 def test_the_public_names_are_sorted_and_complete() -> None:

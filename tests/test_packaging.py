@@ -130,7 +130,7 @@ def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) ->
 
     assert needed == {"celery", "kombu", "redis"}
     assert all("extra ==" in str(requirement.marker) for requirement in requirements if requirement.marker)
-    assert optional == {"celery", "hiredis", "opentelemetry-api"}
+    assert optional == {"celery", "fakeredis", "hiredis", "opentelemetry-api"}
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:
@@ -279,11 +279,11 @@ def test_celery_finds_the_commands_of_the_installed_wheel(python: Path, valkey: 
     (tmp_path / "shop.py").write_text(SHOP.replace("STORE", repr(valkey.url)))
     celery = (python, "-m", "celery", "-A", "shop", "singleton")
     store = RedisStore(valkey.url, {})
-    store.acquire(Claim("singleton:v2:{shop.sync:00}", "a", 30.0))
+    store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0))
     store.close()
 
     listed = run(*celery, "list", "--json", cwd=tmp_path)
     listed_with_an_option = run(*celery, "--site", "blue", "list", "--json", cwd=tmp_path)
 
-    assert [row["key"] for row in json.loads(listed)] == ["singleton:v2:{shop.sync:00}"]
-    assert [row["key"] for row in json.loads(listed_with_an_option)] == ["singleton:v2:{shop.sync:00}"]
+    assert [row["key"] for row in json.loads(listed)] == ["singleton:v3:{shop.sync:00}"]
+    assert [row["key"] for row in json.loads(listed_with_an_option)] == ["singleton:v3:{shop.sync:00}"]

@@ -84,6 +84,9 @@ class DeadMan:
         value = self._spec.it_value
         value.tv_sec, value.tv_nsec = int(deadline), int(deadline % 1 * 1_000_000_000)
         _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
+        if self._over:
+            # Meanwhile another thread has disarmed it.
+            self.disarm()
 
     def disarm(self) -> None:
         """Let this process live, and give the timer back to the kernel."""

@@ -17,13 +17,18 @@ def patched_by() -> Any:
     return None
 
 
-def call_soon(call: Callable[[], None]) -> None:
-    """Have the event loop of this thread call something."""
+def hub() -> Any:
+    """The event loop of gevent or eventlet that runs the greenlets of this thread."""
     library = patched_by()
-    if library.__name__ == "gevent":
-        library.get_hub().loop.run_callback(call)
+    return library.get_hub() if library.__name__ == "gevent" else library.hubs.get_hub()
+
+
+def call_soon(hub: Any, call: Callable[[], None]) -> None:
+    """Have *hub* call something; with gevent from any thread, with eventlet from the hub's own."""
+    if patched_by().__name__ == "gevent":
+        hub.loop.run_callback_threadsafe(call)
     else:
-        library.hubs.get_hub().schedule_call_global(0, call)
+        hub.schedule_call_global(0, call)
 
 
 def current() -> Any:

@@ -1,22 +1,313 @@
 """The renewal of every lease that a process holds."""
 
-import atexit
 import logging
 import os
-import threading
-from collections.abc import Hashable
+from _queue import Empty, SimpleQueue
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
+from weakref import ref
 
-from celery_singleton_lock.leases.greenlets import patched_by
-from celery_singleton_lock.leases.keepalive import Keepalive
-from celery_singleton_lock.leases.pulse import Pulse
-from celery_singleton_lock.leases.renewal import Renewal
-from celery_singleton_lock.leases.tally import Tally, What
-from celery_singleton_lock.leases.teller import scribe
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
+from celery_singleton_lock.leases.background import Background, DaemonThread, background
+from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.leases.deadman import DeadMan
+from celery_singleton_lock.leases.greenlets import patched_by, start_native_thread
+from celery_singleton_lock.stores.base import Store, clock, lock_name_of
+from celery_singleton_lock.stores.records import Answer, Claim
 
 logger = logging.getLogger("celery_singleton_lock")
+
+# Our clock and the server's may run at slightly different rates; Redlock's allowance.
+_DRIFT = 0.01
+_DRIFT_FLOOR = 0.002
+_RENEWALS_PER_TTL = 3
+_BEATS_PER_RENEWAL = 4
+_LATE = 4
+_SHORTEST_PAUSE = 0.05
+# Enough to connect anew to a store that is far away; each of its replies may take a second.
+_LONGEST_RENEWAL = 5.0
+_LONGEST_SLEEP = 3600.0
+# Seconds without a lease after which the thread ends, so that short tasks one after another do not each start one.
+_LINGERS = 5.0
+# Equal lines in the log for one beat.
+_MOST_LINES = 10
+_NEVER = float("inf")
+_REASONS: dict[Answer, LostReason] = {
+    Answer.REPLACED: "replaced",
+    Answer.BROKEN: "broken",
+    Answer.TAKEN: "taken",
+    Answer.GONE: "expired",
+}
+
+
+class Renewal:
+    """A claim that has been granted and is kept alive, until it ends or is lost.
+
+    Arguments:
+        store: The store.
+        claim: What the store has granted.
+        deadman: Kills this process at the deadline; each renewal moves it.
+        on_lost: Called once when it is lost, in the thread that finds out. That is
+            the heartbeat's, so it must not take long.
+
+    Attributes:
+        thread: Renews it; None until the heartbeat has it.
+        deadline: When it ends without another renewal, on `stores.base.clock()`. It counts
+            from the moment the last answered request was sent, less an allowance for
+            clock drift, so it never lies behind the store's own.
+        next_renewal: When the heartbeat has to renew it, on the same clock.
+        is_unsure: The last renewal was not answered, so it may have worked or not.
+        lost_reason: Why it is lost, or None while it is not.
+        is_over: Nobody wants it any more.
+    """
+
+    thread: "RenewalThread | None" = None
+    deadline: float = 0.0
+    next_renewal: float = 0.0
+    is_unsure: bool = False
+    lost_reason: LostReason | None = None
+    is_over: bool = False
+
+    def __init__(
+        self,
+        store: Store,
+        claim: Claim,
+        deadman: DeadMan | None = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        self.store = store
+        self.claim = claim
+        self.key = claim.key
+        self.ttl = claim.ttl
+        self._deadman = deadman
+        self._on_lost = on_lost
+
+    @property
+    def task_id(self) -> str | None:
+        """The task id of the run that holds it, for the log."""
+        return self.claim.facts.task_id or None
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; 0.0 once nobody wants it any more."""
+        return 0.0 if self.is_over else max(0.0, self.deadline - clock())
+
+    def goes_along(self, now: float) -> bool:
+        """It is due, or will be soon: thousands of leases must not keep a process busy."""
+        return self.next_renewal - now <= self.ttl / _RENEWALS_PER_TTL / _BEATS_PER_RENEWAL
+
+    def renewed(self, sent_at: float) -> None:
+        """Count the ttl from *sent_at*, when the answered request was sent.
+
+        Raises:
+            ConfigurationError: At the first call, if the kernel refuses the timer.
+        """
+        self.deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
+        self.next_renewal = sent_at + self.ttl / _RENEWALS_PER_TTL
+        self.is_unsure = False
+        if self._deadman is not None:
+            self._deadman.arm(self.deadline)
+
+    def unsure(self) -> None:
+        """A renewal was not answered: try again soon, the deadline stands."""
+        self.is_unsure = True
+        self.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
+
+    def lose(self, reason: LostReason) -> None:
+        """Record that it is lost, and tell once."""
+        if self.lost_reason is not None:
+            if reason not in MAKES_WAY:
+                # It was asked to make way, and now somebody else may have it.
+                self.deadline = min(self.deadline, clock())
+            elif reason == "broken" and self.lost_reason == "replaced":
+                # A person asks it to end now, and then no successor takes over.
+                self.lost_reason = reason
+            return
+        self.lost_reason = reason
+        try:
+            if self._on_lost is not None:
+                self._on_lost()
+        finally:
+            # If the policy, or a person, has asked for this end, it is no error.
+            level = logging.INFO if reason in MAKES_WAY else logging.ERROR
+            event = "lock.lost key=%s task_id=%s reason=%s"
+            background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
+
+    def end(self) -> None:
+        """Let it last no longer: nobody wants it any more."""
+        self.is_over = True
+        if self.thread is not None:
+            self.thread.watching.pop(ref(self), None)
+        if self._deadman is not None:
+            self._deadman.disarm()
+
+
+class RenewalThread(DaemonThread):
+    """Renews what a process holds in one store, or in one part of it, each time that something is due.
+
+    Where threads are greenlets it is a native thread, which no greenlet can starve, with a client of its own. There it
+    touches neither the log nor the event loop, whose locks are those of greenlets; a greenlet does so in its place.
+    """
+
+    def __init__(self, heartbeat: "Heartbeat", store: Store, part: Hashable) -> None:
+        self.store = store
+        self.part = part
+        self._heartbeat = heartbeat
+        self._client = store
+        # Weakly: a lease that nobody can reach any more is not to be renewed for ever.
+        self.watching: dict[ref[Renewal], None] = {}
+        self._wakes: SimpleQueue[None] = SimpleQueue()
+        self._wakes_at = _NEVER
+        self._greenlet = Background(lambda: bool(self.watching)) if patched_by() is not None else None
+
+    def add(self, renewal: Renewal) -> None:
+        """Renew it from now on, for as long as something else refers to it."""
+        renewal.thread = self
+        self.watching[ref(renewal)] = None
+        if self._greenlet is not None:
+            self._greenlet.ensure()
+        if self._begun is not self._running:
+            self.ensure()
+        # A short task that comes and goes between two beats does not wake the thread.
+        if renewal.next_renewal < self._wakes_at:
+            self._wakes.put(None)
+
+    def remove(self, renewal: Renewal) -> None:
+        """Stop renewing it. A request that is under way does no harm: it never brings back what was released."""
+        self.watching.pop(ref(renewal), None)
+
+    def renew_all(self) -> None:
+        """Renew everything at once: the store was out of reach, and may have lost what it knew."""
+        for renewal in self.watched():
+            renewal.next_renewal = min(renewal.next_renewal, clock())
+        self._wakes.put(None)
+
+    def watched(self) -> list[Renewal]:
+        """The leases that are renewed and that something still refers to."""
+        found = {known: known() for known in list(self.watching)}
+        for known in [known for known, renewal in found.items() if renewal is None or renewal.is_over]:
+            self.watching.pop(known, None)
+        return [renewal for renewal in found.values() if renewal is not None and not renewal.is_over]
+
+    def _start(self, run: Callable[[object], None], mark: object) -> None:
+        self._heartbeat.threads.setdefault(self.part, self)
+        start_native_thread(partial(run, mark))
+
+    def _has_work(self) -> bool:
+        return bool(self.watching)
+
+    def _step(self) -> bool:
+        """Sleep until something is due, or comes; then renew what is due."""
+        # First: whoever comes while this looks at what is due has to wake it.
+        self._wakes_at = _NEVER
+        with suppress(Empty):
+            while True:
+                self._wakes.get_nowait()
+        due = [(min(one.next_renewal, one.deadline), one.claim) for one in self.watched()]
+        self._wakes_at = due_at = min([at for at, _ in due], default=clock() + _LINGERS)
+        with suppress(Empty):
+            self._wakes.get(timeout=min(max(0.0, due_at - clock()), _LONGEST_SLEEP))
+        if clock() < due_at:
+            return True
+        # Nobody would close the event loop of a native thread.
+        if not due and self._greenlet is None:
+            self._heartbeat.threads.pop(self.part, None)
+            return False
+        self._wakes_at = _NEVER
+        try:
+            # A body that held the GIL may have ended before this thread had a chance.
+            self._report_late(clock() - due_at, [claim for _, claim in due])
+            self._beat()
+        except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
+            self._log(partial(logger.error, "lock.heartbeat stumbled and goes on", exc_info=error))
+            with suppress(Empty):
+                self._wakes.get(timeout=1.0)
+        return True
+
+    def _beat(self) -> None:
+        if self.store.has_parts:
+            for renewal in self.watched():
+                if self.store.part_of(renewal.key) is not self.part:
+                    self._call(partial(self._heartbeat.watch, renewal))
+                # A greenlet may do so only later, and its part may be back by then.
+                if renewal.thread is not self:
+                    self.remove(renewal)
+        now = clock()
+        for renewal in self.watched():
+            # Only if it was asked in vain: a beat that comes late asks first.
+            if renewal.is_unsure and renewal.deadline <= now:
+                self._lose(renewal, "unreachable")
+        if due := [renewal for renewal in self.watched() if renewal.goes_along(now)]:
+            self._renew(due)
+
+    def _renew(self, renewals: list[Renewal]) -> None:
+        sent_at = clock()
+        unsure = list[tuple[Renewal, StoreError]]()
+        for renewal, answer in zip(renewals, self._ask(renewals), strict=True):
+            if isinstance(answer, StoreError):
+                renewal.unsure()
+                unsure.append((renewal, answer))
+            elif not renewal.is_over:
+                reason = None if answer is Answer.DONE else _REASONS[answer]
+                # A holder that is asked to make way keeps its lease until it has.
+                if reason is None or reason in MAKES_WAY:
+                    renewal.renewed(sent_at)
+                if reason is not None:
+                    self._lose(renewal, reason)
+        for renewal, error in unsure[:_MOST_LINES]:
+            event = "lock.unsure key=%s task_id=%s remaining=%.1f leases=%d: %s"
+            facts = renewal.key, renewal.task_id, renewal.remaining, len(unsure), error
+            self._log(partial(logger.warning, event, *facts))
+
+    def _ask(self, renewals: list[Renewal]) -> Sequence[Answer | StoreError]:
+        # So that each loss is reported when its deadline passes.
+        remaining = min((renewal.deadline for renewal in self.watched()), default=0.0) - clock()
+        try:
+            if self._greenlet is not None and self._client is self.store:
+                self._client = self._twin()
+            claims = [renewal.claim for renewal in renewals]
+            return self._client.renew(claims, min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, remaining)))
+        except StoreError as error:
+            return [error] * len(renewals)
+        except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
+            event = "lock.unsure: the store %s is broken"
+            self._log(partial(logger.error, event, self.store.address, exc_info=error))
+            return [StoreError(self.store.address, str(error))] * len(renewals)
+
+    def _twin(self) -> Store:
+        twin = self.store.twin()
+        twin.on_reconnect = self.renew_all
+        twin.on_clock_step = lambda seconds: self._call(partial(_report_step, self.store.address, seconds))
+        return twin
+
+    def _lose(self, renewal: Renewal, reason: LostReason) -> None:
+        self._call(partial(renewal.lose, reason))
+        if reason not in MAKES_WAY:
+            self.remove(renewal)
+
+    def _report_late(self, late: float, claims: list[Claim]) -> None:
+        suffering = [claim for claim in claims if late > claim.ttl / _LATE]
+        for claim in suffering[:_MOST_LINES]:
+            event = (
+                "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
+                "the heartbeat got no time to run; raise lock_ttl"
+            )
+            facts = claim.key, claim.facts.task_id or None, late, claim.ttl, len(suffering)
+            self._log(partial(logger.warning, event, *facts))
+        for claim in suffering:
+            self._call(partial(count, self.store, claim.key, "late", _task_of(claim)))
+
+    def _log(self, line: Callable[[], object]) -> None:
+        # Not here, because a handler may block.
+        self._call(partial(background.submit, line))
+
+    def _call(self, call: Callable[[], object]) -> None:
+        if self._greenlet is None:
+            call()
+        else:
+            # Without a start: in this thread it would become a greenlet of another event loop.
+            self._greenlet.put(call)
 
 
 class Heartbeat:
@@ -29,14 +320,11 @@ class Heartbeat:
     late, because the process got no time or a body held the GIL, asks first:
     nobody may have wanted the key, or somebody else may have kept the lease alive.
 
-    Each store has a thread of its own. If a store has parts, each part has one. So a
-    part that does not answer costs the leases of the others nothing. A thread starts
-    with the first lease, and again after a fork, because threads do not survive a fork.
+    Each store has a thread of its own, and each part of a store that has parts. So one
+    that does not answer costs the leases of the others nothing.
 
-    That thread also hands over what was counted (`tally`), and starts for that as well.
-
-    A signal may raise anywhere in `watch` and `forget`, so all that they share
-    with those threads is locked by C code alone, and they wait on no condition.
+    A signal may raise anywhere in `watch`, so what they share with those
+    threads are dicts and queues of C, and no lock.
     """
 
     def __init__(self) -> None:
@@ -45,98 +333,40 @@ class Heartbeat:
             os.register_at_fork(after_in_child=self._start_over)
 
     def _start_over(self) -> None:
-        self._lock = threading.RLock()
-        self._pulses: dict[Hashable, Pulse] = {}
-        self._keepalive = Keepalive(self.late)
-        self.tally: Tally = Tally(self._attend)
+        self.threads: dict[Hashable, RenewalThread] = {}
 
     def watch(self, renewal: Renewal) -> None:
         """Renew it from now on, for as long as something else refers to it."""
-        with self._lock:
-            self._join(renewal)
-        if patched_by() is not None:
-            self._keepalive.start(renewal.store, renewal.ttl)
-
-    def forget(self, renewal: Renewal) -> None:
-        """Stop renewing it; no renewal of it is under way when this returns."""
-        while (pulse := self._pulses.get(renewal.part)) is not None:
-            pulse.forget(renewal)
-            if self._pulses.get(renewal.part) in (pulse, None):
-                break
+        store = renewal.store
+        part = store.part_of(renewal.key) if store.has_parts else store
+        (self.threads.get(part) or self._new_thread(store, part)).add(renewal)
 
     def watched(self) -> list[Renewal]:
         """The leases that are renewed."""
-        return [renewal for pulse in list(self._pulses.values()) for renewal in pulse.watched()]
+        return [renewal for thread in list(self.threads.values()) for renewal in thread.watched()]
 
-    def late(self) -> list[Renewal]:
-        """The leases whose renewal is overdue by a fair part of their ttl."""
-        now = clock()
-        return [renewal for renewal in self.watched() if renewal.suffers(now - renewal.next_renewal)]
-
-    def _join(self, renewal: Renewal) -> None:
-        store = renewal.store
-        renewal.part = store.part_of(renewal.key) if store.has_parts else store
-        self._pulse_of(store, renewal.part).watch(renewal)
-
-    def _pulse_of(self, store: Store, part: Hashable = None) -> Pulse:
-        part = part or store
-        if part not in self._pulses:
-            sort = partial(self._sort, part) if store.has_parts else None
-            self._pulses[part] = Pulse(store, self._lock, partial(self._drop, part), self.tally, sort)
-            store.on_reconnect = partial(self._renew_all, store)
-            store.on_clock_step = partial(_tell_step, store.address)
-        return self._pulses[part]
-
-    def _sort(self, part: Hashable, pulse: Pulse) -> None:
-        """Move each lease to the pulse of the part of the store that has its key now."""
-        for renewal in pulse.watched():
-            if pulse.store.part_of(renewal.key) is not part:
-                with self._lock:
-                    if pulse.let_go(renewal):
-                        self._join(renewal)
+    def _new_thread(self, store: Store, part: Hashable) -> RenewalThread:
+        store.on_reconnect = partial(self._renew_all, store)
+        store.on_clock_step = partial(_report_step, store.address)
+        return RenewalThread(self, store, part)
 
     def _renew_all(self, store: Store) -> None:
-        for pulse in list(self._pulses.values()):
-            if pulse.store is store:
-                pulse.renew_all()
-
-    def _attend(self, store: Store) -> None:
-        # At the end of the interpreter no thread can start any more; what is left is handed over without one.
-        with suppress(RuntimeError), self._lock:
-            self._pulse_of(store).attend()
-
-    def _drop(self, part: Hashable, pulse: Pulse) -> None:
-        if self._pulses.get(part) is pulse:
-            del self._pulses[part]
+        for thread in list(self.threads.values()):
+            if thread.store is store:
+                thread.renew_all()
 
 
-def _tell_step(address: str, seconds: float) -> None:
+def _report_step(address: str, seconds: float) -> None:
     event = (
         "lock.clock store=%s step=%+.1f: its clock was set by so many seconds, or that of its new master differs; "
         "leases have ended early, or last longer"
     )
-    scribe.tell(partial(logger.warning, event, address, seconds))
+    background.submit(partial(logger.warning, event, address, seconds))
+
+
+def _task_of(claim: Claim) -> str:
+    """The name of its task; empty for a `Lock`."""
+    return claim.facts.task_name or (lock_name_of(claim.key) if claim.facts.task_id else "")
 
 
 heartbeat = Heartbeat()
-
-
-def count(store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-    """Count something that has happened in this process, see `Tally.add`."""
-    heartbeat.tally.add(store, key, what, task, label, value)
-
-
-def count_grant(store: Store, key: str, task: str, *, waited: float, took_over: bool) -> None:
-    """Count a lease that was granted."""
-    heartbeat.tally.add(store, key, "acquired", task, value=waited)
-    if took_over:
-        heartbeat.tally.add(store, key, "taken_over", task)
-
-
-def hand_over_counts() -> None:
-    """Hand over what was counted, because the process is about to end."""
-    heartbeat.tally.flush_all()
-
-
-# billiard ends its pool processes without these calls, so `handlers` makes the call there.
-atexit.register(hand_over_counts)

@@ -1,16 +1,14 @@
 """Raise an exception inside a body that is running, from another thread.
 
-In the main thread a signal does it, which also ends a sleep or a blocking
-read. In any other thread CPython can be asked to raise between two bytecodes:
-a sleep or a call into C ends first. gevent and eventlet can throw it into a greenlet as
-soon as their event loop runs: a computation without a pause ends first.
+In the main thread a signal does it, which also ends a sleep or a blocking read. In any other thread CPython can be
+asked to raise between two bytecodes: a sleep or a call into C ends first. gevent and eventlet can throw it into a
+greenlet as soon as their event loop runs: a computation without a pause ends first.
 
-An event loop of asyncio in a body catches what one of its tasks or callbacks
-raises, and goes on with the others. So the loop gets a moment to become idle, or to end
-because of the exception. After that the exception is raised between two callbacks,
-where the loop does not catch it.
+If the body runs an event loop of asyncio, the tasks of the loop are cancelled instead: the loop would catch an
+exception that hits one of them, and go on with the others.
 """
 
+import asyncio
 import ctypes
 import importlib
 import signal
@@ -23,76 +21,59 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from celery_singleton_lock.leases.event_loop import (
-    call_uncaught,
-    callback_around,
-    is_what_the_loop_runs_for,
-)
-from celery_singleton_lock.leases.greenlets import call_soon, current
-from celery_singleton_lock.leases.new_thread import end_start_of, started_by
+from celery_singleton_lock.leases.current import running_loop
+from celery_singleton_lock.leases.greenlets import call_soon, current, hub
 
-# Celery and billiard use TERM, QUIT, INT, HUP, USR1 and USR2. Applications rarely
-# touch the real-time signals, and glibc keeps the first few of them for itself.
+# Celery, billiard and applications rarely touch the real-time signals; glibc keeps the first few for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
 
 # Not `signal.getsignal`, which makes an enum of each answer: this is called before each body.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
-# Seconds until a signal that was not heard is sent again.
-_AGAIN = 0.05
-# Seconds for which an event loop may go on with its callbacks until it waits, or may go on after a callback has
-# swallowed the exception.
-_PATIENCE_WITH_A_LOOP = 1.0
-# Seconds for which a new thread may take to begin.
-_PATIENCE_WITH_A_THREAD = 2.0
+# Seconds until what was not delivered is sent again: twice as long each time, up to the second number.
+_RETRY_AFTER, _RETRY_AFTER_AT_MOST = 0.05, 1.0
 
+# For the main thread.
 _sent: deque["Interrupt"] = deque()
 
 
 class Interrupt:
-    """One body that can be interrupted once, and only while it runs.
+    """One body that can be interrupted once, and only inside the `with` block of this object.
 
-    Attributes:
-        delivered: The exception was raised in the body, whether the body has caught it or not.
+    Once *delivered*, the exception was raised in the body, or its tasks were cancelled; it may have caught that.
     """
 
     delivered = False
     _thread: int | None = None
+    _by_signal = False
     _greenlet: Any = None
+    _hub: Any = None
+    _outer_loop: asyncio.AbstractEventLoop | None = None
     _error: Exception | None = None
     _held_back = False
     _kept: Exception | None = None
-    _outer_callback: FrameType | None = None
-    _spares_until = 0.0
-    _rests_until = 0.0
-    _has_landed = False
-    _is_raised = False
-    _ends_loop_at = 0.0
-    _will_end_loop = False
-    _child: threading.Thread | None = None
-    _child_is_due = 0.0
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
 
-    def allowed(self) -> "_Allowed":
-        """Let `send` reach the code inside."""
-        return _Allowed(self)
-
-    def begin(self) -> None:
+    def __enter__(self) -> None:
         """From now on, `send` reaches the code that runs."""
         self._greenlet = current()
-        if self._greenlet is None and threading.current_thread() is threading.main_thread():
-            _listen()
-        self._outer_callback = callback_around(sys._getframe())  # noqa: SLF001 (there is no other way)
+        if self._greenlet is not None:
+            self._hub = hub()
+        elif _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+            self._by_signal = True
+            if _handler_of(_SIGNAL) is not _deliver:
+                signal.signal(_SIGNAL, _deliver)
+        self._outer_loop = running_loop()
         self._thread = threading.get_ident()
 
-    def end(self) -> None:
+    def __exit__(self, *_: object) -> None:
         """From now on, `send` reaches nothing."""
         with self._guard:
-            thread, self._thread, self._outer_callback = self._thread, None, None
-            if thread is not None and self._error is not None and self._greenlet is None and not _is_main(thread):
-                _raise_in(thread, None, self)
+            thread, self._thread = self._thread, None
+            if thread is not None and self._error is not None and self._greenlet is None and not self._by_signal:
+                _raise_in(thread, None)
 
     @contextmanager
     def held_back(self) -> Iterator[None]:
@@ -105,184 +86,119 @@ class Interrupt:
             with self._guard:
                 self._held_back = False
         if self._kept is not None:
-            self.lands(sys._getframe())  # noqa: SLF001 (there is no other way)
+            self.delivered = True
             raise self._kept
-
-    def send(self, error: Exception) -> bool:
-        """Raise *error* in the body; False if it is not running or cannot be reached."""
-        with self._guard:
-            thread = self._thread
-            if thread is None:
-                return False
-            self._error = error
-            self._spares_until = time.monotonic() + _PATIENCE_WITH_A_LOOP
-            if self._held_back:
-                self._kept = error
-                return True
-            if self._greenlet is not None:
-                call_soon(self.deliver_to_greenlet)
-                return True
-            by_signal = _SIGNAL is not None and _is_main(thread)
-            if by_signal:
-                _sent.append(self)
-            if not self._raise(thread, by_signal):
-                return False
-        threading.Thread(target=self._insist, args=(thread, by_signal), daemon=True).start()
-        return True
-
-    def _raise(self, thread: int, by_signal: bool) -> bool:
-        if by_signal and _SIGNAL is not None:
-            signal.pthread_kill(thread, _SIGNAL)
-            return True
-        child = started_by(thread)
-        if child is not None and not self._is_overdue(child):
-            # Until the new thread runs, CPython takes it for its parent, and would raise the error in the new thread.
-            return True
-        self._is_raised = True
-        is_raised = _raise_in(thread, self._error, self)
-        if child is not None:
-            # Only now, so that the body does not go on with a thread that has never begun.
-            end_start_of(child)
-        return is_raised
-
-    def _is_overdue(self, child: threading.Thread) -> bool:
-        """*child* should have begun long ago: it may have got the exception as it was made, and have died."""
-        if child is not self._child:
-            self._child, self._child_is_due = child, time.monotonic() + _PATIENCE_WITH_A_THREAD
-        return time.monotonic() > self._child_is_due
-
-    def _insist(self, thread: int, by_signal: bool) -> None:
-        """Raise it until it has landed."""
-        while True:
-            time.sleep(_AGAIN)
-            with self._guard:
-                if not self.is_under_way:
-                    return
-                # A signal that comes just before a call into the kernel does not end that.
-                if by_signal or not self._is_raised or (self.delivered and time.monotonic() > self._rests_until):
-                    self._raise(thread, by_signal)
 
     @property
     def was_sent(self) -> bool:
-        """It was raised in the body, or held back for good because the code inside has raised by itself."""
+        """It was delivered, or held back for good because the code inside has raised by itself."""
         return self.delivered or self._kept is not None
 
-    @property
-    def is_under_way(self) -> bool:
-        """It was sent, and has neither landed nor come too late."""
-        return self._thread is not None and self._error is not None and not self._has_landed
+    def send(self, error: Exception) -> bool:
+        """Raise *error* in the body; False if it is not running."""
+        with self._guard:
+            if self._thread is None:
+                return False
+            self._error = error
+            if self._held_back:
+                self._kept = error
+            elif self._greenlet is not None:
+                call_soon(self._hub, self.deliver)
+            else:
+                threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
+            return True
 
-    def deliver_to_greenlet(self) -> None:
-        """Throw what was sent into the greenlet of the body, if it still runs; called by the event loop."""
-        if error := self._due():
-            self.lands(None)
-            self._greenlet.throw(error)
+    def _insist(self, thread: int) -> None:
+        """Ask for it until it is delivered."""
+        pause = _RETRY_AFTER
+        while True:
+            with self._guard:
+                if self._thread is None or self.was_sent:
+                    return
+                self._ask_for_delivery(thread)
+            time.sleep(pause)
+            pause = min(2 * pause, _RETRY_AFTER_AT_MOST)
 
-    def due_in(self, frame: FrameType | None) -> Exception | None:
-        """The exception to raise in *frame*, which the thread of the body runs now; None for none."""
-        now = time.monotonic()
-        if now < self._rests_until:
-            return None
-        if now < self._spares_until and self._would_be_swallowed(frame):
-            self._end_the_loop_at(self._spares_until)
-            return None
-        error = self._due()
-        if error is not None:
-            self.lands(frame)
-        return error
-
-    def arrives(self, frame: FrameType | None) -> None:
-        """A thread has got the exception; if it is one that the body has just started, send it once more."""
-        # Until a new thread runs, CPython takes it for its parent, though `start` may have returned already.
-        self._is_raised = threading.get_ident() == self._thread
-        if self._is_raised:
-            self.lands(frame)
-
-    def lands(self, frame: FrameType | None) -> None:
-        """The exception is being raised in *frame*."""
-        is_first, self.delivered = not self.delivered, True
-        self._has_landed = not self._would_be_swallowed(frame)
-        # The loop gets time to end by itself, because it may be waiting for the task that was hit.
-        self._rests_until = time.monotonic() + _PATIENCE_WITH_A_LOOP
-        if is_first and not self._has_landed:
-            self._end_the_loop_at(self._rests_until)
-
-    def _end_the_loop_at(self, moment: float) -> None:
-        """At that moment raise the exception where the running loop does not catch it."""
-        self._ends_loop_at = moment
-        if not self._will_end_loop:
-            self._will_end_loop = call_uncaught(moment - time.monotonic(), self._end_the_loop)
-
-    def _end_the_loop(self) -> None:
-        self._will_end_loop = False
-        if not self.is_under_way:
-            return
-        if time.monotonic() < self._ends_loop_at:
-            self._end_the_loop_at(self._ends_loop_at)
-        elif error := self._due():
-            self.lands(sys._getframe())  # noqa: SLF001 (there is no other way)
-            raise error
-
-    def _would_be_swallowed(self, frame: FrameType | None) -> bool:
-        callback = callback_around(frame)
-        return callback is not None and callback is not self._outer_callback and not is_what_the_loop_runs_for(callback)
-
-    def _due(self) -> Exception | None:
-        # No lock here: the thread that runs this may hold the guard already.
-        if self._thread is None:
-            return None
+    def _ask_for_delivery(self, thread: int) -> None:
         if self._held_back:
             self._kept = self._error
-            return None
-        return self._error
+        elif self._by_signal and _SIGNAL is not None:
+            _sent.append(self)
+            # A signal that comes just before a call into the kernel does not end that; the next one does.
+            signal.pthread_kill(thread, _SIGNAL)
+        else:
+            starts_a_thread, loop = _at(thread)
+            if not (starts_a_thread or self._cancels_tasks_of(loop)):
+                _raise_in(thread, self._class())
+
+    def deliver(self) -> None:
+        """Raise what was sent, if the body still runs; called in its thread, or by the hub of its greenlet."""
+        # No lock here: the thread that runs this may hold the guard already.
+        if self._thread is None or self._error is None or self.was_sent:
+            return
+        if self._held_back:
+            self._kept = self._error
+        elif self._greenlet is not None:
+            self.delivered = True
+            self._greenlet.throw(self._error)
+        elif not self._cancels_tasks_of(running_loop()):
+            self.delivered = True
+            raise self._error
+
+    def _cancels_tasks_of(self, loop: asyncio.AbstractEventLoop | None) -> bool:
+        """Whether the body runs this loop, which is then asked to cancel its tasks."""
+        if loop is None or loop is self._outer_loop:
+            return False
+        # It may have been closed in between.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(self._cancel_tasks, loop)
+        return True
+
+    def _cancel_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
+        # A loop without a task is about to begin, or to end.
+        if self._thread is not None and not self.was_sent and (tasks := asyncio.all_tasks(loop)):
+            self.delivered = True
+            for task in tasks:
+                task.cancel("the lock of the run is lost")
+
+    def _class(self) -> type[Exception]:
+        """A class whose only instance is the error, because CPython takes a class here and calls it."""
+        error = self._error
+        assert error is not None
+
+        # While another exception is handled, CPython 3.11 calls it once more, with the instance.
+        def deliver(_: type[Exception], *_again: object) -> Exception:
+            # A thread that has just begun may get it in place of the body's, which is then asked again.
+            self.delivered = self.delivered or threading.get_ident() == self._thread
+            return error
+
+        return type(type(error).__name__, (type(error),), {"__new__": deliver})
 
 
-class _Allowed:
-    __slots__ = ("_interrupt",)
-
-    def __init__(self, interrupt: Interrupt) -> None:
-        self._interrupt = interrupt
-
-    def __enter__(self) -> None:
-        self._interrupt.begin()
-
-    def __exit__(self, *_: object) -> None:
-        self._interrupt.end()
+def _deliver(_number: int, _frame: FrameType | None) -> None:
+    # Another signal may come in between, and take the last.
+    with suppress(IndexError):
+        while True:
+            _sent.popleft().deliver()
 
 
-def _is_main(thread: int) -> bool:
-    return thread == threading.main_thread().ident
+def _at(thread: int) -> tuple[bool, asyncio.AbstractEventLoop | None]:
+    """Whether that thread is starting another one, and the event loop that it runs."""
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
+    while frame is not None:
+        # Until a new thread runs, and sets its `ident`, CPython takes it for its parent, and would raise in it.
+        if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
+            return True, None
+        if frame.f_code is asyncio.BaseEventLoop.run_forever.__code__:
+            return False, frame.f_locals["self"]
+        # Loops that are not written in Python have no frames.
+        if frame.f_code is asyncio.Runner.run.__code__:
+            return False, frame.f_locals["self"].get_loop()
+        frame = frame.f_back
+    return False, None
 
 
-def _listen() -> None:
-    if _SIGNAL is not None and _handler_of(_SIGNAL) is not _deliver:
-        signal.signal(_SIGNAL, _deliver)
-
-
-def _deliver(_number: int, frame: FrameType | None) -> None:
-    for one in tuple(_sent):
-        error = one.due_in(frame)
-        if not one.is_under_way:
-            # Another signal may have come in between.
-            with suppress(ValueError):
-                _sent.remove(one)
-        if error is not None:
-            raise error
-
-
-def _raise_in(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
-    """Raise *error* in the thread, or take back what has not been raised there yet."""
-    delivery = ctypes.py_object(_class_of(error, interrupt)) if error is not None else None
-    return bool(ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), delivery))
-
-
-def _class_of(error: Exception, interrupt: Interrupt) -> type[Exception]:
-    """A class whose only instance is *error*, because CPython takes a class here and calls it."""
-
-    # While another exception is handled, CPython 3.11 calls it once more, with the instance.
-    def deliver(_: type[Exception], *_again: object) -> Exception:
-        # A thread that has just begun has no outer frame.
-        interrupt.arrives(sys._getframe().f_back)  # noqa: SLF001 (there is no other way)
-        return error
-
-    return type(type(error).__name__, (type(error),), {"__new__": deliver})
+def _raise_in(thread: int, error: type[Exception] | None) -> None:
+    """Raise it in the thread, or take back what has not been raised there yet."""
+    it = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), it)

@@ -10,11 +10,9 @@ from functools import partial
 from weakref import ref
 
 from celery_singleton_lock.errors import MAKES_WAY, LockLost, LostReason, NotHeldReason, SingletonLockError, StoreError
+from celery_singleton_lock.leases.background import release_claim_later
 from celery_singleton_lock.leases.deadman import DeadMan
-from celery_singleton_lock.leases.heartbeat import Heartbeat
-from celery_singleton_lock.leases.heartbeat import heartbeat as own_heartbeat
-from celery_singleton_lock.leases.leftovers import Unreleased, leftovers
-from celery_singleton_lock.leases.renewal import Renewal
+from celery_singleton_lock.leases.heartbeat import Renewal, heartbeat
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant
 
@@ -47,31 +45,32 @@ class Lease:
         deadman: Kills this process at the deadline; each renewal moves it.
         on_lost: Called once with the lease when it is lost, in the heartbeat's
             thread, so it must not take long.
-        heartbeat: Renews it; by default the process's own.
         refused_at: When an earlier execution of the call was refused first, if one was.
 
     Attributes:
+        key: The lock key.
+        token: Proof of this acquisition, fresh for each; not a secret, yet not to be reused.
+        ttl: Seconds the lease lasts without renewal.
         fence: A number greater than that of any earlier lease on the key.
         took_over: The holder before it died without a release.
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
         refused_at: When it was refused first, by the store's clock, in microseconds; 0 if it was not.
         store, claim: For those who tell others of it: the store, and what was asked for.
+        began_at: When it was granted, on the local clock.
         is_unanswered: The last request for it had no answer, so it may still be under way.
-        arguments: For the successor of a run: the newest ones left for it, or an empty text.
         on_released: Called once with the lease when it was given back; set by the code that has told of its grant.
     """
 
     fence: int = 0
     took_over: bool = False
     waited: float = 0.0
-    arguments: str = ""
     on_released: Callable[["Lease"], None] | None = None
     _asked = False
     _takes = 1
     is_unanswered: bool = False
     _place: int | None = None
     _since = 0.0
-    _began_at = 0.0
+    began_at: float = 0.0
 
     def __init__(
         self,
@@ -80,32 +79,18 @@ class Lease:
         *,
         deadman: DeadMan | None = None,
         on_lost: Callable[["Lease"], None] | None = None,
-        heartbeat: Heartbeat | None = None,
         refused_at: int = 0,
     ) -> None:
         self.store = store
         self.claim = claim
+        self.key: str = claim.key
+        self.token: str = claim.token
+        self.ttl: float = claim.ttl
         # Without a reference back to the lease, because that would keep a lease alive that was left behind.
         tell = partial(_tell, ref(self), on_lost) if on_lost is not None else None
         self._renewal = Renewal(store, claim, deadman, tell)
-        self._heartbeat = heartbeat or own_heartbeat
         self._pid = os.getpid()
         self.refused_at: int = refused_at
-
-    @property
-    def key(self) -> str:
-        """The lock key."""
-        return self.claim.key
-
-    @property
-    def token(self) -> str:
-        """Proof of this acquisition, fresh for each; not a secret, yet not to be reused."""
-        return self.claim.token
-
-    @property
-    def ttl(self) -> float:
-        """Seconds the lease lasts without renewal."""
-        return self.claim.ttl
 
     @property
     def acquired_at(self) -> datetime:
@@ -169,18 +154,24 @@ class Lease:
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
             self._renewal.end()
-            self._heartbeat.forget(self._renewal)
             if not self.is_unanswered:
-                answer = self._ask_to_release(ending)
+                answer = self.store.release(self.claim, self._place, ending=ending)
+        except StoreError as error:
+            logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self.claim.facts.task_id or None, error)
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
                 self._renewal.end()
-                leftovers.add(Unreleased(self.store, self.claim, self._place, ending), may_arrive=self.is_unanswered)
+                release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
             self._asked = False
-        if self.granted and answer in (Answer.TAKEN, Answer.GONE):
+        if answer is None:
+            return None
+        if answer <= Answer.TAKEN and self._place is not None:
             self._renewal.lose("taken" if answer is Answer.TAKEN else "expired")
-        elif answer is not None and self.on_released is not None:
+            return answer
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("lock.released key=%s task_id=%s", self.key, self.claim.facts.task_id or None)
+        if self.on_released is not None:
             self.on_released(self)
         return answer
 
@@ -200,11 +191,6 @@ class Lease:
     def keeps_others_out(self) -> bool:
         """It is held, or was asked to make way and has not done so."""
         return self.held or (self.lost_reason in MAKES_WAY and self.unreleased and self._renewal.remaining > 0.0)
-
-    @property
-    def age(self) -> float:
-        """Seconds since it was granted."""
-        return clock() - self._began_at
 
     @property
     def takes(self) -> int:
@@ -269,27 +255,48 @@ class Lease:
                 waiter.sleep(min(answer, give_up_at - now))
 
     def _begin(self, grant: Grant) -> None:
-        self._place, self._since, self._began_at = grant.place, grant.since, grant.sent_at
-        self.fence, self.took_over, self.arguments = grant.fence, grant.took_over, grant.arguments
+        self._place, self._since, self.began_at = grant.place, grant.since, grant.sent_at
+        self.fence, self.took_over = grant.fence, grant.took_over
         if self.refused_at:
             self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
         self._renewal.renewed(grant.sent_at)
-        self._heartbeat.watch(self._renewal)
+        heartbeat.watch(self._renewal)
         # INFO for a task only, because a task has logged that it waits.
-        level = logging.INFO if self.waited and self._renewal.task_id else logging.DEBUG
+        level = logging.INFO if self.waited and self.claim.facts.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
             event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
             logger.log(level, event, self.key, self._renewal.task_id, self.fence, self.took_over, self.waited)
 
-    def _ask_to_release(self, ending: Ending | None) -> Answer | None:
-        try:
-            answer = self.store.release(self.claim, self._place, ending=ending)
-        except StoreError as error:
-            logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self._renewal.task_id, error)
-            return None
-        if answer in (Answer.DONE, Answer.MARKED):
-            logger.debug("lock.released key=%s task_id=%s", self.key, self._renewal.task_id)
-        return answer
+
+class NullLease:
+    """A lease that was never granted, with all that a body reads of one: so one body serves both.
+
+    It is not held, its fence is 0, and `check` returns.
+    """
+
+    key = ""
+    token = ""
+    ttl: float = 0.0
+    fence = 0
+    acquired_at: datetime = datetime.fromtimestamp(0, UTC)
+    held = False
+    lost = False
+    lost_reason: LostReason | None = None
+    took_over = False
+    waited: float = 0.0
+
+    def remaining(self) -> float:
+        """0.0: nothing ends."""
+        return 0.0
+
+    def check(self) -> None:
+        """Return: there is nothing to lose."""
+
+    def release(self) -> None:
+        """Return: there is nothing to give back."""
+
+
+NULL_LEASE = NullLease()
 
 
 def _tell(lease: "ref[Lease]", on_lost: Callable[[Lease], None]) -> None:

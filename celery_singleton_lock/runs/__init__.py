@@ -1,1 +1,1 @@
-"""One execution of a task, and the message it came by; knows no policy."""
+"""A message becomes a run: its lease, its body, its end, and what happens if the lock is held."""

@@ -1,20 +1,23 @@
 """The body of a run, and the things that are in force while it runs."""
 
 import logging
+from asyncio import CancelledError
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from celery import Task
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import MAKES_WAY, LockLost
-from celery_singleton_lock.leases.current import running_under
-from celery_singleton_lock.leases.heartbeat import count, count_grant
+from celery_singleton_lock.errors import MAKES_WAY, LockLost, StoreError
+from celery_singleton_lock.leases.counters import count, count_grant
+from celery_singleton_lock.leases.current import Hold, current, give_back, holds
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.runs.redelivery import ending_of
-from celery_singleton_lock.runs.replaced import end_as_replaced, has_made_way
 from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import marker_of
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -27,18 +30,39 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     """
     run.begins()
     try:
-        result = body(*run.args, **run.kwargs) if run.is_unlocked else _under_its_lease(run, body)
+        result = _called(run, body)
     except Exception as error:
         run.ending = ending_of(run, error)
-        if not has_made_way(run, error):
+        if not _was_preempted(run, error):
             raise
     else:
         run.ending = ending_of(run, None)
-        if not has_made_way(run, None):
-            _tell_if_outlived(run)
+        if run.lease.lost_reason is None:
             return result
-    end_as_replaced(run)
+        if not _was_preempted(run, None):
+            _report_outlived(run)
+            return result
+    _finish_preempted(run)
     return None
+
+
+def _called(run: Run, body: Callable[..., Any]) -> Any:
+    before = holds.get()
+    try:
+        return body(*run.args, **run.kwargs) if run.is_unlocked else _under_its_lease(run, body)
+    finally:
+        if holds.get() is not before:
+            _give_back_locks(run, before)
+
+
+def _give_back_locks(run: Run, before: tuple[Hold, ...]) -> None:
+    """Release each `Lock` that the body has taken and left, because nobody would release it any more."""
+    for hold in holds.get():
+        if hold not in before:
+            if hold.lasts:
+                event = "lock.left key=%s task_id=%s: the body has ended and not released this Lock"
+                logger.warning(event, hold.lease.key, run.task_id)
+            give_back(hold)
 
 
 def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
@@ -47,22 +71,73 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     lease.on_released = partial(_tell_released, run.task)
     if signals.lock_acquired.receivers:
         signals.lock_acquired.send(sender=run.task, lease=lease)
-    with running_under(run.lease), run.interrupt.allowed():
-        # Before this point, nobody could be told of a loss.
-        if run.lease.lost and run.options.on_lost != "warn":
-            raise LockLost(run.key, run.lease.lost_reason or "expired")
-        return body(*run.args, **run.kwargs)
+    before = current.get()
+    try:
+        current.set((*before, ref(lease)))
+        with run.interrupt:
+            # Before this point, nobody could be told of a loss.
+            if lease.lost_reason is not None and run.options.on_lost != "warn":
+                raise _lost(run)
+            return body(*run.args, **run.kwargs)
+    except CancelledError as error:
+        if not run.interrupt.was_sent:
+            raise
+        # The tasks of the body's event loop were cancelled.
+        raise _lost(run) from error
+    finally:
+        current.set(before)
+
+
+def _lost(run: Run) -> LockLost:
+    return LockLost(run.key, run.lease.lost_reason or "expired")
 
 
 def _tell_released(task: Task, lease: Lease) -> None:
-    count(lease.store, lease.key, "held", task.name, value=lease.age)
+    count(lease.store, lease.key, "held", task.name, value=clock() - lease.began_at)
     if signals.lock_released.receivers:
         signals.lock_released.send(sender=task, lease=lease)
 
 
-def _tell_if_outlived(run: Run) -> None:
+def _report_outlived(run: Run) -> None:
     """Log that a body has ended well without its lock: it was only to be warned, or it has caught the error."""
     # A run that was told to make way keeps its lease until it has ended.
-    if run.lease.lost and run.lease.lost_reason not in MAKES_WAY and not run.is_unlocked:
+    if run.lease.lost_reason not in MAKES_WAY and not run.is_unlocked:
         event = "lock.outlived key=%s task_id=%s reason=%s: the body has lost its lock and gone on to its end"
         logger.error(event, run.key, run.task_id, run.lease.lost_reason)
+
+
+def _was_preempted(run: Run, error: Exception | None) -> bool:
+    """The run was told to make way, even if its body has caught that."""
+    return run.was_replaced or (isinstance(error, LockLost) and error.key == run.key and error.reason in MAKES_WAY)
+
+
+def _finish_preempted(run: Run) -> None:
+    """End as REVOKED; the result names the successor, or the person who has asked for it."""
+    is_broken, successor, by = run.lease.lost_reason == "broken", None, None
+    try:
+        if is_broken:
+            by = run.store.broken_by(run.claim)
+        else:
+            successor = _successor_of(run)
+        if run.retry_key is not None:
+            # A retry must not run after the newer run, or after the end that a person has asked for.
+            marker = marker_of(run.task_id, run.notes.published)
+            run.store.mark_done(run.retry_key, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
+            run.store.unmark(run.retry_key, run.task_id)
+    except StoreError as error:
+        logger.warning("lock.successor_unknown key=%s task_id=%s: %s", run.key, run.task_id, error)
+    if is_broken:
+        logger.warning("lock.broken key=%s task_id=%s by=%s", run.key, run.task_id, by)
+        run.revoke(f"lock key={run.key}: broken by {by}", "broken", None)
+    else:
+        run.revoke(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)
+
+
+def _successor_of(run: Run) -> str | None:
+    (state,) = run.store.survey([run.key])
+    for mark in state.marks:
+        if mark.state == "next":
+            return mark.task_id
+    # With several places, the successor may have got another place since it has asked for that of this run.
+    later = [holder for holder in state.holders if holder.task_id and holder.fence > run.lease.fence]
+    return max(later, key=lambda holder: holder.fence).task_id if later else None

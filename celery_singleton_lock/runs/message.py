@@ -15,6 +15,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.stores.base import clock
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -34,7 +35,7 @@ _NEARLY = 0.9
 # Seconds from the end of a body until the broker has heard of it, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
-_SWEEP = 120.0
+SWEEP = 120.0
 # Seconds after which a broker that restarts is back; a job is worth the wait.
 _PATIENCE = 60.0
 _PAUSE = 0.5
@@ -52,14 +53,12 @@ class Delivery(NamedTuple):
         received: When it came, by the local clock; long ago if another delivery may go before it.
         sends_events: The worker sends events.
         content_type: The serialiser of the message.
-        has_twin: An earlier delivery of the message runs in this worker, as far as it knows.
     """
 
     token: str = ""
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
-    has_twin: bool = False
 
 
 def delivery_of(request: Context) -> Delivery:
@@ -87,8 +86,6 @@ class Notes:
         joins_fence: The fence of that run, when it was seen last; of one that has yet to run, less than it will have.
         free_since: When that run was first seen to have no lock, by the store's clock, in microseconds.
         asked: It has asked to be the run that comes next.
-        crowds: It counts as one of those that come again and again.
-        died: The process of the run before it has died, and Celery has published the call once more.
         is_bare: It came without notes at first, so other deliveries of it do not know its time of publication.
         continues, continues_from: Fence and publication of the run that goes on by this call, which replaces it.
         task_id: Of the call they were written for, because a body may hand its headers on to another call.
@@ -105,8 +102,6 @@ class Notes:
     joins_fence: int = 0
     free_since: int = 0
     asked: bool = False
-    crowds: bool = False
-    died: bool = False
     is_bare: bool = False
     unanswered: int = 0
     continues: int = 0
@@ -117,7 +112,7 @@ class Notes:
     @property
     def left_something(self) -> bool:
         """Its call may have left something in the store that is to end with its message."""
-        return self.marked or self.asked or self.crowds
+        return self.marked or self.asked
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
@@ -154,14 +149,9 @@ _OF_THE_CALL = {"task_id", "key", "published"}
 _TYPES = {field.name: type(field.default) for field in fields(Notes)}
 
 
-def tells_more_than_the_call(headers: Mapping[str, Any] | None) -> bool:
-    """The notes tell more, or less, than task id, key and publication, which are on each message that is new."""
-    return ((headers or {}).get(HEADER) or {}).keys() != _OF_THE_CALL
-
-
-def marker_of(key: str, task_id: str, notes: Notes) -> str:
-    """The key of a message's done marker. It has the publication in it, because a task id may be used again."""
-    return f"{key}:done:{task_id}:{0 if notes.is_bare else notes.published}"
+def message_of(notes: Notes) -> int:
+    """What tells this message from others of its task id, which may be used again: when its call was published."""
+    return 0 if notes.is_bare else notes.published
 
 
 def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
@@ -171,15 +161,9 @@ def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any
     return {**kept, HEADER: notes.header()}
 
 
-def visibility_timeout(task: Task) -> float:
-    """Seconds after which the broker may deliver a message again that was not acknowledged."""
-    timeout: float = task.lock_options.visibility_timeout
-    return timeout
-
-
-def kept(task: Task) -> float:
+def kept(options: LockOptions) -> float:
     """Seconds for which the broker may deliver a message again."""
-    return visibility_timeout(task) + _SWEEP
+    return options.visibility_timeout + SWEEP
 
 
 def hands_over(request: Context) -> bool:
@@ -187,6 +171,24 @@ def hands_over(request: Context) -> bool:
     # Each step of a chain that replaces a task is marked so; only the one in the task's place has it as parent.
     is_in_its_place = request.parent_id in (None, request.id)
     return bool(request.retries or (request.replaced_task_nesting and is_in_its_place))
+
+
+def is_unusual(request: Context, notes: "Notes", delivery: Delivery, options: LockOptions) -> bool:
+    """The message has come by an exchange, again, late or for later, or goes on with a task; most have not."""
+    known = vars(request)
+    info = known.get("delivery_info") or {}
+    return bool(
+        known.get("is_eager")
+        or known.get("retries")
+        or known.get("eta")
+        or known.get("replaced_task_nesting")
+        or known.get("lock_item")
+        or info.get("redelivered")
+        or info.get("exchange")
+        or not delivery.token
+        or not vars(notes).keys() <= _OF_THE_CALL
+        or clock() - delivery.received > options.visibility_timeout * _NEARLY
+    )
 
 
 def is_broadcast(task: Task, request: Context) -> bool:
@@ -203,23 +205,21 @@ def may_be_copy(task: Task, request: Context, notes: Notes) -> bool:
     if request.is_eager or is_broadcast(task, request):
         return False
     # Our own countdowns are far shorter than any visibility timeout.
-    return has_copies(task, request, notes) or bool(request.eta and not notes.tries)
+    delivery, options = delivery_of(request), task.lock_options
+    return has_copies(request, notes, delivery, options) or bool(request.eta and not notes.tries)
 
 
-def has_copies(task: Task, request: Context, notes: Notes) -> bool:
-    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere."""
-    is_redelivered = bool((request.delivery_info or {}).get("redelivered"))
-    return is_redelivered or notes.is_copy or _since_delivery(request) > visibility_timeout(task) * _NEARLY
+def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
+    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere.
 
-
-def will_have_copies(task: Task, request: Context, notes: Notes) -> bool:
-    """The same, seen from the moment at which the broker hears of the end of a body that ends now."""
-    is_late = task.acks_late and _since_delivery(request) + _LATEST_ACKNOWLEDGEMENT > visibility_timeout(task)
-    return is_late or has_copies(task, request, notes)
-
-
-def _since_delivery(request: Context) -> float:
-    return clock() - delivery_of(request).received
+    With *late*, as seen from the moment at which the broker hears of the end of a body that ends now.
+    """
+    age = clock() - delivery.received
+    if age > options.visibility_timeout * _NEARLY or (
+        late and age + _LATEST_ACKNOWLEDGEMENT > options.visibility_timeout
+    ):
+        return True
+    return notes.is_copy or bool((request.delivery_info or {}).get("redelivered"))
 
 
 def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:

@@ -24,72 +24,65 @@ _FIRST_HAND_OVER_DELAY = 0.05
 _LONGEST_DELAY = 2.0
 
 
-def turn_back(run: Run, answer: Conflict | Done) -> NoReturn:
+def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
     """End a delivery whose message has a run already: drop it, or send it back to wait for the end of that run.
 
     Raises:
         Ignore: Without a trace in the result, which is the run's.
     """
     if isinstance(answer, Conflict):
-        _park(run, answer.first, answer.first.expires_in)
+        _requeue_copy(run, answer.first, answer.first.expires_in)
     holder = Holder.former(run.key, run.task_id, answer.attempt)
     if answer.outcome == "ended":
         # Its result is about to be stored; if its process has died in between, this delivery runs.
-        _park(run, holder, float("inf"))
-    run.tell(holder, "dropped")
+        _requeue_copy(run, holder, float("inf"))
+    run.report_conflict(holder, "dropped")
     if not run.is_copy:
         # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
         run.unmark()
     restore_result(run.task)
-    run.turn_back("a run of this message has ended already")
+    run.end_silently("a run of this message has ended already")
 
 
-def wait_for_twin(run: Run) -> None:
-    """Send a delivery back if the main process did not know yet how an earlier delivery in the same worker has ended.
-
-    Raises:
-        Ignore: Without a trace in the result, which is the run's.
-    """
-    if message.delivery_of(run.request).has_twin:
-        _park(run, Holder.former(run.key, run.task_id, run.request.retries or 0), float("inf"))
-
-
-def _park(run: Run, holder: Holder, expires_in: float) -> NoReturn:
+def _requeue_copy(run: Run, holder: Holder, expires_in: float) -> NoReturn:
     is_next_attempt = (run.request.retries or 0) > holder.attempt or run.hands_over
     # retry() and replace() publish before their body has ended, usually by milliseconds.
     first = _FIRST_HAND_OVER_DELAY if is_next_attempt else _FIRST_DELAY
-    run.send_again(run.delay(first, _LONGEST_DELAY, expires_in), crowds=run.is_in_crowd)
-    run.tell(holder, "parked")
-    run.turn_back("another run of this very task holds the lock")
+    run.send_again(run.delay(first, _LONGEST_DELAY, expires_in))
+    run.report_conflict(holder, "parked")
+    run.end_silently("another run of this very task holds the lock")
 
 
 def ending_of(run: Run, error: Exception | None) -> Ending | None:
     """The facts for later deliveries about a body that has ended this way; None if they should run it again."""
-    if isinstance(error, Reject):
-        # With requeue the message is meant to come again.
-        return None if error.requeue else _ending(run, "retried")
-    if isinstance(error, Ignore | Retry):
-        # For Ignore, nothing is stored, or a replacement goes on with the work.
-        return _ending(run, "retried")
-    task = run.task
-    # Celery 5.7 has an option for failures alone. If it is not set, the older option counts.
-    stays_unacknowledged = task.acks_late and not getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
-    if error is not None and stays_unacknowledged:
-        return None
-    return _ending(run, "ended")
-
-
-def _ending(run: Run, outcome: Literal["ended", "retried"]) -> Ending | None:
     if not run.can_come_again:
         return None
-    return Ending(outcome, message.kept(run.task), is_due=message.will_have_copies(run.task, run.request, run.notes))
+    outcome = "ended" if error is None else _outcome_of(run.task, error)
+    if outcome is None:
+        return None
+    options = run.options
+    is_due = message.has_copies(run.request, run.notes, run.delivery, options, late=run.task.acks_late)
+    return Ending(outcome, options.visibility_timeout + message.SWEEP, is_due)
+
+
+def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:
+    if isinstance(error, Reject):
+        # With requeue the message is meant to come again.
+        return None if error.requeue else "retried"
+    if isinstance(error, Ignore | Retry):
+        # For Ignore, nothing is stored, or a replacement goes on with the work.
+        return "retried"
+    # Celery 5.7 has an option for failures alone. If it is not set, the older option counts.
+    is_acknowledged = getattr(task, "acks_on_failure", task.acks_on_failure_or_timeout)
+    return None if task.acks_late and not is_acknowledged else "ended"
 
 
 def mark_stored(run: Run) -> None:
     """Say that the result is stored, if later deliveries look for it."""
     if run.has_marker and run.ending is not None and run.ending.outcome == "ended":
         try:
-            run.store.mark_done(run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
+            run.store.mark_done(run.key, run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
+            run.has_marker = False
         except StoreError as error:
             logger.warning("lock.unmarked key=%s task_id=%s: a copy of it may run: %s", run.key, run.task_id, error)
 

@@ -10,7 +10,7 @@ from celery.result import EagerResult
 
 from celery_singleton_lock.errors import SingletonLockError
 
-Reason = Literal["skipped", "merged", "replaced", "broken", "joined", "unpublished", "unanswered"]
+Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome that the log tells, if there was a conflict."""
 
 
@@ -25,8 +25,8 @@ class CallRevoked(TaskRevokedError, SingletonLockError):
         text: The same in words.
         key: The lock key.
         holder_task_id: Task id of the other call, or None if it is not a task, or not known.
-        reason: `skipped` (the other one holds the key), `merged` (the other one runs in place of
-            this one), `replaced` (the other one has taken over), `broken` (a person has asked this
+        reason: `skipped` (the other one holds the key), `superseded` (the other one runs in
+            place of this one), `replaced` (the other one has taken over), `broken` (a person has asked this
             one to end), `joined` (the other one, which this one had joined, was revoked),
             `unpublished` (the other one stands for this one), or `unanswered` (Redis gave no answer).
     """

@@ -3,27 +3,30 @@
 import logging
 import os
 import random
+import signal
 import socket
 from functools import partial
 from traceback import format_exception
 from typing import Any, NoReturn
 from weakref import ref
 
+from billiard import current_process
 from celery import Task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import MAKES_WAY, LockHeld, LockLost
+from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockHeld, LockLost
 from celery_singleton_lock.label import label_of
-from celery_singleton_lock.leases.heartbeat import count
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.events import send_event
 from celery_singleton_lock.runs.ids import text_of
-from celery_singleton_lock.runs.loss import deadman_for, tell_lost
 from celery_singleton_lock.runs.marks import unmark
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.revoked import CallRevoked, Reason, Revoked, revoke
@@ -33,12 +36,11 @@ from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, H
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# The limit of a run that may run beside all others: as many places as a script can look through.
-_AS_MANY_AS_THERE_ARE = 1000
-
 
 class Run:
     """One execution of a task whose key it has to hold.
+
+    It has what every run needs, and the defaults of its class for everything else.
 
     Arguments:
         task, request: The task, and its request of this execution.
@@ -48,25 +50,28 @@ class Run:
 
     Attributes:
         task_id: Its task id; for an item, the task id of its map.
+        is_usual: It is the first run of a call, by its first delivery, in time.
         is_item: It is an item of `map`, `starmap` or `chunks`, so another task's message brought it.
         lease: Its right to run, once it is granted.
         is_copy: Its message may have been delivered before.
         hands_over: It continues an earlier run, as its next attempt or by a `replace()`.
         can_come_again: Its message can go back to the broker.
         is_under_way: It has begun to ask for its lock, and has not ended.
+        is_over: It has ended, and nothing of it is left in this process or in the store.
         end: The `Ignore`, `Reject` or `Retry` that it has ended with.
         before: A run before it, of the same delivery, that has left a marker.
         has_begun: Its body runs, or has run.
         is_unlocked: Its body runs without a lock of its own.
-        is_in_crowd: The store counts it among the calls that come again.
-        is_merged: Another call runs in its place, so the cool-down that its publishing has begun goes on.
         retry_key: The key of the retry that its body has published.
         retries_because_of: The error for which its body wants to come again.
         ending: The facts for later deliveries of its message, once its body has ended.
         has_marker: Later deliveries will find these facts in the store.
     """
 
-    is_under_way = has_begun = is_unlocked = is_merged = has_marker = _goes_on = _retry_is_stored = False
+    is_usual = True
+    is_item = is_broadcast = is_copy = hands_over = False
+    is_over = is_under_way = has_begun = is_unlocked = has_marker = _goes_on = _retry_is_stored = False
+    can_come_again = True
     end: BaseException | None = None
     before: "Run | None" = None
     retry_key: str | None = None
@@ -75,54 +80,66 @@ class Run:
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         self.task, self.request, self.notes, self.key, self.args, self.kwargs = task, request, notes, key, args, kwargs
-        item = vars(request).get("lock_item")
-        self.is_item, self.task_id = bool(item), text_of(item or request.id or "")
         self.options: LockOptions = task.lock_options
+        self.delivery = message.delivery_of(request)
+        self._began_at = clock()
+        self.task_id = request.id if type(request.id) is str else text_of(request.id or "")
+        if message.is_unusual(request, notes, self.delivery, self.options):
+            self._look_at_message()
+        self.interrupt = Interrupt()
+        self.lease = Lease(
+            store_of(task.app),
+            self._claim(),
+            deadman=self._deadman() if self.options.on_lost == "kill" else None,
+            on_lost=partial(_lost, ref(self)),
+            refused_at=notes.since,
+        )
+
+    def _look_at_message(self) -> None:
+        """Find out what is unusual about its delivery."""
+        task, request, notes = self.task, self.request, self.notes
+        self.is_usual = False
+        item = vars(request).get("lock_item")
+        if item:
+            self.is_item, self.task_id = True, text_of(item)
         self.is_broadcast = message.is_broadcast(task, request)
         self.is_copy = not self.is_item and message.may_be_copy(task, request, notes)
         self.hands_over = message.hands_over(request) or bool(notes.continues)
         self.can_come_again = not (request.is_eager or self.is_item or self.is_broadcast)
-        self.interrupt = Interrupt()
-        self._began_at = clock()
-        self.lease = Lease(
-            store_of(task.app),
-            self._claim(),
-            deadman=deadman_for(task, self.options) if self.options.on_lost == "kill" else None,
-            on_lost=partial(_tell_lost, ref(self)),
-            refused_at=notes.since,
-        )
-        self.is_in_crowd = notes.crowds
+
+    def _deadman(self) -> DeadMan | None:
+        # The children of a prefork pool are daemons, and nothing else is.
+        return DeadMan() if kills_itself(self.task, self.options, has_process=current_process().daemon) else None
 
     def _claim(self) -> Claim:
-        options, request, notes = self.options, self.request, self.notes
-        runs_beside_others = options.mode == "until_executing"
-        return Claim(
+        options, request, task, notes = self.options, self.request, self.task, self.notes
+        claim = Claim(
             self.key,
-            message.delivery_of(request).token or new_token(),
+            self.delivery.token or new_token(),
             options.ttl,
-            _AS_MANY_AS_THERE_ARE if runs_beside_others else options.limit,
-            facts=self._facts(),
+            options.limit,
+            Facts(
+                self.task_id,
+                # The name of the task that has this task id: for an item, its map.
+                (request.lock_map if self.is_item else None) or options.holder_name,
+                request.hostname or socket.gethostname(),
+                os.getpid(),
+                request.retries or 0,
+                self.published,
+                label_of(task, self.key, self.task_id, self.args, self.kwargs) if options.label is not None else "",
+            ),
+            message=message.message_of(notes),
+        )
+        if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
-            min_hold=0.0 if options.unique_in_queue else options.min_hold,
-            marker=message.marker_of(self.key, self.task_id, notes),
-            may_be_copy=self.is_copy or (self.hands_over and not self.is_broadcast),
-            asked=notes.asked,
-            returns=notes.crowds,
-            queued_for=options.queue_ttl if notes.marked else 0.0,
-        )
-
-    def _facts(self) -> Facts:
-        request, task = self.request, self.task
-        return Facts(
-            task_id=self.task_id,
-            # The name of the task that has this task id: for an item, its map.
-            task_name=(request.lock_map if self.is_item else None) or ("" if task.lock_name is None else task.name),
-            hostname=request.hostname or socket.gethostname(),
-            pid=os.getpid(),
-            attempt=request.retries or 0,
-            published=self.published,
-            label=label_of(task, self.key, self.task_id, self.args, self.kwargs),
-        )
+            claim.min_hold = options.min_hold
+        if self.is_copy or (self.hands_over and not self.is_broadcast):
+            claim.may_be_copy = True
+        if notes.asked:
+            claim.asked = True
+        if notes.marked:
+            claim.queued_for = options.queue_ttl
+        return claim
 
     @property
     def store(self) -> Store:
@@ -149,6 +166,17 @@ class Run:
         """Seconds since it came."""
         return clock() - self._began_at
 
+    def is_lost(self, lease: Lease) -> None:
+        """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
+        policy, reason = self.options.on_lost, lease.lost_reason or "expired"
+        count(lease.store, lease.key, "lost", self.task.name, reason)
+        # A holder that is asked to make way still has its lease, so it has time to end in order.
+        if policy == "kill" and reason not in MAKES_WAY:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if policy != "warn":
+            self.interrupt.send(LockLost(lease.key, reason))
+        background.submit(partial(signals.lock_lost.send, sender=self.task, lease=lease, reason=reason))
+
     # How it goes back to the broker.
 
     def send_again(self, delay: float, **notes: Any) -> Any:
@@ -169,7 +197,7 @@ class Run:
     def jittered(self, delay: float) -> float:
         """At most *delay* seconds, and no more than a message can wait for its time."""
         # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
-        delay = min(delay, message.visibility_timeout(self.task) / 4)
+        delay = min(delay, self.options.visibility_timeout / 4)
         return random.uniform(delay / 2, delay)
 
     def retry(self, why: Exception, delay: float, **notes: Any) -> NoReturn:
@@ -223,7 +251,7 @@ class Run:
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
             raise
 
-    def turn_back(self, reason: str) -> NoReturn:
+    def end_silently(self, reason: str) -> NoReturn:
         """End this delivery of the message without a trace, because another delivery ends the call.
 
         Raises:
@@ -232,8 +260,8 @@ class Run:
         self._goes_on = True
         raise Ignore(reason)
 
-    def tell(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
-        """Tell the outcome of a run that was not done: in the log, by the signal, and by an event."""
+    def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
+        """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""
         facts = self.key, self.task_id, holder.task_id, holder.age, holder.expires_in, outcome
         logger.info("lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s", *facts)
         count(self.store, self.key, "conflicts", self.task.name, outcome)
@@ -243,8 +271,13 @@ class Run:
 
     def send_event(self, event: str, **facts: Any) -> None:
         """Send an event, if the worker of this run sends events."""
-        if message.delivery_of(self.request).sends_events:
-            send_event(self.task, self.key, self.task_id, event, facts)
+        if not self.delivery.sends_events:
+            return
+        try:
+            self.task.send_event(event, **facts)
+        except OperationalError as error:
+            # A broker that is away costs the event, and nothing else.
+            logger.warning("lock.event_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
 
     def check_not_replaced(self) -> None:
         """Return if it may still publish a retry or a replacement.
@@ -260,41 +293,92 @@ class Run:
         self.is_under_way = True
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        self.is_under_way, self.end = False, error if isinstance(error, Ignore | Reject | Retry) else None
+        self.is_under_way = False
+        if error is not None and isinstance(error, Ignore | Reject | Retry):
+            self.end = error
         # An item of a map has no message, so Celery tells nobody of its end.
-        if self.is_item or not isinstance(error, Retry):
+        if error is None or self.is_item or not isinstance(error, Retry):
             self.give_back()
+            self.is_over = not (self.lease.unreleased or self.has_marker or self.end or self.before)
         elif self._retry_is_stored:
             # Celery must not store RETRY once more. If it stores it all the same, or has to, the next attempt could
-            # end before, so `handlers` gives back what is held.
+            # end before, so `listening` gives back what is held.
             self.request.ignore_result = True
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
         if self.lease.unreleased:
             self.has_marker = self.lease.release(self.ending) is Answer.MARKED
-        if not (self.lease.granted or self._goes_on):
+        if self.lease.fence == 0 and not self._goes_on:
             self.unmark()
 
     def unmark(self) -> None:
         """End what the call has left in the store: its message has ended for good."""
-        if self.notes.left_something or self.is_in_crowd:
-            crowd, quiet, may_arrive = self.is_in_crowd, self.is_merged, self.lease.is_unanswered
-            unmark(self.store, self.key, self.task_id, returns=crowd, stays_quiet=quiet, may_arrive=may_arrive)
+        if self.notes.left_something:
+            unmark(self.store, self.key, self.task_id, may_arrive=self.lease.is_unanswered)
+            self.notes.marked = self.notes.asked = False
 
     def begins(self) -> None:
         """Its body is about to run: a retry of it begins a new wait."""
         self.has_begun = True
-        if headers := self.request.headers:
+        headers = self.request.headers
+        if headers:
             headers.pop(message.DELIVERY, None)
-        if not self.notes.published or message.tells_more_than_the_call(headers):
+        if not (self.is_usual and self.notes.published):
             self.notes = self.notes.dated()
             self.notes.task_id = text_of(self.request.id or "")
-            if headers:
-                self.request.headers = message.with_notes(headers, self.notes.of_the_call())
+            self.request.headers = message.with_notes(headers, self.notes.of_the_call())
 
 
-def _tell_lost(run: "ref[Run]", lease: Lease) -> None:
+def has_run(request: Context, *, may_try_again: bool) -> bool:
+    """The request has a run: it is under way, or, unless another one may follow, has ended."""
+    run: Run | None = vars(request).get("lock_run")
+    return run is not None and (run.is_under_way or not may_try_again)
+
+
+def run_for(task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> Run:
+    """The run that the request has from now on, where it may have had one: a `__call__` before ours may try again.
+
+    Raises:
+        Ignore, Reject, Retry: The end of the run before, because its call is over, or goes on by another message.
+    """
+    before: Run | None = vars(request).get("lock_run")
+    # An item of a map in a body has the request of that body, whose run goes on.
+    if before is None or before.is_under_way:
+        run = request.lock_run = Run(task, request, notes, key, args, kwargs)
+        return run
+    if before.end is not None:
+        raise before.end
+    # A signal may have broken that off.
+    before.give_back()
+    # The release of its token may be repeated in the background.
+    vars(request)[message.DELIVERY] = before.delivery._replace(token="")
+    run = request.lock_run = Run(task, request, notes, key, args, kwargs)
+    # Only the first run can leave a marker, and a call may try very often.
+    run.before = before if before.has_marker else before.before
+    # The run before was of this very delivery, so this is no copy of a run that may live, or has ended. And the
+    # message goes back to the broker no more, because the body has run, and its cool-down may refuse this run.
+    run.is_copy = run.claim.may_be_copy = run.can_come_again = False
+    return run
+
+
+def _lost(run: "ref[Run]", lease: Lease) -> None:
     # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
     if (one := run()) is not None and not one.is_unlocked:
-        tell_lost(one.task, one.options, one.interrupt, lease)
+        one.is_lost(lease)
+
+
+def kills_itself(task: Task, options: LockOptions, *, has_process: bool) -> bool:
+    """A run of the task ends with its process if its lease is lost.
+
+    Raises:
+        ConfigurationError: It would, and no run of the task has a process of its own.
+    """
+    if options.on_lost != "kill" or options.mode == "until_executing":
+        return False
+    if not has_process:
+        raise ConfigurationError(
+            f"task {task.name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
+            "run the worker with --pool prefork, or use 'abort'"
+        )
+    return True

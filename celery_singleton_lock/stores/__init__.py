@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.celery_words import url_in_redis_py
-from celery_singleton_lock.stores.memory.store import MemoryStore
 from celery_singleton_lock.stores.redis.cluster import ClusterStore
 from celery_singleton_lock.stores.redis.cluster_url import SCHEMES
 from celery_singleton_lock.stores.redis.opening import unreadable
@@ -30,7 +29,7 @@ _REDIS_SCHEMES = {
 # Schemes of which one URL names several servers.
 _OF_SEVERAL = (SENTINEL.partition(":")[0], *CLUSTERS)
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
-in_memory: dict[str, MemoryStore] = {}
+in_memory: dict[str, Store] = {}
 """The stores in the memory of this process, by their URL."""
 
 _shared: dict[str, Store] = {}
@@ -96,7 +95,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     if scheme not in _OF_SEVERAL and _ANOTHER.search(url):
         raise _no_majority()
     if scheme == "memory":
-        return in_memory.setdefault(url, MemoryStore())
+        return in_memory.get(url) or in_memory.setdefault(url, _new_in_memory())
     url = url_in_redis_py(url)
     if scheme in CLUSTERS:
         return ClusterStore(url, options or {}, replicas)
@@ -104,3 +103,16 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, *CLUSTERS, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
     return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)
+
+
+def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
+    """The advice about *what*, which needs the extra `testing`."""
+    return ConfigurationError(f'{what} needs more packages ({error}): pip install "celery-singleton-lock[testing]"')
+
+
+def _new_in_memory() -> Store:
+    try:
+        from celery_singleton_lock.stores.memory import MemoryStore  # noqa: PLC0415 (of an extra)
+    except ImportError as error:
+        raise extra_is_missing("memory://", error) from error
+    return MemoryStore()

@@ -17,13 +17,9 @@ from celery_singleton_lock.stores.records import (
     Ending,
     Grant,
     Holder,
-    Look,
-    Needed,
     Outcome,
     Sent,
     Slot,
-    Succession,
-    Turn,
 )
 
 # CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
@@ -133,8 +129,7 @@ class LockStore(ABC):
             claim: What was granted, or asked for.
             place: The place that was granted.
             bound: Seconds for all tries together, or for one try if that takes longer.
-            ending: What later deliveries of the message have to know, if its run has ended for good. Without it,
-                arguments that were merged for the run are kept for the next one.
+            ending: What later deliveries of the message have to know, if its run has ended for good.
 
         Returns:
             `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN`
@@ -145,20 +140,12 @@ class LockStore(ABC):
         """
 
     @abstractmethod
-    def look(self, key: str) -> Look:
-        """The present holders of *key*, and those that come next.
+    def holders(self, key: str) -> list[Holder]:
+        """All holders of *key*; the lease that ends first comes first.
 
         Raises:
             StoreError: No answer in time.
         """
-
-    def holders(self, key: str) -> list[Holder]:
-        """All holders of *key* that `look` finds; the lease that ends first comes first."""
-        return list(self.look(key).holders)
-
-    def successor(self, key: str) -> str | None:
-        """Task id of the run that `look` finds to come next, if one has asked to."""
-        return self.look(key).successor
 
     def part_of(self, key: str) -> Hashable:  # noqa: ARG002 (for a store that has parts)
         """The part of the store that has *key* now."""
@@ -200,41 +187,17 @@ class QueueMarks(ABC):
         """
 
     @abstractmethod
-    def succeed(
-        self, claim: Claim, policy: Succession, task_name: str, arguments: str, memory: float
-    ) -> tuple[Turn, str | None] | None:
-        """Become the run that comes next, or learn which call runs in place of this one.
-
-        Arguments:
-            claim: What was refused.
-            policy: `rerun`: the first one asked stays the successor, later ones leave it their arguments.
-                `replace`: the one that was published last is the successor, and a holder is asked to make way.
-            task_name: Only calls of one task are merged.
-            arguments: The successor runs with them if they are the newest; empty if they should be asked for.
-            memory: Seconds for which arguments and replaced successors are remembered.
-
-        Returns:
-            What became of it, and the task id of the other call; None if the arguments are needed.
-
-        Raises:
-            StoreError: No answer in time. It may be next all the same, for half a minute.
-        """
-
-    @abstractmethod
-    def unmark(
-        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless: Sequence[Needed] = ()
-    ) -> bool:
-        """End what a call has left: it is queued, next, replaced and in the crowd no longer.
+    def unmark(self, key: str, task_id: str, *, quiet: bool = True, heeds: bool = False) -> Conflict | None:
+        """End what a call has left: it is queued and next no longer.
 
         Arguments:
             key: The lock key.
             task_id: The call's.
             quiet: It does not keep the key quiet any more, either.
-            returns: It came again and again.
-            unless: Leave all as it is if others end in its favour (`merged`); if a holder makes way, and has `heard`.
+            heeds: Leave everything if another call is queued.
 
         Returns:
-            False if it was left as it is.
+            The conflict with the call that is queued, or None.
 
         Raises:
             StoreError: No answer in time.
@@ -245,8 +208,8 @@ class DoneMarkers(ABC):
     """Facts for later deliveries of a message. A run writes them as it releases; all others write them here."""
 
     @abstractmethod
-    def mark_done(self, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
-        """Write a done marker, unless more is known: a later attempt, or the last word on this one.
+    def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
+        """Write the marker of a message, unless more is known: a later attempt, or the last word on this one.
 
         Raises:
             StoreError: No answer in time.

@@ -9,9 +9,6 @@ OTHERS = "_other"
 KEPT = 30 * 24 * 3600.0
 """Seconds for which counts are kept if nobody adds to them."""
 
-_SLOTS = 256
-_OF_BATCHES = "last"
-
 
 def hash_of(key: str) -> str:
     """The key of the counts that belong to a lock key. It has no braces, so it is no lock key itself."""
@@ -28,13 +25,3 @@ def parts_of(field: str) -> tuple[str, str, str]:
     name, _, rest = field.partition(":")
     label, _, task = rest.partition(":")
     return name, label, task
-
-
-def field_of_batches(process: str) -> str:
-    """The field with the last batch of a process. Processes share a few fields, so their number is bounded."""
-    return f"{_OF_BATCHES}:{sum(process.encode()) % _SLOTS}:"
-
-
-def is_number(field: str) -> bool:
-    """It is no note about a batch."""
-    return not field.startswith(f"{_OF_BATCHES}:")

@@ -15,7 +15,7 @@ class LeftMark:
     """A mark of a call that holds no lease.
 
     Attributes:
-        state: `queued`, also for a call that has joined a run; `next`; `quiet`.
+        state: `queued`, `next` or `quiet`.
         task_id: The call's.
         expires_in: Seconds until the mark means nothing any more.
         task_name: The task's name, if it is known.
@@ -142,15 +142,13 @@ class Inventory(ABC):
         """
 
     @abstractmethod
-    def count(self, key: str, process: str, number: int, sums: Mapping[str, int], timeout: float) -> None:
-        """Add numbers to those that are known, once: the same batch may be told again if its answer was lost.
+    def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
+        """Add numbers to those that are known.
 
         Arguments:
             key: The hash of counts.
-            process: A name that no other process has.
-            number: Of the batch; the process sends one after the other.
             sums: By how much each field grows.
-            timeout: Seconds, all tries together.
+            timeout: Seconds, all tries together; they may be added twice if an answer is lost.
 
         Raises:
             StoreError: No answer in time. They may be added all the same.

@@ -6,7 +6,6 @@ from enum import IntEnum
 from typing import Literal
 
 Succession = Literal["rerun", "replace"]
-Needed = Literal["merged", "heard"]
 Outcome = Literal["ended", "stored", "retried"]
 Sent = Literal["", "anyway", "over"]
 """Of a call that is sent whatever is found: no cool-down keeps its mark off, and with `over` no other mark, either."""
@@ -46,15 +45,12 @@ class Claim:
         limit: How many may hold the lock at once, for this claim.
         facts: What others may know about the claimant.
         min_hold: Seconds for which a released place stays taken, counted from its grant.
-        marker: Where the done marker of this message is, if it may be delivered more than once.
+        message: What tells this message from others of its task id: the time of its publication.
         may_be_copy: This may be a later delivery of a message, so the store looks for its run first.
         heeds_queued: A free place belongs to the call that is queued.
-        succeeds: If a call is next already, it will be merged with that, or replaced by it if that is newer.
-        merges: Takes the arguments that were merged for the next run of that task, if they are newer.
+        succeeds: By which rule it becomes the successor if it is refused, if it does.
+        supersedes_for: Seconds for which older calls end in its favour if it becomes the successor in their place.
         asked: It has asked to be the successor before.
-        returns: It has come again; a claim that `crowds` comes again for the first time.
-        crowds: It will come again if it is refused, and does so for the first time.
-        joins: If it is refused, it waits for the holder's result, so its mark keeps nobody from running.
         queued_for: Seconds for which it goes on to count as queued if it is refused; 0 if it has left no mark.
         patience: Seconds for which it may ask at most, all tries together.
     """
@@ -65,17 +61,24 @@ class Claim:
     limit: int = 1
     facts: Facts = field(default_factory=Facts)
     min_hold: float = 0.0
-    marker: str = ""
+    message: int = 0
     may_be_copy: bool = False
     heeds_queued: bool = False
     succeeds: Succession | None = None
-    merges: str = ""
+    supersedes_for: float = 0.0
     asked: bool = False
-    returns: bool = False
-    crowds: bool = False
-    joins: bool = False
     queued_for: float = 0.0
     patience: float = float("inf")
+
+    @property
+    def marker(self) -> str:
+        """The name of its message among those of which a run has ended."""
+        return marker_of(self.facts.task_id, self.message)
+
+
+def marker_of(task_id: str, message: int) -> str:
+    """The name of a message among those of which a run has ended; a task id alone may be used again."""
+    return f"done:{task_id}:{message}"
 
 
 @dataclass(slots=True)
@@ -88,7 +91,6 @@ class Grant:
         took_over: The place was left by a holder that never released it.
         since: When it was granted, by the server's clock, in seconds since the epoch.
         sent_at: `clock()` before the request that was answered; the ttl counts from here.
-        arguments: The ones that were merged for this run, or an empty text.
     """
 
     place: int
@@ -96,7 +98,6 @@ class Grant:
     took_over: bool
     since: float
     sent_at: float
-    arguments: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +186,9 @@ class Conflict:
         key: The lock key.
         holders: A few of those whose deadline lies ahead; the lease that ends first, first.
             If nobody holds it, those that go before.
-        successor: Task id of the run that comes next, if one has asked to.
+        successor: For a claim that `succeeds`: task id of the call that runs next, which is this one or has superseded
+            it; None while neither is known.
         at: When the store answered, by its clock, in microseconds.
-        crowd: How many calls come again and again for this key.
         is_own: The holder is another delivery of the same message.
     """
 
@@ -195,38 +196,12 @@ class Conflict:
     holders: tuple[Holder, ...]
     successor: str | None = None
     at: int = 0
-    crowd: int = 0
     is_own: bool = False
 
     @property
     def first(self) -> Holder:
         """The holder whose lease ends first if nobody renews."""
         return self.holders[0]
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """The state of a key, for a reader that asks for no place.
-
-    Attributes:
-        holders: All of them; the lease that ends first, first.
-        successor: Task id of the run that comes next, if one has asked to.
-        at: When the store answered, by its clock, in microseconds.
-        crowd: How many calls come again and again for it.
-    """
-
-    holders: tuple[Holder, ...]
-    successor: str | None
-    at: int
-    crowd: int
-
-
-class Turn(IntEnum):
-    """The answer to a call that asked to be the next run."""
-
-    OTHER_TASK = 2
-    MINE = 1
-    MERGED = 0
 
 
 class Answer(IntEnum):

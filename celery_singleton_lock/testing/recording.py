@@ -10,11 +10,10 @@ from celery import Task
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
+from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.leases.teller import teller
+from celery_singleton_lock.stores.base import RELEASE_BOUND
 from celery_singleton_lock.stores.records import Holder
-
-_BOUND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +113,7 @@ class Recorded:
                 signal.disconnect(dispatch_uid=self)
 
     def _on_acquired(self, sender: Any, lease: Lease, **_: Any) -> None:
-        self.acquired.append(
-            Acquired(_name_of(sender), _task_id_of(lease), lease.key, lease.fence, lease.waited, lease.took_over)
-        )
+        self.acquired.append(Acquired(*_whose(sender, lease), lease.key, lease.fence, lease.waited, lease.took_over))
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
         # A call that is not published has no request; the request here may be that of the body that makes the call.
@@ -124,12 +121,12 @@ class Recorded:
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
     def _on_lost(self, sender: Any, lease: Lease, reason: LostReason, **_: Any) -> None:
-        self._lost.append(Lost(_name_of(sender), _task_id_of(lease), lease.key, reason))
+        self._lost.append(Lost(*_whose(sender, lease), lease.key, reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
         # A body that ends after the loss of its lease releases nothing that counts.
         if not lease.lost or lease.lost_reason in MAKES_WAY:
-            self.released.append(Released(_name_of(sender), _task_id_of(lease), lease.key))
+            self.released.append(Released(*_whose(sender, lease), lease.key))
 
     def _on_unanswered(
         self, sender: Task, key: str, error: StoreError, outcome: signals.UnansweredOutcome, **_: Any
@@ -149,15 +146,11 @@ def recorded() -> Iterator[Recorded]:
 
 
 def let_be_told() -> None:
-    """Wait until the losses that are known by now were told; at most two seconds, because a receiver may be slow."""
+    """Wait until the losses that are known by now were told; not for ever, because a receiver may be slow."""
     told = threading.Event()
-    teller.tell(told.set)
-    told.wait(_BOUND)
+    background.submit(told.set)
+    told.wait(RELEASE_BOUND)
 
 
-def _name_of(sender: Any) -> str | None:
-    return sender.name if isinstance(sender, Task) else None
-
-
-def _task_id_of(lease: Lease) -> str | None:
-    return lease.claim.facts.task_id or None
+def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None]:
+    return sender.name if isinstance(sender, Task) else None, lease.claim.facts.task_id or None

@@ -46,6 +46,8 @@ def body(task: Any, key: Any, seconds: float, gate: str | None = None, **facts: 
     lease = current_lease()
     facts["fence"] = lease.fence if lease else 0
     facts["took_over"] = lease.took_over if lease else False
+    # The sabotage test's tasks have none.
+    facts["held"] = hasattr(task, "lock") and task.lock.held
     with recorder.body(key, task.request.id, **facts):
         time.sleep(seconds)
         if gate:
@@ -235,7 +237,7 @@ def task_with(policy: str, name: str = "", **options: Any) -> Any:
 by_policy = {
     policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
-impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait", "rerun", "replace")}
+impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait")}
 patient = {policy: task_with(policy, lock_wait_timeout=30, name=f"{policy} for 30 s") for policy in impatient}
 waiting_within_a_limit = task_with("wait", time_limit=8)
 at_most_every_six_seconds = task_with("skip", lock_min_hold=6)
@@ -243,6 +245,8 @@ by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
     for mode in ("until_executing", "until_executed", "until_and_while_executing")
 }
+
+rescheduled_until_executing = task_with("reschedule", lock_mode="until_executing")
 
 
 def retrying_with(mode: str) -> Any:

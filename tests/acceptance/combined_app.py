@@ -63,13 +63,20 @@ def bounded(policy: str) -> dict[str, Any]:
 
 
 by_policy = {policy: task_with(f"combined-{policy}", lock_on_conflict=policy) for policy in POLICIES}
+beside_the_next = {
+    policy: task_with(f"beside-the-next-{policy}", lock_name="purged", lock_on_conflict=policy)
+    for policy in ("rerun", "reschedule")
+}
 moving = task_with("moving", lock_on_conflict=os.environ.get("TEST_MOVING", "rerun"))
-impatient_rerun = task_with("impatient-rerun", lock_on_conflict="rerun", lock_wait_timeout=1)
+never_given_up = {
+    policy: task_with(f"never-given-up-{policy}", lock_on_conflict=policy, lock_wait_timeout=1, lock_on_lost="warn")
+    for policy in ("rerun", "replace")
+}
 unique = {
     policy: task_with(
         f"unique-{policy}", lock_mode="until_and_while_executing", lock_on_conflict=policy, **bounded(policy)
     )
-    for policy in ("skip", "raise", "join", "wait", "reschedule")
+    for policy in ("skip", "raise", "wait", "reschedule")
 }
 
 
@@ -92,11 +99,6 @@ def cleans_up_one_of_two(self: Any, key: Any, gate: str, is_clean: str = "") -> 
         raise
 
 
-succeeding = {
-    (mode, policy): task_with(f"{mode}-{policy}", lock_mode=mode, lock_on_conflict=policy)
-    for mode in ("until_executed", "until_and_while_executing")
-    for policy in ("rerun", "replace")
-}
 waiting_by_mode = {
     mode: task_with(f"waiting-{mode}", lock_mode=mode, lock_on_conflict="wait")
     for mode in ("until_executed", "until_and_while_executing")
@@ -181,7 +183,6 @@ def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: st
     base=SingletonTask,
     bind=True,
     lock_key=("key",),
-    lock_mode="until_and_while_executing",
     lock_on_conflict="replace",
     lock_on_lost="warn",
 )
@@ -302,10 +303,10 @@ late = {
     "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
     "wait": task_with("late-wait", acks_late=True, lock_on_conflict="wait"),
     "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
-    "until_executing": task_with("late-until-executing", acks_late=True, lock_mode="until_executing"),
     "forgotten": task_with("late-forgotten", base=Forgetful, acks_late=True),
     "tracked": task_with("late-tracked", acks_late=True, track_started=True),
 }
+late_until_executing = task_with("late-until-executing", acks_late=True, lock_mode="until_executing")
 own_id = task_with("own-id", acks_late=False)
 
 

@@ -244,7 +244,7 @@ def waits(scene: Scene) -> Seen:
     result = scene.call(tasks.wait, 2)
     with scene.server.client(database=2) as client:
         key = tasks.wait.lock_key_for(scene.key)
-        until(lambda: client.hexists(key, f"turn:{result.id}"), "it waits", PATIENCE)
+        until(lambda: client.hexists(key, "first"), "it waits", PATIENCE)
     before = result.state
     scene.open_gate()
     return scene.end(tasks.wait, result, before)
@@ -259,16 +259,17 @@ def joined(scene: Scene) -> Seen:
     return _ends_after_its_holder(scene, tasks.join)
 
 
-@situation("A call is merged into another")
-def merged(scene: Scene) -> Seen:
-    """`lock_on_conflict="rerun"`: a successor waits already, and runs with the arguments of this call.
+@situation("A newer call runs in place of one that waits")
+def superseded(scene: Scene) -> Seen:
+    """`lock_on_conflict="rerun"` or `"replace"`: this call waited to be the next run, and a newer one came.
 
-    Nothing to do. [The result names the successor](results.md).
+    Nothing to do. [The result names the newer call](results.md).
     """
     scene.hold(tasks.rerun)
-    successor = scene.call(tasks.rerun, 2, "the successor")
-    scene.has_been_refused(successor)
-    seen = scene.end(tasks.rerun, scene.call(tasks.rerun, 3))
+    older = scene.call(tasks.rerun, 2)
+    scene.has_been_refused(older)
+    successor = scene.call(tasks.rerun, 3, "the successor")
+    seen = scene.end(tasks.rerun, older, "RETRY")
     scene.open_gate()
     successor.get(timeout=PATIENCE)
     return seen

@@ -160,7 +160,7 @@ def test_h5_a_run_costs_two_round_trips(tasks: Any, env: dict[str, str], valkey:
     ):
         tasks.by_policy["skip"].delay("warm").get(timeout=PROMPTLY)
         # What was counted is handed over; the next time is five seconds after the next run has begun.
-        until(lambda: locks.exists("singleton:v2:stats"), "it is handed over")
+        until(lambda: locks.exists("singleton:v3:stats"), "it is handed over")
         client.config_resetstat()
         tasks.by_policy["skip"].delay("k").get(timeout=PROMPTLY)
         stats = client.info("commandstats")

@@ -128,8 +128,7 @@ def test_what_replaces_a_run_is_no_newer_than_a_call_that_came_after_the_run(tas
     task = combined.replaced_while_others_come
     replaced = task.delay("others", gate="others")
     until(lambda: recorder.events("enter"), "it runs")
-    # Calls with a link are sent, even if another one is queued.
-    first, newest = [task.apply_async(("others", number), link=combined.plain.si()) for number in (1, 2)]
+    first, newest = task.delay("others", 1), task.delay("others", 2)
     until(lambda: first.state == "REVOKED", "the newest one runs in its place")
     open_gate(recorder, "others")
 

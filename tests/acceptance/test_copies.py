@@ -84,7 +84,7 @@ def is_over(valkey: Server, recorder: Recorder, key: str, result: Any, queue: st
     until(ended, "no message of it is left", timeout=IN_TIME)
 
 
-@pytest.mark.parametrize("name", ["skip", "replace", "rerun", "two places", "until_executing"])
+@pytest.mark.parametrize("name", ["skip", "replace", "rerun", "two places"])
 def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(
     tasks: Any, calls: dict[str, Any], worker: Worker, recorder: Recorder, valkey: Server, name: str
 ) -> None:
@@ -161,6 +161,33 @@ def test_a_copy_of_a_run_whose_result_no_worker_can_read_does_not_run(
 
     assert has_come_again(without_results, calls["rpc"])
     assert len(entered(recorder, "rpc")) == 1
+
+
+def test_a_copy_of_a_run_until_executing_does_not_end_its_call_for_one_that_is_queued(
+    tasks: Any, worker: Worker, recorder: Recorder, valkey: Server
+) -> None:
+    task, key = combined.late_until_executing, "until_executing"
+    base = valkey.url.removesuffix("/0")
+    combined.app.conf.update(broker_url=valkey.url, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
+    with impatient(combined.app):
+        first = task.apply_async((key, 1), {"gate": key})
+        until(lambda: entered(recorder, key), "it runs")
+        queued = task.apply_async((key, 2), countdown=60)
+        try:
+            assert queued.id != first.id
+            # Its copy is Celery's: it runs beside it.
+            until(lambda: len(entered(recorder, key)) > 1, "its copy runs", timeout=IN_TIME)
+            open_gate(recorder, key)
+            assert first.get(timeout=IN_TIME) == 1
+            until(lambda: len(left(recorder, key)) == len(entered(recorder, key)), "nothing of it runs")
+            assert first.state == "SUCCESS"
+        finally:
+            queued.revoke()
+    forget_connections(combined.app)
+
+
+def left(recorder: Recorder, key: str) -> list[Event]:
+    return [event for event in recorder.events("leave") if event.key == key]
 
 
 def test_a_task_id_that_is_used_again_is_no_copy(tasks: Any, worker: Worker, recorder: Recorder) -> None:

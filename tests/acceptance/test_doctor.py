@@ -359,13 +359,13 @@ def test_a_clock_that_is_wrong_is_told(app_of: AppOf, wall_clock: FakeClock, ste
 
 
 def test_a_key_that_never_ends_is_told(own: Server, app_of: AppOf) -> None:
-    key = "singleton:v2:{task:00}"
+    key = "singleton:v3:{task:00}"
     store = store_from_url(own.url)
     store.acquire(Claim(key, "a", 600.0))
     store.close()
     with own.client() as client:
         client.set("foreign", "never ends")
-        client.set("singletons:v2:{task:00}", "another's")
+        client.set("singletons:v3:{task:00}", "another's")
         assert examined(app_of(own.url), *AT_LEISURE).wrong == []
         client.persist(key)
         diagnosis = examined(app_of(own.url), *AT_LEISURE)
@@ -502,12 +502,12 @@ def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefo
         return until(is_told, "the worker tells which run it has", timeout=60)
 
     assert diagnosis().of("holders") == (True, "1 alive")
-    store.acquire(Claim("singleton:v2:{a:00}", "dead", LONG, facts=Facts("gone", hostname=holder.hostname, pid=1)))
+    store.acquire(Claim("singleton:v3:{a:00}", "dead", LONG, facts=Facts("gone", hostname=holder.hostname, pid=1)))
     ok, said = diagnosis().of("holders")
     assert ok is True
     assert f"task_id=gone on {holder.hostname} (free in " in said
-    store.acquire(Claim("singleton:v2:{b:00}", "far", LONG, facts=Facts("far", hostname="w@elsewhere", pid=1)))
-    store.acquire(Claim("singleton:v2:{c:00}", "lock", LONG, facts=Facts(hostname="web", pid=1)))
+    store.acquire(Claim("singleton:v3:{b:00}", "far", LONG, facts=Facts("far", hostname="w@elsewhere", pid=1)))
+    store.acquire(Claim("singleton:v3:{c:00}", "lock", LONG, facts=Facts(hostname="web", pid=1)))
     last = diagnosis()
 
     ok, said = last.of("holders")
@@ -516,7 +516,7 @@ def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefo
         words in said
         for words in ("1 alive", "on a worker that has not answered: task_id=far on w@elsewhere", "1 not of tasks")
     )
-    keys = ["singleton:v2:{a:00}", "singleton:v2:{b:00}", "singleton:v2:{c:00}", tasks.skipped.lock_key_for("k")]
+    keys = ["singleton:v3:{a:00}", "singleton:v3:{b:00}", "singleton:v3:{c:00}", tasks.skipped.lock_key_for("k")]
     assert all(survey.holders for survey in store.survey(keys))
     store.close()
     tasks.app.control.terminate(alive.id, signal="SIGKILL")
@@ -557,7 +557,7 @@ def test_eager_mode_is_told(own: Server, app_of: AppOf) -> None:
 def test_locks_of_others_are_told(own: Server, app_of: AppOf) -> None:
     store = store_from_url(own.url)
     for name in ("task", "celery.beat.shop", "somebody"):
-        store.acquire(Claim(f"singleton:v2:{{{name}:00}}", "a", 60.0))
+        store.acquire(Claim(f"singleton:v3:{{{name}:00}}", "a", 60.0))
     store.close()
 
     (said,) = examined(app_of(own.url), *AT_LEISURE).advice

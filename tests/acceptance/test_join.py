@@ -1,17 +1,12 @@
 """`join` ends with the result of the holder's own run, and says so where it could read none."""
 
-import re
 from contextlib import closing
-from datetime import datetime
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.recorder import Recorder
@@ -107,33 +102,6 @@ def test_a_joiner_takes_no_result_of_an_earlier_run_of_the_same_task_id(
         open_gate(recorder, "it ends")
 
         assert joiner.get(timeout=10) == 2
-
-
-def test_a_joiner_comes_the_more_seldom_the_more_wait(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
-    task = combined.by_policy["join"]
-    env |= {"TEST_TTL": "30", "C_FORCE_ROOT": "1"}
-    with workers("tests.acceptance.combined_app", env, 1, concurrency=2) as (worker,):
-        holder = task.delay("k", gate="open")
-        until(lambda: recorder.events("enter"), "it runs")
-        store, key = store_of(combined.app), task.lock_key_for("k")
-        for number in range(500):
-            store.acquire(Claim(key, f"t{number}", 30.0, facts=Facts(f"id-{number}"), crowds=True))
-        joiner = task.delay("k", 1)
-
-        # Five seconds at most and a quarter of that at least, by both jitters; then it looks whether its holder runs.
-        until(lambda: times_joined(worker, joiner) >= 3, "it has come again twice", timeout=60)
-        assert min(delays_of(worker, joiner)) > 1.2
-        open_gate(recorder, "open")
-        assert holder.get(timeout=10) == joiner.get(timeout=10) == 0
-
-
-def delays_of(worker: Worker, call: Any) -> list[float]:
-    """Seconds from one time that it has joined to the next, by the log."""
-    found = re.findall(rf"^\[([^\]]*?),(\d+): .*task_id={call.id} .*outcome=joined", worker.log(), re.MULTILINE)
-    moments = [datetime.fromisoformat(moment).timestamp() + int(millis) / 1000 for moment, millis in found]
-    return [later - earlier for earlier, later in pairwise(moments)]
 
 
 def times_joined(worker: Worker, joiner: Any) -> int:

@@ -88,7 +88,7 @@ def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
 
 def test_a_run_with_a_label_sends_two_commands_as_any_other(valkey: Server) -> None:
     store = RedisStore(valkey.url, {})
-    wanted = Claim("singleton:v2:{a:00}", "a", 30.0, facts=Facts("id", hostname="w", pid=1, label="supplier 7"))
+    wanted = Claim("singleton:v3:{a:00}", "a", 30.0, facts=Facts("id", hostname="w", pid=1, label="supplier 7"))
     store.acquire(wanted)
     store.release(wanted, 1)
     with valkey.client() as client:

@@ -159,13 +159,13 @@ def test_a_pattern_is_about_lock_names(tasks: Any, operate: Operate, store: Stor
 
 
 def test_a_name_is_matched_and_shown_as_its_user_wrote_it(operate: Operate, store: Store) -> None:
-    store.acquire(claim("singleton:v2:{a%7Bb%7D:00}"))
+    store.acquire(claim("singleton:v3:{a%7Bb%7D:00}"))
 
     assert operate("list", "a{b}").stdout.splitlines()[1].startswith("a{b} ")
 
 
 def test_a_name_paints_no_terminal(operate: Operate, store: Store) -> None:
-    store.acquire(claim("singleton:v2:{\x1b[31mred:00}", "\x1b]0;title\x07"))
+    store.acquire(claim("singleton:v3:{\x1b[31mred:00}", "\x1b]0;title\x07"))
 
     said = operate("list").stdout
 
@@ -236,8 +236,8 @@ def test_a_lock_that_nobody_has_is_a_no(tasks: Any, operate: Operate) -> None:
         (["tests.acceptance.app.skipped", "-a", "[1, 2, 3, 4]"], "cannot be called like this"),
         (["tests.acceptance.app.skiped", "-a", "[1]"], "no task"),
         (["tests.acceptance.app.after", "-a", "[1]"], "is not a SingletonTask"),
-        (["singleton:v2:{a:0}"], "is not a lock key"),
-        (["other:v2:{tests.acceptance.app.skipped:00000000000000000000000000000000}"], "is not a lock key"),
+        (["singleton:v3:{a:0}"], "is not a lock key"),
+        (["other:v3:{tests.acceptance.app.skipped:00000000000000000000000000000000}"], "is not a lock key"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(operate: Operate, arguments: list[str], says: str) -> None:
@@ -682,7 +682,7 @@ def test_who_has_come_while_a_person_was_thinking_is_left_alone(tasks: Any, env:
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("key", ["*", "all", "singleton:v2:{*}", "singleton:v2:*", "tests.acceptance.app.skipped", ""])
+@pytest.mark.parametrize("key", ["*", "all", "singleton:v3:{*}", "singleton:v3:*", "tests.acceptance.app.skipped", ""])
 def test_there_is_no_break_of_many(tasks: Any, operate: Operate, store: Store, key: str) -> None:
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
 

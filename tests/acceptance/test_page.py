@@ -149,7 +149,7 @@ def test_a_filter_is_a_part_of_a_name_or_a_glob(tasks: Any, reader: Visitor, sto
 
 def test_a_page_has_an_end(reader: Visitor, store: Store) -> None:
     for number in range(MOST_ROWS + 3):
-        store.mark_queued(f"singleton:v2:{{shop.{number:03}:{number:032}}}", f"id-{number}", 60.0, limit=0, quiet=0.0)
+        store.mark_queued(f"singleton:v3:{{shop.{number:03}:{number:032}}}", f"id-{number}", 60.0, limit=0, quiet=0.0)
 
     said = words_in(reader.get().body)
 
@@ -167,7 +167,7 @@ def test_a_page_is_loaded_again_only_if_it_is_asked_to(reader: Visitor) -> None:
 
 def test_names_are_text_and_no_part_of_the_page(operator: Visitor, store: Store) -> None:
     name = EVIL.replace("{", "%7B")
-    store.acquire(claim(f"singleton:v2:{{{name}:{0:032}}}", EVIL))
+    store.acquire(claim(f"singleton:v3:{{{name}:{0:032}}}", EVIL))
 
     body = operator.get("/", "name=%3Cscript%3E&said=%3Cscript%3E").body
 
@@ -244,8 +244,8 @@ def test_what_is_held_and_what_was_counted_is_told_to_prometheus(tasks: Any, rea
     name = tasks.skipped.name
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
     store.mark_queued(tasks.one_of_two.lock_key_for("k"), "id-q", 60.0, limit=0, quiet=0.0)
-    store.acquire(claim(f"singleton:v2:{{of-user-7:{0:032}}}"))
-    store.count("singleton:v2:stats", "process", 1, {f"conflicts:skipped:{name}": 3}, 30.0)
+    store.acquire(claim(f"singleton:v3:{{of-user-7:{0:032}}}"))
+    store.count("singleton:v3:stats", {f"conflicts:skipped:{name}": 3}, 30.0)
 
     reply = reader.get("/metrics")
 
@@ -374,7 +374,7 @@ def test_a_holder_that_is_gone_is_told_as_nothing(tasks: Any, operator: Visitor)
     assert sent(operator, {"key": tasks.skipped.lock_key_for("k"), "holder": "id-1"}) == (303, "/?said=nothing")
 
 
-@pytest.mark.parametrize("key", ["", "*", "singleton:v2:{a:0}", "celery-task-meta-1"])
+@pytest.mark.parametrize("key", ["", "*", "singleton:v3:{a:0}", "celery-task-meta-1"])
 def test_only_one_key_of_this_app_can_be_broken(operator: Visitor, key: str) -> None:
     assert sent(operator, {"key": key, "holder": "x"})[0] == 400
 

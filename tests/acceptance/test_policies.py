@@ -188,7 +188,7 @@ def test_raise_fails_with_the_holder_named(tasks: Any, worker: Worker, recorder:
 
 @pytest.mark.prove
 @pytest.mark.parametrize(
-    ("policy", "reason"), [("skip", "skipped"), ("raise", "raised"), ("rerun", "merged"), ("replace", "replaced")]
+    ("policy", "reason"), [("skip", "skipped"), ("raise", "raised"), ("rerun", "superseded"), ("replace", "replaced")]
 )
 def test_what_is_stored_says_as_data_which_call_was_left_the_work(
     tasks: Any, worker: Worker, recorder: Recorder, policy: str, reason: str
@@ -198,7 +198,7 @@ def test_what_is_stored_says_as_data_which_call_was_left_the_work(
     second = task.delay("k", 2)
     until(lambda: f"task_id={second.id} holder={holder.id}" in worker.log(), "it is refused")
     undone, other = {
-        "merged": lambda: (task.delay("k", 3), second),
+        "superseded": lambda: (second, task.delay("k", 3)),
         "replaced": lambda: (holder, second),
     }.get(reason, lambda: (second, holder))()
 
@@ -218,7 +218,7 @@ def test_what_is_stored_says_as_data_which_call_was_left_the_work(
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
+@pytest.mark.parametrize("policy", ["reschedule", "wait"])
 def test_who_has_waited_long_enough_fails_and_leaves_no_trace(
     tasks: Any, worker: Worker, recorder: Recorder, policy: str
 ) -> None:
@@ -234,26 +234,26 @@ def test_who_has_waited_long_enough_fails_and_leaves_no_trace(
     assert task.delay("k", 3).get(timeout=PROMPTLY) == 3
 
 
-def test_a_rerun_has_the_newest_arguments_and_the_others_name_it(
+def test_of_the_calls_that_come_while_one_runs_the_newest_runs_next_and_the_others_name_it(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:
     task = tasks.by_policy["rerun"]
-    (holder,) = hold(tasks, recorder, "rerun", "k", seconds=0, gate="all are merged")
-    first = task.delay("k", 2)
-    until(lambda: "outcome=rescheduled" in worker.log(), "it is next")
-    for number in (3, 4):
-        with pytest.raises(TaskRevokedError, match=first.id):
-            task.delay("k", number).get(timeout=PROMPTLY)
-    open_gate(recorder, "all are merged")
-    assert holder.get(timeout=PROMPTLY) == 1
-    assert first.get(timeout=PROMPTLY) == 4
-    assert [event.facts["number"] for event in recorder.events("enter")] == [1, 4]
-    assert worker.log().count("outcome=merged") == 2
+    (holder,) = hold(tasks, recorder, "rerun", "k", seconds=0, gate="the newest is next")
+    older, newest = task.delay("k", 2), task.delay("k", 3)
+    with pytest.raises(TaskRevokedError, match=newest.id):
+        older.get(timeout=PROMPTLY)
+    open_gate(recorder, "the newest is next")
+
+    assert (holder.get(timeout=PROMPTLY), newest.get(timeout=PROMPTLY)) == (1, 3)
+    assert [event.facts["number"] for event in recorder.events("enter")] == [1, 3]
+    assert worker.log().count("outcome=superseded") == 1
     assert overlaps(recorder.events()) == []
 
 
 @pytest.mark.prove
-def test_a_retry_is_not_merged_into_the_run_that_follows(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
     first = tasks.rerun_and_retried.delay("k", 1, 1.0)
     until(lambda: recorder.events("enter"), "it runs")
     second = tasks.rerun_and_retried.delay("k", 2)
@@ -306,7 +306,7 @@ def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, rec
     assert len(recorder.events("enter")) == 2
 
 
-@pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
+@pytest.mark.parametrize("policy", ["reschedule", "wait"])
 def test_how_long_a_call_waits_is_not_for_the_clock_of_a_worker(
     tasks: Any, env: dict[str, str], broker: str, recorder: Recorder, wall_clock: FakeClock, policy: str
 ) -> None:

@@ -81,7 +81,8 @@ def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
     retried = task.delay(key, 1, countdown=0, gate=key)
     until(lambda: of_key(recorder, key), "its first attempt runs")
     store, successor = store_of(combined.app), "a call that comes late"
-    store.succeed(Claim(task.lock_key_for(key), "", 3.0, facts=Facts(successor)), "rerun", "another task", "[]", 60)
+    facts = Facts(successor, "another task")
+    store.acquire(Claim(task.lock_key_for(key), successor, 3.0, facts=facts, succeeds="rerun", supersedes_for=60.0))
     open_gate(recorder, key)
     until(lambda: f"task_id={retried.id} holder={successor}" in worker.log(), "the retry has met it")
     store.unmark(task.lock_key_for(key), successor)

@@ -90,7 +90,7 @@ def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
     assert refused["reschedule"].get(timeout=PROMPTLY) == 5
 
 
-@pytest.mark.parametrize("policy", ["skip", "raise", "rerun"])
+@pytest.mark.parametrize("policy", ["skip", "raise", "reschedule"])
 def test_a_call_that_was_queued_by_the_old_version_is_queued_no_more_once_it_has_ended(
     tasks: Any,
     worker: Worker,
@@ -105,7 +105,7 @@ def test_a_call_that_was_queued_by_the_old_version_is_queued_no_more_once_it_has
     monkeypatch.setattr(task, "lock_mode", "until_and_while_executing")
     queued = task.delay(key, 1)
 
-    if policy == "rerun":
+    if policy == "reschedule":
         open_gate(recorder, key)
     queued.get(timeout=PROMPTLY, propagate=False)
 
@@ -120,7 +120,7 @@ def test_a_call_that_was_queued_by_the_old_version_is_queued_no_more_once_it_has
     CELERY < (5, 5), reason="a warm shutdown may leave what waits for its time in the worker to the visibility timeout"
 )
 @pytest.mark.parametrize("policy", ["skip", "reschedule", "replace"])
-def test_merged_arguments_run_though_their_task_has_another_policy_by_then(
+def test_the_newest_call_runs_though_its_task_has_another_policy_by_then(
     tasks: Any, valkey: Server, recorder: Recorder, opened: list[str], policy: str
 ) -> None:
     task, key = combined.moving, f"moving-{policy}"
@@ -132,13 +132,13 @@ def test_merged_arguments_run_though_their_task_has_another_policy_by_then(
         second = task.apply_async((key, 2), queue=key)
         until(lambda: f"task_id={second.id} holder=" in old.log(), "the second one is next")
         third = task.apply_async((key, 3), queue=key)
-        with pytest.raises(TaskRevokedError, match=second.id):
-            third.get(timeout=PROMPTLY)
+        with pytest.raises(TaskRevokedError, match=third.id):
+            second.get(timeout=PROMPTLY)
         # It ends what runs, and then gives the rest back.
         old.send(signal.SIGTERM)
         until(lambda: "Warm shutdown" in old.log(), "it takes nothing new")
         open_gate(recorder, key)
 
         with workers(APP, {**version, "TEST_MOVING": policy}, 1, *queue, concurrency=2):
-            assert second.get(timeout=2 * PROMPTLY) == 3
+            assert third.get(timeout=2 * PROMPTLY) == 3
     assert first.get(timeout=PROMPTLY) == 1

@@ -339,7 +339,7 @@ RIGHTS = {
     "evalsha": "~* &* +@all -evalsha",
     "key": "~shop:* &* +@all",
     "publish": "~* &* +@all -publish",
-    "get": "~* &* +@all -get",
+    "hrandfield": "~* &* +@all -hrandfield",
 }
 """What is missing in the rights of a user, and the rights."""
 

@@ -1,16 +1,16 @@
-"""`rerun` and `replace`: the newest call wins, and whatever was merged into another is carried by it."""
+"""`rerun` and `replace`: the call that was published last is the next run, and older ones end in its favour."""
 
-import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from celery import Task, states, uuid
+from celery import Task
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockHeld
+from celery_singleton_lock.settings import store_of
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.recorder import Event, Recorder, overlaps
@@ -108,49 +108,153 @@ def test_a_run_names_its_successor_even_if_that_has_got_another_place(
     second.get(timeout=PROMPTLY)
 
 
-def test_a_successor_that_comes_late_carries_the_newest_arguments(
+@contextmanager
+def two_workers(env: dict[str, str]) -> Iterator[tuple[Worker, Worker]]:
+    """One for the queue `celery`, and one for the queue `away`."""
+    with ExitStack() as stack:
+        at_hand, away = Worker(APP, env, concurrency=2), Worker(APP, env, "-Q", "away", concurrency=2)
+        for each in (at_hand, away):
+            stack.callback(each.close)
+            each.start()
+        for each in (at_hand, away):
+            each.ready()
+        yield at_hand, away
+
+
+@contextmanager
+def absent(worker: Worker) -> Iterator[None]:
+    """Messages that this worker has to take, or has taken and keeps for later, do not come."""
+    worker.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        worker.send(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("policy", ["rerun", "replace"])
+def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older_one_names_a_newer_one(
+    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+) -> None:
+    # The one that is replaced cleans up until its gate opens.
+    task, seconds = (combined.by_policy["rerun"], 0) if policy == "rerun" else (combined.cleans_up, 60)
+    key = f"three-{policy}"
+    holder = running(recorder, task, key, 1, seconds=seconds, gate=key)
+    second = met(worker, recorder, task.delay(key, 2))
+    third = met(worker, recorder, task.delay(key, 3))
+    newest = task.delay(key, 4)
+
+    with pytest.raises(TaskRevokedError, match=f"{third.id}|{newest.id}"):
+        second.get(timeout=PROMPTLY)
+    with pytest.raises(TaskRevokedError, match=newest.id):
+        third.get(timeout=PROMPTLY)
+    assert (third.result.holder_task_id, third.result.reason) == (newest.id, "superseded")
+    open_gate(recorder, key)
+    assert newest.get(timeout=PROMPTLY) == 4
+    holder.get(timeout=PROMPTLY, propagate=False)
+    # A run that cleans up has a negative number meanwhile.
+    assert [event.facts["number"] for event in of_key(recorder, key, "enter") if event.facts["number"] > 0] == [1, 4]
+    assert overlaps([event for event in of_key(recorder, key) if event.facts.get("number", 1) > 0]) == []
+
+
+@pytest.mark.parametrize("policy", ["rerun", "replace"])
+def test_an_older_call_that_comes_again_after_the_newest_has_run_ends_and_names_it(
+    tasks: Any, env: dict[str, str], recorder: Recorder, policy: str
+) -> None:
+    task, key = combined.by_policy[policy], f"after-the-newest-{policy}"
+    with two_workers(env) as (_, away):
+        holder = running(recorder, task, key, 1, seconds=0 if policy == "rerun" else 60, gate=key)
+        older = met(away, recorder, task.apply_async((key, 2), queue="away"))
+        with absent(away):
+            newest = task.delay(key, 3)
+            until(lambda: newest.state == "RETRY", "it has asked to be next")
+            open_gate(recorder, key)
+            assert newest.get(timeout=PROMPTLY) == 3
+            until(lambda: not task.lock_holders(key), "nobody holds the key")
+
+        with pytest.raises(TaskRevokedError, match=newest.id):
+            older.get(timeout=PROMPTLY)
+        holder.get(timeout=PROMPTLY, propagate=False)
+        # A new call has nothing to do with all that.
+        assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
+
+    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 4]
+
+
+def test_an_older_call_runs_if_the_newer_one_is_revoked_before_the_older_has_heard_of_it(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
-    task, key = combined.by_policy["rerun"], f"comes-late-{uuid()}"
-    queue = key
-    with workers(APP, env, 1, "-Q", queue, concurrency=2) as (worker,):
-        first, second, third = (
-            met(worker, recorder, task.apply_async((key, number), {"gate": key}, queue=queue)) for number in (1, 2, 3)
-        )
-        until(lambda: third.state == states.REVOKED, "the second runs in place of the third")
-        os.kill(worker.pid, signal.SIGSTOP)
-        # The pool child goes on by itself.
+    task, key = combined.by_policy["rerun"], "revoked-successor"
+    with two_workers(env) as (_, away):
+        holder = running(recorder, task, key, 1, gate=key)
+        older = met(away, recorder, task.apply_async((key, 2), queue="away"))
+        with absent(away):
+            newer = task.delay(key, 3)
+            until(lambda: newer.state == "RETRY", "it has asked to be next")
+            newer.revoke()
+            until(lambda: newer.state == "REVOKED", "it is revoked")
+            until(lambda: not is_next(key, newer), "its mark has ended")
         open_gate(recorder, key)
-        until(lambda: of_key(recorder, key, "leave"), "the first has left")
-        (left,) = of_key(recorder, key, "leave")
-        # Nobody knows how late a message may come; a worker that is busy keeps it for longer than this.
-        until(lambda: since(left) > 33, "the successor is late", timeout=40)
-        os.kill(worker.pid, signal.SIGCONT)
 
-        assert first.get(timeout=PROMPTLY) == 1
-        assert second.get(timeout=PROMPTLY) == 3
-        with pytest.raises(TaskRevokedError, match=second.id):
-            third.get(timeout=PROMPTLY)
+        assert older.get(timeout=PROMPTLY) == 2
+        assert holder.get(timeout=PROMPTLY) == 1
 
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3]
+
+def is_next(key: str, call: Any) -> bool:
+    task = combined.by_policy["rerun"]
+    (survey,) = store_of(combined.app).survey([task.lock_key_for(key)])
+    return any(mark.task_id == call.id for mark in survey.marks)
+
+
+def test_a_successor_whose_message_is_lost_is_in_nobodys_way_for_longer_than_half_a_minute(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    succeeding, beside, key = combined.beside_the_next["rerun"], combined.beside_the_next["reschedule"], "lost"
+    with two_workers(env) as (worker, away):
+        holder = running(recorder, succeeding, key, 1, gate=key)
+        lost = met(away, recorder, succeeding.apply_async((key, 2), queue="away"))
+        away.kill()
+        with valkey.client() as broker:
+            broker.delete("away", "unacked", "unacked_index")
+        other = met(worker, recorder, beside.delay(key, 3))
+        open_gate(recorder, key)
+        assert holder.get(timeout=PROMPTLY) == 1
+        freed = time.monotonic()
+
+        assert other.get(timeout=40) == 3
+        assert time.monotonic() - freed < 33
+        assert f"task_id={other.id} holder={lost.id}" in worker.log()
+
+
+def test_a_newer_call_does_not_wait_for_a_successor_whose_message_is_lost(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    task, key = combined.by_policy["rerun"], "lost-and-superseded"
+    with two_workers(env) as (_, away):
+        holder = running(recorder, task, key, 1, gate=key)
+        met(away, recorder, task.apply_async((key, 2), queue="away"))
+        away.kill()
+        with valkey.client() as broker:
+            broker.delete("away")
+        open_gate(recorder, key)
+        assert holder.get(timeout=PROMPTLY) == 1
+
+        assert task.delay(key, 3).get(timeout=PROMPTLY) == 3
 
 
 @pytest.mark.parametrize("how", ["redelivered", "retried"])
-def test_a_run_that_dies_with_merged_arguments_comes_again_with_them(
-    tasks: Any, worker: Worker, recorder: Recorder, how: str
-) -> None:
+def test_a_successor_that_dies_comes_again(tasks: Any, worker: Worker, recorder: Recorder, how: str) -> None:
     if how == "retried" and not hasattr(Task, "retry_on_worker_lost"):
         pytest.skip("retry_on_worker_lost is new in Celery 5.7")
     task, key = combined.dying_rerun[how], f"dies-{how}"
     first = running(recorder, task, key, 1, gate=key)
     second = met(worker, recorder, task.delay(key, 2))
     third = met(worker, recorder, task.delay(key, 3, dies=True))
+    with pytest.raises(TaskRevokedError, match=third.id):
+        second.get(timeout=PROMPTLY)
     open_gate(recorder, key)
 
     assert first.get(timeout=PROMPTLY) == 1
-    assert second.get(timeout=3 * PROMPTLY) == 3
-    with pytest.raises(TaskRevokedError, match=second.id):
-        third.get(timeout=PROMPTLY)
+    assert third.get(timeout=3 * PROMPTLY) == 3
     assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3, 3]
 
 
@@ -171,38 +275,17 @@ def since(event: Event) -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - event.at
 
 
-def test_a_successor_that_others_were_merged_into_does_not_give_up(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
-    task = combined.impatient_rerun
-    for attempt in range(3):
-        key = f"merged-{attempt}"
-        # Thrice the time for which a call of this task waits.
-        first = running(recorder, task, key, 1, seconds=3)
-        second = task.delay(key, 2)
-        waits(worker, second)
-        third = task.delay(key, 3)
-        until(third.ready, "the third has ended")
-        # A machine that is paused may bring it when the second has given up already.
-        if third.state == states.REVOKED:
-            break
-
-    assert second.get(timeout=PROMPTLY) == 3
-    assert first.get(timeout=PROMPTLY) == 1
-    with pytest.raises(TaskRevokedError, match=second.id):
-        third.get(timeout=PROMPTLY)
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [1, 3]
-
-
-def test_a_successor_that_nobody_was_merged_into_gives_up_in_time(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
-    task, key = combined.impatient_rerun, "alone"
+@pytest.mark.parametrize("policy", combined.never_given_up)
+def test_lock_wait_timeout_ends_no_successor(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> None:
+    task, key = combined.never_given_up[policy], f"never-given-up-{policy}"
     first = running(recorder, task, key, 1, gate=key)
-
-    with pytest.raises(LockHeld, match=first.id):
-        task.delay(key, 2).get(timeout=PROMPTLY)
+    second = met(worker, recorder, task.delay(key, 2))
+    (entered,) = of_key(recorder, key, "enter")
+    until(lambda: since(entered) > 4, "it has waited for longer than its lock_wait_timeout")
+    assert second.state == "RETRY"
     open_gate(recorder, key)
+
+    assert second.get(timeout=PROMPTLY) == 2
     assert first.get(timeout=PROMPTLY) == 1
 
 
@@ -229,21 +312,6 @@ def test_a_call_in_a_serialiser_of_its_own_runs_where_nobody_is_in_its_way(
     call = combined.by_policy[policy].apply_async((f"free-{policy}", 2), {"only_pickle": 1j}, serializer="pickle")
 
     assert call.get(timeout=PROMPTLY) == 2
-
-
-@pytest.mark.parametrize(("mode", "policy"), combined.succeeding)
-def test_of_a_queued_call_and_a_newer_one_the_newer_runs_and_the_other_does_not(
-    tasks: Any, worker: Worker, recorder: Recorder, mode: str, policy: str
-) -> None:
-    task, key = combined.succeeding[mode, policy], f"queued-{mode}-{policy}"
-    queued = task.apply_async((key, 1), countdown=3)
-    # With an id of its own it is sent, though another one is queued.
-    newer = task.apply_async((key, 2), task_id=uuid())
-
-    assert newer.get(timeout=PROMPTLY) == 2
-    with pytest.raises(TaskRevokedError, match=newer.id):
-        queued.get(timeout=PROMPTLY)
-    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [2]
 
 
 def test_a_successor_for_which_a_run_was_cancelled_does_not_give_up(

@@ -25,7 +25,7 @@ from tests.waiting import until
 CELERY, INTERVAL = [sys.executable, "-m", "celery", "-A"], ["singleton", "watch", "--interval", "0.1"]
 COMMAND = [*CELERY, APP, *INTERVAL]
 PATIENCE = 60.0
-KEY = "singleton:v2:{shop:00}"
+KEY = "singleton:v3:{shop:00}"
 
 
 class Watch:
@@ -124,7 +124,7 @@ def test_each_change_is_a_line(store: Store, watch: Callable[..., Watch]) -> Non
 
 @pytest.mark.prove
 def test_whose_holder_has_died_is_told_apart(store: Store, watch: Callable[..., Watch]) -> None:
-    store.acquire(claim("lives", key="singleton:v2:{other:00}"))
+    store.acquire(claim("lives", key="singleton:v3:{other:00}"))
     watching = watch()
     assert watching.told(1) == [("acquired", "id-lives")]
 
@@ -136,7 +136,7 @@ def test_whose_holder_has_died_is_told_apart(store: Store, watch: Callable[..., 
 
 @pytest.mark.prove
 def test_a_pattern_is_about_lock_names(store: Store, watch: Callable[..., Watch]) -> None:
-    store.acquire(claim("a", key="singleton:v2:{other:00}"))
+    store.acquire(claim("a", key="singleton:v3:{other:00}"))
     store.acquire(claim("b"))
 
     assert watch("sho*").told(1) == [("acquired", "id-b")]
@@ -214,7 +214,7 @@ def test_on_a_terminal_the_list_is_drawn_again(store: Store, env: dict[str, str]
     try:
         until(lambda: any("id-a" in each for each in drawn()), "it is drawn", timeout=PATIENCE)
         for number in range(6):
-            store.acquire(claim(f"b{number}", key=f"singleton:v2:{{shop:{number}0}}"))
+            store.acquire(claim(f"b{number}", key=f"singleton:v3:{{shop:{number}0}}"))
         until(lambda: any("more" in each for each in drawn()), "it is drawn with all", timeout=PATIENCE)
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 0

@@ -120,7 +120,7 @@ def _execution_of(task: Any, args: Sequence[Any]) -> Execution:
     is_item = bool(task.request.called_directly)
     # Whose body calls an item is `celery.map` or `celery.starmap`.
     request = current_task.request if is_item else task.request
-    # Not from the arguments: a retry of merged ones carries them as its own.
+    # Not from the arguments: an item of a map is nothing but a key.
     sent_as = (request.headers or {}).get(SENT_AS, args[1] if len(args) > 1 else 0)
     return Execution(run, label, str(request.id), is_item, sent_as)
 
@@ -263,7 +263,7 @@ def come_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> A
     return task.replace(task.si(key, number, once, *task.more))
 
 
-def end(task: Any, number: int, script: Mapping[str, Any]) -> None:
+def end(task: Any, script: Mapping[str, Any]) -> None:
     """End as the script says."""
     ending, is_again = script["ending"], bool(_execution.get().again_of)
     if is_again and (task.again == "with success" or ending == "soft limit"):
@@ -275,17 +275,14 @@ def end(task: Any, number: int, script: Mapping[str, Any]) -> None:
         raise Ignore(ending)
     if ending == "reject":
         raise Reject(ending, requeue=False)
-    if _will_be_struck(task, number, ending):
+    if _will_be_struck(task, ending):
         work(20)
     if ending == "kill" and _is_first(task.request.id):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _will_be_struck(task: Any, number: int, ending: str) -> bool:
+def _will_be_struck(task: Any, ending: str) -> bool:
     """The message has a limit, which Celery drops when a task replaces itself, or its sender terminates it."""
-    if _execution.get().sent_as != number:
-        # Neither comes along with merged arguments.
-        return False
     return ending == "terminate" or (ending in ("soft limit", "hard limit") and any(task.request.timelimit or ()))
 
 
@@ -360,7 +357,7 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
                 return replaced
             if task["autoretry"] and not self.request.retries:
                 raise AgainError(key)
-            end(self, number, script)
+            end(self, script)
         return number
 
 

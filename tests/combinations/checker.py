@@ -31,8 +31,8 @@ LINKS: dict[str, tuple[str, ...]] = {
 }
 # For which state of its call each is called.
 _LINK_OF = {"SUCCESS": "link", "FAILURE": "link_error"}
-# Who gives up takes nobody along that it would have run for: those have to be told.
-GIVES_UP_FOR_NOBODY = {"rerun"}
+# Their calls come again until they run, or until a newer one runs in their place.
+NEVER_GIVES_UP = {"rerun", "replace"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
 # Seconds in which all workers have heard that a call is revoked.
@@ -194,7 +194,7 @@ def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
 
 
 def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
-    """A call that was skipped, refused, merged or replaced names another that has run; siblings have one id.
+    """A call that was skipped, refused, superseded or replaced names another that has run; siblings have one id.
 
     It does so under any policy, and so before a deploy and after it. But a `Lock` has no id that could be named.
     """
@@ -203,7 +203,7 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
     texts = {
         task_id: answer.text
         for answer in known.history.answers
-        if answer.state == "REVOKED" or (_is_refused(answer) and not _policies(known, answer) <= GIVES_UP_FOR_NOBODY)
+        if answer.state == "REVOKED" or _is_refused(answer)
         for task_id in known.messages(answer)
     }
     # Without a result backend nobody reads the error of one that was refused, and one that joins has none; its worker
@@ -268,7 +268,7 @@ def an_id_can_be_used_again(known: Known) -> Iterator[str]:
 
 
 def the_newest_runs(known: Known) -> Iterator[str]:
-    """After `rerun` and `replace`, and after a deploy from one to the other, some run has the newest arguments.
+    """After `rerun` and `replace`, and after a deploy from one to the other, the newest call has run.
 
     If a task has had another policy, nobody has promised that for the newest call of all; but see the next rule.
     """
@@ -276,8 +276,6 @@ def the_newest_runs(known: Known) -> Iterator[str]:
         return
     if known.broadcast or known.eager:
         # In eager mode nobody can come again, so both are as good as `raise`.
-        return
-    if any(task["wait_timeout"] for task in known.program.tasks):
         return
     if any(_ends_early(known, call) for call in known.calls):
         return
@@ -292,34 +290,31 @@ def the_newest_runs(known: Known) -> Iterator[str]:
         yield f"number {newest.call} did not: {[str(body) for body in known.bodies]}"
 
 
-def what_was_merged_runs(known: Known) -> Iterator[str]:
-    """Who was merged into another call is run for, with its own arguments or newer ones.
+def who_is_superseded_is_run_for(known: Known) -> Iterator[str]:
+    """If a call ended in favour of a newer one, that one runs, or one that is newer still; it may have run before.
 
-    The promise was made when it was merged, so a deploy of any other policy keeps it.
+    The promise was made when it ended, so a deploy of any other policy keeps it.
     """
     if known.broadcast or known.eager or any(_ends_early(known, call) for call in known.calls):
         return
-    if "replace" in known.program.policies and any(task["wait_timeout"] for task in known.program.tasks):
-        # Who replaces gives up with those that it would have replaced; they name it, and it names the holder.
-        return
     answers = {answer.call: answer for answer in known.history.answers}
-    for merged in (refused for refused in known.refused if refused.outcome == "merged"):
-        answer = next((answer for answer in answers.values() if merged.task_id in known.messages(answer)), None)
+    for superseded in (refused for refused in known.refused if refused.outcome == "superseded"):
+        answer = next((answer for answer in answers.values() if superseded.task_id in known.messages(answer)), None)
         if answer is None or known.calls[answer.call].place in LOOPS:
             continue
-        later = [body for body in known.bodies if body.key == merged.key and body.left + SLACK > merged.at]
-        numbers = {body.number for body in later if body.outcome not in ("LockLost", "died")}
+        ran = [body for body in known.bodies if body.key == superseded.key]
+        numbers = {body.number for body in ran if body.outcome not in ("LockLost", "died")}
         since = _published(known, answer) - SLACK
         if not any(_published(known, answers[number]) >= since for number in numbers):
-            yield f"number {answer.call} ({answer.task_id[:8]}) was merged, and nothing as new ran: {sorted(numbers)}"
+            yield f"number {answer.call} ({answer.task_id[:8]}) was superseded, and nothing as new ran"
 
 
 def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
     """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs.
 
     Both have to have met the same policy and no other: a call that came to wait by `rerun` is not replaced, it comes
-    after the one that replaces; and `replace` leaves its arguments to nobody. Calls with `rerun` that come while one
-    that replaces is next are merged with nothing, so they run in any order.
+    after the one that replaces. Calls with `rerun` that come while one that replaces is next supersede nothing, so they
+    run in any order.
     """
     if known.broadcast or known.eager or known.program.limit > 1 or known.program.mode == "until_executing":
         return
@@ -338,7 +333,7 @@ def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
 
 
 def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
-    """It is a message that has run, with its own arguments, and nothing has cut it short before."""
+    """It is a message that has run, and nothing has cut it short before."""
     call, bodies = known.calls[answer.call], known.of(answer.task_id)
     is_plain = (
         call.place == "single"
@@ -348,7 +343,7 @@ def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
     )
     stopped = call.ending in _CUT_SHORT or known.program.tasks[call.task]["autoretry"]
     succeeds = _policies(known, answer) in ({"rerun"}, {"replace"})
-    return succeeds and is_plain and not stopped and bool(bodies) and bodies[0].number == answer.call
+    return succeeds and is_plain and not stopped and bool(bodies)
 
 
 def _ends_early(known: Known, call: Call) -> bool:
@@ -528,9 +523,7 @@ def no_flood(known: Known) -> Iterator[str]:
 
 def nothing_is_left(known: Known) -> Iterator[str]:
     """After the end no key of the program is in the store."""
-    # What was merged into a call that its program has stopped waits for the next one.
-    waits = any(call.ending in _CUT_SHORT or call.timing == "expires" for call in known.calls)
-    yield from (key for key in known.history.left if not (waits and "merged:" in key))
+    yield from known.history.left
 
 
 RULES = (
@@ -546,7 +539,7 @@ RULES = (
     a_retry_makes_way_for_nobody_absent,
     an_id_can_be_used_again,
     the_newest_runs,
-    what_was_merged_runs,
+    who_is_superseded_is_run_for,
     nobody_older_runs_while_a_newer_one_waits,
     a_call_with_a_link_is_sent,
     what_is_linked_is_called,
@@ -636,12 +629,14 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
     policies = _policies(known, answer)
     endings = {call.ending for call in known.calls} if "join" in policies else _endings(known, answer)
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
-    if "raise" in policies or task["wait_timeout"] is not None:
+    call = known.calls[answer.call]
+    # An item, a message to all and a second try come again by no broker, so they wait in their place.
+    gives_up = policies - NEVER_GIVES_UP or call.place in LOOPS or known.broadcast or task["again"]
+    if "raise" in policies or (task["wait_timeout"] is not None and gives_up):
         allowed.add("LockHeld")
     if task["policy"] in ("wait", "reschedule", "rerun", "replace", "join") and known.program.stage["pool"] == "eager":
         # There is nobody to come again.
         allowed.add("LockHeld")
-    call = known.calls[answer.call]
     if call.ending in ("soft limit", "hard limit") and (known.broadcast or call.place in LOOPS or task["again"]):
         # It waits in its place, for a part of its limit; so does a second try, which goes back to no broker.
         allowed.add("LockHeld")
@@ -654,9 +649,7 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
 
 
 def _endings(known: Known, answer: Answer) -> set[str]:
-    """The call's own, and that of each whose arguments it has carried."""
-    numbers = {answer.call, *(body.number for body in known.bodies if body.task_id == answer.task_id)}
-    return {known.calls[number].ending for number in numbers}
+    return {known.calls[answer.call].ending}
 
 
 def _is_stopped(known: Known, answer: Answer) -> bool:

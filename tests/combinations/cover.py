@@ -57,6 +57,7 @@ def _made() -> list[dict[str, Any]]:
         presets=[
             {"stage": _redelivering(), "late": True, "mode": mode, "policy": policy}
             for mode, policy in product(TASK["mode"], TASK["policy"])
+            if why_not({"mode": mode, "policy": policy, "redelivers": True}) is None
         ],
         constraints=_constraints(FACTORS),
     )

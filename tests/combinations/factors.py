@@ -233,6 +233,18 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("route", "timing"),
         lambda row: row["route"] == "id again" and row["timing"] == "expires",
     ),
+    "a queue mode goes with no policy for which the others end": (
+        ("mode", "policy"),
+        lambda row: row["mode"] != "while_executing" and row["policy"] in ("join", "rerun", "replace"),
+    ),
+    "a policy for which the others end goes with no queue mode that a deploy could give its task": (
+        ("policy", "deploy"),
+        lambda row: row["policy"] in ("join", "rerun", "replace") and row["deploy"] == "of another mode",
+    ),
+    "in until_executing a run takes no lease, so its copies are Celery's": (
+        ("mode", "redelivers"),
+        lambda row: row["mode"] == "until_executing" and row["redelivers"],
+    ),
     "one version with a lock around its body, and one without, exclude each other in nothing": (
         ("mode", "deploy"),
         lambda row: row["mode"] == "until_executing" and row["deploy"] == "of another mode",

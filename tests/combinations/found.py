@@ -16,10 +16,6 @@ FOUND = {
         '{"stage": {"redelivers": true}, "tasks": [{"policy": "reschedule", "limit": 2, "late": true}], '
         '"calls": [{"seconds": 4.5}]}'
     ),
-    "a copy runs beside its run until_executing": (
-        '{"stage": {"redelivers": true}, "tasks": [{"mode": "until_executing", "late": true}], '
-        '"calls": [{"seconds": 4.5}]}'
-    ),
     "a run waits in the only slot for who is queued": (
         '{"stage": {"pool": "solo"}, "tasks": [{"mode": "until_executed", "policy": "wait"}], '
         '"calls": [{"seconds": 0.5, "timing": "countdown", "route": "send_task"}, {"number": 1, "at": 0.1, '
@@ -46,7 +42,7 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "replace", "autoretry": true}], "calls": [{"seconds": 2.5}, '
         '{"number": 1, "at": 0.4, "seconds": 2.5}]}'
     ),
-    "a successor that gives up takes others along": (
+    "a successor gives up": (
         '{"stage": {}, "tasks": [{"policy": "rerun", "wait_timeout": 3}], "calls": [{"seconds": 6}, '
         '{"number": 1, "at": 0.4}, {"number": 2, "at": 1.6}]}'
     ),
@@ -60,9 +56,6 @@ FOUND = {
     "a pickled call cannot come again": (
         '{"stage": {}, "tasks": [{"policy": "reschedule"}], "calls": [{"seconds": 1.2}, {"number": 1, '
         '"at": 0.4, "serializer": "pickle"}]}'
-    ),
-    "a pickled call cannot be kept for a rerun": (
-        '{"stage": {}, "tasks": [{"policy": "rerun"}], "calls": [{"serializer": "pickle"}]}'
     ),
     "a deploy that changes the limit fails calls": (
         '{"stage": {}, "tasks": [{"policy": "reschedule"}, {"policy": "reschedule", "limit": 2}], '
@@ -82,7 +75,7 @@ FOUND = {
         '"calls": [{"seconds": 4.5}]}'
     ),
     "chunks take no lock": ('{"stage": {}, "tasks": [{}], "calls": [{"seconds": 0.5, "place": "chunks"}]}'),
-    "merged arguments are lost with the process that carries them": (
+    "the newest call is lost with the process that runs it": (
         '{"stage": {}, "tasks": [{"policy": "rerun", "late": true}], "calls": [{"seconds": 1.2}, {"number": 1, '
         '"at": 0.4, "seconds": 0.5}, {"number": 2, "at": 0.9, "seconds": 0.5, "ending": "kill"}]}'
     ),
@@ -90,11 +83,7 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"timing": "countdown"}, {"number": 1, "at": 0.2, '
         '"seconds": 4}]}'
     ),
-    "a queued call runs though a newer one has asked to be next": (
-        '{"stage": {}, "tasks": [{"mode": "until_executed", "policy": "replace"}], "calls": [{"seconds": 0.5, '
-        '"timing": "countdown"}, {"number": 1, "at": 0.4, "seconds": 0.5, "route": "own id"}]}'
-    ),
-    "a pickled call cannot be merged": (
+    "a pickled call cannot be the next run": (
         '{"stage": {}, "tasks": [{"policy": "rerun"}], "calls": [{"seconds": 2.5, "serializer": "pickle"}, '
         '{"number": 1, "at": 0.4, "serializer": "pickle"}, {"number": 2, "at": 0.9, "serializer": "pickle"}]}'
     ),
@@ -106,10 +95,6 @@ FOUND = {
     ),
     "an id that is used again is taken for a copy": (
         '{"stage": {"redelivers": true}, "tasks": [{"late": true}], "calls": [{"seconds": 4.5, "route": "id again"}]}'
-    ),
-    "an older call is merged into one that gives up": (
-        '{"stage": {}, "tasks": [{"policy": "rerun", "wait_timeout": 3}], "calls": [{"seconds": 6}, '
-        '{"number": 1, "at": 0.4, "timing": "countdown"}, {"number": 2, "at": 0.8}]}'
     ),
     "a rerun that was overtaken by a replace never comes": (
         '{"stage": {}, "tasks": [{"policy": "replace"}, {"policy": "rerun"}], "calls": [{"seconds": 2.5}, '
@@ -131,7 +116,7 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"seconds": 4, "lock": "again inside"}, '
         '{"number": 1, "at": 0.4, "other": true}]}'
     ),
-    "merged arguments are lost once their task has another policy than rerun": (
+    "the newest call is lost once its task has another policy than rerun": (
         '{"stage": {}, "tasks": [{"policy": "rerun", "deploy": "skip"}], "calls": [{"seconds": 4}, '
         '{"number": 1, "at": 0.4}, {"number": 2, "at": 0.9}], "deployed_at": 1.6}'
     ),
@@ -155,9 +140,9 @@ FOUND = {
         '[{"seconds": 6}, {"number": 1, "at": 1, "timing": "eta"}], "deployed_at": 1.3}'
     ),
     "a retry is skipped for a successor that has yet to run": (
-        '{"stage": {"broker": "quorum", "results": "rpc", "pool": "eventlet"}, "tasks": [{"mode": '
-        '"until_and_while_executing", "policy": "rerun", "deploy": "skip"}, {"mode": "until_and_while_executing", '
-        '"policy": "rerun", "limit": 2, "deploy": "skip"}], "calls": [{"seconds": 0.5, "retries": "countdown", '
+        '{"stage": {"broker": "quorum", "results": "rpc", "pool": "eventlet"}, "tasks": ['
+        '{"policy": "rerun", "deploy": "skip"}, {"policy": "rerun", "limit": 2, "deploy": "skip"}], '
+        '"calls": [{"seconds": 0.5, "retries": "countdown", '
         '"lock": "again inside"}, {"number": 1, "at": 0.4, "seconds": 1.2}, {"number": 2, "at": 0.8, '
         '"seconds": 2.5, "retries": "countdown", "ending": "reject", "route": "id again"}, {"number": 3, "at": 1.7}, '
         '{"task": 1, "number": 4, "at": 2.6, "seconds": 2.5, "place": "group", "lock": "once"}], "deployed_at": 2.9}'
@@ -171,7 +156,7 @@ FOUND = {
         '{"number": 1, "at": 1.7}]}'
     ),
     "what replaces a run passes for the newest call": (
-        '{"stage": {}, "tasks": [{"mode": "until_and_while_executing", "policy": "replace"}], "calls": '
+        '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": '
         '[{"seconds": 0.8, "retries": "replace"}, {"number": 1, "at": 0.5, "seconds": 0.5, "link": "link"}, '
         '{"number": 2, "at": 0.6, "seconds": 0.5, "link": "link"}]}'
     ),

@@ -61,7 +61,7 @@ class Body:
 
     Attributes:
         task_id: Of the message that has brought it: an item of a map has the map's.
-        number: Of the call whose arguments it has: merged ones are another's.
+        number: Of its call.
         again_of: At a second try, the `run` of the first, which may have had no body.
     """
 

@@ -21,6 +21,7 @@ from celery.signals import before_task_publish
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
+from celery_singleton_lock.runs.ids import text_of
 from tests.combinations.app import OTHER, SENT_AS, deployed, name_of, sending
 from tests.combinations.checker import ITEMS, LINKS, LOOPS, WITHOUT_NOTES, Finding, check, is_linked
 from tests.combinations.eager import eagerly
@@ -147,7 +148,8 @@ class Part:
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
         parts = tuple(child.id for child in getattr(result, "results", None) or ())
-        task_id = str(result.id)
+        # An `Id` calls itself something else.
+        task_id = text_of(result.id)
         merged = task_id in known
         self.answers[call.number] = Answer(call.number, task_id, sent, published=now(), merged=merged, parts=parts)
         if not merged:
@@ -360,9 +362,6 @@ class Part:
         """What is in a lock and still means something; a key that never expires is told as a whole."""
         if self._stage.locks.ttl(key) == _FOR_EVER:
             return "it does not expire"
-        if ":done:" in key:
-            # It stays until it expires, for a message that comes twice.
-            return ""
         fields = self._stage.locks.hgetall(key)
         return {name: value for name, value in fields.items() if not (_is_fact(name) or _is_past(value))}
 
@@ -396,18 +395,18 @@ class Part:
 @before_task_publish.connect
 def _read_notes(headers: dict[str, Any] | None = None, **_: Any) -> None:
     if headers and HEADER in headers:
-        _notes[str(headers["id"])] = headers[HEADER]
+        _notes[text_of(headers["id"])] = headers[HEADER]
 
 
 def _is_fact(name: str) -> bool:
-    """Of a field of a lock: it says something about a fence, a place or a mark, and holds nothing itself."""
-    return name in ("fence", "places", "next:by") or name.startswith("merged_at:") or name[0].isdigit()
+    """Of a field of a lock: it says something about a fence, a place or an ended message, and holds nothing itself."""
+    return name in ("fence", "places") or name.startswith("done:") or name[0].isdigit()
 
 
 def _is_past(value: str) -> bool:
-    """It begins with the moment until which it counts, in microseconds, and that is over."""
+    """It begins with the moment until which it counts, in microseconds, and that is over; 0 once its run began."""
     until, *_ = value.split(" ")
-    return until.isdigit() and _A_MOMENT < int(until) < time.time() * 1_000_000
+    return until == "0" or (until.isdigit() and _A_MOMENT < int(until) < time.time() * 1_000_000)
 
 
 def _canvas(place: str, own: Any, step: Any) -> Any:
@@ -455,7 +454,7 @@ def is_over(task_id: str, events: Sequence[Event]) -> bool:
             over = over or event.facts["outcome"] not in ("Retry", "Ignore")
         elif event.name == "conflict":
             # Who is refused by an error may try again, and notes its end.
-            over = over or event.facts["outcome"] in ("skipped", "merged")
+            over = over or event.facts["outcome"] in ("skipped", "superseded")
         elif event.name == "leave":
             over = over or event.facts["outcome"] in ("returned", "Ignore")
     return over

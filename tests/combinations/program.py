@@ -217,7 +217,7 @@ def _has_another_key(row: Row) -> bool:
 def _tasks(row: Row, others: Sequence[Row], rng: random.Random) -> tuple[dict[str, Any], ...]:
     """The row's own; where its limit changes, as a deploy would change it; and sometimes one of another policy.
 
-    A change of policy or mode is no task of its own, because it is by their name that calls are merged.
+    A change of policy or mode is no task of its own, because calls are superseded by those of a task of the same name.
     """
     own = {name: row[name] for name in TASK}
     if row["deploy"] == "of another policy":

@@ -345,17 +345,6 @@ def test_a_call_that_was_skipped_for_an_item_names_its_map(story: Story) -> None
     assert story.rules() == set()
 
 
-def test_who_carries_the_arguments_of_another_fails_as_that_would(story: Story) -> None:
-    story.declare(policy="rerun")
-    story.call(1, ending="raise")
-    story.body(1, 2, outcome="ValueError")
-    story.answer(0, state="FAILURE", error="ValueError")
-    assert story.rules() == {"it fails for what it does"}
-
-    story.body(3, 4, outcome="ValueError", number=1, attempt=1)
-    assert story.rules() == set()
-
-
 def test_who_is_refused_may_name_one_that_was_refused_itself(story: Story) -> None:
     story.declare(mode="until_and_while_executing", policy="raise")
     story.calls.append(Call(number=2))
@@ -414,7 +403,7 @@ def test_who_joins_succeeds_without_a_body(story: Story) -> None:
 
 
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
-def test_newest_arguments_that_never_ran_are_seen(story: Story, policy: str) -> None:
+def test_a_newest_call_that_never_ran_is_seen(story: Story, policy: str) -> None:
     story.declare(policy=policy)
     story.body(1, 2)
     story.answer(0)
@@ -438,7 +427,7 @@ def test_an_older_call_that_runs_while_a_newer_one_waits_is_seen(story: Story, p
     assert story.rules() == {"nobody older runs while a newer one waits"}
 
 
-def test_newest_arguments_that_are_lost_with_a_process_are_seen(story: Story) -> None:
+def test_a_newest_call_that_is_lost_with_its_process_is_seen(story: Story) -> None:
     story.declare(policy="rerun", late=True)
     story.call(1, ending="kill")
     story.body(1, None, "bbb", number=1, pid=7)
@@ -448,18 +437,6 @@ def test_newest_arguments_that_are_lost_with_a_process_are_seen(story: Story) ->
 
     story.body(3, 4, "bbb", number=1)
     assert story.rules() == set()
-
-
-def test_merged_arguments_that_are_lost_with_a_process_are_seen(story: Story) -> None:
-    story.declare(policy="rerun", late=True)
-    story.call(1, ending="kill")
-    story.body(1, None, number=1, pid=7)
-    story.at(2, "died", victim=7, alive_at=2.0)
-    story.body(3, 4)
-    story.answer(0, sent=0.1)
-    story.answer(1, "bbb", "REVOKED", sent=0.9, text="aaa runs in place of this one")
-
-    assert story.rules() == {"the newest runs"}
 
 
 def test_an_attempt_that_is_completed_twice_is_seen(story: Story) -> None:
@@ -713,7 +690,7 @@ def test_a_message_to_all_comes_once_more_to_a_worker_whose_process_has_died(sto
 
 
 def test_a_key_that_is_left_is_seen(story: Story) -> None:
-    assert story.rules(left=["singleton:v2:{combined:1}"]) == {"nothing is left"}
+    assert story.rules(left=["singleton:v3:{combined:1}"]) == {"nothing is left"}
 
 
 def test_two_locks_of_a_key_at_once_are_too_many(story: Story) -> None:
@@ -799,15 +776,15 @@ def test_a_step_counts_as_published_when_the_one_before_it_has_run(story: Story)
     story.declare(policy="replace")
     story.call(0, place="middle of a chain", timing="eta")
     story.at(1, "step", task_id="zzz", number=0)
-    story.at(3.4, "began", "merged", task_id="aaa")
-    story.refused(3.4, "aaa", "merged", "bbb")
+    story.at(3.4, "began", "superseded", task_id="aaa")
+    story.refused(3.4, "aaa", "superseded", "bbb")
     story.body(3.5, 3.6, "bbb", number=1)
     story.answer(0, state="REVOKED", sent=0.9, text="bbb runs in place of this one")
     story.answer(1, "bbb", sent=1.1)
     assert story.rules() == set()
 
     story.answers[1] = dataclasses.replace(story.answers[1], sent=0.5)
-    assert story.rules() == {"what was merged runs"}
+    assert story.rules() == {"who is superseded is run for"}
 
 
 @pytest.mark.parametrize(("came", "rules"), [(3.4, set()), (1.2, {"the newest runs"})])
@@ -823,16 +800,15 @@ def test_a_step_may_be_published_until_it_comes(story: Story, came: float, rules
     assert story.rules() == rules
 
 
-def test_what_was_merged_before_a_deploy_and_never_ran_is_seen(story: Story) -> None:
+def test_a_successor_from_before_a_deploy_that_never_ran_is_seen(story: Story) -> None:
     story.declare(policy="rerun", deploy="skip")
     story.calls.append(Call(number=2))
     story.body(1, 4)
-    story.refused(3, "ccc", "merged", "bbb")
+    story.refused(3, "bbb", "superseded", "ccc")
     story.answer(0, sent=0.9)
-    story.answer(1, "bbb", "REVOKED", text="held by aaa", sent=1.5)
-    story.answer(2, "ccc", "REVOKED", text="bbb runs in place of this one", sent=2.9)
-    story.body(5, 6, "bbb", number=1)
-    assert story.rules(deployed=4) == {"what was merged runs"}
+    story.answer(1, "bbb", "REVOKED", text="ccc runs in place of this one", sent=1.5)
+    story.answer(2, "ccc", "REVOKED", text="held by aaa", sent=2.9)
+    assert story.rules(deployed=4) == {"who is superseded is run for"}
 
-    story.body(7, 8, "bbb", number=2, attempt=1)
+    story.body(7, 8, "ccc", number=2)
     assert story.rules(deployed=4) == set()

@@ -11,7 +11,7 @@ _MOVE = """
 -- Returns  the server's time
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local marks = { ['next'] = true, ['next:by'] = true, queued = true, joined = true, quiet = true }
+local marks = {queued = true, quiet = true}
 local older = ARGV[2] - (now - (ARGV[1] == '0' and now or ARGV[1]))
 
 local function moved(moment)
@@ -24,9 +24,14 @@ local function grant_moved(value)
   return moved(since) .. ' ' .. string.format('%.0f', ahead + older * 1000) .. rest .. moved(published)
 end
 
-local function marker_moved(key)
-  local what, at = string.match(redis.call('GET', key), '^(%d+ %S+ )(%d+)$')
-  redis.call('SET', key, what .. moved(at), 'KEEPTTL')
+local function successor_moved(value)
+  local deadline, supersedes, published, rest = string.match(value, '^(%d+) (%d+) (%d+)( .*)$')
+  return moved(deadline) .. ' ' .. moved(supersedes) .. ' ' .. moved(published) .. rest
+end
+
+local function marker_moved(value)
+  local deadline, what, at = string.match(value, '^(%d+)( %d+ %S+ )(%d+)$')
+  return moved(deadline) .. what .. moved(at)
 end
 
 local function lock_moved(key)
@@ -39,24 +44,22 @@ local function lock_moved(key)
   for i = 1, #fields, 2 do
     local field, value = fields[i], fields[i + 1]
     local moment, rest = string.match(value, '^(%d+)( .*)$')
-    local sign, deadline = string.match(value, '^(%+?)(%d+)$')
     if tokens[field] then
-      -- A holder that has not heard of it that it is to make way.
-      redis.call('HSET', key, field, sign .. moved(deadline))
+      redis.call('HSET', key, field, moved(value))
     elseif string.match(field, '^%d+:$') then
       redis.call('HSET', key, field, grant_moved(value))
-    elseif moment and (marks[field] or string.match(field, '^q%d+$') or string.match(field, '^[om][a-z_]+:')) then
+    elseif field == 'next' then
+      redis.call('HSET', key, field, successor_moved(value))
+    elseif string.match(field, '^done:') then
+      redis.call('HSET', key, field, marker_moved(value))
+    elseif moment and (marks[field] or string.match(field, '^q%d+$')) then
       redis.call('HSET', key, field, moved(moment) .. rest)
     end
   end
 end
 
 for _, key in ipairs(redis.call('KEYS', '*')) do
-  if redis.call('TYPE', key).ok == 'hash' then
-    lock_moved(key)
-  else
-    marker_moved(key)
-  end
+  lock_moved(key)
   local expiry = redis.call('PTTL', key)
   if expiry < 0 then
     return redis.error_reply(key .. ' has no expiry')

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.base import Store, Waiter
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Holder, Succession, Turn
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Holder, Succession
+from celery_singleton_lock.stores.records import marker_of as marker_of_message
 
-KEY = "singleton:v2:{shop.tasks.sync:00}"
-OTHER = "singleton:v2:{shop.tasks.sync:11}"
-SLOTS = "singleton:v2:{celery.beat:00}:slots"
-TASK = "shop.tasks.sync"
-
+KEY = "singleton:v3:{shop.tasks.sync:00}"
+OTHER = "singleton:v3:{shop.tasks.sync:11}"
+SLOTS = "singleton:v3:{celery.beat:00}:slots"
 SHORT = 10.0
 """A ttl that a test lets pass."""
 
@@ -25,7 +24,7 @@ PATIENCE = 30.0
 """Seconds for which a place is kept for a successor that does not come."""
 
 MEMORY = 3600.0
-"""Seconds for which merged arguments are remembered."""
+"""Seconds for which a successor supersedes older calls."""
 
 ENDED = Ending("ended", 60.0, is_due=False)
 """A run has ended for good, and no other delivery of its message is likely."""
@@ -43,7 +42,7 @@ def claim(
 def call(name: str, published: float = 0.0, **more: Any) -> Claim:
     """The claim of a task: its token is its task id; published so many thousand seconds after the epoch."""
     facts = Facts(task_id=name, published=round(published * 1_000_000_000))
-    return Claim(KEY, name, 30.0, facts=facts, marker=marker_of(name), **more)
+    return Claim(KEY, name, 30.0, facts=facts, **more)
 
 
 def again(wanted: Claim, **more: Any) -> Claim:
@@ -54,17 +53,28 @@ def again(wanted: Claim, **more: Any) -> Claim:
 def delivery(token: str, task_id: str = "a", attempt: int = 0, **more: Any) -> Claim:
     """One of the deliveries of a message."""
     facts = Facts(task_id=task_id, attempt=attempt)
-    return Claim(KEY, token, 30.0, facts=facts, marker=marker_of(task_id), may_be_copy=True, **more)
+    return Claim(KEY, token, 30.0, facts=facts, may_be_copy=True, **more)
 
 
 def marker_of(task_id: str) -> str:
-    return f"{KEY}:done:{task_id}"
+    return marker_of_message(task_id, 0)
 
 
-def succeed(
-    store: Store, wanted: Claim, policy: Succession, arguments: str = "", task_name: str = TASK
-) -> tuple[Turn, str | None] | None:
-    return store.succeed(wanted, policy, task_name, arguments, MEMORY)
+def succeeding(wanted: Claim, rule: Succession, task_name: str = "") -> Claim:
+    """The same, of a call that becomes the successor if it is refused."""
+    facts = dataclasses.replace(wanted.facts, task_name=task_name or wanted.facts.task_name)
+    return dataclasses.replace(wanted, facts=facts, succeeds=rule, supersedes_for=MEMORY)
+
+
+def succeed(store: Store, wanted: Claim, rule: Succession, task_name: str = "") -> str | None:
+    """The call that runs next, when this one is refused."""
+    return refused(store.acquire(succeeding(wanted, rule, task_name))).successor
+
+
+def successor_of(store: Store) -> str | None:
+    """The call for which the next free place is kept."""
+    (survey,) = store.survey([KEY])
+    return next((mark.task_id for mark in survey.marks if mark.state == "next"), None)
 
 
 def mark_queued(

@@ -17,14 +17,14 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.proxy import Proxy
 from tests.servers import free_port, running
 
-KEY = "singleton:v2:{shop.tasks.sync:00}"
+KEY = "singleton:v3:{shop.tasks.sync:00}"
 MINE = Claim(KEY, "a", 30.0)
 OF_A_TASK = Claim(
     KEY,
     "b",
     30.0,
     facts=Facts(task_id="1", hostname="celery@host", pid=1, published=1),
-    marker=f"{KEY}:done:1:1",
+    message=1,
     may_be_copy=True,
 )
 ENDING = Ending("ended", 60.0, is_due=True)
@@ -104,9 +104,8 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
     "holders": (lambda store: store.holders(KEY), 2.0),
     "now": (lambda store: store.now(), 2.0),
     "mark_queued": (lambda store: store.mark_queued(KEY, "a", 60.0, limit=1, quiet=0.0), 1.0),
-    "succeed": (lambda store: store.succeed(MINE, "rerun", "t", "", 60.0), 2.0),
     "unmark": (lambda store: store.unmark(KEY, "a"), 2.0),
-    "mark_done": (lambda store: store.mark_done(f"{KEY}:done:a", 0, "stored", 60.0), 2.0),
+    "mark_done": (lambda store: store.mark_done(KEY, "done:a:0", 0, "stored", 60.0), 2.0),
 }
 """Calls and the seconds within which each ends, whatever the store does."""
 

@@ -23,7 +23,7 @@ from tests.waiting import until
 
 
 def claim_of(number: int) -> Claim:
-    return Claim(f"singleton:v2:{{other:{number:02}}}", "a", 30.0)
+    return Claim(f"singleton:v3:{{other:{number:02}}}", "a", 30.0)
 
 
 OTHER = claim_of(0)
@@ -77,9 +77,9 @@ def test_only_text_goes_to_the_parser(valkey: Server) -> None:
         store.holders(KEY)
         store.release(MINE, 1)
         store.mark_queued(KEY, "a", 60.0, limit=1, quiet=1.0)
-        store.succeed(MINE, "rerun", "t", "", 60.0)
+        store.acquire(replace(MINE, token="b", succeeds="rerun", supersedes_for=60.0, asked=True))
         store.unmark(KEY, "a")
-        store.mark_done(f"{KEY}:done:a", 0, "stored", 60.0)
+        store.mark_done(KEY, "done:a:0", 0, "stored", 60.0)
         store.claim_slot(KEY, Slot("entry", 1, 2))
         client.config_set("requirepass", "")
 
@@ -255,7 +255,7 @@ def test_after_one_has_asked_in_vain_the_next_do_not_persist_until_there_is_an_a
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
 def test_a_name_of_any_letters_is_one_key_in_each_encoding(valkey: Server, encoding: str) -> None:
     store = RedisStore(valkey.url, {"encoding": encoding})
-    claim = replace(MINE, key="singleton:v2:{größe:00}")
+    claim = replace(MINE, key="singleton:v3:{größe:00}")
 
     assert isinstance(store.acquire(claim), Grant)
     assert store.renew([claim], 1.0) == [Answer.DONE]

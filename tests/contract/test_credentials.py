@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.test_bounds import KEY, MINE
 from tests.servers import SERVERS, Server, certificate, free_port, running
 
-OTHER = Claim("singleton:v2:{other:00}", "b", 30.0)
+OTHER = Claim("singleton:v3:{other:00}", "b", 30.0)
 AT_ONCE = 4.0
 """Less than the bound of an acquire, on a machine with other things to do."""
 

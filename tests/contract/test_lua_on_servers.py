@@ -10,16 +10,16 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant, Succession
 from celery_singleton_lock.stores.redis.store import RedisStore
-from tests.contract.asking import KEY, marker_of
+from tests.contract.asking import KEY
 from tests.contract.asking import OTHER as OTHER_KEY
 from tests.proxy import Proxy
 from tests.servers import Server
 
-MARKER = marker_of("id-of-a")
 MINE = Claim(KEY, "a", 30.0, facts=Facts(task_id="id-of-a"))
-COPY = replace(MINE, marker=MARKER, may_be_copy=True)
+COPY = replace(MINE, may_be_copy=True)
+NEXT = replace(MINE, token="b", facts=Facts(task_id="id-of-b"), succeeds="rerun", supersedes_for=60.0)
 
 
 @pytest.fixture
@@ -44,10 +44,10 @@ VERBS: dict[str, Callable[[RedisStore], Any]] = {
     "release": lambda store: store.release(MINE, 1),
     "release with an ending": lambda store: store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)),
     "acquire of a copy": lambda store: store.acquire(COPY),
-    "succeed": lambda store: store.succeed(MINE, "replace", "t", "", 60.0),
+    "a refused acquire of the next": lambda store: store.acquire(NEXT),
     "mark_queued": lambda store: store.mark_queued(KEY, "id-of-a", 60.0, limit=1, quiet=5.0) or "queued",
-    "unmark": lambda store: store.unmark(KEY, "id-of-a"),
-    "mark_done": lambda store: store.mark_done(MARKER, 0, "stored", 60.0) or "noted",
+    "unmark": lambda store: store.unmark(KEY, "id-of-a") or "ended",
+    "mark_done": lambda store: store.mark_done(KEY, COPY.marker, 0, "stored", 60.0) or "noted",
     "survey": lambda store: store.survey([KEY]),
 }
 
@@ -245,7 +245,7 @@ def test_an_ending_is_kept_by_a_server_out_of_memory(
     out_of_memory()
 
     assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)) is Answer.MARKED
-    assert client.exists(MARKER)
+    assert client.hexists(KEY, COPY.marker)
 
 
 def test_an_ending_of_a_lock_that_is_gone_is_kept_by_a_server_out_of_memory(
@@ -255,7 +255,7 @@ def test_an_ending_of_a_lock_that_is_gone_is_kept_by_a_server_out_of_memory(
     out_of_memory()
 
     assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=False)) is Answer.GONE
-    assert client.exists(MARKER)
+    assert client.hexists(KEY, COPY.marker)
 
 
 @pytest.mark.parametrize("wanted", [replace(MINE, token="b"), replace(COPY, token="b")])
@@ -269,6 +269,23 @@ def test_a_conflict_is_told_by_a_server_out_of_memory(
     conflict = store.acquire(wanted)
     assert isinstance(conflict, Conflict)
     assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)
+
+
+@pytest.mark.parametrize("rule", ["rerun", "replace"])
+def test_a_call_is_next_by_a_server_out_of_memory(
+    store: RedisStore, out_of_memory: Callable[[], object], rule: Succession
+) -> None:
+    store.acquire(MINE)
+
+    out_of_memory()
+
+    for asked in (False, True):
+        conflict = store.acquire(replace(NEXT, succeeds=rule, asked=asked))
+        assert isinstance(conflict, Conflict)
+        assert (conflict.first.token, conflict.successor) == ("a", "id-of-b")
+    assert store.renew([MINE], 1.0) == [Answer.REPLACED if rule == "replace" else Answer.DONE]
+    store.unmark(KEY, "id-of-b")
+    assert store.renew([MINE], 1.0) == [Answer.DONE]
 
 
 def test_a_conflict_is_told_whatever_the_order_of_what_is_known(store: RedisStore, client: Any) -> None:
@@ -296,7 +313,7 @@ def test_a_call_ends_what_it_has_left_in_a_server_out_of_memory(
 
     out_of_memory()
 
-    assert store.unmark(KEY, "id-of-a")
+    assert store.unmark(KEY, "id-of-a") is None
     (survey,) = store.survey([KEY])
     assert survey.marks == ()
     assert [holder.token for holder in survey.holders] == ["a"]

@@ -24,7 +24,7 @@ from tests.proxy import Proxy
 from tests.servers import SERVERS, Server, certificate, free_port, running
 from tests.waiting import until
 
-OTHER = Claim("singleton:v2:{other:00}", "b", 30.0)
+OTHER = Claim("singleton:v3:{other:00}", "b", 30.0)
 AT_ONCE = 4.0
 """Far less than the bound of an acquire, on a machine with other things to do."""
 

@@ -26,7 +26,7 @@ def proxy(valkey: Server) -> Iterator[Proxy]:
 def store(proxy: Proxy) -> Iterator[RedisStore]:
     """A store behind the proxy, with its connections open and its scripts known."""
     store = RedisStore(proxy.url, {})
-    other = Claim("singleton:v2:{other:00}", "a", 30.0)
+    other = Claim("singleton:v3:{other:00}", "a", 30.0)
     store.acquire(other)
     store.renew([other], 1.0)
     store.release(other, 1)
@@ -63,7 +63,7 @@ def test_a_late_answer_is_not_taken_for_the_answer_to_the_next_question(
     direct.acquire(Claim(KEY, "holder", 30.0))
     proxy.delay(0.6)
     with pytest.raises(StoreError):
-        store.release(Claim("singleton:v2:{other:00}", "a", 30.0), 1, bound=0.2)
+        store.release(Claim("singleton:v3:{other:00}", "a", 30.0), 1, bound=0.2)
 
     proxy.forward()
 
@@ -99,7 +99,7 @@ def test_an_answer_that_an_interrupted_call_has_not_read_is_not_taken_for_the_ne
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(TimeIsUp):
-            store.release(Claim("singleton:v2:{other:00}", "a", 30.0), 1)
+            store.release(Claim("singleton:v3:{other:00}", "a", 30.0), 1)
     finally:
         signal.signal(signal.SIGALRM, before)
 

@@ -13,7 +13,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.servers import SERVERS, Server, running
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "start.md"
-KEY = "singleton:v1:{rights:00}"
+KEY = "singleton:v3:{rights:00}"
 FACTS = Facts(task_id="t", task_name="task", hostname="h", pid=1)
 (LINE,) = re.findall(r"^ACL SETUSER shop .*(?:\n +\S.*)*", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 RIGHTS = LINE.split()[3:]
@@ -35,7 +35,7 @@ def store_of(server: Server, *more: str) -> RedisStore:
 
 def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store = store_of(server)
-    claim = Claim(KEY, "a", 30.0, facts=FACTS, marker=f"{KEY}:done")
+    claim = Claim(KEY, "a", 30.0, facts=FACTS)
     later = replace(claim, token="b", may_be_copy=True)
 
     store.try_out(f"{KEY}:trial", 1.0)
@@ -46,16 +46,16 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.acquire(later)
     store.renew([claim], 1.0)
     store.remaining([claim], 1.0)
-    store.look(KEY)
-    store.succeed(claim, "rerun", "task", "[]", 30.0)
+    store.holders(KEY)
+    store.acquire(replace(claim, token="c", succeeds="replace", supersedes_for=30.0, asked=True))
     store.mark_queued(KEY, "u", 30.0, limit=1, quiet=1.0)
     store.unmark(KEY, "u")
     store.release(claim, 1, ending=Ending("ended", 30.0, is_due=True))
-    store.mark_done(later.marker, 1, "stored", 30.0)
+    store.mark_done(KEY, later.marker, 1, "stored", 30.0)
     store.claim_slot(f"{KEY}:slots", Slot("entry", 1, 1))
     store.slots(f"{KEY}:slots")
-    store.count("singleton:v1:stats", "process", 1, {"acquired::task": 1}, 1.0)
-    store.counted("singleton:v1:stats")
+    store.count("singleton:v3:stats", {"acquired::task": 1}, 1.0)
+    store.counted("singleton:v3:stats")
     store.survey([KEY])
     store.break_lock(KEY, None, "alice", force=True)
     store.broken_by(claim)

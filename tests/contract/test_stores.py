@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_singleton_lock.stores.base import Store, clock
-from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.contract.ageing import StandingClock
 from tests.contract.asking import KEY, LATE, claim, granted, refused
@@ -21,6 +21,7 @@ from tests.contract.chapters.keys import Keys
 from tests.contract.chapters.labels import Labels
 from tests.contract.chapters.limit import Limit
 from tests.contract.chapters.listening import Listening
+from tests.contract.chapters.markers import Markers
 from tests.contract.chapters.marks import Marks
 from tests.contract.chapters.queue import Queue
 from tests.contract.chapters.release import Release
@@ -38,7 +39,7 @@ class StoreContract(
 
 
 class TestMemoryStore(StoreContract):
-    """The contract, on a clock of its own."""
+    """The contract, on a clock of its own, which stands still."""
 
     @pytest.fixture(autouse=True)
     def clock_starts(self) -> None:
@@ -46,7 +47,9 @@ class TestMemoryStore(StoreContract):
 
     @pytest.fixture
     def store(self) -> MemoryStore:
-        return MemoryStore(self.now)
+        store = MemoryStore()
+        store._server.time = self.now
+        return store
 
     @pytest.fixture
     def lose_all(self, store: MemoryStore) -> Callable[[], object]:
@@ -93,7 +96,8 @@ class TestMemoryStore(StoreContract):
 
     def test_fences_grow_even_while_the_clock_stands_still(self) -> None:
         moment = time.time()
-        store = MemoryStore(lambda: moment)
+        store = MemoryStore()
+        store._server.time = lambda: moment
 
         fences = []
         for token in "abc":
@@ -103,7 +107,7 @@ class TestMemoryStore(StoreContract):
         assert fences == sorted(set(fences))
 
 
-class TestRedisStore(StoreContract, Keys, Listening):
+class TestRedisStore(StoreContract, Keys, Markers, Listening):
     """The contract, on each server, and what only a server has: keys and listeners."""
 
     @pytest.fixture

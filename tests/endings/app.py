@@ -1,5 +1,6 @@
 """Tasks that end in every way there is."""
 
+import asyncio
 import ctypes
 import os
 import signal
@@ -144,6 +145,14 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
         except LockLost as lost:
             recorder.write("told", key, self.request.id, reason=lost.reason)
             raise
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3)
+def awaits(self: Any, key: Any, seconds: float) -> str:
+    """Wait in an event loop, in one go."""
+    with recorder.body(key, self.request.id):
+        asyncio.run(asyncio.sleep(seconds))
     return "ran"
 
 

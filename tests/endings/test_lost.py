@@ -42,6 +42,20 @@ def test_abort_ends_a_sleeping_body(pool: str, env: dict[str, str], recorder: Re
 
 
 @pytest.mark.parametrize("pool", POOLS)
+def test_abort_ends_a_body_that_waits_in_an_event_loop(
+    pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    with workers(APP, env, pool=pool):
+        result = tasks.awaits.delay("k", 60)
+        begun(recorder)
+        forget_locks(valkey)
+
+        with pytest.raises(LockLost, match="expired"):
+            result.get(timeout=10)
+        assert tasks.awaits.delay("k", 0).get(timeout=10) == "ran"
+
+
+@pytest.mark.parametrize("pool", POOLS)
 def test_abort_ends_a_body_that_handles_another_error(
     pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
 ) -> None:

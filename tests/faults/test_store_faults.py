@@ -21,7 +21,7 @@ from tests.proxy import Proxy
 from tests.servers import SERVERS, FakeClock, Server, running
 from tests.waiting import until
 
-KEY = "singleton:v2:{stock:00}"
+KEY = "singleton:v3:{stock:00}"
 TTL = 2.0
 # Of what nobody will wait for.
 LONG = 300.0

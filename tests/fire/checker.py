@@ -385,7 +385,7 @@ def fate(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
 def _success(call: Call, traces: Traces) -> tuple[str, str]:
     if any(run.ran and run.left < inf for run in traces.runs):
         return "ran", ""
-    settled = traces.conflicts & {"joined", "skipped", "merged"}
+    settled = traces.conflicts & {"joined", "skipped", "superseded"}
     return (min(settled), "") if settled else ("pretended", "it succeeded without a run")
 
 
@@ -405,7 +405,7 @@ def _failure(call: Call, traces: Traces) -> tuple[str, str]:
 
 
 def _revoked(call: Call, traces: Traces) -> tuple[str, str]:
-    settled = traces.conflicts & {"joined", "skipped", "merged"}
+    settled = traces.conflicts & {"joined", "skipped", "superseded"}
     if settled:
         return min(settled), ""
     if any(run.ran and run.left < inf for run in traces.runs):
@@ -457,7 +457,7 @@ def _is_overwritten(late: bool, traces: Traces) -> bool:
     An attempt without a lease, which holds up no other, was slow to store that it retries; or a cold shutdown took
     a call that had ended for one that runs.
     """
-    settled = traces.conflicts & {"skipped", "merged"}
+    settled = traces.conflicts & {"skipped", "superseded"}
     ends = [run for run in traces.runs if run.outcome not in _NO_END or (settled and run.outcome == "Ignore")]
     if any(run.outcome == "Retry" and run.told < inf and run.ended > end.began for end in ends for run in traces.runs):
         return True

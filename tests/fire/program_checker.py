@@ -25,8 +25,7 @@ def check(history: History, *, forgetful: bool) -> tuple[list[Finding], Counter[
     findings += [_finding("every call ends", what) for what in unended(history, forgetful=forgetful)]
     findings += [_finding("it fails for a reason", what) for what in _failed(known, runs)]
     findings += [_finding(rule.__name__.replace("_", " "), what) for rule in _RULES for what in rule(known)]
-    # What was merged into a call that died with its worker waits for the next one.
-    findings += [_finding("nothing is left", key) for key in history.left if "merged:" not in key]
+    findings += [_finding("nothing is left", key) for key in history.left]
     return findings, excused
 
 
@@ -62,12 +61,13 @@ def _kind(task: Mapping[str, object], program: Program) -> Kind:
 def _by_message(known: Known, runs: Sequence[Run]) -> dict[str, list[Run]]:
     """The runs of each message; a map is a task of Celery's own, without a lock, and may be there twice.
 
-    So may a plain step of a canvas, and each time it publishes the next one, under one task id.
+    So may a message whose run takes no lease, and a plain step of a canvas: each time it publishes the next one, under
+    one task id.
     """
     loops, steps = _ids_at(known, combinations.LOOPS), _ids_at(known, combinations.STEPS)
     found: dict[str, list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.entered):
-        if run.ran and run.task_id not in loops:
+        if run.ran and run.kind.exclusive and run.task_id not in loops:
             message = f"{run.task_id} of {run.published}" if run.task_id in steps else run.task_id
             found.setdefault(message, []).append(run)
     return found

@@ -199,8 +199,7 @@ def test_a_step_that_was_struck_as_it_published_the_next_one_fails_that_as_well(
     assert story.promises() == promises
 
 
-def test_what_is_left_is_seen_unless_it_waits_for_the_next_call(story: Story) -> None:
-    assert story.promises(left=("singleton:merged:k: it",)) == []
+def test_what_is_left_is_seen(story: Story) -> None:
     assert story.promises(left=("singleton:k: a mark",)) == ["nothing is left"]
 
 

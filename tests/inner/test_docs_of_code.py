@@ -112,7 +112,7 @@ OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 def test_the_output_that_is_shown_has_the_form_of_today() -> None:
     head = "  ".join(HEAD).split()
     shown = re.search(r"^\[.*\]$", OPERATIONS, re.MULTILINE)
-    empty = Row("singleton:v2:{a:00}", "held", 0, 0.0)
+    empty = Row("singleton:v3:{a:00}", "held", 0, 0.0)
 
     heads = [line.split() for line in OPERATIONS.splitlines() if line.startswith("LOCK ")]
     assert len(heads) >= 2
@@ -176,7 +176,7 @@ ABOUT_NO_LOCK = (
     "lock.unready ",
     "lock.uncounted ",
     "lock.unchecked:",
-    "lock.untold:",
+    "lock.signal_failed:",
     "lock.unsure: the store ",
 )
 """What docs/reference/signals.md says concerns a store or a process as a whole."""

@@ -17,7 +17,7 @@ from celery_singleton_lock.leases import interrupt as interrupt_module
 from celery_singleton_lock.leases.interrupt import Interrupt
 from tests.waiting import until
 
-LOST = LockLost("singleton:v2:{shop.tasks.sync:00}", "taken")
+LOST = LockLost("singleton:v3:{shop.tasks.sync:00}", "taken")
 # Of `threading`: its name since Python 3.13, and before.
 STARTS = next(name for name in ("_start_joinable_thread", "_start_new_thread") if hasattr(threading, name))
 
@@ -46,7 +46,7 @@ class Run:
 
     def _run(self) -> None:
         try:
-            with self.interrupt.allowed():
+            with self.interrupt:
                 self.began.set()
                 self._body()
         except BaseException as error:  # noqa: BLE001 - whatever it was, it is looked at
@@ -79,7 +79,7 @@ def run_here(body: Callable[[Interrupt], Any]) -> BaseException | None:
     """How *body* ends in the thread that calls this."""
     interrupt = Interrupt()
     try:
-        with interrupt.allowed():
+        with interrupt:
             body(interrupt)
     except BaseException as error:  # noqa: BLE001 - whatever it was, it is looked at
         return error
@@ -154,7 +154,7 @@ def test_a_signal_that_has_ended_nothing_is_sent_again(monkeypatch: pytest.Monke
 
 def test_an_outer_body_is_reached_through_an_inner_one() -> None:
     def nested(outer: Interrupt) -> None:
-        with Interrupt().allowed():
+        with Interrupt():
             send_when(lambda: True, outer)
             loop()
 
@@ -164,7 +164,7 @@ def test_an_outer_body_is_reached_through_an_inner_one() -> None:
 def test_a_signal_that_comes_after_the_body_raises_nothing(blocked: Callable[[int], object]) -> None:
     interrupt = Interrupt()
 
-    with interrupt.allowed():
+    with interrupt:
         blocked(signal.SIG_BLOCK)
         sent = interrupt.send(LOST)
     blocked(signal.SIG_UNBLOCK)
@@ -176,10 +176,10 @@ def test_a_signal_that_comes_after_the_body_raises_nothing(blocked: Callable[[in
 def test_a_signal_that_comes_during_the_next_body_does_not_raise_in_it(blocked: Callable[[int], object]) -> None:
     first, second = Interrupt(), Interrupt()
 
-    with first.allowed():
+    with first:
         blocked(signal.SIG_BLOCK)
         sent = first.send(LOST)
-    with second.allowed():
+    with second:
         blocked(signal.SIG_UNBLOCK)
         loop(0.05)
 
@@ -198,7 +198,7 @@ def test_nothing_reaches_the_code_after_the_body() -> None:
                 interrupt = Interrupt()
                 interrupt_of[:] = [interrupt]
                 try:
-                    with interrupt.allowed():
+                    with interrupt:
                         sum(range(50))
                 except Exception:  # noqa: BLE001 - here anything may arrive
                     continue
@@ -230,13 +230,12 @@ both = pytest.mark.parametrize("run", [run_here, run_in_a_thread])
 def test_an_interrupt_that_a_new_thread_has_got_is_sent_again(monkeypatch: pytest.MonkeyPatch, has_begun: bool) -> None:
     raise_in, strays = interrupt_module._raise_in, list[Any]()
 
-    def stray_once(thread: int, error: Exception | None, interrupt: Interrupt) -> bool:
+    def stray_once(thread: int, error: type[Exception] | None) -> None:
         if strays or error is None:
-            return raise_in(thread, error, interrupt)
-        # As CPython does in a thread that the body has started; without a frame of Python's before its first step.
-        made = interrupt_module._class_of(error, interrupt)
-        strays.append(made() if has_begun else _thread.start_new_thread(made, ()))
-        return True
+            raise_in(thread, error)
+        else:
+            # As CPython does in a thread that the body has started; without a frame of Python's before its first step.
+            strays.append(error() if has_begun else _thread.start_new_thread(error, ()))
 
     monkeypatch.setattr(interrupt_module, "_raise_in", stray_once)
     run = Run(loop)

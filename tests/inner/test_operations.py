@@ -14,7 +14,7 @@ from celery_singleton_lock.stores.redis.trial import try_out
 from celery_singleton_lock.web.lookout import Lookout
 from tests.servers import Server
 
-KEY = "singleton:v2:{shop:00}"
+KEY = "singleton:v3:{shop:00}"
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -10,10 +10,10 @@ import pytest
 from celery import Celery
 from celery.worker import state
 
-from celery_singleton_lock import SingletonTask, request, settings
-from celery_singleton_lock.leases.keepalive import Keepalive
-from celery_singleton_lock.request import SingletonRequest
-from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock import SingletonTask, settings, worker
+from celery_singleton_lock.leases.child_renewals import ChildLeaseRenewer
+from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.worker import SingletonRequest
 
 
 @pytest.fixture
@@ -23,7 +23,6 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     # What a worker of this process would have told.
     monkeypatch.setattr(state, "should_stop", None)
     monkeypatch.setattr(state, "should_terminate", None)
-    request.acknowledged.clear()
 
     @app.task(base=SingletonTask, acks_late=True)
     def task() -> None: ...
@@ -31,7 +30,6 @@ def task(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with app.connection_for_write() as connection:
         connection.default_channel.queue_purge("celery")
     yield task
-    request.acknowledged.clear()
     app.close()
 
 
@@ -55,7 +53,7 @@ def delivered(task: Any) -> Iterator[SingletonRequest]:
 
 def is_accepted(delivered: SingletonRequest, monkeypatch: pytest.MonkeyPatch, seconds_ago: float) -> None:
     """By another process, as the pool tells of it."""
-    monkeypatch.setattr(request, "keepalive", Keepalive(list))
+    monkeypatch.setattr(worker, "child_lease_renewer", ChildLeaseRenewer(list))
     monkeypatch.setattr(state, "active_requests", set())
     delivered.on_accepted(os.getppid(), time.monotonic() - seconds_ago)
 
@@ -81,8 +79,8 @@ def test_a_request_that_cannot_be_looked_into_costs_no_other_its_help(
     # Of which nothing can be asked, whatever the reason.
     broken = object.__new__(SingletonRequest)
     is_accepted(delivered, monkeypatch, seconds_ago=600.0)
-    monkeypatch.setattr(request, "_active_requests", lambda: [broken, delivered, broken])
+    monkeypatch.setattr(worker, "_active_requests", lambda: [broken, delivered, broken])
 
-    (renewal,) = request._late_renewals()
+    (renewal,) = worker._late_renewals()
 
-    assert renewal.claim is delivered.claim
+    assert renewal.claim == delivered.claim

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -78,14 +79,13 @@ def starts_threads(self: Any) -> None:
 
 
 def waits_in_an_event_loop(self: Any) -> None:
+    """In one long wait, which only its loop can end."""
     cleaned: list[bool] = []
 
     async def main() -> None:
         lose(self)
         try:
-            # In slices: a thread that waits in C hears of nothing until that ends.
-            for _ in range(round(LONG / 0.05)):
-                await asyncio.sleep(0.05)
+            await asyncio.sleep(LONG)
         finally:
             # It may take its time for that.
             await asyncio.sleep(0.2)
@@ -136,6 +136,54 @@ def test_a_run_ends_as_lost_whatever_it_is_at(app: Celery, body: Callable[[Any],
     assert result.state == states.FAILURE
     with pytest.raises(LockLost, match="expired"):
         result.get()
+
+
+@pytest.mark.parametrize("where", [here, in_a_thread])
+def test_a_coroutine_that_swallows_its_cancellation_goes_on_and_the_log_says_so(
+    app: Celery, where: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main(self: Any) -> str:
+        lose(self)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(LONG)
+        await asyncio.sleep(0.2)
+        return "went on"
+
+    task = task_of(app, lambda self: asyncio.run(main(self)))
+
+    assert where(lambda: run(task)).get() == "went on"
+    (told,) = [record for record in caplog.records if record.msg.startswith("lock.outlived")]
+    assert told.levelname == "ERROR"
+
+
+@pytest.mark.parametrize("where", [here, in_a_thread])
+def test_a_body_that_cancels_its_own_coroutine_ends_by_that(app: Celery, where: Any) -> None:
+    async def main() -> None:
+        asyncio.current_task().cancel()  # type: ignore[union-attr]
+        await asyncio.sleep(LONG)
+
+    def body(self: Any) -> None:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(main())
+        raise ValueError("its own way")
+
+    with pytest.raises(ValueError, match="its own way"):
+        where(lambda: run(task_of(app, body))).get()
+
+
+@pytest.mark.parametrize("where", [here, in_a_thread])
+def test_the_event_loop_around_an_eager_run_goes_on(app: Celery, where: Any) -> None:
+    task = task_of(app, computes)
+
+    async def main() -> Any:
+        beside = asyncio.create_task(asyncio.sleep(0.1, "is not cancelled"))
+        result = task.apply(("k",))
+        return result, await beside
+
+    result, beside = where(lambda: asyncio.run(main()))
+
+    assert beside == "is not cancelled"
+    assert isinstance(result.result, LockLost)
 
 
 @pytest.mark.parametrize("where", [here, in_a_thread])

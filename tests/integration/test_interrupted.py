@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -48,9 +49,13 @@ def struck() -> Iterator[Callable[[Callable[[], object], float], bool]]:
     """Calls something until a signal has raised in it, once, after so many seconds; returns whether one has."""
     is_set = False
 
-    def strike(*_: object) -> None:
+    def strike(_: int, frame: FrameType) -> None:
         nonlocal is_set
-        if is_set:
+        code = Lock.__exit__.__code__
+        if is_set and frame.f_code is code and frame.f_lineno == code.co_firstlineno:
+            # Before its first instruction no code of ours is in time. In a task, the end of the run is.
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+        elif is_set:
             is_set = False
             raise SoftTimeLimitExceeded
 
@@ -119,7 +124,8 @@ def test_a_signal_at_any_moment_harms_nobody_else(
             assert_that_answers_fit_questions(fresh)
 
         def are_free() -> bool:
-            return {*client.keys("*{*}")} <= {beside.key, Lock("taken", app=app).key}
+            held = {key for key in client.keys("*{*}") if store_of(app).holders(key)}
+            return held <= {beside.key, Lock("taken", app=app).key}
 
         until(are_free, "the keys are free", timeout=TTL + SLACK)
         seen = [beside.remaining()]

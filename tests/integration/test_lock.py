@@ -26,7 +26,7 @@ from celery_singleton_lock import (
     signals,
 )
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Claim, Facts, Turn
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts
 from tests.forks import in_a_fork
 from tests.proxy import Proxy
 from tests.servers import SERVERS, Server, free_port
@@ -421,8 +421,11 @@ def took_another(lock: Lock, than: Lease) -> bool:
 
 def ask_to_make_way(url: str, lock: Lock) -> None:
     """As a task does that replaces."""
-    successor = Claim(lock.key, "successor", 30.0, facts=Facts("successor"), asked=True)
-    assert store_at(url).succeed(successor, "replace", "stock.sell", "", 60.0) == (Turn.MINE, None)
+    facts = Facts("successor")
+    successor = Claim(lock.key, "successor", 30.0, facts=facts, succeeds="replace", supersedes_for=60.0, asked=True)
+    conflict = store_at(url).acquire(successor)
+    assert isinstance(conflict, Conflict)
+    assert conflict.successor == "successor"
 
 
 def test_another_thread_does_not_re_enter(url: str, in_threads: Any) -> None:

@@ -10,13 +10,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from celery import Celery, uuid
 
-from celery_singleton_lock import ConfigurationError, Lease, Lock, SingletonLockError
+from celery_singleton_lock import ConfigurationError, Lease, Lock, SingletonLockError, SingletonTask
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Holder
 from tests.forks import in_a_fork
 from tests.integration.test_lock import store_at
 from tests.servers import Server
+from tests.tracing import tracer_of
 from tests.waiting import until
 
 
@@ -260,6 +262,77 @@ def test_what_a_thread_took_for_a_task_is_given_back_by_the_lease(url: str) -> N
 
     assert "lease.release()" in asyncio.run(run())
     assert holders(url, lock) == []
+
+
+def test_what_a_thread_took_for_a_task_that_is_gone_ends_by_its_ttl(url: str) -> None:
+    lock = Lock("stock", url=url, ttl=1)
+
+    async def run() -> None:
+        await asyncio.to_thread(lock.acquire, timeout=5)
+
+    asyncio.run(run())
+
+    until(lambda: holders(url, lock) == [], "nobody has renewed it", timeout=4)
+
+
+def test_what_was_acquired_before_a_task_began_is_not_that_tasks(url: str) -> None:
+    lock = Lock("stock", url=url)
+
+    async def leave() -> str:
+        with pytest.raises(SingletonLockError) as refused:
+            lock.release()
+        return str(refused.value)
+
+    async def run() -> str:
+        lock.acquire()
+        return await asyncio.create_task(leave())
+
+    assert "not held by this thread, asyncio task" in asyncio.run(run())
+
+
+def test_two_objects_in_one_thread_do_not_disturb_each_other(url: str) -> None:
+    one, other = Lock("stock", url=url, reentrant=True), Lock("gates", url=url, limit=2)
+
+    with one as lease, other:
+        one.acquire()
+        second = other.acquire()
+        assert second is not None
+        one.release()
+        assert (len(holders(url, one)), len(holders(url, other))) == (1, 2)
+        assert lease.held
+    assert (holders(url, one), len(holders(url, other))) == ([], 1)
+    with pytest.raises(SingletonLockError, match="not held by this thread"):
+        one.release()
+    other.release()
+    assert holders(url, other) == []
+
+
+# In a task.
+
+
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_a_run_gives_back_the_locks_that_its_body_has_left(
+    url: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Celery("owners", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.singleton_lock_url = url
+    before, left = Lock("before", url=url), Lock("left", url=url)
+
+    @app.task(base=SingletonTask, name="leaves")
+    def leaves() -> None:
+        left.acquire()
+        if how == "raises":
+            raise ValueError("before it was released")
+
+    with before:
+        sent = uuid()
+        tracer_of(leaves)(sent, (), {}, {"id": sent, "args": (), "is_eager": False})
+
+        assert holders(url, left) == []
+        assert len(holders(url, before)) == 1
+    (told,) = [record for record in caplog.records if record.msg.startswith("lock.left")]
+    assert told.getMessage().startswith(f"lock.left key={left.key} task_id={sent}: ")
+    app.close()
 
 
 # Of any length, and any text.

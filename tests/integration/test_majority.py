@@ -13,7 +13,7 @@ from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.servers import FakeClock, Server, running
 from tests.waiting import until
 
-KEY = "singleton:v2:{majority:00}"
+KEY = "singleton:v3:{majority:00}"
 TTL = 60.0
 MASTERS = 3
 SHARE_FOR_DRIFT = 0.01

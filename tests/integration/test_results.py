@@ -51,7 +51,7 @@ def test_a_page_leads_to_the_call_that_this_one_was_refused_for(shop: dict[str, 
 def test_a_page_leads_to_the_call_that_runs_in_place_of_this_one(
     shop: dict[str, Any], holder: str | None, answer: tuple[int, str]
 ) -> None:
-    error = CallRevoked("text", "key", holder, "merged" if holder else "unanswered")
+    error = CallRevoked("text", "key", holder, "superseded" if holder else "unanswered")
     shop["app"].backend.store_result("this", error, "REVOKED")
 
     assert shop["show"]("this") == answer

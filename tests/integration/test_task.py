@@ -340,8 +340,8 @@ def test_a_run_that_makes_way_for_its_successor_is_no_error(
     @app.task(base=SingletonTask, bind=True, lock_ttl=3, lock_on_lost=on_lost)
     def body(self: Any) -> str:
         facts = Facts(task_id="the-successor", published=time.time_ns() // 1000 + 1_000_000)
-        successor = Claim(self.lock.key, "token of the successor", 30, facts=facts, asked=True)
-        store_of(app).succeed(successor, "replace", body.name, "[]", 60)
+        successor = Claim(self.lock.key, "token of the successor", 30, facts=facts, succeeds="replace", asked=True)
+        store_of(app).acquire(successor)
         until(lambda: self.lock.lost, "it is told")
         time.sleep(5 if on_lost == "abort" else 0)
         return "ran"
@@ -543,3 +543,22 @@ def test_a_thread_of_a_body_knows_its_lease_by_its_context(app: Celery) -> None:
         return [bare, in_context is self.lock]
 
     assert body.apply().get() == [(False, None), True]
+
+
+def test_the_retry_of_a_call_that_came_without_notes_is_as_old_as_its_run(app: Celery) -> None:
+    app.conf.task_default_queue = uuid()
+    began = []
+
+    @app.task(base=SingletonTask, bind=True, max_retries=1)
+    def body(self: Any) -> None:
+        began.append(time.time_ns() // 1000)
+        time.sleep(0.01)
+        raise self.retry(countdown=0)
+
+    # As by `send_task`, or by a publisher that does not have this library.
+    task_id = uuid()
+    tracer_of(body)(task_id, (), {}, {"id": task_id, "args": (), "kwargs": {}, "root_id": task_id})
+
+    with app.connection_for_read() as connection, connection.SimpleQueue(app.conf.task_default_queue) as queue:
+        again = queue.get(timeout=10)
+    assert again.headers["singleton_lock"]["published"] <= began[0]

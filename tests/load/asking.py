@@ -8,7 +8,7 @@ from typing import Any
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.store import RedisStore
 
-SCRATCH, TOKEN = "singleton:v2:{example:00}", "the-one-that-was-heard"
+SCRATCH, TOKEN = "singleton:v3:{example:00}", "the-one-that-was-heard"
 
 
 def asked(client: Any, claims: list[Claim], *, waits: bool) -> Iterator[list[str]]:

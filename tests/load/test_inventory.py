@@ -13,7 +13,7 @@ from tests.load.asking import asked
 from tests.servers import Server
 
 FOREIGN, LOCKS, WAITERS = 200_000, 2_000, 10_000
-CROWDED = "singleton:v2:{shop.crowded:00}"
+CROWDED = "singleton:v3:{shop.crowded:00}"
 # Milliseconds of the server that one call may take: many times what it takes, and less than a look at all waiters.
 AT_MOST = 5.0
 # A machine that is busy with other things makes a single call longer.
@@ -46,7 +46,7 @@ def fill(client: Any, store: RedisStore) -> None:
                 pipeline.execute()
         pipeline.execute()
     for number in range(LOCKS):
-        store.acquire(Claim(f"singleton:v2:{{shop.{number}:00}}", "a", 600.0, facts=Facts(f"id-{number}")))
+        store.acquire(Claim(f"singleton:v3:{{shop.{number}:00}}", "a", 600.0, facts=Facts(f"id-{number}")))
     store.acquire(Claim(CROWDED, "a", 600.0))
     with client.pipeline(transaction=False) as pipeline:
         for command in asked(client, [Claim(CROWDED, f"w{number}", 600.0) for number in range(WAITERS)], waits=True):
@@ -60,7 +60,7 @@ def test_no_call_of_a_list_stops_the_server(
     fill(client, store)
     client.slowlog_reset()
 
-    surveys = store.survey(list(store.keys("singleton:v2:{")))
+    surveys = store.survey(list(store.keys("singleton:v3:{")))
 
     took = Counter[str]()
     slow = Counter[str]()

@@ -26,7 +26,7 @@ ENOUGH = 60
 
 
 def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:
-    return Claim(f"singleton:v2:{{{name}:00}}", token, ttl)
+    return Claim(f"singleton:v3:{{{name}:00}}", token, ttl)
 
 
 def names_at(cluster: Cluster, node: Node, number: int) -> list[int]:

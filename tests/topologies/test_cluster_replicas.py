@@ -22,7 +22,7 @@ SLACK = 2.0
 
 
 def claim_of(name: object, token: str = "mine", ttl: float = 60.0) -> Claim:
-    return Claim(f"singleton:v2:{{{name}:00}}", token, ttl)
+    return Claim(f"singleton:v3:{{{name}:00}}", token, ttl)
 
 
 @pytest.fixture
@@ -148,17 +148,17 @@ def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> 
     cleanup.callback(store.close)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        store.try_out("singleton:v2:{trial:00}", 3.0)
+        store.try_out("singleton:v3:{trial:00}", 3.0)
 
 
 def test_a_server_of_a_cluster_that_lacks_a_replica_is_found_at_the_start(
     cluster: Cluster, careful: Store, halted: Callable[[Node], None]
 ) -> None:
-    careful.try_out("singleton:v2:{trial:00}", 30.0)
+    careful.try_out("singleton:v3:{trial:00}", 30.0)
     halted(cluster.masters[1])
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        careful.try_out("singleton:v2:{trial:00}", 3.0)
+        careful.try_out("singleton:v3:{trial:00}", 3.0)
 
 
 def test_the_setting_reaches_the_store_and_its_twin(cluster: Cluster, halted: Callable[[Node], None]) -> None:

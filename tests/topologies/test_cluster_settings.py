@@ -23,7 +23,7 @@ SECRET = "hunter2"
 
 
 def claim_of(name: object) -> Claim:
-    return Claim(f"singleton:v2:{{{name}:00}}", "token", 6.0)
+    return Claim(f"singleton:v3:{{{name}:00}}", "token", 6.0)
 
 
 IN_A_HURRY = replace(claim_of("settings"), patience=1.0)
@@ -196,7 +196,7 @@ def test_a_user_with_the_rights_that_the_docs_list_can_do_all(cleanup: ExitStack
     mine = claim_of("rights")
     cluster.begin_to_move(mine.key)
 
-    store.try_out("singleton:v2:{trial:00}", 5.0)
+    store.try_out("singleton:v3:{trial:00}", 5.0)
     assert isinstance(store.acquire(mine), Grant)
     waiting = replace(mine, token="waits")
     assert isinstance(store.acquire(waiting), Conflict)
@@ -215,7 +215,7 @@ def test_a_right_that_lacks_at_one_server_is_told_when_it_is_tried_out(cleanup: 
     store = store_from_url(f"redis+cluster://shop:{SECRET}@{cluster.hosts[0]}")
 
     with pytest.raises(ConfigurationError, match=r"hlen.*ACL SETUSER") as refused:
-        store.try_out("singleton:v2:{trial:00}", 5.0)
+        store.try_out("singleton:v3:{trial:00}", 5.0)
 
     assert store.address in str(refused.value)
 
@@ -229,7 +229,7 @@ def test_a_right_that_lacks_is_told_when_it_is_tried_out(calm_cluster: Cluster, 
     store = store_from_url(f"redis+cluster://{user}:{SECRET}@{calm_cluster.hosts[0]}")
 
     with pytest.raises(ConfigurationError) as refused:
-        store.try_out(f"singleton:v2:{{{user}:00}}", 30.0)
+        store.try_out(f"singleton:v3:{{{user}:00}}", 30.0)
 
     assert "ACL SETUSER" in str(refused.value)
     assert f"'{right}'" in str(refused.value)

@@ -32,7 +32,7 @@ OVERLAP = LAST_WRITE + TTL / 3 + 0.5
 
 
 def claim_of(name: str, ttl: float = TTL) -> Claim:
-    return Claim(f"singleton:v2:{{{name}:00}}", f"token of {name}", ttl)
+    return Claim(f"singleton:v3:{{{name}:00}}", f"token of {name}", ttl)
 
 
 def opened(cleanup: ExitStack, url: str) -> RedisStore:
@@ -262,7 +262,7 @@ def test_a_lease_that_the_old_master_has_granted_is_told_as_lost_at_once(
         assert client.exists(lease.key)
 
     store._source._look_at = float("-inf")  # type: ignore[attr-defined]
-    answered(lambda: store.holders("singleton:v2:{another:00}"))
+    answered(lambda: store.holders("singleton:v3:{another:00}"))
 
     until(lambda: lease.lost, "it is told long before it would be renewed", timeout=15)
     assert lease.lost_reason == "expired"

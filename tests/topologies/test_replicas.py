@@ -284,8 +284,8 @@ def tried_out(store: RedisStore) -> bool:
     return answered(lambda: store.try_out(f"{MINE.key}:trial", 5.0) is None) or False
 
 
-def test_a_replica_is_no_server_to_wait_at(pair: tuple[Server, Server]) -> None:
-    master, replica = pair
+def test_a_replica_is_no_server_to_wait_at(master: Server, pair: tuple[Server, Server]) -> None:
+    _, replica = pair
     assert isinstance(RedisStore(master.url, {}, 1).acquire(MINE), Grant)
     store = RedisStore(replica.url, {}, 1)
 

@@ -25,7 +25,7 @@ from tests.sentinels import NAME, Deployment, Sentinel
 from tests.servers import FakeClock, Server, certificate, free_port, running
 from tests.waiting import until
 
-CLAIM = Claim("singleton:v2:{settings:00}", "token", 6.0)
+CLAIM = Claim("singleton:v3:{settings:00}", "token", 6.0)
 IN_A_HURRY = replace(CLAIM, patience=1.0)
 AT_ONCE = 4.0
 ROOT = Path(__file__).parents[2]
@@ -138,7 +138,7 @@ def test_who_knows_of_the_last_failover_is_believed(
         """Where the store connects to, once it has to."""
         store.close()
         time.sleep(2 * master._FRESH)
-        fresh = replace(CLAIM, key=f"singleton:v2:{{{uuid4()}:00}}")
+        fresh = replace(CLAIM, key=f"singleton:v3:{{{uuid4()}:00}}")
         assert isinstance(store.acquire(fresh), Grant)
         with server.client() as client:
             return bool(client.exists(fresh.key))

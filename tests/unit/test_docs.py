@@ -15,8 +15,9 @@ import pytest
 from celery.utils.dispatch import Signal
 
 import celery_singleton_lock
-from celery_singleton_lock import Lock, signals
+from celery_singleton_lock import ConfigurationError, Lock, signals
 from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.options import check_pair
 from celery_singleton_lock.signals import ConflictOutcome, UnansweredOutcome
 from celery_singleton_lock.stores.inventory import MarkState
 
@@ -94,9 +95,15 @@ def test_the_modes_are_described_in_their_order() -> None:
 
 
 @pytest.mark.parametrize(("mode", "policy"), list(product(MODES, POLICIES)))
-def test_every_pair_of_mode_and_policy_is_described(mode: str, policy: str) -> None:
-    (cells,) = [row[1:] for row in rows_of(section(PAIRS, f"`{mode}`")) if row[0] == f"`{policy}`"]
+def test_every_pair_of_mode_and_policy_is_described_or_refused(mode: str, policy: str) -> None:
+    described = [row[1:] for row in rows_of(section(PAIRS, f"`{mode}`")) if row[0] == f"`{policy}`"]
+    if not described:
+        with pytest.raises(ConfigurationError, match="does not go with"):
+            check_pair(SimpleNamespace(name="a task", lock_on_conflict=policy), mode, policy)
+        return
 
+    (cells,) = described
+    check_pair(SimpleNamespace(name="a task", lock_on_conflict=policy), mode, policy)
     assert len(cells) == 2
     assert all(cell.endswith(".") for cell in cells)
 
@@ -291,7 +298,7 @@ ABOUT_NO_LOCK = (
     "lock.unready ",
     "lock.uncounted ",
     "lock.unchecked:",
-    "lock.untold:",
+    "lock.signal_failed:",
     "lock.unsure: the store ",
 )
 """What docs/reference/signals.md says concerns a store or a process as a whole."""

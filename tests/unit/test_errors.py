@@ -21,7 +21,7 @@ from celery_singleton_lock import (
     errors,
 )
 
-KEY = "singleton:v2:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
+KEY = "singleton:v3:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
 
 EXAMPLES = [
     pytest.param(LockHeld(KEY, "id-of-holder", 12.5), id="LockHeld"),
@@ -105,7 +105,10 @@ def test_a_configuration_error_is_a_value_error_and_no_other_error_is() -> None:
         (LockHeld(KEY, "holder", 1.5), {"key": KEY, "holder_task_id": "holder", "expires_in": 1.5}),
         (LockLost(KEY, "taken"), {"key": KEY, "reason": "taken"}),
         (StoreError("redis://host:1/0", "refused"), {"store": "redis://host:1/0", "problem": "refused"}),
-        (CallRevoked("text", KEY, "other", "merged"), {"key": KEY, "holder_task_id": "other", "reason": "merged"}),
+        (
+            CallRevoked("text", KEY, "other", "superseded"),
+            {"key": KEY, "holder_task_id": "other", "reason": "superseded"},
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Facts
 
 LONGEST_NAME, LONGEST_LABEL = 200, 60
@@ -108,14 +108,14 @@ GOLDEN = {
 
 @pytest.mark.parametrize(("value", "digest"), GOLDEN.values(), ids=GOLDEN)
 def test_the_key_of_a_call_is_this_very_text(value: Any, digest: str) -> None:
-    assert key(value) == f"singleton:v2:{{shop.tasks.sync:{digest}}}"
+    assert key(value) == f"singleton:v3:{{shop.tasks.sync:{digest}}}"
 
 
 def test_a_task_has_the_key_of_its_name_and_arguments() -> None:
     app = Celery("shop", set_as_current=False)
     task = app.task(base=SingletonTask, name="shop.tasks.sync", shared=False)(sync)
 
-    assert task.lock_key_for(1) == "singleton:v2:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
+    assert task.lock_key_for(1) == "singleton:v3:{shop.tasks.sync:9f62a583b84f8227e6432bfe2c555eb2}"
 
 
 def test_a_bound_task_does_not_count_itself_among_its_arguments() -> None:
@@ -403,7 +403,7 @@ def test_a_name_can_be_read_back_from_its_keys(name: str) -> None:
 def test_names_are_escaped_so_that_the_hash_tag_ends_at_the_end() -> None:
     made = maker(name="a{b}c%").key("singleton", (1,), {})
 
-    assert made == "singleton:v2:{a%7Bb%7Dc%25:9f62a583b84f8227e6432bfe2c555eb2}"
+    assert made == "singleton:v3:{a%7Bb%7Dc%25:9f62a583b84f8227e6432bfe2c555eb2}"
 
 
 def test_escaped_names_never_collide() -> None:

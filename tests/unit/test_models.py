@@ -303,7 +303,7 @@ def test_the_order_of_a_list_in_a_model_counts(app: Celery) -> None:
 def test_a_model_without_sets_has_this_very_key(app: Celery) -> None:
     key = keys_of(app)
 
-    assert key({"supplier_id": 1}) == "singleton:v2:{models.load:6209c2be2d54c7c0793b2c9d2411dfe5}"
+    assert key({"supplier_id": 1}) == "singleton:v3:{models.load:6209c2be2d54c7c0793b2c9d2411dfe5}"
 
 
 @pytest.mark.parametrize(("lock_key", "field"), [("{order.tags}", "{order.tags}"), ("a {order}", "{order}")])

@@ -122,6 +122,55 @@ def test_a_task_and_where_it_is_one_the_app_can_set_this(app: Celery, name: str,
         assert make(other).lock_key_for(1)
 
 
+QUEUE_MODES = ["until_executing", "until_executed", "until_and_while_executing"]
+REFUSED_PAIRS = [(mode, policy) for mode in QUEUE_MODES for policy in ("join", "rerun", "replace")]
+
+
+def refused_pair(mode: str, policy: str, option: str = "lock_on_conflict") -> str:
+    return (
+        f"task shop.tasks.sync: {option}='{policy}' does not go with lock_mode='{mode}', in which an equal call is not "
+        "sent and gets the result of the one that is queued; use 'skip', 'raise', 'reschedule' or 'wait', or "
+        "lock_mode='while_executing'"
+    )
+
+
+@pytest.mark.parametrize(("mode", "policy"), REFUSED_PAIRS)
+def test_a_queue_mode_goes_with_no_policy_for_which_other_calls_end(app: Celery, mode: str, policy: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        make(app, lock_mode=mode, lock_on_conflict=policy)
+
+    assert str(refused.value) == refused_pair(mode, policy)
+
+
+@pytest.mark.parametrize(("mode", "policy"), REFUSED_PAIRS)
+def test_nor_with_one_that_its_class_has(app: Celery, mode: str, policy: str) -> None:
+    class Succeeding(SingletonTask):
+        abstract = True
+        lock_on_conflict = policy
+
+    with pytest.raises(ConfigurationError) as refused:
+        make(app, base=Succeeding, lock_mode=mode)
+
+    assert str(refused.value) == refused_pair(mode, policy)
+
+
+@pytest.mark.parametrize(("mode", "policy"), REFUSED_PAIRS)
+def test_nor_with_one_that_the_app_has(app: Celery, mode: str, policy: str) -> None:
+    app.conf.singleton_lock_on_conflict = policy
+    task = make(app, lock_mode=mode)
+
+    with pytest.raises(ConfigurationError) as refused:
+        task.apply((1,), throw=True)
+
+    assert str(refused.value) == refused_pair(mode, policy, "singleton_lock_on_conflict")
+
+
+@pytest.mark.parametrize("mode", QUEUE_MODES)
+@pytest.mark.parametrize("policy", ["skip", "raise", "reschedule", "wait"])
+def test_a_queue_mode_goes_with_the_other_policies(app: Celery, mode: str, policy: str) -> None:
+    assert make(app, lock_mode=mode, lock_on_conflict=policy).lock_options.mode == mode
+
+
 def test_a_ttl_may_be_a_timedelta(app: Celery) -> None:
     assert ttl_of(make(app, lock_ttl=timedelta(minutes=1))) == 60
 
@@ -222,7 +271,7 @@ def test_settings_are_found_wherever_celery_finds_its_own(
     task = make(app)
 
     assert ttl_of(task) == 60
-    assert task.lock_key_for(1).startswith("shop:v2:{shop.tasks.sync:")
+    assert task.lock_key_for(1).startswith("shop:v3:{shop.tasks.sync:")
 
 
 def test_a_setting_is_not_overridden_by_a_default_of_ours(app: Celery) -> None:
@@ -407,7 +456,7 @@ def test_deployments_that_a_keyprefix_tells_apart_do_not_exclude_one_another(val
 def test_the_default_prefix_takes_the_global_keyprefix_in(app: Celery, settings: dict[str, Any], prefix: str) -> None:
     app.conf.update(settings)
 
-    assert make(app).lock_key_for(1).startswith(f"{prefix}:v2:")
+    assert make(app).lock_key_for(1).startswith(f"{prefix}:v3:")
 
 
 @pytest.mark.parametrize("value", [60, "60", 0.5])

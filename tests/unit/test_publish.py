@@ -11,6 +11,7 @@ from uuid import uuid4
 import pytest
 from celery import Celery, Signature, uuid
 from celery.exceptions import TaskRevokedError
+from celery.signals import before_task_publish
 
 from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, signals
 from celery_singleton_lock.settings import store_of
@@ -117,7 +118,7 @@ def test_an_eager_call_with_such_an_id_leaves_no_mark(task_id: Any) -> None:
 
     assert task.apply_async(task_id=task_id).successful()
 
-    assert store_of(task.app).look(task.lock_key_for()).holders == ()
+    assert store_of(task.app).holders(task.lock_key_for()) == []
     assert task.apply_async().successful()
 
 
@@ -215,7 +216,7 @@ def duplicate(results: str, holder: dict[str, Any], of_the_call: dict[str, Any] 
 
 
 @pytest.mark.parametrize("why", UNREADABLE)
-@pytest.mark.parametrize("policy", ["skip", "reschedule", "rerun"])
+@pytest.mark.parametrize("policy", ["skip", "reschedule", "wait"])
 def test_where_nobody_can_read_the_others_result_a_duplicate_ends_as_if_it_was_skipped(why: str, policy: str) -> None:
     result = duplicate(*UNREADABLE[why], lock_on_conflict=policy)
 
@@ -247,7 +248,7 @@ def test_a_result_that_can_be_read_is_the_others(holder: dict[str, Any]) -> None
 # What is told of it.
 
 
-@pytest.mark.parametrize("policy", ["skip", "raise", "rerun"])
+@pytest.mark.parametrize("policy", ["skip", "raise", "wait"])
 def test_a_duplicate_that_is_not_sent_is_told_in_the_log_and_by_a_signal(
     caplog: pytest.LogCaptureFixture, policy: str
 ) -> None:
@@ -379,3 +380,87 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
 
     task.app.conf.task_always_eager = False
     assert task.delay().id
+
+
+class Opaque:
+    """A value that makes no key."""
+
+
+def sent_by(call: Callable[[Any], Any], **options: Any) -> list[dict[str, Any]]:
+    """The notes on the messages that *call* publishes of a task with these options."""
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+
+    @app.task(base=SingletonTask, **options)
+    def task(number: int, other: Any = None) -> None: ...
+
+    notes: list[dict[str, Any]] = []
+
+    def see(headers: Any = None, sender: Any = None, **_: Any) -> None:
+        if sender == task.name:
+            notes.append(headers["singleton_lock"])
+
+    before_task_publish.connect(see)
+    call(task)
+    before_task_publish.disconnect(see)
+    return notes
+
+
+@pytest.mark.parametrize("call", [{"args": (1, "two")}, {"kwargs": {"number": 1}}, {"args": [None], "countdown": 1}])
+def test_a_usual_call_tells_when_it_was_published_and_nothing_else(call: dict[str, Any]) -> None:
+    before = time.time_ns() // 1000
+
+    (notes,) = sent_by(lambda task: task.apply_async(task_id="me", **call))
+
+    assert notes == {"task_id": "me", "published": notes["published"]}
+    assert before <= notes["published"] <= time.time_ns() // 1000
+
+
+@pytest.mark.parametrize(
+    ("options", "args"),
+    [
+        ({"lock_key": "{number}"}, (1,)),
+        ({"lock_key": lambda number, other: number}, (1, 2)),
+        ({"lock_mode": "until_and_while_executing", "lock_name": "unique-in-the-queue"}, (1,)),
+        ({}, (1, [2, {"three": 4}])),
+    ],
+)
+def test_a_key_that_is_needed_at_once_or_made_by_user_code_travels_with_the_call(
+    options: dict[str, Any], args: tuple[Any, ...]
+) -> None:
+    keys: list[str] = []
+
+    def call(task: Any) -> None:
+        task.apply_async(args)
+        keys.append(task.lock_key_for(*args))
+
+    (notes,) = sent_by(call, **options)
+
+    assert [notes["key"]] == keys
+
+
+def test_a_default_that_can_make_no_key_fails_where_the_call_is_published() -> None:
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+
+    @app.task(base=SingletonTask)
+    def task(number: int, other: Any = Opaque()) -> None: ...  # noqa: B008 (that is the point)
+
+    with pytest.raises(ConfigurationError, match="cannot be serialised"):
+        task.delay(1)
+    with pytest.raises(ConfigurationError, match="cannot be serialised"):
+        task.delay(1, other=Opaque())
+    assert task.delay(1, other=2).id
+
+
+def test_a_call_that_was_given_the_headers_of_another_has_an_age_of_its_own() -> None:
+    def call(task: Any) -> None:
+        first = {"singleton_lock": {"task_id": "another", "published": 1}}
+        task.apply_async((1,), headers=first)
+        # As a retry has it.
+        task.apply_async((1,), headers=first, task_id="another")
+
+    new, again = sent_by(call)
+
+    assert new["published"] > 1
+    assert again["published"] == 1

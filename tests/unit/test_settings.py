@@ -9,7 +9,7 @@ from celery import Celery
 from celery_singleton_lock import ConfigurationError, Lock, SingletonTask, StoreError
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.memory.store import MemoryStore
+from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.testing import memory_store
 from tests.servers import free_port, running
@@ -80,7 +80,7 @@ def test_an_app_without_a_store_may_define_tasks() -> None:
     @app.task(base=SingletonTask, name="shop.tasks.sync", shared=False)
     def sync(x: Any) -> None: ...
 
-    assert sync.lock_key_for(1).startswith("singleton:v2:")
+    assert sync.lock_key_for(1).startswith("singleton:v3:")
     with pytest.raises(ConfigurationError, match="singleton_lock_url is not set"):
         sync.lock_holders(1)
 

@@ -36,6 +36,9 @@ class Asking:
     Arguments:
         address: The server's address, for errors.
         arguments: Arguments of the connections to it.
+
+    Attributes:
+        is_away: One of many callers has asked in vain for as long as any may, and nobody has had an answer since.
     """
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
@@ -44,7 +47,7 @@ class Asking:
         self._user = PROVIDED if is_provided else arguments.get("username") or "default"
         self._signs_in = is_provided or bool(arguments.get("password"))
         self._hint = _hint(address, arguments)
-        self._is_away = False
+        self.is_away = False
         self._has_answered = False
 
     def persist(self, ask: Callable[[float], Any], bound: float, *, is_one_of_many: bool = False) -> tuple[Any, float]:
@@ -75,14 +78,14 @@ class Asking:
                 if tries == 1 or give_up_at - sent_at >= REPLY_TIMEOUT or not is_silence(error):
                     problem = error
                 # The refused request may have used a connection from before.
-                does_not_persist = is_one_of_many and self._is_away and (tries > 1 or isinstance(error, _SILENT))
+                does_not_persist = is_one_of_many and self.is_away and (tries > 1 or isinstance(error, _SILENT))
                 # A client that has signed in has to sign in again, on a new connection.
                 passes = is_passing(error) or (self._signs_in and is_signed_out(error))
                 if does_not_persist or clock() + pause >= give_up_at or not passes:
-                    self._is_away |= is_one_of_many and bound >= ACQUIRE_BOUND and passes
+                    self.is_away |= is_one_of_many and bound > ACQUIRE_BOUND - 2 * REPLY_TIMEOUT and passes
                     raise self._unanswered(problem) from error
             else:
-                self._is_away, self._has_answered = False, True
+                self.is_away, self._has_answered = False, True
                 return answer, sent_at
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -16,12 +16,11 @@ from celery_singleton_lock.stores.redis.clock import ServerClock
 from celery_singleton_lock.stores.redis.cluster_url import Node, read
 from celery_singleton_lock.stores.redis.cluster_wire import ClusterWire
 from celery_singleton_lock.stores.redis.hash import holders_in, milliseconds
+from celery_singleton_lock.stores.redis.inventory import SURVEY
 from celery_singleton_lock.stores.redis.refusals import OVERWRITTEN, accepted
-from celery_singleton_lock.stores.redis.script import Script
 from celery_singleton_lock.stores.redis.slot_map import Change, SlotMap
-from celery_singleton_lock.stores.redis.store import ANSWERS, LOOK, RENEW, RedisStore
+from celery_singleton_lock.stores.redis.store import ANSWERS, RENEW, RedisStore
 from celery_singleton_lock.stores.redis.trial import with_tag
-from celery_singleton_lock.stores.redis.two_keys import give_back, take
 from celery_singleton_lock.stores.redis.wire import Wire
 
 logger = getLogger("celery_singleton_lock")
@@ -104,16 +103,16 @@ class ClusterStore(RedisStore):
         return [answers[number] for number in range(len(claims))]
 
     def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
-        """Run look.lua for each, because the deadlines of a server count by its own clock."""
-        calls = [([claim.key], ()) for claim in claims]
-        ask = partial(self._reserved.run_each, LOOK, calls)
+        """Run survey.lua for each, because the deadlines of a server count by its own clock."""
+        calls = [([claim.key], ("",)) for claim in claims]
+        ask = partial(self._reserved.run_each, SURVEY, calls)
         replies, _ = self._asking.persist(lambda left: accepted(ask(left), OVERWRITTEN), timeout)
         found = list[float | None]()
         for claim, reply in zip(claims, replies, strict=True):
             if isinstance(reply, Exception):
                 found.append(None)
                 continue
-            _, now, _, _, rows = reply
+            now, rows = reply[0], reply[4]
             ends = [each.expires_in for each in holders_in(claim.key, now, rows) if each.token == claim.token]
             found.append(ends[0] if ends else None)
         return found
@@ -132,21 +131,6 @@ class ClusterStore(RedisStore):
     def _new_part(self, node: Node) -> Part:
         asking = Asking(f"{self._slots.address} ({node})", self._slots.pool.connection_kwargs)
         return Part(asking, ServerClock(self._stepped))
-
-    def _ask_for_place(self, script: Script, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
-        give_up_at = clock() + timeout
-        ask = partial(super()._ask_for_place, script)
-        try:
-            return ask(keys, arguments, timeout)
-        except exceptions.TryAgainError:
-            return take(self._wire, ask, keys, arguments, give_up_at)
-
-    def _give_back(self, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
-        give_up_at = clock() + timeout
-        try:
-            return super()._give_back(keys, arguments, timeout)
-        except exceptions.TryAgainError:
-            return give_back(self._wire, keys, arguments, give_up_at)
 
     def _changed(self, changes: set[Change], gone: frozenset[Node]) -> None:
         """Other servers have slots from now on; the servers in *gone* have none any more."""

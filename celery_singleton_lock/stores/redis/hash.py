@@ -18,20 +18,26 @@ _RENEWALS_PER_SCRIPT = 50
 def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) -> list[str]:
     """The arguments of acquire.lua; few, because each one costs the server as much as the client."""
     facts = claim.facts
+    is_plain = not (waits or claim.heeds_queued or claim.succeeds or claim.asked or claim.queued_for)
     arguments = [
         claim.token,
-        milliseconds(claim.ttl),
-        _limit_and_words(claim, waits, lowest_fence),
+        str(round(claim.ttl * 1000)),
+        str(claim.limit) if is_plain else _limit_and_words(claim, waits),
         f"{facts.pid} {facts.attempt} {facts.published}",
         facts.task_id,
         facts.hostname,
     ]
-    if facts.task_name or claim.merges or facts.label:
-        arguments += f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name, claim.merges
+    marker = claim.marker if claim.may_be_copy else ""
+    if facts.task_name or facts.label or marker or lowest_fence:
+        arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
+    if marker or lowest_fence:
+        arguments.append(marker)
+    if lowest_fence:
+        arguments.append(str(lowest_fence))
     return arguments
 
 
-def _limit_and_words(claim: Claim, waits: bool, lowest_fence: int) -> str:
+def _limit_and_words(claim: Claim, waits: bool) -> str:
     words = [str(claim.limit)]
     if waits:
         words.append("waits")
@@ -39,18 +45,10 @@ def _limit_and_words(claim: Claim, waits: bool, lowest_fence: int) -> str:
         words.append("heeds")
     if claim.asked:
         words.append("asked")
-    if claim.crowds:
-        words.append("crowds")
-    if claim.returns:
-        words.append("returns")
-    if claim.joins:
-        words.append("joins")
     if claim.queued_for:
         words.append(f"queued={milliseconds(claim.queued_for)}")
     if claim.succeeds:
-        words.append(claim.succeeds)
-    if lowest_fence:
-        words.append(f"above={lowest_fence}")
+        words.append(f"{claim.succeeds}={milliseconds(claim.supersedes_for)}")
     return " ".join(words)
 
 
@@ -64,23 +62,33 @@ def renewals_of(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[str]]
             yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
 
 
-def field_count(claim: Claim) -> int:
-    """How many fields the hash has if nothing is known but this holder, in place 1."""
-    return 6 + bool(claim.facts.task_name or claim.facts.label)
+def release_arguments(claim: Claim, place: int | None, ending: Ending | None) -> list[str]:
+    """The arguments of release.lua."""
+    facts = claim.facts
+    if place == 1 and not claim.min_hold and not (ending is not None and ending.is_due):
+        # If nothing is known but this holder, the hash has so many fields.
+        arguments = [claim.token, "7" if facts.task_name or facts.label else "6", "1 0"]
+    else:
+        arguments = [claim.token, "0", f"{place or 0} {milliseconds(claim.min_hold)}"]
+    if ending is not None:
+        is_due = "1" if ending.is_due else "0"
+        arguments.append(f"{facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due}")
+        arguments.append(claim.marker)
+    return arguments
 
 
 def grant_in(reply: Any, sent_at: float) -> Grant:
     """The grant in a reply of acquire.lua."""
     if isinstance(reply, int):
         return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=sent_at)
-    _, _, place, fence, took_over, since, arguments = reply
-    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, arguments)
+    _, _, place, fence, took_over, since = reply
+    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
-    """The conflict in a reply of acquire.lua or mark_queued.lua."""
-    verdict, now, crowd, successor, rows = reply
-    return Conflict(key, tuple(holders_in(key, now, rows)), successor or None, now, crowd, is_own=verdict == -1)
+    """The conflict in a reply of acquire.lua, mark_queued.lua or unmark.lua."""
+    verdict, now, successor, rows = reply
+    return Conflict(key, tuple(holders_in(key, now, rows)), successor or None, now, is_own=verdict == -1)
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
@@ -112,11 +120,6 @@ def _holder(
         published=int(published),
         label=label or None,
     )
-
-
-def told_of(ending: Ending) -> str:
-    """What release.lua is told of it, behind the attempt."""
-    return f"{ending.outcome} {milliseconds(ending.kept)} {int(ending.is_due)}"
 
 
 def milliseconds(seconds: float) -> str:

@@ -9,18 +9,17 @@ from functools import partial
 from typing import Any, get_args
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
-from celery_singleton_lock.stores.counts import KEPT, field_of_batches, is_number
+from celery_singleton_lock.stores.base import RELEASE_BOUND, clock, lock_name_of
+from celery_singleton_lock.stores.counts import KEPT
 from celery_singleton_lock.stores.inventory import Asked, Echo, Inventory, LeftMark, MarkState, Survey
-from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.records import Claim, Holder
 from celery_singleton_lock.stores.redis.asking import Asking
 from celery_singleton_lock.stores.redis.hash import holders_in, microseconds, milliseconds
 from celery_singleton_lock.stores.redis.script import Script
 from celery_singleton_lock.stores.redis.wire import Wire
 
-SURVEY = Script("survey", "time", "clock", "places", "marks", "queue", "described")
-BREAK = Script("break", "time", "clock", "places", "marks", "described", "idle")
-COUNT = Script("count")
+SURVEY = Script("survey")
+BREAK = Script("break")
 
 # A fraction of a millisecond of the server's time, so nobody else has to wait long for it.
 _KEYS_PER_STEP = "250"
@@ -111,6 +110,11 @@ class RedisInventory(Inventory):
         replies = self._persist(lambda timeout: self._wire.run_many(SURVEY, calls, timeout))
         return [_survey_in(key, reply) for key, reply in zip(keys, replies, strict=True)]
 
+    def holders(self, key: str) -> list[Holder]:
+        """All holders of *key*; the lease that ends first comes first."""
+        (survey,) = self.survey([key])
+        return list(survey.holders)
+
     def break_lock(self, key: str, token: str | None, by: str, *, force: bool) -> Asked:
         """Run break.lua, then wake the waiters whose turn has come."""
         arguments = token or "", by, "force" if force else ""
@@ -119,19 +123,19 @@ class RedisInventory(Inventory):
         self._wake_the_rest(Claim(key, "~", 0.0), RELEASE_BOUND)
         return Asked(tuple(holders_in(key, now, rows)), tuple(dropped))
 
-    def count(self, key: str, process: str, number: int, sums: Mapping[str, int], timeout: float) -> None:
-        """Run count.lua."""
-        arguments = [field_of_batches(process), f"{process}:{number}", milliseconds(KEPT)]
-        for field, amount in sums.items():
-            arguments += [field, str(amount)]
-        # Over the connection for renewals, whose thread this is, so that a run finds its own connection idle.
-        self._asking.persist(lambda left: self._reserved.run(COUNT, [key], arguments, left), timeout)
+    def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
+        """Increment each field, in one round trip."""
+        first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
+        # Second, so that a connection that breaks leaves no hash without an expiry.
+        commands = [first, ("PEXPIRE", key, milliseconds(KEPT)), *others]
+        # Over the connection for renewals, so that a run finds its own connection idle.
+        self._persist(lambda left: self._reserved.at(key, partial(_call_many, commands), left), timeout)
 
     def counted(self, key: str) -> dict[str, int]:
         """Read the hash."""
         fields = self._call("HGETALL", key)
         pairs = zip(fields[::2], fields[1::2], strict=True)
-        return {field: int(value) for field, value in pairs if is_number(field)}
+        return {field: int(value) for field, value in pairs}
 
     def broken_by(self, claim: Claim) -> str | None:
         """Read its field."""
@@ -146,6 +150,10 @@ class RedisInventory(Inventory):
 
     @abstractmethod
     def _wake_the_rest(self, claim: Claim, bound: float) -> None: ...
+
+
+def _call_many(commands: Sequence[Sequence[str]], wire: Wire, timeout: float) -> None:
+    wire.call_many(commands, timeout)
 
 
 def _told_of(wire: Wire, error: StoreError) -> StoreError:
@@ -164,12 +172,15 @@ def _round_trip(echo: Echo) -> float:
 def _survey_in(key: str, reply: Any) -> Survey:
     now, fence, waiters, values, rows, turn = reply
     starts = range(0, len(values), _VALUES_PER_MARK)
-    marks = [_mark_in(now, *values[start : start + _VALUES_PER_MARK]) for start in starts]
+    marks = [_mark_in(key, now, *values[start : start + _VALUES_PER_MARK]) for start in starts]
     holders = tuple(holders_in(key, now, rows))
     left = (int(turn) - now) / 1_000_000 if turn else None
     return Survey(key, now, int(fence) if fence else None, holders, tuple(marks), waiters, left)
 
 
-def _mark_in(now: int, word: str, until: str, task_id: str, task_name: str, label: str) -> LeftMark:
+def _mark_in(key: str, now: int, word: str, until: str, task_id: str, task_name: str, label: str) -> LeftMark:
     (state,) = [state for state in get_args(MarkState) if state == word]
+    if state == "next":
+        # The name is not stored if it is the name of the lock.
+        task_name = task_name or lock_name_of(key)
     return LeftMark(state, task_id, (int(until) - now) / 1_000_000, task_name or None, label or None)

@@ -62,9 +62,9 @@ class Replicas:
         """
 
         def ask(one: Wire, left: float) -> list[Any]:
-            return one.call_many([("SET", key, "", "PX", "1000"), self.wait(left)], left)
+            return one.call_many([("HSET", key, "a", "0"), ("PEXPIRE", key, "1000"), self.wait(left)], left)
 
-        _, acknowledged = wire.at(key, ask, timeout)
+        *_, acknowledged = wire.at(key, ask, timeout)
         self.check(acknowledged)
 
     def check(self, acknowledged: int) -> None:

@@ -1,23 +1,31 @@
-"""The scripts, which are plain concatenations of Lua files, called by their digests."""
+"""The scripts: plain Lua files, called by their digests."""
 
 import hashlib
+import re
 from functools import cached_property
 from importlib import resources
 from typing import Self
 
+_INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
+
 
 class Script:
-    """A Lua file of this package, behind the parts it needs, called by its digest.
+    """A Lua file of this package, called by its digest.
+
+    A line `-- @include NAME` in it stands for `lua/parts/NAME.lua`. The parts are behind the usual answer, because a
+    script runs from top to bottom each time.
 
     Arguments:
         verb: What it does; the name of the file.
-        parts: The files in `lua/parts` that come before it, in this order.
     """
 
-    def __init__(self, verb: str, *parts: str) -> None:
-        files = [*(f"parts/{part}" for part in parts), verb]
+    def __init__(self, verb: str) -> None:
         folder = resources.files(__package__).joinpath("lua")
-        self._read("\n".join(folder.joinpath(f"{file}.lua").read_text(encoding="utf-8") for file in files))
+
+        def included(line: "re.Match[str]") -> str:
+            return folder.joinpath(f"parts/{line[1]}.lua").read_text(encoding="utf-8")
+
+        self._read(_INCLUDE.sub(included, folder.joinpath(f"{verb}.lua").read_text(encoding="utf-8")))
 
     def _read(self, text: str) -> None:
         self.text = text

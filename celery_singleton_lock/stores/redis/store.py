@@ -6,8 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
+from redis import exceptions
+
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, Waiter, clock
 from celery_singleton_lock.stores.records import (
     Answer,
     Claim,
@@ -16,47 +18,37 @@ from celery_singleton_lock.stores.records import (
     Ending,
     Grant,
     Holder,
-    Look,
-    Needed,
     Outcome,
     Sent,
     Slot,
-    Succession,
-    Turn,
 )
 from celery_singleton_lock.stores.redis.asking import Asking
 from celery_singleton_lock.stores.redis.clock import ServerClock
 from celery_singleton_lock.stores.redis.hash import (
     arguments_of,
     conflict_in,
-    field_count,
     grant_in,
-    holders_in,
     microseconds,
     milliseconds,
+    release_arguments,
     renewals_of,
-    told_of,
 )
 from celery_singleton_lock.stores.redis.inventory import RedisInventory
+from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
 from celery_singleton_lock.stores.redis.refusals import OVERWRITTEN, accepted
 from celery_singleton_lock.stores.redis.replicas import Replicas
 from celery_singleton_lock.stores.redis.script import Script
-from celery_singleton_lock.stores.redis.source import source_of
+from celery_singleton_lock.stores.redis.source import Source, source_of
 from celery_singleton_lock.stores.redis.trial import in_other_slots, try_out
 from celery_singleton_lock.stores.redis.waiter import RedisWaiter
 from celery_singleton_lock.stores.redis.wire import WatchfulWire, Wire
 
-_OF_ACQUIRE = ("places", "marks", "merged", "queue", "described", "done")
-ACQUIRE = Script("acquire", "time", "usual_answer", "clock", *_OF_ACQUIRE)
-# For a server whose clock was set back: there the usual fence would be too low.
-ACQUIRE_ABOVE = Script("acquire", "time", "clock", *_OF_ACQUIRE)
-RELEASE = Script("release", "usual_release", "time", "clock", "places", "marks", "merged", "queue", "idle", "done")
+ACQUIRE = Script("acquire")
+RELEASE = Script("release")
 RENEW = Script("renew")
-LOOK = Script("look", "time", "clock", "places", "marks", "described")
-MARK_QUEUED = Script("mark_queued", "time", "usual_mark", "clock", "places", "marks", "described")
-SUCCEED = Script("succeed", "time", "clock", "places", "marks", "merged")
-UNMARK = Script("unmark", "time", "clock", "places", "marks", "idle")
-MARK_DONE = Script("mark_done", "time", "clock", "done")
+MARK_QUEUED = Script("mark_queued")
+UNMARK = Script("unmark")
+MARK_DONE = Script("mark_done")
 CLAIM_SLOT = Script("claim_slot")
 
 # Longer than a year, for an entry that is due once a year.
@@ -76,6 +68,9 @@ class RedisStore(RedisInventory, Store):
         ConfigurationError: The URL or an option is not one that redis-py knows.
     """
 
+    # One server that stays where it is, and whose word is enough.
+    _is_plain = False
+
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url, self._options = url, options
         self._replicas = Replicas(replicas) if replicas else None
@@ -83,11 +78,15 @@ class RedisStore(RedisInventory, Store):
         self._connect(url, options)
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> None:
-        self._source = source_of(url, options, self.close, self._reconnected)
+        self._source = self._source_of(url, options)
         self._asking = Asking(self._source.address, self._source.pool.connection_kwargs)
         kind = WatchfulWire if self._source.may_move else Wire
+        self._is_plain = kind is Wire and self._replicas is None
         self._wire = kind(self._source, self._reconnected)
         self._reserved = kind(self._source, self._reconnected)
+
+    def _source_of(self, url: str, options: Mapping[str, Any]) -> Source:
+        return source_of(url, options, self.close, self._reconnected)
 
     @property
     def address(self) -> str:
@@ -113,11 +112,23 @@ class RedisStore(RedisInventory, Store):
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Run acquire.lua."""
-        answer = self._take(claim)
+        reply, began_at = None, clock()
+        if self._is_plain and not (self._clock.is_behind or self._asking.is_away) and claim.patience > REPLY_TIMEOUT:
+            # If there is no usable answer, it is asked for again.
+            with suppress(exceptions.RedisError):
+                reply = self._wire.once(ACQUIRE, claim.key, arguments_of(claim))
+                if type(reply) is int and self._clock.goes_on(reply, began_at):
+                    return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=began_at)
+                if type(reply) is list and reply[0] not in (GRANTED, _DONE):
+                    reply = self._believed(reply, claim.key)
+        if reply is None:
+            answer = self._take(claim, ACQUIRE_BOUND - (clock() - began_at))
+        else:
+            answer = self._answer(claim, reply, began_at)
         assert not isinstance(answer, float)
         return answer
 
-    def waiter(self, claim: Claim) -> RedisWaiter:
+    def waiter(self, claim: Claim) -> Waiter:
         """Queue with acquire.lua and listen on a channel of its own."""
         return RedisWaiter(self._wire, claim, lambda bound: self._take(claim, bound, waits=True))
 
@@ -142,18 +153,22 @@ class RedisStore(RedisInventory, Store):
         self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
     ) -> Answer:
         """Run release.lua, until the next waiters have been told."""
-        is_unusual = place != 1 or claim.min_hold or (ending is not None and ending.is_due)
-        known_fields = "0" if is_unusual else str(field_count(claim))
-        keys, arguments = [claim.key], [claim.token, known_fields, f"{place or 0} {milliseconds(claim.min_hold)}"]
-        if ending is not None:
-            keys.append(claim.marker)
-            arguments.append(f"{claim.facts.attempt} {told_of(ending)}")
+        arguments = release_arguments(claim, place, ending)
         tries = 0
+        if self._is_plain and bound > REPLY_TIMEOUT:
+            try:
+                reply = self._wire.once(RELEASE, claim.key, arguments)
+                if type(reply) is int:
+                    return ANSWERS[reply]
+            except exceptions.RedisError as error:
+                # A refusal has released nothing; without an answer, it may have.
+                tries = 0 if isinstance(error, exceptions.ResponseError) else 1
+                bound -= tries * REPLY_TIMEOUT
 
         def ask(timeout: float) -> Any:
             nonlocal tries
             tries += 1
-            return self._give_back(keys, arguments, timeout)
+            return self._wire.run(RELEASE, [claim.key], arguments, timeout)
 
         reply, _ = self._of(claim.key)[0].persist(ask, bound)
         answer = ANSWERS[reply[0] if isinstance(reply, list) else reply]
@@ -164,9 +179,6 @@ class RedisStore(RedisInventory, Store):
             return Answer.DONE if ending is None else Answer.MARKED
         return answer
 
-    def _give_back(self, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
-        return self._wire.run(RELEASE, keys, arguments, timeout)
-
     def _wake_the_rest(self, claim: Claim, bound: float) -> None:
         give_up_at = clock() + bound
         # It is released even if this fails. Waiters look after their turn by themselves, if rarely.
@@ -174,11 +186,6 @@ class RedisStore(RedisInventory, Store):
             while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0 0")), list):
                 if clock() > give_up_at:
                     break
-
-    def look(self, key: str) -> Look:
-        """Run look.lua."""
-        _, now, crowd, successor, rows = self._ask(LOOK, key, ())
-        return Look(tuple(holders_in(key, now, rows)), successor or None, now, crowd)
 
     def mark_queued(
         self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = "", sent: Sent = ""
@@ -194,27 +201,15 @@ class RedisStore(RedisInventory, Store):
             raise
         return None if reply == 1 else conflict_in(key, reply).first
 
-    def succeed(
-        self, claim: Claim, policy: Succession, task_name: str, arguments: str, memory: float
-    ) -> tuple[Turn, str | None] | None:
-        """Run succeed.lua."""
-        facts = claim.facts
-        asked = (facts.task_id, task_name, policy, str(facts.published), str(int(claim.asked)))
-        wish = (*asked, arguments, milliseconds(memory), facts.task_name)
-        answer, _, *other = self._ask(SUCCEED, claim.key, wish)
-        return None if answer == _NEEDS_ARGUMENTS else (Turn(answer), *(other or [None]))
-
-    def unmark(
-        self, key: str, task_id: str, *, quiet: bool = True, returns: bool = False, unless: Sequence[Needed] = ()
-    ) -> bool:
+    def unmark(self, key: str, task_id: str, *, quiet: bool = True, heeds: bool = False) -> Conflict | None:
         """Run unmark.lua."""
-        words = {"quiet": quiet, "returns": returns, **{f"unless_{need}": True for need in unless}}
-        said = " ".join(word for word, is_said in words.items() if is_said)
-        return bool(self._ask(UNMARK, key, (task_id, said)))
+        words = " ".join(word for word, is_said in {"quiet": quiet, "heeds": heeds}.items() if is_said)
+        reply = self._ask(UNMARK, key, (task_id, words))
+        return None if reply == 1 else conflict_in(key, reply)
 
-    def mark_done(self, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
+    def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Run mark_done.lua."""
-        self._ask(MARK_DONE, marker, (str(attempt), outcome, milliseconds(seconds)))
+        self._ask(MARK_DONE, key, (marker, str(attempt), outcome, milliseconds(seconds)))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Run claim_slot.lua."""
@@ -235,13 +230,12 @@ class RedisStore(RedisInventory, Store):
     def _take(
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
-        keys = [claim.key, claim.marker] if claim.may_be_copy else [claim.key]
         asking, seen = self._of(claim.key)
         lowest = seen.lowest_fence()
-        script, arguments = ACQUIRE_ABOVE if lowest else ACQUIRE, arguments_of(claim, waits=waits, lowest_fence=lowest)
+        arguments = arguments_of(claim, waits=waits, lowest_fence=lowest)
 
         def ask(timeout: float) -> Any:
-            return self._ask_for_place(script, keys, arguments, timeout)
+            return self._ask_for_place([claim.key], arguments, timeout)
 
         # A `Lock`, and a run with a turn in the queue, persists.
         is_one_of_many = bool(claim.facts.task_id) and not waits
@@ -252,11 +246,24 @@ class RedisStore(RedisInventory, Store):
                 # From far away, opening may take longer than a caller with a time limit may wait.
                 self._wire.open_ahead()
             raise
+        return self._answer(claim, reply, sent_at, bound, is_above=bool(lowest))
+
+    def _believed(self, conflict: Any, key: str) -> Any:
+        """The conflict, or None if it may be that of a former master: it writes nothing, so old data may report it."""
+        try:
+            self._wire.make_sure(key, REPLY_TIMEOUT)
+        except exceptions.RedisError:
+            return None
+        return conflict
+
+    def _answer(
+        self, claim: Claim, reply: Any, sent_at: float, bound: float = ACQUIRE_BOUND, *, is_above: bool = False
+    ) -> Grant | Conflict | Done | float:
         _, seen = self._of(claim.key)
         seen.tells(reply if isinstance(reply, int) else reply[1], sent_at)
         if isinstance(reply, int) or reply[0] == GRANTED:
             grant = grant_in(reply, sent_at)
-            return grant if seen.has_given(grant.fence) or lowest else self._take_above(claim, bound, grant)
+            return grant if seen.has_given(grant.fence) or is_above else self._take_above(claim, bound, grant)
         if reply[0] == _QUEUED:
             return float(reply[2]) / 1_000_000
         return Done(*reply[2:]) if reply[0] == _DONE else conflict_in(claim.key, reply)
@@ -265,12 +272,12 @@ class RedisStore(RedisInventory, Store):
         """The data about the server that has *key*."""
         return self._asking, self._clock
 
-    def _ask_for_place(self, script: Script, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
+    def _ask_for_place(self, keys: Sequence[str], arguments: Sequence[str], timeout: float) -> Any:
         give_up_at = clock() + timeout
         if self._replicas is None:
-            reply = self._wire.run(script, keys, arguments, timeout)
+            reply = self._wire.run(ACQUIRE, keys, arguments, timeout)
         else:
-            reply, acknowledged = self._replicas.run(self._wire, script, keys, arguments, timeout)
+            reply, acknowledged = self._replicas.run(self._wire, ACQUIRE, keys, arguments, timeout)
             if isinstance(reply, int) or reply[0] == GRANTED:
                 self._replicas.check(acknowledged)
         if not isinstance(reply, int) and reply[0] not in (GRANTED, _QUEUED, _DONE):
@@ -296,5 +303,4 @@ class RedisStore(RedisInventory, Store):
 
 
 GRANTED, _QUEUED, _DONE = 1, 2, 3
-_NEEDS_ARGUMENTS = 3
 ANSWERS = {int(answer): answer for answer in Answer}

@@ -27,12 +27,11 @@ def in_other_slots(key: str) -> list[str]:
 
 def commands_on(key: str) -> list[tuple[str, ...]]:
     """Each command that our scripts and clients need, once, because a user may lack any right. They leave nothing."""
-    of_strings = [("GET", key), ("SET", key, "", "PX", "1000"), ("DEL", key)]
     writing = [("HSET", key, "a", "0"), ("PEXPIRE", key, "1000"), ("HSETNX", key, "b", "0"), ("HINCRBY", key, "a", "1")]
     reading = [("HGET", key, "a"), ("HMGET", key, "a"), ("HEXISTS", key, "a")]
-    reading_all = [("HGETALL", key), ("HLEN", key), ("EXISTS", key)]
+    reading_all = [("HGETALL", key), ("HRANDFIELD", key, "1"), ("HLEN", key), ("EXISTS", key)]
     others = [("TIME",), ("EVAL", "return 1", "0"), ("PUBLISH", f"{key}:nobody", "")]
-    return [*others, *of_strings, *writing, *reading, *reading_all, ("HDEL", key, "a", "b")]
+    return [*others, ("DEL", key), *writing, *reading, *reading_all, ("HDEL", key, "a", "b")]
 
 
 def try_out(wire: Wire, acquire: Script, release: Script, key: str, timeout: float, others: Iterable[str] = ()) -> None:

@@ -12,7 +12,7 @@ from redis import exceptions
 
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT, abort, hear, shut
-from celery_singleton_lock.stores.redis.packing import packed, packed_together
+from celery_singleton_lock.stores.redis.packing import pack_command, packed, packed_together
 from celery_singleton_lock.stores.redis.refusals import is_elsewhere
 from celery_singleton_lock.stores.redis.script import Script
 from celery_singleton_lock.stores.redis.source import Source
@@ -63,6 +63,43 @@ class Wire:
     def address(self) -> str:
         """The address of the server, fit for logs."""
         return self._source.address
+
+    def once(self, script: Script, key: str, arguments: Sequence[str]) -> Any:
+        """Run a script over an idle connection, and nothing else: the usual path.
+
+        Returns:
+            The reply; None if there is no idle connection.
+
+        Raises:
+            RedisError: There is no usable reply. The script may have run all the same.
+        """
+        if self._pid != os.getpid():
+            return None
+        try:
+            connection, idle_since = self._idle.pop()
+        except IndexError:
+            return None
+        command = "EVALSHA", script.digest, "1", key, *arguments
+        request = pack_command(command)
+        # Other types need the encoding of the connection.
+        request = [request] if request.isascii() else connection.pack_command(*command)
+        try:
+            connection.send_packed_command(request, check_health=False)
+            reply = connection.read_response()
+        except exceptions.ResponseError as error:
+            self._put_back_after(error, connection)
+            raise
+        except BaseException as error:
+            # A reply may still be under way: the next caller would read it as the answer to another question.
+            abort(connection)
+            self._drop_others(error, idle_since)
+            raise
+        now = clock()
+        self._idle.append((connection, now))
+        if now > self._look_at:
+            self._look_at = now + LOOK_AGAIN
+            self._close_idle(until=now - LONGEST_IDLE)
+        return reply
 
     def call(self, *command: str, timeout: float = REPLY_TIMEOUT) -> Any:
         """Send one command and return its reply within *timeout* seconds, raising redis-py's errors."""

@@ -31,6 +31,12 @@ class Acquire(Contract):
         assert grant.fence > 0
         assert not grant.took_over
 
+    def test_with_a_limit_of_0_there_is_no_place_even_if_nobody_holds_it(self, store: Store) -> None:
+        assert refused(store.acquire(claim("a", limit=0))).holders == ()
+
+        assert store.holders(KEY) == []
+        granted(store.acquire(claim("b")))
+
     def test_a_held_lock_is_refused_naming_the_holder(self, store: Store) -> None:
         grant = granted(store.acquire(claim("a", task_id="id-of-a", hostname="w1@host", pid=42, attempt=3)))
 

@@ -1,20 +1,17 @@
 """What a person sees of locks, and how a person frees one."""
 
 import threading
-from dataclasses import replace
 
 import pytest
 
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.inventory import Survey
-from celery_singleton_lock.stores.records import Answer, Slot, Turn
+from celery_singleton_lock.stores.records import Answer, Slot, marker_of
 from tests.contract.asking import (
-    ENDED,
     KEY,
     OTHER,
     SHORT,
     SLOTS,
-    TASK,
     Contract,
     again,
     call,
@@ -27,7 +24,7 @@ from tests.contract.asking import (
     tokens,
 )
 
-START = "singleton:v2:{"
+START = "singleton:v3:{"
 ALICE = "alice@ops-1"
 
 
@@ -49,17 +46,15 @@ class Breaking(Contract):
 
     def test_each_lock_is_found_once(self, store: Store) -> None:
         for number in range(3):
-            store.acquire(claim("a", key=f"singleton:v2:{{shop.{number}:00}}"))
+            store.acquire(claim("a", key=f"singleton:v3:{{shop.{number}:00}}"))
         mark_queued(store, "q")
-        store.acquire(claim("a", key="singleton2:v2:{shop:00}"))
+        store.acquire(claim("a", key="singleton2:v3:{shop:00}"))
 
         found = list(store.keys(START))
 
-        assert sorted(found) == sorted([KEY, *(f"singleton:v2:{{shop.{number}:00}}" for number in range(3))])
+        assert sorted(found) == sorted([KEY, *(f"singleton:v3:{{shop.{number}:00}}" for number in range(3))])
 
     def test_what_is_no_lock_is_not_found(self, store: Store) -> None:
-        store.mark_done(f"{KEY}:done:a:1}}", 0, "stored", 60.0)
-        store.release(call("a"), 1, ending=replace(ENDED, is_due=True))
         store.claim_slot(f"{KEY}:slots}}", Slot("entry", 1, 1))
 
         assert list(store.keys(START)) == []
@@ -67,10 +62,10 @@ class Breaking(Contract):
     def test_nothing_is_without_an_end(self, store: Store) -> None:
         store.acquire(call("a"))
         mark_queued(store, "q")
-        store.mark_done(f"{KEY}:done:a:1", 0, "stored", 60.0)
+        store.mark_done(KEY, marker_of("a", 1), 0, "stored", 60.0)
         store.claim_slot(SLOTS, Slot("entry", 1, 1))
 
-        assert list(store.without_expiry("singleton:v2:")) == []
+        assert list(store.without_expiry("singleton:v3:")) == []
 
     def test_a_store_tells_how_soon_it_answers_and_what_its_clock_shows(self, store: Store) -> None:
         echo = store.echo(30.0)
@@ -81,9 +76,9 @@ class Breaking(Contract):
     @pytest.mark.parametrize("prefix", ["a*", "a?", "[a]", "a\\"])
     def test_a_prefix_means_itself_and_no_pattern(self, store: Store, prefix: str) -> None:
         for start in (prefix, "ab", "abc", "a"):
-            store.acquire(claim("a", key=f"{start}:v2:{{shop:00}}"))
+            store.acquire(claim("a", key=f"{start}:v3:{{shop:00}}"))
 
-        assert list(store.keys(f"{prefix}:v2:{{")) == [f"{prefix}:v2:{{shop:00}}"]
+        assert list(store.keys(f"{prefix}:v3:{{")) == [f"{prefix}:v3:{{shop:00}}"]
 
     def test_a_key_of_which_nothing_is_known_is_surveyed_as_empty(self, store: Store) -> None:
         survey = surveyed(store)
@@ -102,7 +97,7 @@ class Breaking(Contract):
         assert (holder.task_id, holder.pid, holder.fence, survey.fence) == ("id-of-a", 7, grant.fence, grant.fence)
         assert [(mark.state, mark.task_id, mark.task_name) for mark in survey.marks] == [
             ("queued", "id-of-q", None),
-            ("next", "id-of-r", TASK),
+            ("next", "id-of-r", "shop.tasks.sync"),
             ("quiet", "id-of-q", None),
         ]
         assert 50 < survey.marks[0].expires_in <= 60
@@ -209,7 +204,7 @@ class Breaking(Contract):
     def test_a_successor_that_gives_up_does_not_save_one_that_was_broken(self, store: Store) -> None:
         store.acquire(claim("a", task_id="a", published=1))
         broken(store)
-        assert succeed(store, call("r", 1.0), "replace") == (Turn.MINE, None)
+        assert succeed(store, call("r", 1.0), "replace") == "r"
 
         store.unmark(KEY, "r")
 
@@ -236,8 +231,10 @@ class Breaking(Contract):
     # Marks and cool-downs.
 
     def test_marks_go_at_once(self, store: Store) -> None:
+        granted(store.acquire(call("a")))
         mark_queued(store, "q", quiet=20.0)
         succeed(store, call("r", 1.0), "rerun")
+        store.release(call("a"), 1)
 
         assert broken(store) == ([], ["queued", "next", "quiet"])
         self.nothing_is_left(store)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Answer, Claim, Done, Ending
+from celery_singleton_lock.stores.records import Answer, Claim, Done, Ending, Succession
 from tests.contract.asking import (
     KEY,
     SHORT,
@@ -19,6 +19,8 @@ from tests.contract.asking import (
     queued,
     refused,
     succeed,
+    succeeding,
+    successor_of,
     tokens,
 )
 
@@ -66,33 +68,30 @@ class Copies(Contract):
 
         assert granted(store.acquire(delivery("original"))).fence == before.fence
 
-    def test_a_copy_leaves_no_turn_no_mark_and_no_place_in_the_crowd(self, store: Store) -> None:
+    @pytest.mark.parametrize("rule", ["rerun", "replace"])
+    def test_a_copy_leaves_no_turn_and_no_mark(self, store: Store, rule: Succession) -> None:
         granted(store.acquire(delivery("original")))
-        copy = delivery("copy", crowds=True, heeds_queued=True, asked=True, merges="t")
-        assert refused(store.acquire(copy)).is_own
+        conflict = refused(store.acquire(succeeding(delivery("copy", heeds_queued=True, asked=True), rule)))
+        assert conflict.is_own
+        assert conflict.successor is None
         with store.waiter(delivery("waits")) as waiter:
             assert refused(waiter.ask()).is_own
 
             assert store.release(delivery("waits"), None) is Answer.TAKEN
 
-        assert refused(store.acquire(call("b"))).crowd == 0
+        assert successor_of(store) is None
         assert store.release(delivery("original"), 1) is Answer.DONE
         self.nothing_is_left(store)
 
     def test_a_copy_that_runs_ends_what_its_original_has_left(self, store: Store) -> None:
         granted(store.acquire(call("holder", 1000)))
-        original = call("a", 3000, crowds=True)
-        assert refused(store.acquire(original)).crowd == 1
-        succeed(store, call("older", 2000), "replace")
-        succeed(store, original, "replace")
-        store.unmark(KEY, "older")
-        assert not store.unmark(KEY, "a", unless=("merged",))
+        original = call("a", 3000)
+        assert succeed(store, original, "rerun") == "a"
         store.release(call("holder"), 1)
 
         copy = dataclasses.replace(original, token="copy", may_be_copy=True)
         grant = granted(store.acquire(copy))
 
-        assert refused(store.acquire(call("b"))).crowd == 0
         store.release(copy, grant.place)
         self.nothing_is_left(store)
 
@@ -147,6 +146,22 @@ class Copies(Contract):
         with store.waiter(delivery("copy")) as copy:
             queued(copy.ask())
 
+    def test_a_copy_that_is_late_for_its_turn_takes_none_from_those_behind_it(self, store: Store) -> None:
+        granted(store.acquire(claim("holder", ttl=6 * SHORT)))
+        with store.waiter(delivery("late")) as late, store.waiter(claim("w")) as behind:
+            queued(late.ask())
+            self.pass_time(2 * SHORT)
+            queued(behind.ask())
+            # Its own turn has ended, and that of the other has not.
+            self.pass_time(1.5 * SHORT)
+            queued(late.ask())
+            store.release(claim("holder"), 1)
+            granted(late.ask())
+            store.release(delivery("late"), 1)
+
+            refused(store.acquire(claim("newcomer")))
+            granted(behind.ask())
+
     def test_equal_ids_alone_make_no_copy_of_a_waiter(self, store: Store) -> None:
         granted(store.acquire(call("holder")))
         with store.waiter(first_delivery()) as original, store.waiter(first_delivery("sibling")) as sibling:
@@ -185,7 +200,8 @@ class Copies(Contract):
         assert store.acquire(delivery("copy")) == Done(0, "ended")
         with store.waiter(delivery("waits")) as waiter:
             assert waiter.ask() == Done(0, "ended")
-        self.nothing_is_left(store)
+        (survey,) = store.survey([KEY])
+        assert (survey.holders, survey.marks, survey.waiters) == ((), (), 0)
 
     def test_a_run_that_is_likely_to_be_delivered_again_leaves_a_marker(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))
@@ -233,7 +249,7 @@ class Copies(Contract):
     def test_an_ending_whose_result_was_stored_lasts(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))
         store.release(delivery("original"), 1, ending=DUE)
-        store.mark_done(marker_of("a"), 0, "stored", KEPT)
+        store.mark_done(KEY, marker_of("a"), 0, "stored", KEPT)
 
         self.pass_time(KEPT - 100)
         assert store.acquire(delivery("copy")) == Done(0, "stored")
@@ -251,7 +267,7 @@ class Copies(Contract):
         granted(store.acquire(delivery("retry", attempt=1)))
 
     def test_an_attempt_that_has_ended_is_the_end_of_those_before(self, store: Store) -> None:
-        store.mark_done(marker_of("a"), 2, "stored", KEPT)
+        store.mark_done(KEY, marker_of("a"), 2, "stored", KEPT)
 
         answers = [store.acquire(delivery(f"copy{attempt}", attempt=attempt)) for attempt in range(3)]
 
@@ -259,22 +275,22 @@ class Copies(Contract):
         granted(store.acquire(delivery("retry", attempt=3)))
 
     def test_what_is_known_of_a_later_attempt_stays(self, store: Store) -> None:
-        store.mark_done(marker_of("a"), 1, "stored", KEPT)
-        store.mark_done(marker_of("a"), 0, "stored", KEPT)
+        store.mark_done(KEY, marker_of("a"), 1, "stored", KEPT)
+        store.mark_done(KEY, marker_of("a"), 0, "stored", KEPT)
         granted(store.acquire(claim("original", task_id="a")))
         store.release(delivery("original", attempt=0), 1, ending=DUE)
 
         assert store.acquire(delivery("copy", attempt=1)) == Done(1, "stored")
 
     def test_the_last_word_on_an_attempt_stays(self, store: Store) -> None:
-        store.mark_done(marker_of("a"), 0, "stored", KEPT)
+        store.mark_done(KEY, marker_of("a"), 0, "stored", KEPT)
         granted(store.acquire(claim("original", task_id="a")))
         store.release(delivery("original"), 1, ending=DUE)
 
         assert store.acquire(delivery("copy")) == Done(0, "stored")
 
     def test_a_message_that_is_no_copy_asks_for_no_marker(self, store: Store) -> None:
-        store.mark_done(marker_of("a"), 0, "stored", KEPT)
+        store.mark_done(KEY, marker_of("a"), 0, "stored", KEPT)
 
         granted(store.acquire(claim("again", task_id="a")))
 
@@ -321,7 +337,7 @@ class Copies(Contract):
         store.release(original, 1)
         succeed(store, call("next"), "rerun")
 
-        assert refused(store.acquire(delivery("retry", attempt=1))).successor == "next"
+        assert refused(store.acquire(delivery("retry", attempt=1))).first.task_id == "next"
         store.unmark(KEY, "next")
 
         refused(store.acquire(call("other")))

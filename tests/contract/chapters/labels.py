@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Claim, Turn
+from celery_singleton_lock.stores.records import Claim
 from tests.contract.asking import KEY, Contract, again, call, found, granted, mark_queued, refused, succeed
 
 LABEL = "supplier 7, 100 % of Müller"
@@ -81,6 +81,11 @@ class Labels(Contract):
     def test_a_rerun_finds_a_newer_run_of_its_task_whatever_its_label(self, store: Store) -> None:
         granted(store.acquire(labelled(call("a", 3000))))
 
-        answer = succeed(store, labelled(again(call("b", 2000)), "another"), "rerun", "of b")
+        assert succeed(store, labelled(again(call("b", 2000)), "another"), "rerun") == "a"
 
-        assert answer == (Turn.MERGED, "a")
+    def test_a_successor_is_known_by_its_task_whatever_its_label(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        succeed(store, labelled(call("b", 3000)), "rerun", "shop.other")
+
+        assert succeed(store, labelled(call("c", 2000), "another"), "rerun", "shop.other") == "b"
+        assert succeed(store, labelled(call("d", 2000)), "rerun") is None

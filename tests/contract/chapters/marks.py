@@ -17,6 +17,7 @@ from tests.contract.asking import (
     queued,
     refused,
     succeed,
+    successor_of,
 )
 
 
@@ -38,7 +39,7 @@ class Marks(Contract):
 
         assert found(mark_queued(store, "b")).expires_in > 500
         store.release(call("holder"), 1)
-        assert store.unmark(KEY, "a")
+        assert not store.unmark(KEY, "a")
         self.nothing_is_left(store)
 
     def test_a_queued_call_that_waits_in_its_slot_counts_as_queued_for_as_long_again(self, store: Store) -> None:
@@ -88,7 +89,7 @@ class Marks(Contract):
 
         assert store.mark_queued(KEY, "member", 60.0, limit=0, quiet=60.0, sent=sent) is None
         assert found(mark_queued(store, "another")).task_id == "member"
-        assert store.unmark(KEY, "member")
+        assert not store.unmark(KEY, "member")
         assert found(mark_queued(store, "another")).task_id == "before"
 
     def test_the_queued_call_is_queued_no_more_once_it_runs(self, store: Store) -> None:
@@ -138,15 +139,17 @@ class Marks(Contract):
     @pytest.mark.parametrize("places", [1, 2])
     def test_one_that_waits_in_its_slot_yields_to_no_message(self, store: Store, places: int) -> None:
         # It occupies the slot in which what is queued, or comes next, would have to run.
+        granted(store.acquire(call("holder")))
         mark_queued(store, "queued")
         succeed(store, call("next"), "rerun")
+        store.release(call("holder"), 1)
         claims = [call(f"w{n}", limit=places, heeds_queued=True) for n in range(places)]
 
         for mine in claims:
             with store.waiter(mine) as waiter:
                 granted(waiter.ask())
 
-        assert store.successor(KEY) == "next"
+        assert successor_of(store) == "next"
         assert found(mark_queued(store, "c")).task_id == "queued"
 
     def test_one_that_has_waited_for_a_run_yields_to_no_message_either(self, store: Store) -> None:
@@ -161,19 +164,19 @@ class Marks(Contract):
 
     def test_a_call_whose_publishing_failed_leaves_nothing(self, store: Store) -> None:
         mark_queued(store, "a", quiet=30)
-        assert store.unmark(KEY, "a")
+        assert not store.unmark(KEY, "a")
 
         self.nothing_is_left(store)
         assert mark_queued(store, "b") is None
 
     def test_a_call_that_ends_may_leave_its_key_quiet(self, store: Store) -> None:
         mark_queued(store, "a", quiet=30)
-        assert store.unmark(KEY, "a", quiet=False)
+        assert not store.unmark(KEY, "a", quiet=False)
 
         assert found(mark_queued(store, "b")).task_id == "a"
-        assert store.unmark(KEY, "stranger")
+        assert not store.unmark(KEY, "stranger")
         assert found(mark_queued(store, "b")).task_id == "a"
-        assert store.unmark(KEY, "a")
+        assert not store.unmark(KEY, "a")
         assert mark_queued(store, "b") is None
 
     def test_a_key_that_is_quiet_is_published_no_more_though_its_call_has_ended(self, store: Store) -> None:
@@ -215,19 +218,37 @@ class Marks(Contract):
         self.nothing_is_left(store)
 
     def test_a_mark_is_ended_by_its_own_call_only(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
         mark_queued(store, "a")
         succeed(store, call("next"), "rerun")
+        store.release(call("holder"), 1)
 
-        assert store.unmark(KEY, "stranger")
+        assert not store.unmark(KEY, "stranger")
 
         assert found(mark_queued(store, "b")).task_id == "a"
-        assert store.successor(KEY) == "next"
-        assert store.unmark(KEY, "a")
-        assert store.successor(KEY) == "next"
-        assert store.unmark(KEY, "next")
+        assert successor_of(store) == "next"
+        assert not store.unmark(KEY, "a")
+        assert successor_of(store) == "next"
+        assert not store.unmark(KEY, "next")
+        self.nothing_is_left(store)
+
+    def test_one_that_heeds_a_queued_call_leaves_everything_and_learns_which(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        mark_queued(store, "queued")
+        succeed(store, call("mine"), "rerun")
+
+        conflict = store.unmark(KEY, "mine", heeds=True)
+
+        assert conflict is not None
+        assert conflict.first.task_id == "queued"
+        assert successor_of(store) == "mine"
+        assert store.unmark(KEY, "mine") is None
+        assert successor_of(store) is None
+        assert store.unmark(KEY, "queued", heeds=True) is None
+        store.release(call("holder"), 1)
         self.nothing_is_left(store)
 
     def test_to_unmark_a_lock_that_nobody_knows_leaves_nothing(self, store: Store) -> None:
-        assert store.unmark(KEY, "a", returns=True, unless=("merged",))
+        assert not store.unmark(KEY, "a", heeds=True)
 
         self.nothing_is_left(store)

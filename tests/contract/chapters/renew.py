@@ -151,7 +151,7 @@ class Renew(Contract):
 
         answers = store.renew(
             [
-                claim("gone", key="singleton:v2:{nobody:00}"),
+                claim("gone", key="singleton:v3:{nobody:00}"),
                 claim("b", key=OTHER),
                 claim("stranger", key=KEY),
                 claim("a", key=KEY),
@@ -162,7 +162,7 @@ class Renew(Contract):
         assert answers == [Answer.GONE, Answer.DONE, Answer.TAKEN, Answer.DONE]
 
     def test_very_many_renewals_are_answered_in_their_order(self, store: Store) -> None:
-        claims = [claim(f"t{number}", key=f"singleton:v2:{{many:{number}}}", ttl=10) for number in range(250)]
+        claims = [claim(f"t{number}", key=f"singleton:v3:{{many:{number}}}", ttl=10) for number in range(250)]
         for mine in claims:
             granted(store.acquire(mine))
         strange, gone = {0, 99, 100, 249}, {1, 101, 248}

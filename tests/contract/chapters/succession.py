@@ -1,159 +1,175 @@
-"""Which call runs next: `rerun` merges, `replace` lets the newest win."""
+"""Which call runs next: with `rerun` and `replace` it is the newest, and older ones end in its favour."""
+
+import dataclasses
 
 import pytest
 
 from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Answer, Turn
+from celery_singleton_lock.stores.records import Answer
 from celery_singleton_lock.stores.records import Succession as Rule
 from tests.contract.asking import (
-    ENDED,
     KEY,
     MEMORY,
     PATIENCE,
-    TASK,
     Contract,
     again,
     call,
     claim,
     granted,
+    mark_queued,
+    queued,
     refused,
     succeed,
+    succeeding,
+    successor_of,
     tokens,
 )
 
-MINE = (Turn.MINE, None)
-
-
-def merged_into(name: str) -> tuple[Turn, str]:
-    return Turn.MERGED, name
+either = pytest.mark.parametrize("rule", ["rerun", "replace"])
 
 
 class Succession(Contract):
     """Calls that run after the present one, or in its place."""
 
-    # Rerun.
+    def run(self, store: Store, name: str, published: float) -> None:
+        """From the grant to the release."""
+        mine = again(call(name, published))
+        store.release(mine, granted(store.acquire(mine)).place)
 
-    def test_the_first_who_wants_a_rerun_is_next_and_runs_with_the_newest_arguments(self, store: Store) -> None:
+    # The newest call is next.
+
+    @either
+    def test_the_last_who_was_published_is_next(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
-        assert succeed(store, call("b", 2000), "rerun", "of b") == MINE
-        assert succeed(store, call("c", 3000), "rerun", "of c") == merged_into("b")
-        assert succeed(store, call("d", 4000), "rerun", "of d") == merged_into("b")
+        assert succeed(store, call("b", 2000), rule) == "b"
+        assert succeed(store, call("c", 3000), rule) == "c"
+
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+        assert succeed(store, call("old", 2500), rule) == "c"
+        store.release(call("a"), 1)
+        conflict = refused(store.acquire(succeeding(again(call("b", 2000)), rule)))
+        assert (conflict.successor, conflict.first.task_id) == ("c", "c")
+        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+
+    @either
+    def test_an_older_call_that_has_asked_ends_in_favour_of_the_newer_run(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+
+    @either
+    def test_and_when_that_has_ended(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        self.run(store, "c", 3000)
+
+        conflict = refused(store.acquire(succeeding(again(call("b", 2000)), rule)))
+        assert (conflict.successor, conflict.first.task_id) == ("c", "c")
+        assert conflict.first.expires_in == 0.0
+        assert successor_of(store) is None
+        self.pass_time(MEMORY - 100)
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+        self.pass_time(200)
+        granted(store.acquire(succeeding(again(call("b", 2000)), rule)))
+
+    @either
+    def test_one_that_has_not_asked_yet_runs_after_a_newer_one(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        self.run(store, "c", 3000)
+
+        granted(store.acquire(succeeding(call("late", 2500), rule)))
+
+    @either
+    def test_a_newer_one_that_finds_the_key_free_runs_at_once(self, store: Store, rule: Rule) -> None:
+        """Else, nobody would run while newer ones come faster than the next one comes again."""
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
         store.release(call("a"), 1)
 
-        assert refused(store.acquire(call("stranger", 5000))).first.task_id == "b"
-        mine = again(call("b", 2000), merges=TASK)
-        assert granted(store.acquire(mine)).arguments == "of d"
-        assert granted(store.acquire(mine)).arguments == "of d", "a lost reply costs no arguments"
-        store.release(mine, 1, ending=ENDED)
+        newer = succeeding(call("c", 3000), rule)
+        store.release(newer, granted(store.acquire(newer)).place)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+
+    @either
+    def test_so_does_one_that_comes_after_the_next_was_given_up(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(claim("a", ttl=PATIENCE + 5, task_id="a", published=10**12)))
+        succeed(store, call("b", 2000), rule)
+        self.pass_time(PATIENCE + 6)
+
+        newer = succeeding(call("c", 3000), rule)
+        grant = granted(store.acquire(newer))
+        assert granted(store.acquire(newer)).fence == grant.fence, "a lost reply costs no place"
+        store.release(newer, grant.place)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+
+    @either
+    def test_an_older_one_does_not_run_before_the_next(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+
+        assert succeed(store, call("b", 2000), rule) == "c"
+
+    @either
+    def test_other_calls_wait_for_the_next(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        store.release(call("a"), 1)
+
+        conflict = refused(store.acquire(call("stranger", 5000)))
+
+        assert (conflict.successor, conflict.first.task_id) == (None, "b")
+        self.run(store, "b", 2000)
         self.nothing_is_left(store)
 
-    def test_one_that_was_replaced_learns_of_it_though_it_asks_for_a_rerun_now(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        succeed(store, call("c", 3000), "replace")
+    @either
+    def test_the_next_that_is_refused_again_stays_next(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(claim("a", ttl=100.0, task_id="a", published=10**12)))
+        succeed(store, call("b", 2000), rule)
+        for _ in range(3):
+            self.pass_time(PATIENCE - 5)
+            assert succeed(store, again(call("b", 2000)), rule) == "b"
         store.release(call("a"), 1)
-        store.release(call("c"), granted(store.acquire(again(call("c", 3000)))).place)
+        refused(store.acquire(call("stranger", 5000)))
 
-        assert succeed(store, again(call("b", 2000)), "rerun", "of b") == merged_into("c")
-
-    @pytest.mark.parametrize("late", [0.0, PATIENCE + 1, MEMORY - 100])
-    def test_merged_arguments_outlive_the_patience_with_the_successor(self, store: Store, late: float) -> None:
+    @either
+    def test_the_next_is_next_no_more_once_it_runs(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        succeed(store, call("c", 3000), "rerun", "of c")
+        succeed(store, call("b", 2000), rule)
         store.release(call("a"), 1)
 
-        self.pass_time(late)
+        mine = succeeding(again(call("b", 2000)), rule)
+        grant = granted(store.acquire(mine))
 
-        assert granted(store.acquire(again(call("b", 2000), merges=TASK))).arguments == "of c"
-
-    def test_one_in_whose_favour_an_older_call_has_ended_cannot_just_end(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        assert succeed(store, call("old", 1500), "replace") == merged_into("b")
-
-        assert not store.unmark(KEY, "b", unless=("merged",))
-        self.pass_time(PATIENCE + 1)
-        assert not store.unmark(KEY, "b", unless=("merged",)), "nor when its time as the successor is over"
-
-        store.release(call("a"), 1)
-        store.release(call("b"), granted(store.acquire(again(call("b", 2000)))).place)
+        assert successor_of(store) is None
+        assert granted(store.acquire(mine)).fence == grant.fence, "a lost reply costs no run"
+        store.release(mine, 1)
         self.nothing_is_left(store)
 
-    def test_nor_one_that_has_overtaken_a_successor(self, store: Store) -> None:
+    @either
+    def test_a_lost_reply_makes_nobody_next_in_place_of_a_newer_one(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        assert store.unmark(KEY, "b", unless=("merged",)), "nobody ends in its favour"
-        succeed(store, call("b", 2000), "replace")
-        succeed(store, call("c", 3000), "replace")
-        assert not store.unmark(KEY, "c", unless=("merged",)), "before the older one has heard of it"
-        assert succeed(store, again(call("b", 2000)), "replace") == merged_into("c")
-        store.unmark(KEY, "b")
+        assert succeed(store, call("c", 3000), rule) == "c"
+        assert succeed(store, call("c", 3000), rule) == "c"
+        assert succeed(store, call("b", 2000), rule) == "c"
+        assert succeed(store, call("b", 2000), rule) == "c"
+        assert successor_of(store) == "c"
 
-        assert not store.unmark(KEY, "c", unless=("merged",))
-        assert store.successor(KEY) == "c"
-
-        store.release(call("a"), 1)
-        store.release(call("c"), granted(store.acquire(again(call("c", 3000)))).place)
-        self.nothing_is_left(store)
-
-    def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
+    @either
+    def test_a_place_is_kept_for_the_next_for_so_long_and_not_longer(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        succeed(store, again(call("b", 2000)), "replace")
-
-        store.unmark(KEY, "b")
-
-        assert store.renew([call("a")], 1.0) == [Answer.DONE]
-        store.release(call("a"), 1)
-        self.nothing_is_left(store)
-
-    def test_a_successor_for_which_a_holder_ends_cannot_just_end(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        succeed(store, again(call("b", 2000)), "replace")
-        store.renew([call("a")], 1.0)
-
-        assert not store.unmark(KEY, "b", unless=("heard",))
-        assert store.successor(KEY) == "b"
-        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
-        assert store.unmark(KEY, "stranger", unless=("heard",))
-        assert store.unmark(KEY, "b", unless=("merged",))
-        assert store.renew([call("a")], 1.0) == [Answer.DONE]
-
-    def test_one_that_no_holder_has_heard_of_may_end(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        for _ in range(2):
-            succeed(store, again(call("b", 2000)), "replace")
-        granted(store.acquire(call("a", 1000)))
-
-        assert store.unmark(KEY, "b", unless=("heard",))
-        assert store.renew([call("a")], 1.0) == [Answer.DONE]
-
-    def test_but_not_if_another_one_comes_next(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        succeed(store, again(call("b", 2000)), "replace")
-        succeed(store, call("c", 3000), "replace")
-
-        store.unmark(KEY, "b")
-
-        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
-
-    def test_a_successor_with_which_nobody_was_merged_may_end(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-
-        assert store.unmark(KEY, "b", unless=("merged",))
-
-        assert store.successor(KEY) is None
-        store.release(call("a"), 1)
-        self.nothing_is_left(store)
-
-    def test_a_place_is_kept_for_a_successor_for_so_long_and_not_longer(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
+        succeed(store, call("b", 2000), rule)
         store.release(call("a"), 1)
 
         self.pass_time(PATIENCE - 1)
@@ -162,51 +178,114 @@ class Succession(Contract):
 
         granted(store.acquire(call("c", 3000)))
 
-    def test_a_successor_that_was_given_up_gives_way_to_a_newer_run(self, store: Store) -> None:
+    @either
+    def test_one_that_was_given_up_gives_way_to_a_newer_run(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
+        succeed(store, call("b", 2000), rule)
         self.pass_time(PATIENCE + 1)
         store.release(call("a"), 1)
         granted(store.acquire(call("newer", 3000)))
 
-        assert succeed(store, again(call("b", 2000)), "rerun") == merged_into("newer")
+        assert succeed(store, again(call("b", 2000)), rule) == "newer"
 
-    @pytest.mark.parametrize("policy", ["rerun", "replace"])
-    def test_no_call_ends_in_favour_of_a_lock_that_was_taken_later(self, store: Store, policy: Rule) -> None:
+    @either
+    def test_one_that_was_given_up_and_then_superseded_is_told_as_well(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(claim("a", ttl=100.0, task_id="a", published=10**12)))
+        succeed(store, call("b", 2000), rule)
+        self.pass_time(PATIENCE + 1)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        self.run(store, "c", 3000)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "c"
+
+    @either
+    def test_one_that_was_given_up_is_next_again_while_only_older_ones_run(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(claim("a", ttl=100.0, task_id="a", published=10**12)))
+        succeed(store, call("b", 2000), rule)
+        self.pass_time(PATIENCE + 1)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "b"
+
+    @either
+    def test_no_call_ends_in_favour_of_a_lock_that_was_taken_later(self, store: Store, rule: Rule) -> None:
         # It has no task id, and does not do the work of the call.
         granted(store.acquire(claim("lock")))
 
-        assert succeed(store, again(call("b", 2000)), policy) == MINE
+        assert succeed(store, again(call("b", 2000)), rule) == "b"
 
-    @pytest.mark.parametrize("policy", ["rerun", "replace"])
-    def test_but_in_favour_of_a_newer_one_behind_it(self, store: Store, policy: Rule) -> None:
+    @either
+    def test_but_in_favour_of_a_newer_one_behind_it(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(claim("lock", limit=2)))
         granted(store.acquire(call("newer", 3000, limit=2)))
 
-        assert succeed(store, again(call("b", 2000)), policy) == merged_into("newer")
+        assert succeed(store, again(call("b", 2000)), rule) == "newer"
 
-    def test_a_successor_that_was_given_up_is_next_again_while_only_older_ones_run(self, store: Store) -> None:
+    @either
+    def test_nobody_ends_in_favour_of_a_run_that_has_ended_and_keeps_its_place(self, store: Store, rule: Rule) -> None:
+        newer = call("newer", 3000, min_hold=20.0)
+        granted(store.acquire(newer))
+        store.release(newer, 1)
+
+        assert succeed(store, again(call("b", 2000)), rule) == "b"
+        assert tokens(store.holders(KEY)) == ["~newer"]
+
+    @either
+    def test_a_run_that_is_queued_or_waits_leaves_the_next_as_it_is(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-        self.pass_time(PATIENCE + 1)
+        mark_queued(store, "q")
+        succeed(store, call("b", 2000), rule)
+        store.release(call("a"), 1)
 
-        assert succeed(store, again(call("b", 2000)), "rerun") == MINE
+        store.release(call("q"), granted(store.acquire(call("q", 3000))).place)
+        with store.waiter(call("w", 3000)) as waiter:
+            granted(waiter.ask())
 
-    def test_a_successor_of_a_lock_that_nobody_knows_is_next_all_the_same(self, store: Store) -> None:
-        assert succeed(store, call("b", 2000), "rerun") == MINE
+        assert successor_of(store) == "b"
 
-        assert refused(store.acquire(call("c", 3000))).first.task_id == "b"
-        store.release(call("b"), granted(store.acquire(again(call("b", 2000)))).place)
-        self.nothing_is_left(store)
+    # Rerun.
+
+    def test_a_run_that_goes_on_is_in_nobodys_favour_who_has_yet_to_ask(self, store: Store) -> None:
+        granted(store.acquire(call("newer", 3000)))
+
+        assert succeed(store, call("b", 2000), "rerun") == "b"
+        assert store.renew([call("newer")], 1.0) == [Answer.DONE]
+
+    def test_a_rerun_asks_no_holder_to_make_way(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        for _ in range(2):
+            assert succeed(store, again(call("b", 2000)), "rerun") == "b"
+
+        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+
+    def test_the_next_of_another_task_supersedes_nobody(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        assert succeed(store, call("other", 2000), "rerun", "shop.other") == "other"
+
+        for published in (1500, 3000):
+            mine = again(call("mine", published))
+            assert succeed(store, mine, "rerun") is None, "it comes again, and takes the mark then"
+        assert successor_of(store) == "other"
+
+        store.release(call("a"), 1)
+        granted(store.acquire(succeeding(again(call("other", 2000)), "rerun", "shop.other")))
+        assert succeed(store, again(call("mine", 1500)), "rerun") == "mine"
+
+    def test_nor_does_a_run_of_another_task(self, store: Store) -> None:
+        newer = call("newer", 3000)
+        granted(store.acquire(dataclasses.replace(newer, facts=dataclasses.replace(newer.facts, task_name="other"))))
+
+        assert succeed(store, again(call("b", 2000)), "rerun") == "b"
 
     # Replace.
 
     def test_a_holder_is_asked_to_make_way_only_when_its_successor_has_come_again(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
 
-        assert succeed(store, call("b", 2000), "replace") == MINE
-        assert store.renew([call("a")], 1.0) == [Answer.DONE]
-        assert succeed(store, again(call("b", 2000)), "replace") == MINE
+        for _ in range(2):
+            assert succeed(store, call("b", 2000), "replace") == "b"
+            assert store.renew([call("a")], 1.0) == [Answer.DONE]
+        assert succeed(store, again(call("b", 2000)), "replace") == "b"
         assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
 
     def test_a_holder_that_is_replaced_hears_of_it_and_holds_until_it_lets_go(self, store: Store) -> None:
@@ -217,12 +296,30 @@ class Succession(Contract):
         assert tokens(store.holders(KEY)) == ["a"]
         assert (store.remaining([call("a")], 1.0)[0] or 0) > 25
         assert granted(store.acquire(call("a", 1000))).place == 1
-        assert store.successor(KEY) == "b"
-        assert refused(store.acquire(again(call("b", 2000)))).first.token == "a"
+        assert successor_of(store) == "b"
+        assert refused(store.acquire(succeeding(again(call("b", 2000)), "replace"))).first.token == "a"
         assert store.release(call("a"), 1) is Answer.DONE
-        granted(store.acquire(again(call("b", 2000))))
+        granted(store.acquire(succeeding(again(call("b", 2000)), "replace")))
         assert store.renew([call("b")], 1.0) == [Answer.DONE]
-        assert store.successor(KEY) is None
+        assert successor_of(store) is None
+
+    def test_one_holder_at_a_time_is_asked_to_make_way_and_the_oldest_first(self, store: Store) -> None:
+        for name in "xyz":
+            granted(store.acquire(call(name, 1000, limit=3)))
+        for _ in range(3):
+            succeed(store, again(call("b", 2000, limit=3)), "replace")
+
+        assert store.renew([call(name) for name in "zyx"], 1.0) == [Answer.DONE, Answer.DONE, Answer.REPLACED]
+
+    def test_a_cool_down_is_not_asked_to_make_way(self, store: Store) -> None:
+        cooling = call("x", 1000, limit=2, min_hold=20.0)
+        store.release(cooling, granted(store.acquire(cooling)).place)
+        granted(store.acquire(call("y", 1000, limit=2)))
+
+        succeed(store, again(call("b", 2000, limit=2)), "replace")
+
+        assert store.renew([call("y")], 1.0) == [Answer.REPLACED]
+        assert tokens(store.holders(KEY)) == ["y", "~x"]
 
     def test_a_holder_stays_if_its_successor_gets_another_place(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000, limit=2)))
@@ -235,68 +332,151 @@ class Succession(Contract):
         assert store.renew([call("a"), call("c")], 1.0) == [Answer.DONE, Answer.DONE]
         assert tokens(store.holders(KEY)) == ["a", "c"]
 
-    def test_one_holder_at_a_time_is_asked_to_make_way_and_the_oldest_first(self, store: Store) -> None:
-        for name in "xyz":
-            granted(store.acquire(call(name, 1000, limit=3)))
-        for _ in range(3):
-            succeed(store, again(call("b", 2000, limit=3)), "replace")
+    def test_or_if_a_newer_one_gets_it(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000, limit=2)))
+        granted(store.acquire(call("b", 1500, limit=2)))
+        succeed(store, again(call("c", 2000, limit=2)), "replace")
+        store.release(call("b", 1500), 2)
 
-        assert store.renew([call(name) for name in "zyx"], 1.0) == [Answer.DONE, Answer.DONE, Answer.REPLACED]
+        granted(store.acquire(succeeding(call("d", 3000, limit=2), "replace")))
 
-    def test_the_last_who_was_published_is_next(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        assert succeed(store, call("b", 2000), "replace") == MINE
-        assert succeed(store, call("c", 3000), "replace") == MINE
-
-        assert succeed(store, again(call("b", 2000)), "replace") == merged_into("c")
-        assert succeed(store, call("old", 2500), "replace") == merged_into("c")
-        assert refused(store.acquire(again(call("b", 2000)))).successor == "c"
-        store.release(call("a"), 1)
-        assert refused(store.acquire(again(call("b", 2000)))).first.task_id == "c"
-        granted(store.acquire(again(call("c", 3000))))
-
-    def test_a_successor_that_was_replaced_is_told_even_after_the_newer_one_has_ended(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        succeed(store, call("c", 3000), "replace")
-        store.release(call("a"), 1)
-        store.release(call("c"), granted(store.acquire(again(call("c", 3000)))).place)
-
-        conflict = refused(store.acquire(again(call("b", 2000))))
-
-        assert (conflict.successor, conflict.first.task_id) == ("c", "c")
-        assert succeed(store, again(call("b", 2000)), "replace") == merged_into("c")
-        self.pass_time(MEMORY - 100)
-        refused(store.acquire(again(call("b", 2000))))
-        assert store.unmark(KEY, "b")
-        self.nothing_is_left(store)
-
-    def test_a_successor_that_was_given_up_and_then_replaced_is_told_as_well(self, store: Store) -> None:
-        granted(store.acquire(claim("a", ttl=100.0, task_id="a", published=10**12)))
-        succeed(store, call("b", 2000), "replace")
-        self.pass_time(PATIENCE + 1)
-        succeed(store, call("c", 3000), "replace")
-        store.release(call("a"), 1)
-        store.release(call("c"), granted(store.acquire(again(call("c", 3000)))).place)
-
-        assert refused(store.acquire(again(call("b", 2000)))).successor == "c"
+        assert store.renew([call("a"), call("d")], 1.0) == [Answer.DONE, Answer.DONE]
+        assert succeed(store, again(call("c", 2000, limit=2)), "replace") == "d"
 
     def test_an_older_call_replaces_neither_a_newer_run_nor_its_successor(self, store: Store) -> None:
         granted(store.acquire(call("a", 2000)))
 
-        assert succeed(store, again(call("retry", 1000)), "replace") == merged_into("a")
+        assert succeed(store, again(call("retry", 1000)), "replace") == "a"
         assert store.renew([call("a")], 1.0) == [Answer.DONE]
-        assert store.successor(KEY) is None
+        assert successor_of(store) is None
         succeed(store, call("b", 3000), "replace")
-        assert succeed(store, again(call("retry", 2500)), "replace") == merged_into("b")
-        assert store.successor(KEY) == "b"
+        assert succeed(store, again(call("retry", 2500)), "replace") == "b"
+        assert successor_of(store) == "b"
 
-    def test_a_replaced_successor_that_ends_is_forgotten(self, store: Store) -> None:
+    def test_the_next_of_another_task_is_superseded_as_well(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace")
-        succeed(store, call("c", 3000), "replace")
-        assert store.unmark(KEY, "b")
-        assert store.unmark(KEY, "c")
+        succeed(store, call("b", 2000), "replace", "shop.other")
+
+        assert succeed(store, call("c", 3000), "replace") == "c"
+        assert succeed(store, again(call("b", 2000)), "replace", "shop.other") == "c"
+
+    def test_a_replace_goes_before_an_older_rerun_which_comes_again(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), "rerun")
+
+        assert succeed(store, call("c", 3000), "replace") == "c"
+        assert succeed(store, again(call("b", 2000)), "rerun") is None
         store.release(call("a"), 1)
+        self.run(store, "c", 3000)
+        granted(store.acquire(succeeding(again(call("b", 2000)), "rerun")))
+
+    def test_one_that_was_replaced_learns_of_it_though_it_asks_for_a_rerun_now(self, store: Store) -> None:
+        granted(store.acquire(call("newer", 3000)))
+
+        assert succeed(store, again(call("b", 2000)), "rerun") == "newer"
+
+    # Several at once.
+
+    @either
+    def test_of_several_free_places_one_is_kept_for_the_next(self, store: Store, rule: Rule) -> None:
+        for name in "xy":
+            granted(store.acquire(call(name, 1000, limit=2)))
+        assert succeed(store, call("b", 2000, limit=2), rule) == "b"
+        for place in (1, 2):
+            store.release(call("xy"[place - 1]), place)
+
+        granted(store.acquire(call("one", 5000, limit=2)))
+        assert refused(store.acquire(call("two", 5000, limit=2))).holders[0].token == "one"
+        granted(store.acquire(succeeding(again(call("b", 2000, limit=2)), rule)))
+
+    # Ending.
+
+    @either
+    def test_the_next_that_ends_is_next_no_longer(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+
+        store.unmark(KEY, "stranger")
+        assert successor_of(store) == "b"
+        store.unmark(KEY, "b")
+
+        assert successor_of(store) is None
+        store.release(call("a"), 1)
+        self.nothing_is_left(store)
+
+    @either
+    def test_an_older_one_runs_if_the_one_that_has_superseded_it_ends_before(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.unmark(KEY, "c")
+
+        assert succeed(store, again(call("b", 2000)), rule) == "b"
+
+    @either
+    def test_a_superseded_one_that_ends_leaves_the_newer_one_next(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.unmark(KEY, "b")
+
+        assert successor_of(store) == "c"
+
+    def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, again(call("b", 2000)), "replace")
+        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
+
+        store.unmark(KEY, "b")
+
+        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+        store.release(call("a"), 1)
+        self.nothing_is_left(store)
+
+    def test_but_not_if_another_one_comes_next(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, again(call("b", 2000)), "replace")
+        succeed(store, call("c", 3000), "replace")
+
+        store.unmark(KEY, "b")
+
+        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
+
+    @either
+    def test_what_is_remembered_is_forgotten_by_itself(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+        store.release(call("a"), 1)
+        self.run(store, "c", 3000)
+
+        self.pass_time(MEMORY + 1)
 
         self.nothing_is_left(store)
+
+    @either
+    def test_a_break_ends_the_turn_of_the_next(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+        succeed(store, call("c", 3000), rule)
+
+        assert "next" in store.break_lock(KEY, None, "alice", force=True).dropped
+        self.nothing_is_left(store)
+        granted(store.acquire(succeeding(again(call("b", 2000)), rule)))
+
+    @either
+    def test_a_break_of_one_holder_leaves_the_next_as_it_is(self, store: Store, rule: Rule) -> None:
+        granted(store.acquire(call("a", 1000)))
+        succeed(store, call("b", 2000), rule)
+
+        assert store.break_lock(KEY, "a", "alice", force=False).dropped == ()
+        assert successor_of(store) == "b"
+
+    def test_a_waiter_keeps_its_turn_beside_the_next(self, store: Store) -> None:
+        granted(store.acquire(call("a", 1000)))
+        with store.waiter(call("w", 1500)) as waiter:
+            queued(waiter.ask())
+            succeed(store, call("b", 2000), "rerun")
+            store.release(call("a"), 1)
+            granted(waiter.ask())
+        assert successor_of(store) == "b"

@@ -33,6 +33,11 @@ def send_newsletter() -> str:
     return "sent"
 
 
+@app.task(base=SingletonTask, lock_key=("order",), lock_on_conflict="wait")
+def number_an_order(order: int) -> str:
+    return f"numbered {order}"
+
+
 @app.task(base=SingletonTask, lock_key=(), lock_min_hold=3600)
 def send_report() -> str:
     return "sent"

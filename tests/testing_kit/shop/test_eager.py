@@ -6,6 +6,7 @@ from shop import (
     app,
     import_catalogue,
     import_slowly,
+    number_an_order,
     rebuild_index,
     refresh_prices,
     sell,
@@ -58,6 +59,13 @@ def test_a_refresh_fails_while_another_goes_on(singleton_locks: SingletonLocks) 
             outcome="raised",
         )
     ]
+
+
+def test_a_call_that_would_wait_for_its_own_test_fails_at_once(singleton_locks: SingletonLocks) -> None:
+    with hold(number_an_order, 3), pytest.raises(LockHeld, match=HELD_BY_TEST):
+        number_an_order.delay(3).get()
+
+    assert number_an_order.delay(3).get() == "numbered 3"
 
 
 def test_what_happened_is_plain_data(singleton_locks: SingletonLocks) -> None:

@@ -1,51 +1,85 @@
 -- Take a place at the lock, or a turn in its queue, or say who holds it.
 --
--- The lock is one hash; parts/{places,marks,merged,queue}.lua say what is in it. Times are microseconds by this
--- server's clock. A free place belongs to the successor, then to the waiter whose turn it is. To ask again with the
--- same token renews a grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
+-- The lock is one hash; parts/{lock,marks,queue}.lua say what is in it. Times are microseconds by this server's clock. A
+-- free place belongs to the waiter whose turn it is, then to the successor. To ask again with the same token renews a
+-- grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
 --
 -- KEYS[1]  lock key
--- KEYS[2]  done marker of the message, if this may be a copy of one that was delivered before
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds
--- ARGV[3]  limit: a place is granted while fewer are held; then words: `waits` takes a turn; `heeds` a queued mark;
---          `asked` before to be the successor; `crowds` will come again, for the first time; `returns` has come again;
---          `joins` waits for the holder's result; `queued=<milliseconds>` counts as queued for so long if refused;
---          `rerun` or `replace` is the policy by which it would be merged with the successor, or replaced by it;
---          `copy` may be one though no marker is looked at; `above=<fence>` has seen a later time of this server
+-- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `waits` takes a turn; `heeds` a queued mark;
+--          `asked` before to be the successor; `queued=<milliseconds>` counts as queued for so long if refused;
+--          `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if refused, and supersedes older ones
+--          for so long
 -- ARGV[4]  pid, attempt and time of publication
 -- ARGV[5]  task id of the caller, or an empty text
 -- ARGV[6]  its hostname, or an empty text
 -- ARGV[7]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
--- ARGV[8]  task whose merged arguments it takes, or an empty text
+-- ARGV[8]  marker of the message, if this may be a later delivery of it; otherwise an empty text, or nothing
+-- ARGV[9]  a fence that this one has to be above, because this server has told a later time before; or nothing
 --
--- Returns  fence                                granted place 1 of a lock of which nothing was known
---          {1, now, place, fence, took_over, since, arguments}  granted; merged arguments, or an empty text
---          {2, now, wait}                       queued: ask again when woken, or after `wait` microseconds
---          {3, now, attempt, outcome}           done: a run of this message has ended
---          {0, now, crowd, successor, holders}  held: a few holders, or else those that go before; seven values each
---          {-1, now, crowd, successor, holders} another delivery of this message holds it, or waits
+-- Returns  fence                               granted place 1 of a lock of which nothing was known
+--          {1, now, place, fence, took_over, since}  granted
+--          {2, now, wait}                      queued: ask again when woken, or after `wait` microseconds
+--          {3, now, attempt, outcome}          done: a run of this message has ended
+--          {0, now, next, holders}             held: a few holders, or else those that go before; seven values each. For
+--                                              `rerun` and `replace`, the call that runs next, this one or one that
+--                                              has superseded it; an empty text while neither is known
+--          {-1, now, '', holders}              another delivery of this message holds it, or waits
 
-local key, token, ttl, task_id, task_name, merges = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[5], ARGV[7], ARGV[8] or ''
-local limit = tonumber(string.match(ARGV[3], '^%d+'))
+-- @include time
+local key, token, ttl = KEYS[1], ARGV[1], ARGV[2]
+local size = ARGV[9] and -1 or call('HLEN', key)
+if size == 0 and ARGV[3] ~= '0' then
+  local fence = format('%d', now)
+  -- One write before all others, so that a server out of memory refuses it as a whole.
+  call(
+    'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
+    '1:', fence .. ' 0 ' .. ttl .. ' ' .. ARGV[4], '1:i', ARGV[5], '1:h', ARGV[6]
+  )
+  if ARGV[7] and ARGV[7] ~= '' then
+    call('HSET', key, '1:n', ARGV[7])
+  end
+  call('PEXPIRE', key, format('%d', 2 * ttl))
+  return now
+elseif size == 6 and ARGV[3] == '1' and not ARGV[8] then
+  -- The fields come in the order of that write, unless something else was written since.
+  local known = call('HGETALL', key)
+  local holder = known[2]
+  local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
+    and known[9] == '1:i' and known[11] == '1:h'
+  if is_usual and holder ~= token then
+    local left = known[4] - now
+    if left > 0 and left <= ttl * 1000 then
+      return {0, now, '', {1, holder, known[4], known[8], known[10], known[12], ''}}
+    end
+  end
+end
+
+-- From here on: everything that is not usual.
+-- @include lock
+-- @include marks
+-- @include queue
+local PATIENCE = 30000000 -- nobody waits for a successor that has not come for so long
+
+ttl = tonumber(ttl)
+local words, task_id, named, marker = ARGV[3], ARGV[5], ARGV[7] or '', ARGV[8] or ''
+local limit, lowest_fence = tonumber(string.match(words, '^%d+')), tonumber(ARGV[9] or 0)
 local attempt, published = string.match(ARGV[4], '^%S+ (%d+) (%d+)$')
-local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'crowd', 'w' .. token, 'joined')
-local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[8])
-local successor, queued, crowd = mark_of(known[5]), mark_of(known[6]), tonumber(known[7] or 0)
+local policy, memory = string.match(words, ' (re%a+)=(%d+)')
+local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token)
+local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[7])
+local successor, queued = successor_in(known[5]), mark_of(known[6])
 local places = read_places(key, highest, now + ttl * 1000)
+local is_copy = marker ~= ''
+attempt, published = tonumber(attempt), published ~= '0' and tonumber(published) or now
 
 local function says(word)
-  return string.find(ARGV[3], word, 1, true)
+  return string.find(words, word, 1, true)
 end
 
-local may_be_copy = KEYS[2] or says('copy')
-
-local function lowest_fence()
-  return tonumber(string.match(ARGV[3], 'above=(%d+)') or 0)
-end
-
-local function refuse(verdict, holders)
-  return {verdict, now, crowd, successor and successor.task_id or '', holders}
+local function refuse(verdict, next_one, holders)
+  return {verdict, now, next_one, holders}
 end
 
 -- One message, one body. But the cool-down of an earlier attempt does not keep a later one out, which takes its place.
@@ -54,12 +88,12 @@ local function is_held_by_itself()
   local ids = fields_of_places(key, highest, ':i')
   for _, each in ipairs(places) do
     if each.alive and ids[each.place] == task_id and each.token ~= token then
-      local is_later = tonumber(attempt) > grant_of(key, each.place).attempt
+      local is_later = attempt > grant_of(key, each.place).attempt
       if not is_on_hold(each.token) then
         if not is_later then
           redis.pcall('HSET', key, each.place .. ':c', 1)
         end
-        return refuse(-1, described(key, {each}, 1))
+        return refuse(-1, '', described(key, {each}, 1))
       end
       if is_later then
         each.alive, place = false, each.place
@@ -69,108 +103,121 @@ local function is_held_by_itself()
 end
 
 local function waits_by_itself()
-  local turn = turn_of(key, task_id)
-  local waiter = turn and waiter_of(redis.call('HGET', key, 'q' .. turn))
-  if waiter and waiter.token ~= token and waiter.deadline > now then
-    redis.pcall('HSET', key, 'turn:' .. task_id, turn .. ' 1')
-    return refuse(-1, described_turns({waiter}))
+  local twin
+  walk_queue(key, first, last, function(waiter, its_ticket)
+    if waiter.task_id == task_id and waiter.token ~= token then
+      twin, waiter.copies = waiter, '1'
+      pcall(write_waiter, key, its_ticket, waiter)
+      return 'enough'
+    end
+  end)
+  return twin and refuse(-1, '', described_turns({twin}))
+end
+
+local function ended_before()
+  local past, outcome, at = read_marker(key, marker)
+  if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
+    return {3, now, past, outcome}
   end
 end
 
 local function grant_again(each)
-  local place = each.place
-  local grant = grant_of(key, place)
+  local grant = grant_of(key, each.place)
   -- First, because a server out of memory refuses HSET if the script has written nothing before.
   expire_after(key, 2000 * ttl)
   set_deadline(key, each, now + ttl * 1000)
   local fence = grant.fence
-  if lowest_fence() > fence then
-    fence = math.max(lowest_fence(), tonumber(known[1]) + 1)
-    local facts = string.gsub(redis.call('HGET', key, place .. ':'), '^(%d+) %S+', '%1 ' .. integer(fence - grant.since))
-    redis.call('HSET', key, 'fence', integer(fence), place .. ':', facts)
+  if lowest_fence > fence then
+    fence = math.max(lowest_fence, tonumber(known[1]) + 1)
+    local facts = redis.call('HGET', key, each.place .. ':')
+    facts = string.gsub(facts, '^(%d+) %S+', '%1 ' .. integer(fence - grant.since))
+    redis.call('HSET', key, 'fence', integer(fence), each.place .. ':', facts)
   end
-  local merged = merged_into(key, place, token)
-  return {1, now, place, fence, 0, grant.since, merged and redis.call('HGET', key, 'merged:' .. merged) or ''}
+  return {1, now, each.place, fence, 0, grant.since}
 end
 
--- For the first run that takes them. A run that was published later has newer ones itself, and ends the merged ones.
-local function take_merged()
-  local text, latest, by =
-    unpack(redis.call('HMGET', key, 'merged:' .. merges, 'merged_at:' .. merges, 'merged_by:' .. merges))
-  local at, memory = merged_at_of(latest)
-  if not text or is_taken(key, by) then
-    return ''
-  elseif at <= tonumber(published) then
-    forget_merged(key, merges)
-    return ''
-  end
-  redis.call('HSET', key, 'merged_by:' .. merges, token)
-  -- The time counts anew, because the message of this run may be delivered again.
-  expire_after(key, memory * 1000)
-  return text
+-- The successor that goes before this call for good, or after it: the newest call of a task wins with `rerun`, of the lock
+-- with `replace`. A call that has asked before learns of a newer one even when that has run already.
+local task_name = string.match(named, '^[^\31]*')
+local is_next = successor and successor.task_id == task_id
+local is_coming = successor and successor.deadline > now
+local is_of_one_kind = successor and successor.policy == policy
+  and (policy == 'replace' or successor.task_name == task_name)
+local is_superseded, supersedes
+if policy and successor and not is_next then
+  local is_remembered = successor.deadline == 0 and successor.supersedes > now and says('asked')
+  local is_newer = successor.published >= published
+  is_superseded = is_newer and (is_coming or is_remembered) and (is_of_one_kind or policy == 'replace')
+  supersedes = is_of_one_kind and not is_newer and successor.deadline > 0
 end
 
--- The marks that the caller has left while it held nothing end with its grant. If it may be a copy, its original may have
--- left some, and died.
-local function leave_all_else(place)
-  if task_id_of(known[5]) == task_id then
-    redis.call('HDEL', key, 'next', 'next:by')
-    -- It has got another place than that of the holder that it has asked for.
+local function make_successor(deadline)
+  local superseding_until = is_next and successor.supersedes or 0
+  if not is_next and is_of_one_kind and (successor.deadline > 0 or successor.supersedes > now) then
+    superseding_until = now + memory * 1000
+  end
+  set_successor(key, {
+    deadline = deadline, supersedes = superseding_until, published = published, policy = policy, task_id = task_id,
+    task_name = task_name,
+  })
+end
+
+-- The marks that the caller has left while it held nothing end with its grant.
+local function leave_all_else(granted)
+  if supersedes then
+    make_successor(0)
+  elseif is_next and successor.supersedes > now then
+    successor.deadline = 0
+    set_successor(key, successor)
+  elseif is_next then
+    redis.call('HDEL', key, 'next')
+  end
+  if supersedes or is_next then
+    -- This may be another place than that of the holder that was asked to make way.
     let_holders_stay(key, places)
   end
   if task_id_of(known[6]) == task_id then
     redis.call('HDEL', key, 'queued')
   end
-  if task_id_of(known[9]) == task_id then
-    redis.call('HDEL', key, 'joined')
-  end
-  if may_be_copy or says('asked') then
-    redis.call('HDEL', key, 'with:' .. task_id)
-  end
-  if may_be_copy or says('returns') then
-    leave_crowd(key, task_id)
-  end
   if ticket then
-    if leave_queue(key, ticket, token, task_id) then
-      redis.call('HSET', key, place .. ':c', 1)
+    local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
+    if waiter and waiter.copies == '1' then
+      redis.call('HSET', key, granted .. ':c', 1)
     end
+    leave_queue(key, ticket, token)
     begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
   end
 end
 
-local function grant(place, took_over, fence)
+local function grant(granted, took_over, fence)
   local fields = {
-    place, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
-    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[4],
-    place .. ':i', task_id, place .. ':h', ARGV[6],
+    granted, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
+    granted .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[4],
+    granted .. ':i', task_id, granted .. ':h', ARGV[6],
   }
   local function add(name, value)
     fields[#fields + 1] = name
     fields[#fields + 1] = value
   end
-  if task_name and task_name ~= '' then
-    add(place .. ':n', task_name)
+  if named ~= '' then
+    add(granted .. ':n', named)
   end
-  local arguments = merges ~= '' and take_merged() or ''
-  if arguments ~= '' then
-    add(place .. ':a', merges)
-  end
-  if place > highest then
-    add('places', number_of_places(place))
+  if granted > highest then
+    add('places', number_of_places(granted))
   end
   redis.call('HSET', key, unpack(fields))
-  leave_all_else(place)
-  if redis.call('HLEN', key) == #fields / 2 + (known[2] and place <= highest and 1 or 0) then
+  leave_all_else(granted)
+  if redis.call('HLEN', key) == #fields / 2 + (known[2] and granted <= highest and 1 or 0) then
     -- The hash has nothing else, so it expires with this holder, even if an earlier holder had a longer ttl.
     redis.call('PEXPIRE', key, 2 * ttl)
   else
     expire_after(key, 2000 * ttl)
   end
-  return {1, now, place, fence, took_over, now, arguments}
+  return {1, now, granted, fence, took_over, now}
 end
 
-if may_be_copy then
-  local answer = KEYS[2] and past_run(KEYS[2], tonumber(attempt)) or is_held_by_itself() or waits_by_itself()
+if is_copy then
+  local answer = ended_before() or is_held_by_itself() or first and waits_by_itself()
   if answer then
     return answer
   end
@@ -187,6 +234,12 @@ for _, each in ipairs(places) do
   end
 end
 
+if is_superseded then
+  local holders = described(key, places, A_FEW)
+  successor.deadline = math.max(successor.deadline, now)
+  return refuse(0, successor.task_id, #holders > 0 and holders or described_turns({successor}))
+end
+
 -- The caller is kept out if at least as many calls go before it as there are free places.
 local free, before = limit - held, {}
 local function goes_before(each)
@@ -197,31 +250,16 @@ local function goes_before(each)
   return #before >= free and 'enough'
 end
 
--- A refusal would end this call: with `rerun` it leaves its arguments to the successor; with `replace` a newer
--- successor runs in its place.
-local function is_merged_with_the_successor()
-  local by = redis.call('HGET', key, 'next:by') or ''
-  local its_publication, its_policy, its_task = string.match(by, '^(%d+) (%S+) (.*)$')
-  if says('rerun') then
-    return its_policy == 'rerun' and its_task == merges
-  end
-  return says('replace') and published ~= '0' and tonumber(its_publication or 0) >= tonumber(published)
-end
-
 -- A run that is here goes before a message that may come: a caller that would occupy its slot meanwhile yields to no
 -- message. A queued call does not wait for a later successor, because the successor heeds its mark, and they must not
--- wait for each other.
+-- wait for each other. A call does not wait for a successor that ends in its favour, or nobody would run while such calls
+-- come faster than the successor comes again.
 local is_queued = queued and queued.task_id == task_id
-local is_another_next = successor and successor.task_id ~= task_id
-if is_another_next and not says('waits') and (not is_queued or is_merged_with_the_successor()) then
+if is_coming and not is_next and not supersedes and not is_queued and not says('waits') then
   goes_before(successor)
 end
 if queued and not is_queued and says('heeds') and not says('waits') then
   goes_before(queued)
-end
-local overtaken_by = says('asked') and mark_of(redis.call('HGET', key, 'over:' .. task_id))
-if overtaken_by then
-  successor, before, free = overtaken_by, {overtaken_by}, 0
 end
 
 if first and free > #before then
@@ -232,26 +270,19 @@ end
 
 if free > #before then
   place = place or highest + 1
-  local corpse = places[place] and places[place].token
-  if corpse then
-    empty_place(key, place, corpse)
+  local dead_token = places[place] and places[place].token
+  if dead_token then
+    empty_place(key, place, dead_token)
   end
-  local took_over = corpse and not is_on_hold(corpse) and 1 or 0
-  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now, lowest_fence()))
+  local took_over = dead_token and not is_on_hold(dead_token) and 1 or 0
+  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now, lowest_fence))
 end
 
 -- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends by itself.
-local function stay_queued(name, value, milliseconds)
-  local mark, deadline = mark_of(value), now + milliseconds * 1000
-  if mark and mark.task_id == task_id and mark.deadline < deadline then
-    redis.pcall('HSET', key, name, integer(deadline) .. string.match(value, ' .*$'))
-    expire_after(key, milliseconds * 1000)
-  end
-end
-local queued_for = tonumber(string.match(ARGV[3], 'queued=(%d+)'))
-if queued_for then
-  stay_queued('queued', known[6], queued_for)
-  stay_queued('joined', known[9], queued_for)
+local queued_for = tonumber(string.match(words, 'queued=(%d+)'))
+if queued_for and is_queued and queued.deadline < now + queued_for * 1000 then
+  redis.pcall('HSET', key, 'queued', integer(now + queued_for * 1000) .. string.match(known[6], ' .*$'))
+  expire_after(key, queued_for * 1000)
 end
 
 if says('waits') then
@@ -260,18 +291,65 @@ if says('waits') then
   if turn - (first or turn) >= NEAR then
     wait = math.max(wait, FAR)
   end
-  join_queue(key, turn, {deadline = now + wait + GRACE, token = token, limit = limit, task_id = task_id})
+  local copies = ticket and (waiter_in(redis.call('HGET', key, 'q' .. ticket)) or {}).copies or '0'
+  local waiter = {deadline = now + wait + GRACE, token = token, limit = limit, copies = copies, task_id = task_id}
+  join_queue(key, turn, last or 0, waiter)
   return {2, now, wait}
 end
 
--- No other call is published, but the holder that it waits for must not wait for its mark.
-if says('joins') and is_queued then
-  redis.call('HSET', key, 'joined', redis.call('HGET', key, 'queued'))
-  redis.call('HDEL', key, 'queued')
+-- A `Lock` is no call, so no call ends in its favour.
+local function newer_holder()
+  local names = {}
+  for _, each in ipairs(places) do
+    for _, suffix in ipairs({':', ':i', ':n'}) do
+      names[#names + 1] = each.place .. suffix
+    end
+  end
+  local facts = read_fields(key, names)
+  for i, each in ipairs(places) do
+    local its_grant, its_id, its_name = grant_in(facts[3 * i - 2]), facts[3 * i - 1], facts[3 * i] or ''
+    local its_publication = its_grant.published > 0 and its_grant.published or its_grant.since
+    local is_meant = policy == 'replace' or string.match(its_name, '^[^\31]*') == task_name
+    if each.alive and not is_on_hold(each.token) and its_id and its_id ~= '' and is_meant
+      and its_publication > published then
+      return its_id
+    end
+  end
 end
-if says('crowds') then
-  join_crowd(key, task_id)
-  crowd = tonumber(redis.call('HGET', key, 'crowd') or 0)
+
+local function ask_oldest_to_make_way()
+  local oldest, since
+  for _, each in ipairs(places) do
+    if each.alive and not is_on_hold(each.token) then
+      local its_start = grant_of(key, each.place).since
+      if not oldest or its_start < since then
+        oldest, since = each, its_start
+      end
+    end
+  end
+  if oldest then
+    ask_to_make_way(key, oldest)
+  end
 end
+
+-- The call that runs next, if it is this one or one that has superseded it. A run that goes on is superseded by no `rerun`
+-- that has yet to ask, and it is asked to make way only once its successor has come again, and so is safe in the broker.
+local function next_of(asks_again)
+  local newer = (policy == 'replace' or asks_again and not is_coming) and newer_holder()
+  if newer then
+    return newer
+  end
+  if is_coming and not is_next and policy == 'rerun' and not is_of_one_kind then
+    return ''
+  end
+  redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  make_successor(now + PATIENCE)
+  if policy == 'replace' and asks_again then
+    ask_oldest_to_make_way()
+  end
+  return task_id
+end
+
+local next_one = policy and next_of(says('asked')) or ''
 local holders = described(key, places, A_FEW)
-return refuse(0, #holders > 0 and holders or described_turns(before))
+return refuse(0, next_one, #holders > 0 and holders or described_turns(before))

@@ -10,21 +10,21 @@
 --
 -- Returns  {now, dropped, holders}  the marks that were in force; the holders that were asked, seven values each
 
+-- @include time
+-- @include lock
+-- @include marks
 local key, only, by = KEYS[1], ARGV[1], ARGV[2]
-local known = redis.call('HMGET', key, 'places', 'queued', 'joined', 'next', 'quiet')
+local known = redis.call('HMGET', key, 'places', 'queued', 'quiet', 'next')
+local successor = successor_in(known[4])
 local holders, dropped = {}, {}
 
 local function ask_to_end(each)
-  each.makes_way = true
-  set_deadline(key, each, each.deadline)
-  redis.call('HDEL', key, each.token)
+  ask_to_make_way(key, each)
   redis.call('HSET', key, 'broken:' .. each.token, by)
 end
 
 local function drop(word)
-  if dropped[#dropped] ~= word then
-    dropped[#dropped + 1] = word
-  end
+  dropped[#dropped + 1] = word
 end
 
 -- Does nothing, but a server out of memory refuses HSET if the script has written nothing before.
@@ -47,15 +47,16 @@ for _, each in ipairs(holders) do
   end
 end
 if only == '' then
-  for i, word in ipairs({'queued', 'queued', 'next', 'quiet'}) do
-    if mark_of(known[i + 1]) then
-      drop(word)
-    end
+  if mark_of(known[2]) then
+    drop('queued')
   end
-  if cooling then
+  if successor and successor.deadline > now then
+    drop('next')
+  end
+  if cooling or mark_of(known[3]) then
     drop('quiet')
   end
-  redis.call('HDEL', key, 'queued', 'joined', 'next', 'next:by', 'quiet')
+  redis.call('HDEL', key, 'queued', 'next', 'quiet')
 end
 delete_if_idle(key)
 return {now, dropped, rows}

@@ -8,9 +8,24 @@
 -- ARGV[4]  milliseconds for which nothing else is published
 -- ARGV[5]  its label, if it has one
 --
--- Returns  1                        queued: publish it
---          {0, now, 0, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
+-- Returns  1                     queued: publish it
+--          {0, now, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
 
+-- @include time
+-- The usual mark: the call is the first of its key, so nothing can be in its way.
+local key, mine = KEYS[1], ARGV[1]
+local labelled = ARGV[5] and mine .. '\31' .. ARGV[5] or mine
+local mark = format('%d', now + ARGV[2] * 1000) .. ' ' .. labelled
+local is_marked = call('HSETNX', key, 'queued', mark) == 1
+-- Every lock has an expiry, so a hash without one is new: this mark has just made it.
+local is_first = is_marked and call('PEXPIRE', key, ARGV[2], 'NX') == 1
+if is_first and ARGV[4] == '0' then
+  return 1
+end
+
+-- From here on: everything that is not usual.
+-- @include lock
+-- @include marks
 local limit, sent = string.match(ARGV[3], '^(%d+) ?(%a*)$')
 limit = tonumber(limit)
 if is_first then
@@ -18,21 +33,19 @@ if is_first then
   return 1
 end
 
-local known = redis.call('HMGET', key, 'places', 'queued', 'quiet', 'joined')
-local queued, quiet, joined = mark_of(known[2]), mark_of(known[3]), mark_of(known[4])
+local known = redis.call('HMGET', key, 'places', 'queued', 'quiet')
+local queued, quiet = mark_of(known[2]), mark_of(known[3])
 local is_repeated = not is_marked and queued and queued.task_id == mine
 
 local function refuse(holders)
   if is_marked then
     redis.call('HDEL', key, 'queued')
   end
-  return {0, now, 0, '', holders}
+  return {0, now, '', holders}
 end
 
-for _, other in pairs({queued, joined}) do
-  if other.task_id ~= mine and not (other == queued and sent == 'over') then
-    return refuse(described_turns({other}))
-  end
+if queued and queued.task_id ~= mine and sent ~= 'over' then
+  return refuse(described_turns({queued}))
 end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or quiet) then

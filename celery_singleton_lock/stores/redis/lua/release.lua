@@ -1,20 +1,31 @@
 -- Give back a place, or a turn in the queue; then wake the waiters whose turn it is.
 --
 -- KEYS[1]  lock key
--- KEYS[2]  done marker of the message, if its run has ended for good and the marker is not written yet
 -- ARGV[1]  token given to acquire.lua
 -- ARGV[2]  how many fields the hash has if it has nothing but this holder, or 0
 -- ARGV[3]  place, or 0 for a caller whose acquire was never answered; milliseconds for which it stays taken, counted from
 --          when it was given
--- ARGV[4]  of a run that has ended for good: attempt, outcome, milliseconds for which the marker is kept, and 1 to leave
---          it although no copy has come yet, or 0
+-- ARGV[4]  of a run that has ended for good: attempt, outcome, milliseconds for which its marker is kept, and 1 to leave
+--          the marker although no copy has come yet, or 0
+-- ARGV[5]  with that, the marker of its message
 --
--- Returns  3 released, and a done marker was left | 1 released | 0 the lock is somebody else's | -1 nobody has it
+-- Returns  3 released, and a marker was left | 1 released | 0 the lock is somebody else's | -1 nobody has it
 --          {answer} as above, but only dead waiters were found so far: ask again, for those behind them
 
+-- The usual release: the hash is as the usual acquire has left it, so nobody waits and there are no marks.
+local call, key = redis.call, KEYS[1]
+if call('HLEN', key) == ARGV[2] + 0 and call('HEXISTS', key, ARGV[1]) == 1 then
+  return call('DEL', key)
+end
+
+-- From here on: everything that is not usual.
+-- @include time
+-- @include lock
+-- @include marks
+-- @include queue
 local MOST_DEAD = 50 -- waiters that nobody listens for, found by one release
 
-local key, token = KEYS[1], ARGV[1]
+local token = ARGV[1]
 local own_place, min_hold = string.match(ARGV[3], '^(%d+) (%d+)$')
 local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token)
 local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2]), tonumber(known[3]), tonumber(known[4])
@@ -22,16 +33,12 @@ local answer = redis.call('EXISTS', key) - 1
 
 local function keep_place_until(place, moment)
   -- The token belongs to nobody, so nobody renews or releases the place.
-  redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, place .. ':a', place .. ':c')
+  redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, place .. ':c')
   redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(moment))
   expire_after(key, moment - now)
 end
 
 local function leave_place(place)
-  local merged = ARGV[4] and merged_into(key, place, token)
-  if merged then
-    forget_merged(key, merged)
-  end
   -- If this server's clock was set back since the grant, the place does not stay taken for the difference.
   local free_at = math.min(grant_of(key, place).since, now) + min_hold * 1000
   local is_kept = free_at > now
@@ -60,9 +67,9 @@ local function wake(held, is_kept)
   return woken == 0 and (gave_up or dead == MOST_DEAD)
 end
 
--- First, because a server out of memory refuses HSET and SET if the script has written nothing before.
+-- First, because a server out of memory refuses HSET if the script has written nothing before.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
-  leave_queue(key, ticket, token, waiter_of(redis.call('HGET', key, 'q' .. ticket)).task_id)
+  leave_queue(key, ticket, token)
   answer = 1
 end
 
@@ -87,10 +94,11 @@ if highest_left < highest then
 end
 
 -- For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too.
-if KEYS[2] then
+if ARGV[4] then
   local attempt, outcome, kept, is_due = string.match(ARGV[4], '^(%d+) (%S+) (%d+) (%d)$')
   if answer < 1 or copy_has_come or is_due == '1' then
-    write_marker(KEYS[2], tonumber(attempt), outcome, kept)
+    write_marker(key, ARGV[5], tonumber(attempt), outcome, tonumber(kept))
+    sweep_markers(key)
     answer = answer == 1 and 3 or answer
   end
 end

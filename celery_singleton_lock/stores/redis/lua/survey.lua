@@ -7,41 +7,53 @@
 --          values each: what it is, until when, task id, task name and label, or empty texts; every holder, seven
 --          values each; until when that call has a turn, or an empty text
 
+-- @include time
+-- @include lock
+-- @include marks
+-- @include queue
 local key = KEYS[1]
-local known =
-  redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'joined', 'next', 'quiet', 'next:by')
-local marks = {}
+local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'quiet', 'next')
+local first, last, successor, marks = tonumber(known[3]), tonumber(known[4]), successor_in(known[7]), {}
 
--- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
-local function count_waiters(first, last)
+-- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter. A call has a turn until
+-- the second moment, if it is found among them.
+local function look_at_queue(task_id)
   local stop = math.min(last, first + LONGEST_WALK - 1)
-  local count, names = last - stop, {}
+  local count, turn, names = last - stop, '', {}
   for ticket = first, stop do
     names[#names + 1] = 'q' .. ticket
   end
   for _, value in ipairs(redis.call('HMGET', key, unpack(names))) do
-    local waiter = waiter_of(value)
-    count = count + (waiter and waiter.deadline > now and 1 or 0)
-  end
-  return count
-end
-
-local function turn_until(task_id)
-  local ticket = task_id ~= '' and turn_of(key, task_id)
-  local waiter = ticket and waiter_of(redis.call('HGET', key, 'q' .. ticket))
-  return waiter and waiter.task_id == task_id and waiter.deadline > now and integer(waiter.deadline) or ''
-end
-
-for i, word in ipairs({'queued', 'queued', 'next', 'quiet'}) do
-  local mark = mark_of(known[i + 4])
-  if mark then
-    local task_name = word == 'next' and string.match(known[9] or '', '^%d+ %S+ (.*)$') or ''
-    local label = string.match(known[i + 4], '\31(.*)$') or ''
-    for _, value in ipairs({word, integer(mark.deadline), mark.task_id, task_name, label}) do
-      marks[#marks + 1] = value
+    local waiter = waiter_in(value)
+    if waiter and waiter.deadline > now then
+      count = count + 1
+      turn = task_id ~= '' and waiter.task_id == task_id and integer(waiter.deadline) or turn
     end
   end
+  return count, turn
 end
-local waiters = known[3] and count_waiters(tonumber(known[3]), tonumber(known[4])) or 0
+
+local function add(word, deadline, task_id, task_name, label)
+  for _, value in ipairs({word, integer(deadline), task_id, task_name, label}) do
+    marks[#marks + 1] = value
+  end
+end
+
+local function add_mark(word, value)
+  local mark = mark_of(value)
+  if mark then
+    add(word, mark.deadline, mark.task_id, '', string.match(value, '\31(.*)$') or '')
+  end
+end
+
+add_mark('queued', known[5])
+if successor and successor.deadline > now then
+  add('next', successor.deadline, successor.task_id, successor.task_name, '')
+end
+add_mark('quiet', known[6])
+local waiters, turn = 0, ''
+if first then
+  waiters, turn = look_at_queue(ARGV[1])
+end
 local holders = described(key, read_places(key, tonumber(known[1] or 1), math.huge), math.huge)
-return {now, known[2] or '', waiters, marks, holders, turn_until(ARGV[1])}
+return {now, known[2] or '', waiters, marks, holders, turn}

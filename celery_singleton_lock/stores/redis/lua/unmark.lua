@@ -1,59 +1,33 @@
--- End the marks of a call that holds nothing: it is no longer queued, next, overtaken or in the crowd.
+-- End the marks of a call that holds nothing: it is no longer queued or next.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
--- ARGV[2]  words: `quiet` lets others be published at once; `returns` leaves the crowd; `unless_merged` keeps everything
---          if other calls end in favour of this one; `unless_heard` if a holder ends for this one and knows it
+-- ARGV[2]  words: `quiet` lets others be published at once; `heeds` gives way to another call that is queued
 --
--- Returns  1 ended, if there was anything | 0 it stays
+-- Returns  1                     ended, if there was anything
+--          {0, now, '', holders} the call that is queued
 
+-- @include time
+-- @include lock
+-- @include marks
 local key, mine = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'joined', 'next:by', 'places')
+local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'places')
+local successor, queued = successor_in(known[1]), mark_of(known[2])
 
-local function says(word)
-  return string.find(ARGV[2], word, 1, true)
+if string.find(ARGV[2], 'heeds', 1, true) and queued and queued.task_id ~= mine then
+  return {0, now, '', described_turns({queued})}
 end
-
-local function places()
-  return read_places(key, tonumber(known[6] or 1), math.huge)
-end
-
-local function is_successor_that_replaces()
-  return task_id_of(known[1]) == mine and string.match(known[5] or '', '^%d+ replace ')
-end
-
-local function ends_a_holder()
-  for _, each in ipairs(places()) do
-    if each.alive and each.has_heard then
-      return is_successor_that_replaces()
-    end
+if successor and successor.task_id == mine then
+  if successor.policy == 'replace' then
+    let_holders_stay(key, read_places(key, tonumber(known[4] or 1), math.huge))
   end
-end
-
-if says('unless_merged') and redis.call('HEXISTS', key, 'with:' .. mine) == 1 then
-  return 0
-end
-if says('unless_heard') and ends_a_holder() then
-  return 0
-end
-if is_successor_that_replaces() then
-  let_holders_stay(key, places())
-end
-if task_id_of(known[1]) == mine then
-  redis.call('HDEL', key, 'next', 'next:by')
+  redis.call('HDEL', key, 'next')
 end
 if task_id_of(known[2]) == mine then
   redis.call('HDEL', key, 'queued')
 end
-if task_id_of(known[4]) == mine then
-  redis.call('HDEL', key, 'joined')
-end
-if says('quiet') and task_id_of(known[3]) == mine then
+if string.find(ARGV[2], 'quiet', 1, true) and task_id_of(known[3]) == mine then
   redis.call('HDEL', key, 'quiet')
-end
-redis.call('HDEL', key, 'over:' .. mine, 'with:' .. mine)
-if says('returns') then
-  leave_crowd(key, mine)
 end
 delete_if_idle(key)
 return 1

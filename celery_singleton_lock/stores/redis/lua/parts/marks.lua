@@ -1,13 +1,7 @@
 -- The marks of calls that hold nothing. A mark is `<until> <task id>`, and then '\31' and a label if the call has one;
 -- a mark has no effect after that time.
 --   queued      the call that is unique in the queue
---   joined      the same, once it has joined a run, whose result it waits for
 --   quiet       the call whose publishing keeps the key quiet
---   next        the successor, whose message is in the broker; next:by has its time of publication, its policy and its
---               task name
---   with:<id>   for a successor in whose favour other calls end
---   over:<id>   for a successor that was replaced by a newer one: the newer one
---   crowd       how many calls come again and again; crowd:<id> stands for each of them
 local function task_id_of(value)
   return string.match(value or '', '^%d+ ([^\31]*)')
 end
@@ -24,15 +18,80 @@ local function set_mark(key, name, milliseconds, task_id)
   expire_after(key, milliseconds * 1000)
 end
 
--- Each call counts once, however often it comes. A server out of memory does not count, and still refuses the call.
-local function join_crowd(key, task_id)
-  if redis.pcall('HSETNX', key, 'crowd:' .. task_id, 1) == 1 then
-    redis.call('HINCRBY', key, 'crowd', 1)
+-- The successor: the call that runs next.
+--   next        `<until> <superseding until> <publication> <policy> <task id>`, '\31' and its task's name. While the first
+--               moment lies ahead, its message is in the broker and the next free place is its own; 0 once its run has
+--               begun. Until the second moment, older calls that have asked before it end in its favour.
+local function successor_in(value)
+  local deadline, supersedes, published, policy, task_id, task_name =
+    string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31(.*)$')
+  if deadline then
+    return {
+      deadline = tonumber(deadline), supersedes = tonumber(supersedes), published = tonumber(published),
+      policy = policy, task_id = task_id, task_name = task_name,
+    }
   end
 end
 
-local function leave_crowd(key, task_id)
-  if redis.call('HDEL', key, 'crowd:' .. task_id) == 1 and redis.call('HINCRBY', key, 'crowd', -1) <= 0 then
-    redis.call('HDEL', key, 'crowd')
+local function set_successor(key, each)
+  local moments = integer(each.deadline) .. ' ' .. integer(each.supersedes) .. ' ' .. integer(each.published)
+  redis.call('HSET', key, 'next', moments .. ' ' .. each.policy .. ' ' .. each.task_id .. '\31' .. each.task_name)
+  expire_after(key, math.max(each.deadline, each.supersedes) - now)
+end
+
+-- The messages of which a run has ended, for later deliveries of them.
+--   done:<task id>:<publication>   `<until> <attempt> <outcome> <when>` of the last of its runs that has ended
+--     retried  another attempt follows
+--     ended    its result is about to be stored
+--     stored   its result is there
+local RESULT_GRACE = 5000000 -- a result is stored at once after its run; if none is there by then, its process has died
+local SAMPLE = 10 -- fields that are looked at for markers that are over
+
+local function read_marker(key, marker)
+  local deadline, attempt, outcome, at = string.match(redis.call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)$')
+  if deadline and tonumber(deadline) > now then
+    return tonumber(attempt), outcome, tonumber(at)
+  end
+  return -1, '', 0
+end
+
+-- Keep a marker of a later attempt, and the last outcome of this attempt.
+local function write_marker(key, marker, attempt, outcome, milliseconds)
+  local latest, its_outcome = read_marker(key, marker)
+  if latest < attempt or (latest == attempt and its_outcome == 'ended') then
+    local facts = attempt .. ' ' .. outcome .. ' ' .. integer(now)
+    redis.call('HSET', key, marker, integer(now + milliseconds * 1000) .. ' ' .. facts)
+    expire_after(key, milliseconds * 1000)
+  end
+end
+
+-- A server deletes no single field, so a few fields at random are looked at each time, as Redis itself does with keys.
+-- With one sweep for each marker that is written, about a tenth of them is over.
+local function sweep_markers(key)
+  for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE)) do
+    if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then
+      redis.call('HDEL', key, field)
+    end
+  end
+end
+
+-- A lock with nothing in it that still counts is deleted at once.
+local function delete_if_idle(key)
+  local known = redis.call('HMGET', key, 'queued', 'quiet', 'next', 'fence', '1')
+  if known[5] then
+    return
+  end
+  local silent, successor = known[4] and 1 or 0, successor_in(known[3])
+  for _, mark in ipairs({known[1], known[2]}) do
+    silent = silent + (mark and not mark_of(mark) and 1 or 0)
+  end
+  if successor and math.max(successor.deadline, successor.supersedes) <= now then
+    silent = silent + 1
+  end
+  if redis.call('HLEN', key) > silent then
+    sweep_markers(key)
+  end
+  if redis.call('HLEN', key) == silent then
+    redis.call('DEL', key)
   end
 end

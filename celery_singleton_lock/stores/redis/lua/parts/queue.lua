@@ -1,44 +1,38 @@
 -- The queue of a lock: waiters that listen, first come, first served.
 --   first, last   range of the tickets, as long as there are any
---   q<ticket>     deadline, token, limit and task id of a waiter
---   w<token>      its ticket; turn:<task id> as well, and 1 once another delivery of its message has come
+--   q<ticket>     deadline, token, limit, 1 once another delivery of its message has come or else 0, and task id of a waiter
+--   w<token>      its ticket
 local GRACE = 2000000 -- a waiter may be this late for its turn
 local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken
 local FAR = 20000000 -- and look after their turn no more often than this
 local STRIDE, LONGEST_WALK = 50, 200 -- so many tickets are read in one go, and by one script
 
-local function waiter_of(value)
-  local deadline, token, limit, task_id = string.match(value or '', '^(%d+) (%S+) (%d+) (.*)$')
+local function waiter_in(value)
+  local deadline, token, limit, copies, task_id = string.match(value or '', '^(%d+) (%S+) (%d+) (%d) (.*)$')
   if deadline then
-    return {deadline = tonumber(deadline), token = token, limit = tonumber(limit), task_id = task_id}
+    return {
+      deadline = tonumber(deadline), token = token, limit = tonumber(limit), copies = copies, task_id = task_id,
+    }
   end
 end
 
-local function join_queue(key, ticket, waiter)
-  local turn = table.concat({integer(waiter.deadline), waiter.token, waiter.limit, waiter.task_id}, ' ')
-  if redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket) > 0 then
+local function write_waiter(key, ticket, waiter)
+  local moment = integer(waiter.deadline)
+  local turn = table.concat({moment, waiter.token, waiter.limit, waiter.copies, waiter.task_id}, ' ')
+  return redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket)
+end
+
+-- A turn that was found to be over in this very script is written again where it was, before the last one.
+local function join_queue(key, ticket, last, waiter)
+  if write_waiter(key, ticket, waiter) > 0 and ticket > last then
     redis.call('HSETNX', key, 'first', ticket)
     redis.call('HSET', key, 'last', ticket)
-    if waiter.task_id ~= '' then
-      redis.call('HSET', key, 'turn:' .. waiter.task_id, ticket .. ' 0')
-    end
   end
   expire_after(key, waiter.deadline - now)
 end
 
-local function turn_of(key, task_id)
-  local ticket, copy_has_come = string.match(redis.call('HGET', key, 'turn:' .. task_id) or '', '^(%d+) (%d)$')
-  return tonumber(ticket), copy_has_come == '1'
-end
-
--- Returns whether another delivery of its message has come meanwhile.
-local function leave_queue(key, ticket, token, task_id)
+local function leave_queue(key, ticket, token)
   redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
-  local turn, copy_has_come = turn_of(key, task_id)
-  if turn == ticket then
-    redis.call('HDEL', key, 'turn:' .. task_id)
-    return copy_has_come
-  end
 end
 
 -- The queue begins at a later ticket now. Waiters that are near the front now have to learn the next deadline.
@@ -48,7 +42,7 @@ local function begin_queue_at(key, first, front, last)
   elseif front > first then
     redis.call('HSET', key, 'first', front)
     for ticket = math.max(first + NEAR, front), math.min(front + NEAR - 1, last) do
-      local waiter = waiter_of(redis.call('HGET', key, 'q' .. ticket))
+      local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
       if waiter then
         redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'near')
       end
@@ -67,13 +61,13 @@ local function walk_queue(key, first, last, visit)
       names[#names + 1] = 'q' .. ticket
     end
     for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
-      local waiter = waiter_of(value)
+      local waiter, ticket = waiter_in(value), start + i - 1
       if waiter then
-        local verdict = waiter.deadline <= now and 'gone' or visit(waiter)
+        local verdict = waiter.deadline <= now and 'gone' or visit(waiter, ticket)
         if verdict == 'gone' then
-          leave_queue(key, start + i - 1, waiter.token, waiter.task_id)
+          leave_queue(key, ticket, waiter.token)
         else
-          front = front or start + i - 1
+          front = front or ticket
         end
         if verdict == 'enough' then
           return front, false

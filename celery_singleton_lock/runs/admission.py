@@ -5,13 +5,11 @@ from dataclasses import replace
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.leases.heartbeat import count
+from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.options import OnStoreError
-from celery_singleton_lock.policies import POLICIES
-from celery_singleton_lock.policies.base import Ended, Policy
-from celery_singleton_lock.runs import waiting
-from celery_singleton_lock.runs.arguments import unpack
-from celery_singleton_lock.runs.redelivery import turn_back, wait_for_twin
+from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.policies import POLICIES, Ended, Policy, longest_wait
+from celery_singleton_lock.runs.redelivery import finish_copy
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND
 from celery_singleton_lock.stores.records import Conflict, Done
@@ -43,61 +41,66 @@ def admit(run: Run) -> Ended | None:
     Raises:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: The other ways to end.
     """
-    policy = _policy_of(run)
+    policy = POLICIES[run.options.on_conflict] if run.is_usual else _policy_of(run)
     try:
-        _say_what_is_unusual(run, policy)
-        if run.is_copy:
-            _look_for_its_run(run)
-        ended = policy.arrive(run) if run.notes.joins else None
-        if ended is not None:
-            return ended
-        answer = _ask(run)
-        if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
-            # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
-            run.is_copy = run.claim.may_be_copy = True
-            answer = run.lease.acquire()
-        if isinstance(answer, Conflict) and not _is_own(run, answer):
-            answer = policy.insist(run, answer)
-        if answer is not None:
-            return _end_at_the_door(run, policy, answer)
+        # A silent store must not use up the time limit, either.
+        run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest_wait(run))
+        if run.options.mode != "while_executing" or run.is_copy or run.notes.joins or policy.kind is not None:
+            ended = _prepare(run, policy)
+            if ended is not None or run.is_unlocked:
+                return ended
+        answer = run.lease.acquire()
+        return None if answer is None else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
         # It refuses us, and will the next time.
         raise
     except StoreError as error:
         return _unanswered(run, error)
-    if run.lease.arguments:
-        run.request.lock_merged_over = run.args, run.kwargs
-        run.args, run.kwargs = unpack(run, run.lease.arguments)
-    run.is_unlocked = run.options.mode == "until_executing"
+
+
+def _prepare(run: Run, policy: Policy) -> Ended | None:
+    """Do what comes before the question; returns how the run has ended, if it has."""
+    if run.options.mode == "until_executing":
+        return _begin_without_lease(run, policy)
+    _complete_claim(run, policy)
+    if run.is_copy and run.notes.joins:
+        _look_for_its_run(run)
+    return policy.before_acquire(run)
+
+
+def _admit_otherwise(run: Run, policy: Policy, answer: Conflict | Done | None) -> Ended | None:
+    """Go on after a first answer that was no grant."""
+    if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
+        # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
+        run.is_copy = run.claim.may_be_copy = True
+        answer = run.lease.acquire()
+    if isinstance(answer, Conflict) and not _is_own(run, answer):
+        answer = policy.on_conflict(run, answer)
+    return None if answer is None else _finish_refused(run, policy, answer)
+
+
+def _begin_without_lease(run: Run, policy: Policy) -> Ended | None:
+    """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
+    # A message that was delivered before may have begun, and must not end its call in favour of a later one.
+    is_new = not (run.hands_over or message.has_copies(run.request, run.notes, run.delivery, run.options))
+    heeds = is_new and policy is not POLICIES["wait"]
+    if heeds or run.notes.marked:
+        conflict = run.store.unmark(run.key, run.task_id, quiet=False, heeds=heeds)
+        if conflict is not None:
+            return _finish_refused(run, policy, conflict)
+        run.notes.marked = False
+    run.is_unlocked = True
     return None
 
 
-def _ask(run: Run) -> Conflict | Done | None:
-    """Ask for the lock. Until there is an answer the store may have counted the run: a signal may raise meanwhile."""
-    known = run.is_in_crowd
-    # A copy is not counted, because at its end it would take its original out of the crowd.
-    run.is_in_crowd |= run.claim.crowds and not run.is_copy
-    try:
-        answer = run.lease.acquire()
-    except StoreError:
-        run.is_in_crowd = known
-        raise
-    is_counted = isinstance(answer, Conflict) and not answer.is_own
-    run.is_in_crowd = known or (is_counted and run.claim.crowds)
-    return answer
-
-
 def _look_for_its_run(run: Run) -> None:
-    """Turn back a copy if its run is in this worker; for a call that has joined, if its run lives or has ended.
+    """Turn back a copy of a call that has joined, if its run lives or has ended.
 
-    A call that has joined asks with a limit of 0, so it gets no place: it first has to look for the result that it
-    waits for.
+    It asks with a limit of 0, so it gets no place: it first has to look for the result that it waits for.
     """
-    wait_for_twin(run)
-    if run.notes.joins:
-        answer = run.store.acquire(replace(run.claim, limit=0))
-        if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
-            turn_back(run, answer)
+    answer = run.store.acquire(replace(run.claim, limit=0))
+    if isinstance(answer, Done) or (isinstance(answer, Conflict) and answer.is_own):
+        finish_copy(run, answer)
 
 
 def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
@@ -122,35 +125,30 @@ def _policy_of(run: Run) -> Policy:
         # A retry waits for the run that it continues, which may be its sibling's.
         return POLICIES["wait"]
     if run.notes.asked and policy.kind is None:
-        # Its task had that policy when it asked, and other calls may be merged into it.
+        # Its task had that policy when it asked, and other calls may have ended in its favour.
         return POLICIES["rerun"]
     if run.can_come_again or not policy.comes_again:
         return policy
     return POLICIES["raise" if run.request.is_eager else "wait"]
 
 
-def _say_what_is_unusual(run: Run, policy: Policy) -> None:
+def _complete_claim(run: Run, policy: Policy) -> None:
     claim = run.claim
     # A later attempt is no new call. And a run that occupies its slot while it waits must not wait for a message.
     claim.heeds_queued = run.options.unique_in_queue and not run.hands_over and policy is not POLICIES["wait"]
-    claim.succeeds = None if run.hands_over else policy.kind
-    # Under any policy, because its task may have had another one. But a retry has its own arguments, unless the run
-    # before it has died with merged arguments.
-    takes_merged = run.can_come_again and (run.notes.died or not run.hands_over)
-    claim.merges = run.task.name if takes_merged else ""
-    claim.crowds = policy.comes_again and not run.notes.crowds
-    claim.joins = policy is POLICIES["join"]
-    # A silent store must not use up the time limit, either.
-    claim.patience = max(_SHORTEST_PATIENCE, waiting.longest_wait(run))
+    if policy.kind is not None and not run.hands_over:
+        claim.succeeds = policy.kind
+        # A message that waits in a queue for long is still older than the call that has superseded it.
+        claim.supersedes_for = max(run.options.queue_ttl, message.kept(run.options))
 
 
-def _end_at_the_door(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
+def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
     if isinstance(answer, Done) or _is_own(run, answer):
-        turn_back(run, answer)
+        finish_copy(run, answer)
     if policy.ends_at_once and run.hands_over and run.can_come_again and not answer.first.fence:
         # Nobody runs yet, and the successor may never come: a later attempt would be lost for nothing.
         policy = POLICIES["reschedule"]
-    return Ended(policy.settle(run, answer))
+    return Ended(policy.finish(run, answer))
 
 
 def _unanswered(run: Run, error: StoreError) -> Ended | None:
@@ -178,7 +176,7 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
 
 
 def _time_left(run: Run, tried: float) -> float:
-    """Seconds for which it may still try; a successor has no bound, because others may have been merged into it."""
+    """Seconds for which it may still try; a successor has no bound, because others may have ended in its favour."""
     timeout = run.options.wait_timeout
     return float("inf") if timeout is None or run.notes.asked else timeout - tried
 
@@ -186,7 +184,7 @@ def _time_left(run: Run, tried: float) -> float:
 def _outcome_unanswered(run: Run) -> signals.UnansweredOutcome:
     policy = run.options.on_store_error
     if policy == "skip" and run.notes.asked:
-        # Other calls may have been merged into this one.
+        # Other calls may have ended in favour of this one.
         policy = "reschedule"
     if policy == "reschedule" and not run.can_come_again:
         policy = "raise"

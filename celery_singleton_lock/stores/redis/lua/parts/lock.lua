@@ -1,15 +1,27 @@
+-- Numbers and moments in the form in which they are written.
+local function integer(number)
+  return string.format('%.0f', number)
+end
+
+-- Never shorten the expiry.
+local function expire_after(key, microseconds)
+  local milliseconds = math.ceil(microseconds / 1000)
+  if redis.call('PEXPIRE', key, milliseconds, 'NX') == 0 then
+    redis.call('PEXPIRE', key, milliseconds, 'GT')
+  end
+end
+
 -- The places of a lock, and the holders that have them.
 --   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down
---   <token>     deadline of that holder; under !<token> once it has been asked to make way, and with a + before it until it
---               has heard of that, which is when it is renewed
+--   <token>     deadline of that holder; under !<token> once it has been asked to make way
 --   broken:<token>  who has asked that holder to end, if it was a person
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
 --               publication; together no more than 64 bytes, because a longer value doubles what the hash takes
 --   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name, and then '\31' and a label if there is one
---   <place>:a   task whose merged arguments it runs with; <place>:c a copy of its message has come
+--   <place>:c   a copy of its message has come
 --   places      the highest place in use, if that is not 1
 --   fence       the greatest one that was given
-local FACTS = {':', ':i', ':h', ':n', ':a', ':c'}
+local FACTS = {':', ':i', ':h', ':n', ':c'}
 
 local AT_ONCE = 1000 -- no more fields are read by one command, for Lua's stack is limited
 local SEARCHABLE = 16 -- with more places than that the hash has to be a table, because a list is searched from end to end
@@ -52,10 +64,9 @@ local function grant_of(key, place)
   return grant_in(redis.call('HGET', key, place .. ':'))
 end
 
--- Whether a holder was asked to make way, and has heard of that, does not change here.
+-- Whether a holder was asked to make way does not change here.
 local function set_deadline(key, each, deadline)
-  local prefix, sign = each.makes_way and '!' or '', each.makes_way and not each.has_heard and '+' or ''
-  redis.call('HSET', key, prefix .. each.token, sign .. integer(deadline))
+  redis.call('HSET', key, (each.makes_way and '!' or '') .. each.token, integer(deadline))
 end
 
 local function is_on_hold(token)
@@ -77,8 +88,8 @@ local function undo_a_step_of_the_clock(key, doubtful)
   end
 end
 
--- All places, in order: {place, token, deadline, alive, makes_way, has_heard}; the token is nil where the place is empty. A holder is
--- alive until its deadline, whether it was asked to make way or not.
+-- All places, in order: {place, token, deadline, alive, makes_way}; the token is nil where the place is empty. A holder
+-- is alive until its deadline, whether it was asked to make way or not.
 local function read_places(key, highest, plausible)
   local tokens = fields_of_places(key, highest, '')
   local names, places, doubtful = {}, {}, {}
@@ -86,16 +97,13 @@ local function read_places(key, highest, plausible)
     names[place] = tokens[place] or ''
   end
   for place, deadline in ipairs(read_fields(key, names)) do
-    local token, makes_way, has_heard = tokens[place] or nil, false, false
+    local token, makes_way = tokens[place] or nil, false
     if token and not deadline then
       deadline, makes_way = redis.call('HGET', key, '!' .. token), true
-      has_heard = string.sub(deadline or '', 1, 1) ~= '+'
     end
     deadline = tonumber(deadline or 0)
     local alive = token and deadline > now
-    places[place] = {
-      place = place, token = token, deadline = deadline, alive = alive, makes_way = makes_way, has_heard = has_heard,
-    }
+    places[place] = {place = place, token = token, deadline = deadline, alive = alive, makes_way = makes_way}
     if alive and deadline > plausible and not is_on_hold(token) then
       doubtful[#doubtful + 1] = places[place]
     end
@@ -104,6 +112,14 @@ local function read_places(key, highest, plausible)
     undo_a_step_of_the_clock(key, doubtful)
   end
   return places
+end
+
+local function ask_to_make_way(key, each)
+  if not each.makes_way then
+    each.makes_way = true
+    set_deadline(key, each, each.deadline)
+    redis.call('HDEL', key, each.token)
+  end
 end
 
 -- Take back the successor's request to make way, which holders may not have heard yet; not that of a person.
@@ -122,4 +138,45 @@ local function empty_place(key, place, token)
     names[#names + 1] = place .. suffix
   end
   redis.call('HDEL', key, unpack(names))
+end
+
+-- Holders in the form for callers, seven values each: place, token, deadline, grant, task id, hostname, task name.
+local A_FEW = 8
+
+-- A few of the holders, among them the one whose lease ends first.
+local function described(key, places, most)
+  local alive, holders = {}, {}
+  for _, each in ipairs(places) do
+    if each.alive then
+      alive[#alive + 1] = each
+      if each.deadline < alive[1].deadline then
+        alive[1], alive[#alive] = each, alive[1]
+      end
+    end
+  end
+  local names, count = {}, math.min(#alive, most)
+  for i = 1, count do
+    for k, suffix in ipairs({':', ':i', ':h', ':n'}) do
+      names[4 * i - 4 + k] = alive[i].place .. suffix
+    end
+  end
+  local facts = count > 0 and read_fields(key, names) or {}
+  for i = 1, count do
+    local at, first = #holders, 4 * i - 3
+    holders[at + 1], holders[at + 2], holders[at + 3] = alive[i].place, alive[i].token, integer(alive[i].deadline)
+    holders[at + 4], holders[at + 5] = facts[first] or '', facts[first + 1] or ''
+    holders[at + 6], holders[at + 7] = facts[first + 2] or '', facts[first + 3] or ''
+  end
+  return holders
+end
+
+-- A few of the calls that go before, described as the holders that they will be.
+local function described_turns(turns)
+  local holders = {}
+  for i = 1, math.min(#turns, A_FEW) do
+    for _, value in ipairs({'', turns[i].token or '', integer(turns[i].deadline), '', turns[i].task_id, '', ''}) do
+      holders[#holders + 1] = value
+    end
+  end
+  return holders
 end

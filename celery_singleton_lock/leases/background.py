@@ -1,0 +1,230 @@
+"""What may block, in a thread of its own: releases whose answer was lost, receivers of signals, lines of the log.
+
+A renewal must not wait for any of it, because all leases of the process would wait with it.
+"""
+
+import _thread
+import logging
+import os
+from _queue import Empty, SimpleQueue
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from itertools import count
+
+from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.greenlets import patched_by
+from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.records import Claim, Ending
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Enough to connect to a store that is far away.
+_BOUND = 2.0
+_LINGERS = 5.0
+_LONGEST_START = 2.0
+_LOOK_AGAIN = 0.05
+_PAUSE = 0.5
+# Seconds for which a silent store, or a silent server of a cluster, is not asked, so that the releases at the others
+# do not wait for it. No longer, because a key is to be free soon after its store is back.
+_SILENCE = 1.0
+# Seconds after which a request that was under way has surely come, even if a proxy has kept it back.
+_UNDER_WAY = 3.0
+
+
+class DaemonThread:
+    """A thread that starts when it is needed, and again if it has died.
+
+    No lock is held: if two are started at once, the first finds that it was replaced, and ends.
+    """
+
+    _running: object = None
+    _begun: object = ()
+    _begins_by = 0.0
+
+    def ensure(self) -> None:
+        """Start the thread unless it runs."""
+        if self._begun is self._running or (self._running is not None and clock() < self._begins_by):
+            return
+        mark = object()
+        try:
+            self._running, self._begins_by = mark, clock() + _LONGEST_START
+            self._start(self._live, mark)
+        except BaseException:
+            # A signal has raised, or there are no more threads. The next call tries again.
+            self._running = None
+            raise
+
+    def _live(self, mark: object) -> None:
+        # Until a thread runs, CPython takes it for the one that has started it, so an exception for that one may be
+        # raised here, before the `try`. Then a later call of `ensure` starts another.
+        try:
+            if self._running is mark:
+                self._begun = mark
+            while self._running is mark and self._step():
+                pass
+        finally:
+            if self._running is mark:
+                self._running = None
+            # No thread can start at the end of the interpreter.
+            with suppress(RuntimeError):
+                if self._has_work():
+                    self.ensure()
+
+    def _start(self, run: Callable[[object], None], mark: object) -> None:
+        # Not `threading.Thread`, whose start waits: a signal that raises meanwhile would become another error.
+        _thread.start_new_thread(run, (mark,))
+
+    def _step(self) -> bool:
+        """Do what comes next; False to end."""
+        raise NotImplementedError
+
+    def _has_work(self) -> bool:
+        raise NotImplementedError
+
+
+class Background(DaemonThread):
+    """Makes calls, one after the other. Where threads are greenlets, this one is a greenlet too.
+
+    Arguments:
+        stays: Whether to go on though there is nothing to do.
+    """
+
+    def __init__(self, stays: Callable[[], bool] = bool) -> None:
+        self._stays = stays
+        self._order = count()
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget all calls: they are of the process that this one was forked from."""
+        self._running = None
+        # The queue of C: its `put` is safe in the handler of a signal, and no library makes it one for greenlets.
+        self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
+        self._waiting: list[tuple[float, int, Callable[[], object]]] = []
+        self._silent: dict[Hashable, float] = {}
+
+    def submit(self, call: Callable[[], object], delay: float = 0.0) -> None:
+        """Make a call soon after *delay* seconds, after those that were due before."""
+        self.put(call, delay)
+        self.ensure()
+
+    def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
+        """The same, if the thread runs; if not, it is made once the thread does."""
+        self._calls.put((clock() + delay, next(self._order), call))
+
+    def release_later(self, pending: "PendingRelease") -> None:
+        """Release until that is answered, for one ttl: by then the store has freed it by itself."""
+        pending.give_up_at = clock() + pending.ttl
+        self.submit(lambda: self._release(pending))
+
+    def _step(self) -> bool:
+        due_in = self._waiting[0][0] - clock() if self._waiting else _LINGERS
+        try:
+            heappush(self._waiting, self._get(max(0.0, due_in)))
+        except Empty:
+            if not self._waiting:
+                return self._stays()
+        if self._calls.empty() and self._waiting[0][0] <= clock():
+            self._make(heappop(self._waiting)[2])
+        return True
+
+    def _get(self, timeout: float) -> tuple[float, int, Callable[[], object]]:
+        greenlets = patched_by()
+        if greenlets is None:
+            return self._calls.get(timeout=timeout)
+        # The queue would stop the event loop.
+        give_up_at = clock() + timeout
+        while self._calls.empty() and (left := give_up_at - clock()) > 0:
+            greenlets.sleep(min(left, _LOOK_AGAIN))
+        return self._calls.get_nowait()
+
+    def _make(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception:
+            logger.exception("lock.signal_failed: a receiver has failed")
+
+    def _has_work(self) -> bool:
+        return not self._calls.empty() or bool(self._waiting) or self._stays()
+
+    def _release(self, pending: "PendingRelease") -> None:
+        if clock() < pending.give_up_at and (pause := self._try(pending)):
+            self.submit(lambda: self._release(pending), pause)
+
+    def _try(self, pending: "PendingRelease") -> float:
+        """Seconds until the next try; 0.0 if none is needed."""
+        try:
+            part = pending.store.part_of(pending.key)
+            silence = self._silent.get(part, 0.0) - clock()
+            if silence > 0 or not pending.may_release():
+                return max(silence, _PAUSE)
+            try:
+                pending.release()
+            except StoreError:
+                self._silent[part] = clock() + _SILENCE
+                return _PAUSE
+            self._silent.pop(part, None)
+        except Exception:
+            event = "lock.unreleased key=%s task_id=%s: the release is broken"
+            logger.exception(event, pending.key, pending.task_id)
+            return _PAUSE
+        if not pending.may_arrive:
+            return 0.0
+        pending.last_at = min(pending.last_at, clock() + _UNDER_WAY)
+        return _PAUSE if clock() + _PAUSE < pending.last_at else 0.0
+
+
+def _at_once() -> bool:
+    return True
+
+
+@dataclass
+class PendingRelease:
+    """Something that the store may still have, and that nobody wants any more.
+
+    Attributes:
+        store: The store.
+        key: The lock key.
+        task_id: The task id of the run that has left it, for the log; None if it is no task's.
+        ttl: Seconds after which the store has freed it by itself.
+        release: Releases it, or raises a `StoreError` if there is no answer.
+        may_release: Asked before each try.
+        may_arrive: The request that makes it may still be under way, on another connection, where the release
+            overtakes it. So it is released again and again for a while after the first answer.
+    """
+
+    store: Store
+    key: str
+    task_id: str | None
+    ttl: float
+    release: Callable[[], object]
+    may_release: Callable[[], bool] = _at_once
+    may_arrive: bool = False
+    give_up_at: float = 0.0
+    last_at: float = float("inf")
+
+
+background = Background()
+
+
+def release_claim_later(
+    store: Store,
+    claim: Claim,
+    place: int | None = None,
+    ending: Ending | None = None,
+    *,
+    may_release: Callable[[], bool] = _at_once,
+    may_arrive: bool = False,
+) -> None:
+    """Release a claim that nobody wants any more, while the store may still count it; see `PendingRelease`."""
+    release = partial(store.release, claim, place, bound=_BOUND, ending=ending)
+    task_id = claim.facts.task_id or None
+    background.release_later(
+        PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release, may_arrive=may_arrive)
+    )
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=background.start_over)

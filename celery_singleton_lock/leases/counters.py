@@ -1,0 +1,128 @@
+"""The counts of a process, until they are added to those in the store.
+
+To count is to append to a deque. The sums go to the store every few seconds, and at the end of the process.
+"""
+
+import atexit
+import logging
+import os
+import threading
+from bisect import bisect_left
+from collections import Counter, deque
+from contextlib import suppress
+from typing import Literal
+
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.counts import BOUNDS, OTHERS, field_of, hash_of
+
+logger = logging.getLogger("celery_singleton_lock")
+
+_EVERY = 5.0
+# Seconds until counts are sent again to a store that has not answered.
+_AGAIN = 15.0
+_BOUND = 1.0
+# The oldest are dropped if a process counts more between two flushes.
+_MOST_EVENTS = 100_000
+_MOST_TASKS = 500
+_LONGEST_NAME = 200
+
+What = Literal["acquired", "conflicts", "lost", "taken_over", "unanswered", "late", "held"]
+"""The events that are counted; the value of `acquired` is the length of the wait, of `held` that of the lease."""
+
+
+class Counters:
+    """Sums of what has happened in this process."""
+
+    def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget all: it is counted by the process that this one was forked from."""
+        self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
+        self._unsent: dict[tuple[Store, str], Counter[str]] = {}
+        self._tasks: set[str] = set()
+        self._will_flush = False
+        self._flushing = threading.Lock()
+
+    def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
+        """Count something.
+
+        Arguments:
+            store: Where the lock is.
+            key: The lock key.
+            what: What has happened.
+            task: Name of the task; empty for a `Lock`.
+            label: The outcome, or the reason.
+            value: Seconds.
+        """
+        self._events.append((store, key, what, task, label, value))
+        if not self._will_flush:
+            self.flush_later(_EVERY)
+
+    def flush_later(self, delay: float) -> None:
+        """Hand over all in the background."""
+        # At the end of the interpreter no thread can start; then `flush` is called without one.
+        with suppress(RuntimeError):
+            background.submit(self.flush, delay)
+        self._will_flush = True
+
+    def flush(self) -> None:
+        """Hand over all there is, within a second for each store. What is not answered is kept for the next time."""
+        with self._flushing:
+            try:
+                self._send()
+            finally:
+                self._will_flush = False
+                if self._unsent or self._events:
+                    self.flush_later(_AGAIN if self._unsent else _EVERY)
+
+    def _send(self) -> None:
+        self._add_up()
+        for (store, key), sums in list(self._unsent.items()):
+            try:
+                store.count(key, sums, _BOUND)
+                del self._unsent[store, key]
+            except (SingletonLockError, OSError) as error:
+                event = "lock.uncounted store=%s: %s; the counts are kept, and go with the next"
+                logger.info(event, store.address, getattr(error, "problem", error))
+
+    def _add_up(self) -> None:
+        with suppress(IndexError):
+            while True:
+                store, key, what, task, label, value = self._events.popleft()
+                sums, name = self._unsent.setdefault((store, hash_of(key)), Counter()), self._name_of(task)
+                if what != "held":
+                    sums[field_of(what, label, name)] += 1
+                if what in ("acquired", "held"):
+                    place, histogram = bisect_left(BOUNDS, value), "waited" if what == "acquired" else "held"
+                    bound = f"{BOUNDS[place]:g}" if place < len(BOUNDS) else "+Inf"
+                    sums[field_of(histogram, bound, name)] += 1
+                    if microseconds := round(value * 1_000_000):
+                        sums[field_of(histogram, "sum", name)] += microseconds
+
+    def _name_of(self, task: str) -> str:
+        if task not in self._tasks:
+            if len(self._tasks) >= _MOST_TASKS:
+                return OTHERS
+            self._tasks.add(task)
+        # Half of a character cannot be sent.
+        return task[:_LONGEST_NAME].encode(errors="replace").decode()
+
+
+counters = Counters()
+count = counters.add
+
+
+def count_grant(store: Store, key: str, task: str, *, waited: float, took_over: bool) -> None:
+    """Count a lease that was granted."""
+    counters.add(store, key, "acquired", task, value=waited)
+    if took_over:
+        counters.add(store, key, "taken_over", task)
+
+
+# billiard ends its pool processes without these calls, so `handlers` makes the call there.
+atexit.register(counters.flush)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=counters.start_over)

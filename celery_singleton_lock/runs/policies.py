@@ -1,0 +1,323 @@
+"""The fate of a run that finds its key held: a class for each policy."""
+
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+from billiard import current_process
+from billiard.exceptions import WorkerLostError
+from celery import Task, states
+from celery._state import get_current_task
+
+from celery_singleton_lock.leases.current import held_here
+from celery_singleton_lock.leases.greenlets import patched_by
+from celery_singleton_lock.options import OnConflict
+from celery_singleton_lock.runs.results import fence_handed_on, has_result
+from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.records import Conflict, Done, Holder, Succession
+
+logger = logging.getLogger("celery_singleton_lock")
+
+_FIRST_DELAY = 0.25
+# A call that was refused a few times takes a freed key within so many seconds. One that was refused often comes more
+# rarely, up to a third of its ttl, so many that wait for long are a bounded load.
+_SHORT_DELAY = 2.0
+_A_FEW = 8
+# The part of a time limit that a run may wait in its place; the rest is for the body.
+_SHARE = 1 / 4
+
+Limits = tuple[float | None, float | None]
+
+_of_the_worker: Limits = None, None
+
+
+class Ended(NamedTuple):
+    """The run has ended without its body, with this result or error."""
+
+    result: Any = None
+    error: BaseException | None = None
+
+    def unwrap(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
+
+
+class Policy(ABC):
+    """The fate of a run that finds its key held.
+
+    Attributes:
+        comes_again: Its runs have no other way to wait than to go back to the broker.
+        ends_at_once: Its runs do not wait.
+        kind: By which rule its runs become the successor, if they do.
+    """
+
+    comes_again = False
+    ends_at_once = False
+    kind: Succession | None = None
+
+    def before_acquire(self, run: Run) -> Ended | None:  # noqa: ARG002
+        """End the run before it asks for its lock, if the policy can."""
+        return None
+
+    def on_conflict(self, run: Run, conflict: Conflict) -> Conflict | Done | None:  # noqa: ARG002
+        """After the first refusal: ask for the lock once more, in the policy's own way.
+
+        Returns:
+            None if it was granted after all, else the last answer.
+        """
+        return conflict
+
+    @abstractmethod
+    def finish(self, run: Run, conflict: Conflict) -> Any:
+        """End the run, or send it back to the broker.
+
+        Returns:
+            What the run returns in place of its body's result.
+
+        Raises:
+            LockHeld, Ignore, Retry: The other ways to end.
+        """
+
+
+class Skip(Policy):
+    """`skip`: the run is not done, and says which holder it left the work to."""
+
+    ends_at_once = True
+
+    def finish(self, run: Run, conflict: Conflict) -> Any:
+        """End with `lock_skip_result`, or as REVOKED."""
+        holder = conflict.first
+        run.report_conflict(holder, "skipped")
+        return run.skip(f"lock key={run.key} is held by task_id={holder.task_id}", "skipped", holder.task_id)
+
+
+class Raise(Policy):
+    """`raise`: the run fails."""
+
+    ends_at_once = True
+
+    def finish(self, run: Run, conflict: Conflict) -> Any:
+        """Fail with `LockHeld`."""
+        _refuse(run, conflict.first)
+
+
+class Reschedule(Policy):
+    """`reschedule`: back to the broker, as often as it takes."""
+
+    comes_again = True
+
+    def finish(self, run: Run, conflict: Conflict) -> Any:
+        """Come again, unless it has waited long enough."""
+        if _time_left(run, conflict) < _FIRST_DELAY:
+            _refuse(run, conflict.first)
+        _come_again(run, conflict)
+
+
+class Wait(Policy):
+    """`wait`: first come, first served, in a slot of the pool."""
+
+    def on_conflict(self, run: Run, conflict: Conflict) -> Conflict | Done | None:
+        """Queue, unless this very thread has the lock."""
+        if held_here(run.key) is not None:
+            return conflict
+        with _waiting_in_place(run, conflict.first):
+            return run.lease.wait(conflict, min(_time_left(run, conflict), longest_wait(run)))
+
+    def finish(self, run: Run, conflict: Conflict) -> Any:
+        """Give up, or come again by the broker and wait again, because each delivery has its full time limit."""
+        if not run.can_come_again or _time_left(run, conflict) < _FIRST_DELAY:
+            _refuse(run, conflict.first)
+        if run.lease.unreleased:
+            # Give back its turn, or the message that comes again would queue behind it.
+            run.lease.release()
+        _come_again(run, conflict)
+
+
+class NextRun(Policy):
+    """`rerun` and `replace`: the call that was published last runs next; older ones end in its favour."""
+
+    comes_again = True
+
+    def __init__(self, kind: Succession) -> None:
+        self.kind = kind
+
+    def finish(self, run: Run, conflict: Conflict) -> Any:
+        """Come again, or end like a skipped run that names the call which runs in its place."""
+        successor = conflict.successor
+        if successor is None or successor == run.task_id:
+            # A later attempt of a run that has begun has asked for nothing. It takes no other call's turn.
+            _come_again(run, conflict, asked=run.notes.asked or successor is not None)
+        run.report_conflict(replace(conflict.first, task_id=successor), "superseded")
+        return run.skip(f"lock key={run.key}: task_id={successor} runs in place of this one", "superseded", successor)
+
+
+class Join(Policy):
+    """`join`: the holder's result or error is the run's as well."""
+
+    comes_again = True
+
+    def before_acquire(self, run: Run) -> Ended | None:
+        """Take the result of the run that was joined, if that has ended."""
+        joins = run.notes.joins
+        if not joins:
+            return None
+        (state,) = run.store.survey([run.key])
+        for holder in state.holders:
+            if holder.task_id == joins and not holder.is_on_hold:
+                _join(run, holder, **_joining(holder))
+        # Only now: if a task id is used again, the result of an earlier run is there while this run holds the lock.
+        return _result_of(run, joins, state)
+
+    def finish(self, run: Run, conflict: Conflict) -> Any:
+        """Join the holder."""
+        holder = conflict.first
+        _join(run, holder, **(_joining(holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY))
+
+
+POLICIES: dict[OnConflict, Policy] = {
+    "skip": Skip(),
+    "raise": Raise(),
+    "reschedule": Reschedule(),
+    "wait": Wait(),
+    "join": Join(),
+    "rerun": NextRun("rerun"),
+    "replace": NextRun("replace"),
+}
+
+
+def _refuse(run: Run, holder: Holder) -> NoReturn:
+    """Fail with `LockHeld`, which names the holder."""
+    run.report_conflict(holder, "raised")
+    raise run.held_by(holder)
+
+
+# Coming again.
+
+
+def _come_again(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
+    holder = conflict.first
+    run.report_conflict(holder, "rescheduled")
+    longest = _SHORT_DELAY if conflict.successor == run.task_id else _longest_delay(run)
+    delay = run.delay(_FIRST_DELAY, longest, holder.expires_in)
+    run.retry(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
+
+
+def _longest_delay(run: Run) -> float:
+    return _SHORT_DELAY * 2.0 ** min(max(0, run.notes.tries - _A_FEW), _A_FEW)
+
+
+def _time_left(run: Run, conflict: Conflict) -> float:
+    """Seconds until it has waited for `lock_wait_timeout`, by the store's clock, counted from its first refusal."""
+    waited = (conflict.at - run.lease.refused_at) / 1_000_000
+    return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited
+
+
+# Waiting in place, while a time limit goes on.
+
+
+def remember_limits(worker: Any) -> None:
+    """Keep the limits of the command line; the pool's processes are forks of this one, and are not told of it."""
+    global _of_the_worker  # noqa: PLW0603 (a process has one)
+    _of_the_worker = worker.time_limit, worker.soft_time_limit
+
+
+def longest_wait(run: Run) -> float:
+    """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
+    timed = get_current_task() if run.is_item else run.task
+    # Each is chosen as a worker chooses it.
+    hard, soft = (timed.request if run.is_item else run.request).timelimit or (None, None)
+    hard = hard or timed.time_limit or _of_the_worker[0]
+    soft = soft or timed.soft_time_limit or _of_the_worker[1]
+    if hard is None and soft is None:
+        return float("inf")
+    limits = [limit for limit in _enforced((hard, soft)) if limit]
+    if not limits or timed.request.is_eager:
+        return float("inf")
+    return min(limits) * _SHARE - _spent(timed) - run.age
+
+
+@contextmanager
+def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
+    """Say that the run waits, and that it waits no longer if it is granted its key; count the time."""
+    logger.info("lock.waiting key=%s task_id=%s holder=%s", run.key, run.task_id, holder.task_id)
+    run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
+    try:
+        yield
+    finally:
+        timed = _timed(run)
+        timed.request.lock_waited = _spent(timed) + run.age
+    if run.lease.granted:
+        run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
+
+
+def _timed(run: Run) -> Task:
+    """The task whose time limit goes on: for an item, its map."""
+    return get_current_task() if run.is_item else run.task
+
+
+def _spent(timed: Task) -> float:
+    """Seconds for which items before this one have waited."""
+    return timed.request.get("lock_waited") or 0.0
+
+
+def _enforced(limits: Limits) -> tuple[float | None, ...]:
+    """The limits that the pool enforces: prefork both, gevent the hard one, all others none."""
+    # Only the pool processes of prefork are daemons.
+    if current_process().daemon:
+        return limits
+    patched = patched_by()
+    return limits[:1] if patched is not None and patched.__name__ == "gevent" else ()
+
+
+# Ending with the result of another run.
+
+# A lease is released before the result is stored. If it is still missing so
+# much later, there will be none: the holder has died, or keeps no results.
+_RESULT_GRACE = 1.5
+_JOINS_NOBODY = {"joins": "", "joins_fence": 0, "free_since": 0}
+
+
+def _joining(holder: Holder, at: int = 0) -> dict[str, Any]:
+    # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
+    return {"joins": holder.task_id, "joins_fence": holder.fence or at, "free_since": 0}
+
+
+def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
+    run.report_conflict(holder, "joined")
+    longest = _longest_delay(run) / 2
+    run.retry(run.held_by(holder), run.delay(random.uniform(0.5, 1.0) * longest, longest), **notes)
+
+
+def _result_of(run: Run, joins: str, state: Survey) -> Ended | None:
+    result = run.task.AsyncResult(joins)
+    outcome = result.state
+    if outcome == states.SUCCESS:
+        return Ended(result.result)
+    if outcome == states.REVOKED:
+        run.revoke(f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked", "joined", joins)
+        return Ended()
+    if outcome == states.FAILURE:
+        if isinstance(result.result, WorkerLostError):
+            return None
+        return Ended(error=result.result)
+    _wait_for_result(run, joins, state)
+    return None
+
+
+def _wait_for_result(run: Run, joins: str, state: Survey) -> None:
+    """Come again, unless the run that was joined counts as dead: it has had no lock for too long."""
+    # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
+    # comes. A state that an earlier run with the same task id has left says nothing about this run.
+    goes_on = 0 < run.notes.joins_fence <= fence_handed_on(run.task, joins)
+    patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
+    # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
+    free_since = run.notes.free_since or state.at
+    if state.at - free_since < patience * 1_000_000:
+        _join(run, Holder.former(run.key, joins), free_since=free_since)

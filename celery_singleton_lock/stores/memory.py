@@ -1,0 +1,211 @@
+"""Locks in the memory of one process: the scripts, on a server that is a part of this process (fakeredis).
+
+For tests and eager mode. Only `stores/__init__.py` imports this, because fakeredis is in the extra `testing`.
+"""
+
+import os
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
+from typing import Any, Self
+
+from fakeredis import FakeRedisConnection, FakeServer
+from fakeredis._core import Database
+from fakeredis._socket import FakeSocket
+from redis import ConnectionPool
+
+from celery_singleton_lock.stores.base import Waiter, clock
+from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.store import RedisStore
+
+# Without it fakeredis would know no scripts, and not say why.
+import_module("lupa")
+
+# `make_sure` asks a server whether it is a master. This one is.
+_ALWAYS = float("inf")
+
+
+class MemoryStore(RedisStore):
+    """Locks of this process only, kept by the scripts that Redis runs."""
+
+    def __init__(self) -> None:
+        super().__init__("memory://", {})
+
+    def _connect(self, url: str, options: Mapping[str, Any]) -> None:
+        self._server = Server()
+        self._waiting: dict[Waiter, Claim] = {}
+        super()._connect(url, options)
+
+    def _source_of(self, url: str, options: Mapping[str, Any]) -> "OwnMemory":  # noqa: ARG002 (there is one)
+        return OwnMemory(self._server, self._refuse_a_copy)
+
+    def twin(self) -> Self:
+        """This store itself: there is no other way to it."""
+        return self
+
+    def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
+        """Return: it refuses nothing, and a test would see the lock of the trial as one that is held."""
+
+    @contextmanager
+    def waiter(self, claim: Claim) -> Iterator[Waiter]:  # type: ignore[override]
+        """The same; the store knows who waits, because `advance` has to keep its turn."""
+        with super().waiter(claim) as waiter:
+            self._waiting[waiter] = claim
+            try:
+                yield waiter
+            finally:
+                del self._waiting[waiter]
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass for everything in the store: leases, marks and cool-downs end, and waiters look again."""
+        with self.alone():
+            self._server.ahead += seconds
+            # Their turns may be over by now. In their order, and before anybody else asks.
+            for claim in list(self._waiting.values()):
+                self._take(claim, waits=True)
+            self._wake_all()
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """A block in which only this thread is served."""
+        return self._server.lock
+
+    def clear(self) -> None:
+        """Forget everything, as a restart without data does."""
+        self._call("FLUSHALL")
+        self._wake_all()
+
+    def reset(self) -> None:
+        """Make the store as new, for the next test."""
+        self._server.set_clock()
+        self.clear()
+
+    def _wake_all(self) -> None:
+        for channel in self._call("PUBSUB", "CHANNELS"):
+            self._call("PUBLISH", channel, "")
+
+    def _refuse_a_copy(self, pid: int) -> None:
+        """Called in a process that was forked off *pid*, before it is served by its copy."""
+
+    def _stepped(self, seconds: float) -> None:
+        """Tell nobody: `advance` and `reset` have set the clock."""
+
+
+class Server(FakeServer):
+    """The server, with a clock of its own: setting or freezing the wall clock in a test moves no lock."""
+
+    def __init__(self) -> None:
+        super().__init__(version=(7, 4))
+        # `advance` keeps all others out while it asks.
+        self.lock = threading.RLock()  # type: ignore[assignment]
+        self.dbs = defaultdict(lambda: _Database(self.lock, self.time))
+        self.set_clock()
+
+    def after_fork(self) -> None:
+        """Do without the locks that other threads of the parent may have held."""
+        self.lock = threading.RLock()  # type: ignore[assignment]
+        for database in self.dbs.values():
+            database.condition = threading.Condition(self.lock)
+        vars(self).pop("_lua_runtime", None)
+
+    def set_clock(self) -> None:
+        """Show the time of day."""
+        self.ahead = time.time() - clock()
+
+    def time(self) -> float:
+        """The time that its clock shows, in seconds since the epoch."""
+        return self.ahead + clock()
+
+
+class _Database(Database):
+    """Keys that expire by the server's clock; fakeredis would set its own `time` before each command."""
+
+    def __init__(self, lock: Any, now: Callable[[], float]) -> None:
+        self._now = now
+        super().__init__(lock)
+
+    @property
+    def time(self) -> float:
+        return self._now()
+
+    @time.setter
+    def time(self, now: float) -> None:
+        pass
+
+
+class _Interpreter:
+    """Lua that keeps what it has compiled, as a server does; that is half of the time of a script."""
+
+    def __init__(self, runtime: Any) -> None:
+        self._runtime = runtime
+        self._compiled: dict[bytes, Callable[[], Any]] = {}
+
+    def execute(self, script: bytes) -> Any:
+        compiled = self._compiled.get(script)
+        if compiled is None:
+            compiled = self._compiled[script] = self._runtime.compile(script)
+        return compiled()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+
+class _Socket(FakeSocket):
+    _server: Server
+
+    def _get_server_runtime(self, server: Any) -> Any:
+        runtime = super()._get_server_runtime(server)
+        if not isinstance(runtime, _Interpreter):
+            runtime = server._lua_runtime = _Interpreter(runtime)  # noqa: SLF001 (where fakeredis keeps it)
+        return runtime
+
+    def time(self) -> list[bytes]:
+        seconds, microseconds = divmod(round(self._server.time() * 1_000_000), 1_000_000)
+        return [b"%d" % seconds, b"%d" % microseconds]
+
+
+class _Connection(FakeRedisConnection):
+    sure_until = _ALWAYS
+
+    def _connect(self) -> _Socket:
+        assert self._server is not None
+        return _Socket(self._server, client_class=self._client_class, db=0, client_info=self._client_info)
+
+
+class OwnMemory:
+    """The source of connections to it."""
+
+    address = "memory://"
+    may_move = False
+
+    def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
+        self._server, self._pid, self._refuse_a_copy = server, os.getpid(), refuse_a_copy
+        self.pool = ConnectionPool(
+            connection_class=_Connection,
+            server=server,
+            decode_responses=True,
+            protocol=2,
+            redis_connect_func=_introduce_nobody,
+        )
+
+    def open(self, timeout: float) -> Any:  # noqa: ARG002 (it is there)
+        """A connection; after a fork there are none."""
+        if self._pid != os.getpid():
+            self._refuse_a_copy(self._pid)
+            self._server.after_fork()
+            self._pid = os.getpid()
+        connection = self.pool.connection_class(**self.pool.connection_kwargs)
+        connection.connect()
+        return connection
+
+    def look_again(self) -> None:
+        """Nothing to do: it stays where it is."""
+
+    def weigh(self, ttls: Iterable[float]) -> None:
+        """Nothing to do: it is never away."""
+
+
+def _introduce_nobody(connection: Any) -> None:
+    """There is nobody to sign in to."""

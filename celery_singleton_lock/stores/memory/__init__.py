@@ -1,1 +1,0 @@
-"""Locks in the memory of one process."""

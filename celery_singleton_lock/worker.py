@@ -1,0 +1,270 @@
+"""The main process of a worker: it mints the token of each run, and acts for a pool child that cannot.
+
+The token travels with the request. So the main process can release the lease of a child that was killed, and renew the
+lease of one whose body lets no other thread run. For a message that ends well it does nothing else.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import Terminated, WorkerLostError
+from celery.bootsteps import StartStopStep, Step
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.utils.imports import load_extension_class_names, symbol_by_name
+from celery.worker import state
+from celery.worker.request import Request
+
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.background import background, release_claim_later
+from celery_singleton_lock.leases.child_renewals import ChildLeaseRenewer
+from celery_singleton_lock.leases.heartbeat import Renewal
+from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.leases.processes import is_dead, is_stopped
+from celery_singleton_lock.publish import for_a_dead_run
+from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.ids import text_of
+from celery_singleton_lock.runs.marks import unmark_later
+from celery_singleton_lock.runs.results import end_of, store_end
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.start import check_worker
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Claim, Facts
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# A child renews every third of a ttl; one that has not done so for longer needs help.
+_LATE = 2.5
+
+
+class SingletonRequest(Request):
+    """A request for a `SingletonTask`, in the main process."""
+
+    # Celery makes a subclass for each task, which remembers that the leases of its children are looked after.
+    is_kept_alive = False
+    _accepted_at = float("inf")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        eventer = self._eventer
+        sends_events = bool(eventer and eventer.enabled and self._task.send_events)
+        # A plain tuple, because otherwise the name of our class would travel with each message.
+        self._request_dict[message.DELIVERY] = (new_token(), clock(), sends_events, self._content_type)
+
+    def on_accepted(self, pid: int, time_accepted: float) -> None:
+        """Keep the child's lease alive from now on, if it runs in a process of its own."""
+        # Celery's `time_start` is on the wall clock, which may be set.
+        self._accepted_at = time_accepted
+        super().on_accepted(pid, time_accepted)
+        if not self.is_kept_alive and self._runs_in_a_child():
+            with suppress(SingletonLockError):
+                child_lease_renewer.start(store_of(self.task.app), self.task.lock_options.ttl)
+                type(self).is_kept_alive = True
+
+    def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
+        """Release for a child that is dead: nothing in it ran to its end."""
+        error = exc_info.exception
+        if isinstance(error, ExceptionWithTraceback):
+            # The error is wrapped until it has gone through a pipe, and only a prefork pool has one.
+            error = error.exc
+        if isinstance(error, WorkerLostError | Terminated):
+            self._release_once_dead(comes_again=self._comes_again())
+        # Celery may publish a retry for it here.
+        with for_a_dead_run():
+            return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
+
+    def on_timeout(self, soft: bool, timeout: float) -> None:
+        """Release at the hard limit, though not yet: the child still runs when this is called."""
+        super().on_timeout(soft, timeout)
+        if not soft:
+            task = self.task
+            # Celery 5.7 has an option for timeouts alone, which follows the older option if it is not set.
+            is_acknowledged = getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout)
+            self._release_once_dead(comes_again=task.acks_late and not is_acknowledged)
+
+    def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
+        """A call that never runs, because it is revoked or expired, leaves no mark."""
+        super()._announce_revoked(reason, terminated, signum, expired)
+        self._unmark()
+
+    def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
+        """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
+        kept = end_of(self.task, self.id)
+        super()._announce_cancelled(*args, **kwargs)
+        if kept is not None:
+            store_end(self.task, self.id, self._context, kept)
+
+    @property
+    def claim(self) -> Claim | None:
+        """The child's claim as far as the main process can know it; None if it cannot."""
+        # Whatever the message carries: the child finds the same, and its result says so.
+        with suppress(Exception):
+            return self._as_the_child_makes_it()
+        return None
+
+    def _as_the_child_makes_it(self) -> Claim | None:
+        if not self.task.is_lockable():
+            return None
+        notes = message.Notes.of(self.request_dict, self.id)
+        key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
+        if key is None:
+            return None
+        options = self.task.lock_options
+        token, facts = self.request_dict[message.DELIVERY][0], Facts(task_id=text_of(self.id))
+        return Claim(key, token, options.ttl, options.limit, facts, message=message.message_of(notes))
+
+    def _runs_in_a_child(self) -> bool:
+        return self.worker_pid not in (None, os.getpid())
+
+    def needs_help(self) -> bool:
+        """The child runs for longer than its own heartbeat needs until it renews its lease."""
+        options = self.task.lock_options
+        return (
+            self._runs_in_a_child()
+            and time.monotonic() - self._accepted_at > options.ttl / _LATE
+            # It has asked to be killed if it cannot renew by itself.
+            and options.on_lost != "kill"
+            # A dead child needs no help, and a stopped one may stay stopped for ever.
+            and not is_dead(self.worker_pid)
+            and not is_stopped(self.worker_pid)
+        )
+
+    def _release_once_dead(self, *, comes_again: bool) -> None:
+        pid, claim = self.worker_pid, self.claim
+        if not self._runs_in_a_child() or claim is None:
+            return
+        with suppress(SingletonLockError):
+            # It may have died while it asked.
+            release_claim_later(store_of(self.app), claim, may_release=lambda: is_dead(pid), may_arrive=True)
+        if not comes_again:
+            self._unmark()
+
+    def _comes_again(self) -> bool:
+        """Celery delivers or publishes the message of a dead child again."""
+        task, retries = self.task, self.request_dict.get("retries") or 0
+        is_rejected = task.acks_late and task.reject_on_worker_lost
+        has_retries = task.max_retries is None or retries < task.max_retries
+        return bool(is_rejected or (getattr(task, "retry_on_worker_lost", False) and has_retries))
+
+    def _unmark(self) -> None:
+        """End in the background what the call has left in the store."""
+        claim = self.claim
+        if claim is not None:
+            with suppress(SingletonLockError):
+                unmark_later(store_of(self.app), claim.key, claim.facts.task_id)
+
+
+def _late_renewals() -> list[Renewal]:
+    """The renewals that pool children may have missed."""
+    late = []
+    for request in _active_requests():
+        # A request with wrong settings, for example, costs the others nothing; its child tells of it.
+        with suppress(Exception):
+            if isinstance(request, SingletonRequest) and request.needs_help() and (claim := request.claim) is not None:
+                late.append(Renewal(store_of(request.app), claim))
+    return late
+
+
+def _active_requests() -> list[Any]:
+    while True:
+        try:
+            return list(state.active_requests)
+        except RuntimeError:
+            # The main thread has added one meanwhile.
+            continue
+
+
+class Start(Step):
+    """A step of the worker, which can end it before its pool starts; what a signal's receiver raises ends nothing.
+
+    A beat inside starts later, in a process or a thread whose end does not end the worker.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, beat: bool = False, **kwargs: Any) -> None:
+        check_worker(worker.app, worker.pool_cls, *(_questions_of_beat(worker) if beat else ()))
+        super().__init__(worker, beat=beat, **kwargs)
+
+
+def _questions_of_beat(worker: Any) -> tuple[Any, ...]:
+    from celery_singleton_lock.beat import SingletonSchedulerMixin, questions_of  # noqa: PLC0415 (only beats need it)
+
+    aliases = dict(load_extension_class_names("celery.beat_schedulers"))
+    try:
+        scheduler = symbol_by_name(worker.scheduler, aliases)
+    except (ImportError, AttributeError):
+        # Celery itself reports this.
+        return ()
+    return questions_of(worker.app) if issubclass(scheduler, SingletonSchedulerMixin) else ()
+
+
+class LostConnection(StartStopStep):
+    """A step of the consumer: if the connection to the broker is lost, what runs goes on and may come again."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, consumer: Any) -> None:
+        """Keep the jobs of a prefork pool when the connection is lost; let a solo pool acknowledge before that."""
+        pool: Any = getattr(consumer.pool, "_pool", None)
+        if hasattr(pool, "flush"):
+            consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
+        if isinstance(consumer.pool, SoloPool):
+            # Its second name is new in Celery 5.7.
+            name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
+            # Of the class, because this step starts anew after each reconnection.
+            call_soon = getattr(type(consumer), name).__get__(consumer)
+            setattr(consumer, name, _acknowledging_at_once(call_soon))
+
+    def stop(self, consumer: Any) -> None:  # noqa: ARG002
+        """The connection is lost, or the worker ends."""
+        if state.should_stop is None and state.should_terminate is None:
+            running = [request for request in _active_requests() if isinstance(request, SingletonRequest)]
+            background.submit(partial(_expect_copies, running))
+
+
+def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
+    """Celery would write it after the bodies of all that is due, and the broker may not wait for so long."""
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(function, "__name__", "") == "ack_log_error":
+            # If it fails for a reason other than the connection, Celery tries later after all.
+            with suppress(Exception):
+                return function(*args, **kwargs)
+        return call_soon(function, *args, **kwargs)
+
+    return call
+
+
+def _expect_copies(running: list[SingletonRequest]) -> None:
+    """Mark these runs as if a copy had met them: where all children are busy, it comes when its run has ended."""
+    for request in running:
+        claim = request.claim
+        if claim is None:
+            continue
+        try:
+            # With a limit of 0 it gets no place.
+            store_of(request.app).acquire(replace(claim, token=new_token(), limit=0, may_be_copy=True))
+        except SingletonLockError as error:
+            logger.warning("lock.unmarked key=%s task_id=%s: a copy of it may run: %s", claim.key, request.id, error)
+            return
+
+
+def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
+    """Flush as Celery does from 5.7 on; before, Celery never hears how a running job ends (celery/celery#8541)."""
+
+    def flush() -> None:
+        running = {number: job for number, job in jobs.items() if job.accepted()}
+        pool.flush()
+        jobs.update((number, job) for number, job in running.items() if not job.ready())
+
+    return flush
+
+
+child_lease_renewer = ChildLeaseRenewer(_late_renewals)
