@@ -29,7 +29,6 @@ _CENTURY = 100 * 365 * 24 * 3600.0
 
 Mode = Literal["while_executing", "until_executing", "until_executed", "until_and_while_executing"]
 OnConflict = Literal["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"]
-_QUEUE_MODES = ("until_executing", "until_executed", "until_and_while_executing")
 _NOT_IN_QUEUE_MODES = ("join", "rerun", "replace")
 OnLost = Literal["abort", "warn", "kill"]
 OnStoreError = Literal["reschedule", "raise", "run", "skip"]
@@ -162,7 +161,7 @@ def check_pair(task: Any, mode: Any, on_conflict: Any) -> None:
     Raises:
         ConfigurationError: Naming the task, both values and what to use instead.
     """
-    if mode in _QUEUE_MODES and on_conflict in _NOT_IN_QUEUE_MODES:
+    if mode not in (None, "while_executing") and on_conflict in _NOT_IN_QUEUE_MODES:
         name = "singleton_lock_on_conflict" if task.lock_on_conflict is None else "lock_on_conflict"
         raise ConfigurationError(
             f"task {task.name}: {name}={on_conflict!r} does not go with lock_mode={mode!r}, in which an equal call is "

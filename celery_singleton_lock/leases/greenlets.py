@@ -41,11 +41,6 @@ def start_native_thread(run: Callable[[], None]) -> None:
     _original("_thread", "start_new_thread")(run, ())
 
 
-def native_sleep(seconds: float) -> None:
-    """Sleep in a native thread."""
-    _original("time", "sleep")(seconds)
-
-
 def _original(module: str, name: str) -> Any:
     """What *name* was before anybody patched it."""
     if "gevent.monkey" in sys.modules:

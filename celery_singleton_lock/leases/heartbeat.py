@@ -138,7 +138,7 @@ class Renewal:
         """Let it last no longer: nobody wants it any more."""
         self.is_over = True
         if self.thread is not None:
-            self.thread.watching.pop(ref(self), None)
+            self.thread.remove(self)
         if self._deadman is not None:
             self._deadman.disarm()
 

@@ -35,7 +35,7 @@ _NEARLY = 0.9
 # Seconds from the end of a body until the broker has heard of it, on a busy machine.
 _LATEST_ACKNOWLEDGEMENT = 10.0
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
-SWEEP = 120.0
+_SWEEP = 120.0
 # Seconds after which a broker that restarts is back; a job is worth the wait.
 _PATIENCE = 60.0
 _PAUSE = 0.5
@@ -163,7 +163,7 @@ def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any
 
 def kept(options: LockOptions) -> float:
     """Seconds for which the broker may deliver a message again."""
-    return options.visibility_timeout + SWEEP
+    return options.visibility_timeout + _SWEEP
 
 
 def hands_over(request: Context) -> bool:

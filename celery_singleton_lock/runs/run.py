@@ -166,7 +166,7 @@ class Run:
         """Seconds since it came."""
         return clock() - self._began_at
 
-    def is_lost(self, lease: Lease) -> None:
+    def on_lost(self, lease: Lease) -> None:
         """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
         policy, reason = self.options.on_lost, lease.lost_reason or "expired"
         count(lease.store, lease.key, "lost", self.task.name, reason)
@@ -365,7 +365,7 @@ def run_for(task: Task, request: Context, notes: Notes, key: str, args: Any, kwa
 def _lost(run: "ref[Run]", lease: Lease) -> None:
     # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
     if (one := run()) is not None and not one.is_unlocked:
-        one.is_lost(lease)
+        one.on_lost(lease)
 
 
 def kills_itself(task: Task, options: LockOptions, *, has_process: bool) -> bool:
