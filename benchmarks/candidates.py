@@ -15,7 +15,7 @@ from celery_singleton_lock.leases.key import key_of
 from celery_singleton_lock.options import DEFAULT_PREFIX
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Claim, Facts
-from celery_singleton_lock.stores.redis.wire import REPLY_TIMEOUT
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
 
 OURS, REDIS_PY, PYTHON_REDIS_LOCK = "celery-singleton-lock", "redis-py", "python-redis-lock"
 

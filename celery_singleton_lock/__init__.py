@@ -1,6 +1,6 @@
 """One run at a time for Celery tasks, across all workers."""
 
-from celery_singleton_lock import handlers, signals
+from celery_singleton_lock import receivers, signals
 from celery_singleton_lock.errors import (
     ConfigurationError,
     LockHeld,
@@ -8,11 +8,10 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
     StoreError,
 )
-from celery_singleton_lock.leases.current import current_lease
-from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.lease import Lease, current_lease
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import SingletonOptions
-from celery_singleton_lock.runs.revoked import CallRevoked
+from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.stores.records import Holder
 from celery_singleton_lock.task import SingletonTask
 
@@ -31,6 +30,6 @@ __all__ = [
     "SingletonTask",
     "StoreError",
     "current_lease",
-    "handlers",
+    "receivers",
     "signals",
 ]

@@ -6,8 +6,12 @@ so it survives pickle and the JSON result backend of Celery.
 
 from typing import Literal
 
+DOCS = "https://celery-singleton-lock.github.io/celery-singleton-lock/"
+"""Where messages send their readers, who have no file of ours."""
+
 LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 """Why a lease is lost."""
+
 MAKES_WAY: tuple[LostReason, ...] = ("replaced", "broken")
 """The reasons for which a holder is asked to end; it keeps its lease until it has ended."""
 NotHeldReason = Literal[LostReason, "released", "forked"]

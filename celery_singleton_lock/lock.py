@@ -14,14 +14,12 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count as count_one
-from celery_singleton_lock.leases.counters import count_grant
-from celery_singleton_lock.leases.current import Hold, give_back, holds, live_holds, running_loop
 from celery_singleton_lock.leases.key import checked_name, key_of
-from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, live_holds, new_token, running_loop
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts
 
 # The label of a metric: names of locks may be made of ids, of which there is no end.
@@ -193,10 +191,7 @@ def _acquire(lease: Lease, patience: float | None) -> bool:
     conflict = lease.acquire()
     if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
         return False
-    count_grant(lease.store, lease.key, _NO_TASK, waited=lease.waited, took_over=lease.took_over)
-    lease.on_released = _tell_released
-    if signals.lock_acquired.receivers:
-        signals.lock_acquired.send(sender=Lock, lease=lease)
+    lease.report_granted(Lock, _NO_TASK)
     return True
 
 
@@ -207,12 +202,6 @@ def _patience(blocking: bool, timeout: Duration | None) -> float | None:
     if not blocking:
         raise ConfigurationError(f"timeout={timeout!r} goes with blocking=True only")
     return seconds("timeout", timeout, least=0)
-
-
-def _tell_released(lease: Lease) -> None:
-    count_one(lease.store, lease.key, "held", _NO_TASK, value=clock() - lease.began_at)
-    if signals.lock_released.receivers:
-        signals.lock_released.send(sender=Lock, lease=lease)
 
 
 def _tell_lost(lease: Lease) -> None:

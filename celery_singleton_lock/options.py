@@ -1,15 +1,18 @@
-"""Options of a task and settings of an app: read, checked, and turned into plain values."""
+"""The options of a task and the settings of an app: default, check, and what a misspelt name was meant to be."""
 
-from collections.abc import Callable, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Literal, TypedDict, get_args
 
 from celery import Celery
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
 from celery_singleton_lock.leases.key import KeyChoice, checked_label
 
@@ -144,44 +147,44 @@ class LockOptions:
         return self.skip_result is not UNSET
 
 
-def check_values(task: Any) -> None:
-    """Check what a task sets itself, or a class of tasks.
+def option_of(task: Any, name: str, default: Any = None) -> Any:
+    """What a task, or a class of tasks, has for `lock_<name>`; a function there is no method."""
+    name = f"lock_{name}"
+    if isinstance(task, type):
+        return getattr(task, name, default)
+    return vars(task).get(name, getattr(type(task), name, default))
 
-    Raises:
-        ConfigurationError: Naming the task, the option, the value and what is allowed.
-    """
-    for name in OPTIONS:
-        check_value(task, name)
-    check_pair(task, task.lock_mode, task.lock_on_conflict)
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raise a `ConfigurationError` with each of the *faults* once, in a line of its own, if there are any."""
+    if lines := list(dict.fromkeys(faults)):
+        raise ConfigurationError("\n".join(lines))
+
+
+def faults_in_values(task: Any) -> Iterator[str]:
+    """What a task, or a class of tasks, sets to a value that is not allowed."""
+    for name, option in OPTIONS.items():
+        value = option_of(task, name)
+        try:
+            if value is not None:
+                option.check(f"lock_{name}", value)
+        except ConfigurationError as error:
+            yield f"task {task.name}: {error}"
+    try:
+        check_pair(task, option_of(task, "mode"), option_of(task, "on_conflict"))
+    except ConfigurationError as error:
+        yield str(error)
 
 
 def check_pair(task: Any, mode: Any, on_conflict: Any) -> None:
-    """Refuse a policy that means nothing where an equal call is not even sent.
-
-    Raises:
-        ConfigurationError: Naming the task, both values and what to use instead.
-    """
+    """Refuse a policy that means nothing where an equal call is not even sent."""
     if mode not in (None, "while_executing") and on_conflict in _NOT_IN_QUEUE_MODES:
-        name = "singleton_lock_on_conflict" if task.lock_on_conflict is None else "lock_on_conflict"
+        name = "singleton_lock_on_conflict" if option_of(task, "on_conflict") is None else "lock_on_conflict"
         raise ConfigurationError(
             f"task {task.name}: {name}={on_conflict!r} does not go with lock_mode={mode!r}, in which an equal call is "
             "not sent and gets the result of the one that is queued; use 'skip', 'raise', 'reschedule' or 'wait', or "
             "lock_mode='while_executing'"
         )
-
-
-def check_value(task: Any, name: str) -> None:
-    """Check one of them.
-
-    Raises:
-        ConfigurationError: Naming the task, the option, the value and what is allowed.
-    """
-    value = getattr(task, f"lock_{name}")
-    try:
-        if value is not None:
-            OPTIONS[name].check(f"lock_{name}", value)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"task {task.name}: {error}") from None
 
 
 def resolve(app: Celery, task: Any) -> LockOptions:
@@ -190,15 +193,14 @@ def resolve(app: Celery, task: Any) -> LockOptions:
     Raises:
         ConfigurationError: A `singleton_lock_*` setting has a value that is not allowed.
     """
-    resolved = {name: _resolve_one(app, name, getattr(task, f"lock_{name}")) for name in OPTIONS}
-    check_pair(task, resolved["mode"], resolved["on_conflict"])
+    resolved = {name: _resolve_one(app, name, option_of(task, name)) for name in OPTIONS}
     timeout = _visibility_timeout(app)
     return LockOptions(
         **resolved,
         prefix=prefix_of(app),
         visibility_timeout=timeout,
-        skip_result=task.lock_skip_result,
-        holder_name="" if task.lock_name is None else task.name,
+        skip_result=option_of(task, "skip_result", UNSET),
+        holder_name="" if option_of(task, "name") is None else task.name,
     )
 
 
@@ -213,15 +215,6 @@ def _visibility_timeout(app: Celery) -> float:
         f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at least 0, "
         f"such as {DEFAULT_VISIBILITY_TIMEOUT:g}"
     )
-
-
-def check_setting(app: Celery, name: str) -> None:
-    """Return if the app's setting of an option can be used.
-
-    Raises:
-        ConfigurationError: It has a value that is not allowed.
-    """
-    _resolve_one(app, name, None)
 
 
 def _resolve_one(app: Celery, name: str, own: Any) -> Any:
@@ -257,3 +250,178 @@ def _keyprefix_of(app: Celery) -> str:
 
 def _or(words: tuple[str, ...]) -> str:
     return " or ".join([", ".join(map(repr, words[:-1])), repr(words[-1])] if len(words) > 1 else [repr(words[0])])
+
+
+# Names.
+
+NAMES = frozenset(SingletonOptions.__annotations__)
+SETTINGS = (
+    "singleton_lock_url",
+    "singleton_lock_prefix",
+    "singleton_lock_client_options",
+    "singleton_lock_replicas",
+    "singleton_beat_ttl",
+    "singleton_beat_name",
+    *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
+)
+# Names of the libraries that people come from, each with its library and its counterpart here.
+FOREIGN_OPTIONS: Mapping[str, tuple[str, str]] = {
+    "unique_on": ("celery-singleton", "lock_key"),
+    "raise_on_duplicate": ("celery-singleton", 'lock_on_conflict="raise"'),
+    "lock_expiry": ("celery-singleton", "lock_queue_ttl"),
+    "once": ("celery-once", "lock_key, lock_mode and others"),
+    "heimdall": ("celery-heimdall", "lock_mode and others"),
+}
+FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
+    "singleton_backend_url": ("celery-singleton", "singleton_lock_url"),
+    "singleton_backend_class": ("celery-singleton", "singleton_lock_url"),
+    "singleton_backend_kwargs": ("celery-singleton", "singleton_lock_client_options"),
+    "singleton_key_prefix": ("celery-singleton", "singleton_lock_prefix"),
+    "singleton_lock_expiry": ("celery-singleton", "singleton_lock_queue_ttl"),
+    "singleton_raise_on_duplicate": ("celery-singleton", "singleton_lock_on_conflict"),
+}
+# What people write for an option, but for `name`, which is Celery's.
+_WORDS: Mapping[str, str] = {
+    **{name.removeprefix("lock_"): name for name in NAMES if name != "lock_name"},
+    "policy": "lock_on_conflict",
+    "timeout": "lock_wait_timeout",
+    "unique_key": "lock_key",
+}
+_PREFIXES = ("lock_", "singleton_lock_")
+_ANYWHERE = ("singleton_lock_", "singleton_beat_")
+_SETTING = re.compile(rf"(?:app\.conf\.)?\b({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
+
+
+def faults_in_names(cls: type[Any], ours: type[Any]) -> Iterator[str]:
+    """What the classes of a task call as no option is called.
+
+    A method or a property is the user's own, and so is any name that a class behind has as well. Words such as `ttl`
+    count only as arguments of the decorator and in `task_annotations`; a class may mean something else by them.
+    """
+    for number, each in enumerate(cls.__mro__):
+        if each in ours.__mro__:
+            continue
+        is_decorated = "_decorated" in vars(each)
+        for name, value in vars(each).items():
+            is_own = hasattr(type(value), "__get__") and not is_decorated
+            with_words = is_decorated or (issubclass(each, ours) and "_" in name)
+            is_behind = any(name in vars(behind) for behind in cls.__mro__[number + 1 :])
+            if name in NAMES or is_own or is_behind:
+                continue
+            if fault := _fault_in_name(name, with_words=with_words):
+                yield f"task {cls.name}: {fault}"
+
+
+def check_name(task: Any, name: str) -> None:
+    """Refuse an option that does not exist, as it is set on the object."""
+    if name in NAMES or hasattr(type(task), name):
+        return
+    if fault := _fault_in_name(name):
+        raise ConfigurationError(f"task {task.name}: {fault}")
+
+
+def check_call_options(task: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option of the task that is given with a call."""
+    for name in options:
+        # A word such as `ttl` may be an argument of the broker, or of a router.
+        is_option = name.startswith(_PREFIXES) or name in FOREIGN_OPTIONS
+        if not is_option or name in (options.get("stamped_headers") or ()):
+            continue
+        if name in FOREIGN_OPTIONS:
+            raise ConfigurationError(f"task {task}: {_fault_in_name(name)}")
+        raise ConfigurationError(
+            f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
+            f"`@app.task(base=SingletonTask, {_meant(name) or 'lock_...'}=...)`"
+        )
+
+
+def _fault_in_name(name: str, *, with_words: bool = False) -> str:
+    if name in FOREIGN_OPTIONS:
+        return _foreign(name, "an option", *FOREIGN_OPTIONS[name])
+    is_prefixed = name.lower().startswith(_PREFIXES)
+    if not (is_prefixed or (with_words and name.removeprefix("singleton_") in _WORDS)):
+        return ""
+    own = " An attribute of your own needs a name that does not begin with lock_" if is_prefixed else ""
+    return f"there is no option {name}; {_suggestion(_meant(name), NAMES)}{own}"
+
+
+def _meant(name: str) -> str:
+    word = name.lower().removeprefix("singleton_").removeprefix("lock_")
+    return _WORDS.get(word) or _nearest(f"lock_{word}", NAMES)
+
+
+def _suggestion(meant: str, names: Iterable[str]) -> str:
+    return f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(names))}."
+
+
+def _nearest(name: str, names: Iterable[str], likeness: float = 0.5) -> str:
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=likeness)), "")
+
+
+def faults_in_settings(app: Celery) -> Iterator[str]:
+    """The settings that do not exist, or stand where Celery does not look for them."""
+    namespace = _namespace_of(app)
+    # Only the names, because a source may make its values when they are read.
+    for written in map(str, app.conf):
+        name = written.lower().removeprefix(namespace.lower() or "celery_")
+        is_read = written in (name, _in_namespace(name, namespace))
+        # A source may serve others as well, such as Django's settings.
+        if name.startswith("singleton_") and (is_read or name.startswith(_ANYWHERE)):
+            fault = _fault_in_setting(written, name, is_read=is_read)
+        else:
+            meant = _meant_setting(name) if is_read else ""
+            fault = f"there is no setting {written}; did you mean {meant}?" if meant else ""
+        if fault:
+            yield as_written(app, fault)
+
+
+def faults_in_defaults(app: Celery) -> Iterator[str]:
+    """The settings of options that have a value which is not allowed, whether a task uses them or not."""
+    for name in OPTIONS:
+        try:
+            _resolve_one(app, name, None)
+        except ConfigurationError as error:
+            yield as_written(app, str(error))
+
+
+def _meant_setting(name: str) -> str:
+    """What a name is meant to be that begins in another way; empty if it is somebody else's."""
+    if name.startswith("lock_") and f"singleton_{name}" in SETTINGS:
+        return f"singleton_{name}"
+    return _nearest(name, SETTINGS, likeness=0.8) if "_lock_" in name or "_beat_" in name else ""
+
+
+def _fault_in_setting(written: str, name: str, *, is_read: bool) -> str:
+    option = name.removeprefix("singleton_")
+    if name in SETTINGS:
+        return "" if is_read else f"the setting {written} is not read; write {name}"
+    if name in FOREIGN_SETTINGS:
+        # If that library is there, it serves other tasks of the app.
+        is_used = "celery_singleton" in sys.modules
+        return "" if is_used else _foreign(written, "a setting", *FOREIGN_SETTINGS[name])
+    if option in NAMES:
+        return f"there is no setting {written}: {option} is an option of each task alone"
+    return f"there is no setting {written}; {_suggestion(_nearest(name, SETTINGS), SETTINGS)}"
+
+
+def as_written(app: Celery, text: str) -> str:
+    """*text* with each setting as the user of a namespace writes it."""
+    namespace = _namespace_of(app)
+
+    def spell(found: re.Match[str]) -> str:
+        return found[0] if found[1] in app.conf.changes else _in_namespace(found[1], namespace)
+
+    return _SETTING.sub(spell, text) if namespace else text
+
+
+def _namespace_of(app: Celery) -> str:
+    return f"{app.namespace.rstrip('_')}_" if app.namespace else ""
+
+
+def _in_namespace(name: str, namespace: str) -> str:
+    """How Celery reads a setting."""
+    return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()
+
+
+def _foreign(name: str, kind: str, library: str, counterpart: str) -> str:
+    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"

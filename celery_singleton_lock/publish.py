@@ -15,18 +15,16 @@ from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
+from celery_singleton_lock.checks import check_publisher
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
-from celery_singleton_lock.label import label_of
+from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.runs.ids import text_of
+from celery_singleton_lock.runs.endings import CallRevoked, end_of, has_result
 from celery_singleton_lock.runs.marks import unmark, unmark_later
-from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, with_notes
-from celery_singleton_lock.runs.results import end_of, has_result
-from celery_singleton_lock.runs.revoked import CallRevoked
+from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.start import check_marks_in_memory, check_publisher
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, Sent
 
@@ -141,10 +139,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         _check_once(task)
     if _is_unusual(task, args, kwargs, options):
         return _publish_with_key(task, args, kwargs, options, send)
-    task_id = options.get("task_id") or uuid()
-    # The task id, because a body may hand its headers on to another call.
-    notes = {"task_id": text_of(task_id), "published": time.time_ns() // 1000}
-    return send(**{**options, "task_id": task_id, "headers": {HEADER: notes}})
+    return send(**{**options, "headers": {HEADER: time.time_ns() // 1000}})
 
 
 def _check_once(task: Task) -> None:
@@ -179,7 +174,8 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     if run is not None:
         run.is_retried(key)
     headers, task_id = options.get("headers"), options.get("task_id") or uuid()
-    notes = Notes.of(headers, task_id)
+    # Without a task id it is a new call, even if its body has handed on the headers of its own.
+    notes = Notes.of(headers, options.get("task_id") or "")
     # The key of the arguments with which it is sent, because a retry may have new ones.
     notes.task_id, notes.key = text_of(task_id), key
     notes.published = notes.published or time.time_ns() // 1000
@@ -267,8 +263,6 @@ def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, l
 def _mark(task: Task, key: str, options: dict[str, Any], label: str, limit: int, sent: Sent = "") -> Holder | None:
     """Mark the call as queued, or find the one that is in its way."""
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
-    if store.address.startswith("memory:"):
-        check_marks_in_memory(task)
     seconds = wanted.queue_ttl + _lead(task, options)
     quiet = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)

@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.spelling import check_setting_names
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.options import as_written, faults_in_settings, refuse
 from celery_singleton_lock.stores import CLUSTERS, SENTINEL, one_url, store_from_url
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.celery_words import in_redis_py
@@ -38,7 +38,7 @@ def store_of(app: Celery) -> Store:
     assigned = app.conf.changes.get("singleton_lock_url")
     if store is not None and _urls.get(app, _UNKNOWN) in (_UNKNOWN, assigned):
         return store
-    check_setting_names(app)
+    refuse(faults_in_settings(app))
     opened = open_store(app)
     if store is not None:
         _stores.pop(app, None)
@@ -54,13 +54,18 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
-    _refuse_clusters(app)
-    url, options = _location(app)
-    own = _client_options(app)
-    if "username" in own or "password" in own:
-        # The provider belongs to the other user and password, and not to these.
-        options.pop("credential_provider", None)
-    return store_from_url(url, {**options, **own}, _replicas(app))
+    try:
+        _refuse_clusters(app)
+        url, options = _location(app)
+        own = _client_options(app)
+        if "username" in own or "password" in own:
+            # The provider belongs to the other user and password, and not to these.
+            options.pop("credential_provider", None)
+        return store_from_url(url, {**options, **own}, _replicas(app))
+    except ConfigurationError as error:
+        if isinstance(error, StoreError):
+            raise
+        raise ConfigurationError(as_written(app, str(error))) from error.__cause__
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:

@@ -1,34 +1,69 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
 from functools import cached_property, partial
-from typing import Any, cast
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, cast
 
 from celery import Celery, Task
 from celery._state import get_current_task
 from celery.app.task import Context
 from celery.result import AsyncResult, EagerResult
 
-from celery_singleton_lock.definition import check_definition, key_maker_of, options_of, request_class_of
+from celery_singleton_lock.checks import (
+    check_definition,
+    is_checked_at_start,
+    options_of,
+    request_class_of,
+    warn_of_task_class,
+)
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.generic import P, R_co, TypedTask
-from celery_singleton_lock.guard import guard_body
-from celery_singleton_lock.leases.current import current_lease, held_here
+from celery_singleton_lock.keys import key_maker_of
 from celery_singleton_lock.leases.key import KeyChoice, KeyMaker, start_of_keys
-from celery_singleton_lock.leases.lease import NULL_LEASE, Lease, NullLease
-from celery_singleton_lock.listening import MAKES_READY, connect_postrun, listen_for, release_at_task_end
-from celery_singleton_lock.options import UNSET, Duration, LockOptions, Mode, OnConflict, OnLost, OnStoreError
-from celery_singleton_lock.own import forget_options, unless_behind
+from celery_singleton_lock.leases.lease import NULL_LEASE, Lease, NullLease, current_lease, held_here
+from celery_singleton_lock.options import (
+    NAMES,
+    Duration,
+    LockOptions,
+    Mode,
+    OnConflict,
+    OnLost,
+    OnStoreError,
+    check_call_options,
+    check_name,
+)
 from celery_singleton_lock.publish import continues, continuing, options_by_name, publish
+from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
+from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, end_of_eager, throws
 from celery_singleton_lock.runs.message import Notes
-from celery_singleton_lock.runs.results import TASKS_OF_ITEMS, handing_on
-from celery_singleton_lock.runs.revoked import end_of_eager, throws
+from celery_singleton_lock.runs.policies import handing_on
 from celery_singleton_lock.runs.run import Run, has_run, run_for
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.spelling import check_call_options, check_option_name
-from celery_singleton_lock.start import faults_held_back
 from celery_singleton_lock.stores.records import Holder
+
+if TYPE_CHECKING:
+    from typing import Generic
+
+    # They have defaults, so that `SingletonTask` without parameters is a complete type.
+    from typing_extensions import ParamSpec, TypeVar
+
+    P = ParamSpec("P", default=...)
+    R_co = TypeVar("R_co", covariant=True, default=Any)
+
+    class TypedTask(Task[P, R_co], Generic[P, R_co]):
+        """A task whose `run` takes P and returns R_co."""
+else:
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R_co = TypeVar("R_co", covariant=True)
+
+    class TypedTask(Task):
+        """Celery's task; before 5.7 that has no parameters when the program runs."""
+
+        abstract = True
+        __class_getitem__ = classmethod(GenericAlias)
 
 
 class SingletonTask(TypedTask[P, R_co]):
@@ -76,19 +111,19 @@ class SingletonTask(TypedTask[P, R_co]):
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
 
-    lock_mode: Mode | None = unless_behind(None)
-    lock_key: KeyChoice = unless_behind(None)
-    lock_name: str | None = unless_behind(None)
-    lock_limit: int | None = unless_behind(None)
-    lock_ttl: Duration | None = unless_behind(None)
-    lock_on_conflict: OnConflict | None = unless_behind(None)
-    lock_skip_result: Any = unless_behind(UNSET)
-    lock_wait_timeout: Duration | None = unless_behind(None)
-    lock_on_lost: OnLost | None = unless_behind(None)
-    lock_on_store_error: OnStoreError | None = unless_behind(None)
-    lock_min_hold: Duration | None = unless_behind(None)
-    lock_queue_ttl: Duration | None = unless_behind(None)
-    lock_label: str | None = unless_behind(None)
+    lock_mode: Mode | None
+    lock_key: KeyChoice
+    lock_name: str | None
+    lock_limit: int | None
+    lock_ttl: Duration | None
+    lock_on_conflict: OnConflict | None
+    lock_skip_result: Any
+    lock_wait_timeout: Duration | None
+    lock_on_lost: OnLost | None
+    lock_on_store_error: OnStoreError | None
+    lock_min_hold: Duration | None
+    lock_queue_ttl: Duration | None
+    lock_label: str | None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
@@ -105,26 +140,31 @@ class SingletonTask(TypedTask[P, R_co]):
             with run:
                 ended = admit(run)
                 body = self.run if self._calls_body_itself else super().__call__
-                result = ended.unwrap() if ended else run_body(run, body)
+                result: R_co = ended.unwrap() if ended else run_body(run, body)
         except BaseException:
             connect_postrun()
             raise
         if not run.is_over:
             connect_postrun()
-        return cast(R_co, result)
+        return result
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option that is set on the object is used from then on."""
-        check_option_name(type(self), SingletonTask, name)
+        check_name(self, name)
         super().__setattr__(name, value)
-        forget_options(self, name)
+        self._forget(name)
         if name in MAKES_READY:
             listen_for(self, SingletonTask)
 
     def __delattr__(self, name: str) -> None:
         """Delete an attribute; an option is that of the class from then on."""
         super().__delattr__(name)
-        forget_options(self, name)
+        self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        if name in NAMES:
+            for made in ("lock_options", "_lock_keys"):
+                vars(self).pop(made, None)
 
     @property
     def lock(self) -> Lease | NullLease:
@@ -171,6 +211,10 @@ class SingletonTask(TypedTask[P, R_co]):
             return keys.key(prefix, args, kwargs)
         except ConfigurationError as error:
             raise ConfigurationError(f"task {self.name}: {error}") from error
+
+    def lock_key_of_some(self, *args: Any, **kwargs: Any) -> str:
+        """The lock key of a call of which only the arguments that make the key are given; raises as `lock_key_for`."""
+        return self._lock_keys.key_of_some(self.lock_options.prefix, args, kwargs)
 
     def lock_key_in(self, notes: Notes) -> str:
         """The lock key that is noted on a message; empty if it was made for another prefix, or by another version."""
@@ -245,9 +289,18 @@ class SingletonTask(TypedTask[P, R_co]):
         """Check the options as soon as the task exists."""
         super().on_bound(app)
         if cls.is_lockable():
-            with faults_held_back(app):
-                check_definition(cls, app, SingletonTask)
-                guard_body(cls, SingletonTask)
+            warn_of_task_class(cls, app, SingletonTask)
+            if not is_checked_at_start(app):
+                cls.check_class()
+
+    @classmethod
+    def check_class(cls) -> None:
+        """Return if the class of the task can work.
+
+        Raises:
+            ConfigurationError: Naming each fault in a line.
+        """
+        check_definition(cls, SingletonTask)
 
     def _call_otherwise(self, request: Context, args: Any, kwargs: Any) -> Any:
         """A direct call, an item of a map, a call in eager mode, inside its own run, or after it."""
@@ -274,11 +327,6 @@ class SingletonTask(TypedTask[P, R_co]):
         # The task calls itself, in its body or in a hook after it; but a `__call__` before ours may try again.
         has_own_call = type(self).__call__ is not SingletonTask.__call__
         return request.called_directly or has_run(request, may_try_again=has_own_call) or not self.is_lockable()
-
-    def is_past_lock(self) -> bool:
-        """The body is about to run, and `__call__` was not called before it."""
-        at = self.request
-        return (self._is_item(at) or not self._runs_without_lock(at)) and not at.get("lock_continued")
 
     def _continues(self, lease: Lease | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under the lease of that body."""

@@ -21,19 +21,18 @@ from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 from celery.worker.request import Request
 
+from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background, release_claim_later
-from celery_singleton_lock.leases.child_renewals import ChildLeaseRenewer
+from celery_singleton_lock.leases.child_renewals import ChildLeaseRenewer, is_dead, is_stopped
 from celery_singleton_lock.leases.heartbeat import Renewal
 from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.leases.processes import is_dead, is_stopped
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.ids import text_of
+from celery_singleton_lock.runs.endings import end_of, store_end
 from celery_singleton_lock.runs.marks import unmark_later
-from celery_singleton_lock.runs.results import end_of, store_end
+from celery_singleton_lock.runs.message import text_of
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.start import check_worker
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Facts
 

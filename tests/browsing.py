@@ -19,7 +19,7 @@ class Reply:
 
     def token(self) -> str:
         """That of the forms in the page."""
-        return str(re.findall(r'name="token" value="([^"]+)"', self.body)[0])
+        return str(re.findall(r'name="csrf-token" content="([^"]+)"', self.body)[0])
 
     def cookie(self) -> str:
         return self.headers["Set-Cookie"].partition(";")[0]

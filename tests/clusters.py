@@ -74,7 +74,7 @@ class Node(Server):
     def slots(self) -> list[tuple[int, int, int]]:
         """Of each range of slots its first, its last, and the port of who has it, as this one knows it."""
         with self.client() as client:
-            rows = client.connection_pool.get_connection()
+            rows = client.connection_pool.make_connection()
             try:
                 rows.send_command("CLUSTER", "SLOTS")
                 return [(int(first), int(last), int(owner[1])) for first, last, owner, *_ in rows.read_response()]

@@ -17,13 +17,13 @@ FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("
 NAME = PACKAGE.name
 
 FLOORS = (
-    {"errors", "stores"},
+    {"errors", "signals", "stores"},
     {"leases"},
     # What a task is, for all above that know Celery.
-    {"options", "own", "settings", "definition", "guard", "models", "spelling", "generic", "signals", "label"},
+    {"options", "settings", "keys"},
     {"runs"},
     {
-        *("__init__", "task", "publish", "lock", "listening", "start", "own_process", "handlers", "worker", "beat"),
+        *("__init__", "task", "publish", "lock", "receivers", "checks", "worker", "beat"),
         *("operations", "web", "testing", "otel"),
     },
 )
@@ -34,7 +34,7 @@ BELOW_CELERY = [name for name in FILES if name.startswith(("leases/", "stores/")
 FOR_TYPES_ALONE: set[tuple[str, str]] = set()
 """Arrows of which nothing is left when the program runs: they could run up, or round, so each would be named here."""
 
-LINES, FILES_AT_MOST = 15_900, 125
+LINES, FILES_AT_MOST = 14_250, 76
 """Of the whole package, Lua, HTML and CSS included; on their way to 9,500 lines in 70 files, so they only shrink."""
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 40

@@ -130,7 +130,15 @@ def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) ->
 
     assert needed == {"celery", "kombu", "redis"}
     assert all("extra ==" in str(requirement.marker) for requirement in requirements if requirement.marker)
-    assert optional == {"celery", "fakeredis", "hiredis", "opentelemetry-api"}
+    assert optional == {
+        "celery",
+        "fakeredis",
+        "flask",
+        "flask-wtf",
+        "hiredis",
+        "opentelemetry-api",
+        "prometheus-client",
+    }
 
 
 def test_the_wheel_says_what_it_is(wheel: Path) -> None:

@@ -4,10 +4,12 @@ A body that holds the GIL in C starves the heartbeat of its process. Meanwhile t
 decides nothing: only the heartbeat finds out that a lease is lost.
 """
 
+import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from celery_singleton_lock.leases.heartbeat import Renewal
 from celery_singleton_lock.stores.base import Store, clock
@@ -72,3 +74,36 @@ def _renew(store: Store, renewals: list[Renewal]) -> None:
     ]
     if late:
         store.renew(late, _BOUND)
+
+
+# The state of a child, as the kernel knows it.
+
+_DEAD = ("", "Z", "X")
+_STOPPED = ("T", "t")
+
+
+def is_dead(pid: int) -> bool:
+    """It runs nothing any more."""
+    return _state_of(pid) in _DEAD
+
+
+def is_stopped(pid: int) -> bool:
+    """It runs nothing until somebody lets it go on."""
+    return _state_of(pid) in _STOPPED
+
+
+def _state_of(pid: int) -> str:
+    """The letter that the kernel has for its state; empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "" if Path("/proc/self").exists() else _state_without_proc(pid)
+    return stat.rpartition(")")[2].split()[0]
+
+
+def _state_without_proc(pid: int) -> str:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return ""
+    return "R"

@@ -115,14 +115,7 @@ counters = Counters()
 count = counters.add
 
 
-def count_grant(store: Store, key: str, task: str, *, waited: float, took_over: bool) -> None:
-    """Count a lease that was granted."""
-    counters.add(store, key, "acquired", task, value=waited)
-    if took_over:
-        counters.add(store, key, "taken_over", task)
-
-
-# billiard ends its pool processes without these calls, so `handlers` makes the call there.
+# billiard ends its pool processes without these calls, so `receivers` makes the call there.
 atexit.register(counters.flush)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=counters.start_over)

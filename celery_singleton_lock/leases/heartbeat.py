@@ -6,6 +6,7 @@ from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 from weakref import ref
 
 from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
@@ -48,10 +49,12 @@ class Renewal:
         store: The store.
         claim: What the store has granted.
         deadman: Kills this process at the deadline; each renewal moves it.
-        on_lost: Called once when it is lost, in the thread that finds out. That is
+        on_lost: Called once with this object when it is lost, in the thread that finds out. That is
             the heartbeat's, so it must not take long.
 
     Attributes:
+        key: The lock key.
+        ttl: Seconds it lasts without renewal.
         thread: Renews it; None until the heartbeat has it.
         deadline: When it ends without another renewal, on `stores.base.clock()`. It counts
             from the moment the last answered request was sent, less an allowance for
@@ -74,12 +77,12 @@ class Renewal:
         store: Store,
         claim: Claim,
         deadman: DeadMan | None = None,
-        on_lost: Callable[[], None] | None = None,
+        on_lost: Callable[[Any], None] | None = None,
     ) -> None:
         self.store = store
         self.claim = claim
-        self.key = claim.key
-        self.ttl = claim.ttl
+        self.key: str = claim.key
+        self.ttl: float = claim.ttl
         self._deadman = deadman
         self._on_lost = on_lost
 
@@ -89,7 +92,7 @@ class Renewal:
         return self.claim.facts.task_id or None
 
     @property
-    def remaining(self) -> float:
+    def time_left(self) -> float:
         """Seconds until the deadline; 0.0 once nobody wants it any more."""
         return 0.0 if self.is_over else max(0.0, self.deadline - clock())
 
@@ -127,7 +130,7 @@ class Renewal:
         self.lost_reason = reason
         try:
             if self._on_lost is not None:
-                self._on_lost()
+                self._on_lost(self)
         finally:
             # If the policy, or a person, has asked for this end, it is no error.
             level = logging.INFO if reason in MAKES_WAY else logging.ERROR
@@ -257,7 +260,7 @@ class RenewalThread(DaemonThread):
                     self._lose(renewal, reason)
         for renewal, error in unsure[:_MOST_LINES]:
             event = "lock.unsure key=%s task_id=%s remaining=%.1f leases=%d: %s"
-            facts = renewal.key, renewal.task_id, renewal.remaining, len(unsure), error
+            facts = renewal.key, renewal.task_id, renewal.time_left, len(unsure), error
             self._log(partial(logger.warning, event, *facts))
 
     def _ask(self, renewals: list[Renewal]) -> Sequence[Answer | StoreError]:

@@ -21,8 +21,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from celery_singleton_lock.leases.current import running_loop
-from celery_singleton_lock.leases.greenlets import call_soon, current, hub
+from celery_singleton_lock.leases.greenlets import call_soon, current, hub, patched_by
+from celery_singleton_lock.leases.lease import running_loop
 
 # Celery, billiard and applications rarely touch the real-time signals; glibc keeps the first few for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
@@ -52,21 +52,20 @@ class Interrupt:
     _error: Exception | None = None
     _held_back = False
     _kept: Exception | None = None
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
+    _guard: threading.Lock
 
     def __enter__(self) -> None:
         """From now on, `send` reaches the code that runs."""
-        self._greenlet = current()
-        if self._greenlet is not None:
-            self._hub = hub()
-        elif _SIGNAL is not None and threading.current_thread() is threading.main_thread():
+        self._guard = threading.Lock()
+        thread = threading.get_ident()
+        if patched_by() is not None:
+            self._greenlet, self._hub = current(), hub()
+        elif _SIGNAL is not None and thread == threading.main_thread().ident:
             self._by_signal = True
             if _handler_of(_SIGNAL) is not _deliver:
                 signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
-        self._thread = threading.get_ident()
+        self._thread = thread
 
     def __exit__(self, *_: object) -> None:
         """From now on, `send` reaches nothing."""
@@ -78,6 +77,10 @@ class Interrupt:
     @contextmanager
     def held_back(self) -> Iterator[None]:
         """Keep an exception that is sent until the code inside has returned; drop it if that code raises."""
+        if self._thread is None:
+            # Nothing can be sent to a body that runs without a lock.
+            yield
+            return
         self._held_back = True
         try:
             yield
@@ -96,6 +99,8 @@ class Interrupt:
 
     def send(self, error: Exception) -> bool:
         """Raise *error* in the body; False if it is not running."""
+        if self._thread is None:
+            return False
         with self._guard:
             if self._thread is None:
                 return False

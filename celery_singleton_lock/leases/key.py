@@ -5,7 +5,8 @@ arguments are bound to the function's parameters, defaults filled in, and
 written the way kombu's JSON writes a message, so a publisher and a worker
 agree: a tuple is a list, the keys of a dict are text, an enum is its value,
 while `1`, `"1"`, `True` and `1.0` stay four different things. A model of pydantic
-is what its `model_dump(mode="json")` makes of it, with the members of each set sorted.
+is what its `model_dump(mode="json")` makes of it, unless that has a set in it:
+each process has an order of its own for sets.
 
 The braces are a hash tag of Redis Cluster, and no argument can be read in a key.
 The format is a wire format: workers of two releases must agree on it, so a
@@ -17,6 +18,7 @@ import inspect
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from types import NoneType
 from typing import Any
@@ -24,7 +26,6 @@ from typing import Any
 from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.leases.sets import FormatterWithoutSets, in_order
 
 MAX_NAME = 200
 # Short enough for Redis to keep the lock as a list, which takes half of the memory.
@@ -44,10 +45,12 @@ class _Encoder(json.JSONEncoder):
         if dump is None:
             return super().default(o)
         try:
-            return in_order(o, dump(o, mode="json"), self.encode)
+            if not _has_set(o):
+                return dump(o, mode="json")
         except Exception as error:
             # The model's own code may raise anything.
             raise ValueError(f"{type(error).__name__}: {error}") from error
+        raise ValueError("it has a set, whose order differs from process to process")
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
@@ -104,6 +107,22 @@ class KeyMaker:
         subject = self._bound(args, kwargs) if self._choice is None else self._subject(args, kwargs)
         return f"{prefix}:v3:{{{self._name}:{digest(subject)}}}"
 
+    def key_of_some(self, prefix: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """The same, where the arguments that do not count may be missing: for people, who look for a lock.
+
+        Raises:
+            TypeError: An argument that counts is missing, or the function has no such parameter.
+        """
+        choice = self._choice
+        if self._receive is not None or choice is None or callable(choice):
+            return self.key(prefix, args, kwargs)
+        bound = self._signature.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        for name in _fields("lock_key", choice) if isinstance(choice, str) else choice:
+            if name not in bound.arguments:
+                raise TypeError(f"missing a required argument: {name!r}")
+        return key_of(prefix, self._name, _chosen(choice, bound.arguments))
+
     def label(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """What operators read beside the key of a call: one short line; empty without a format string.
 
@@ -134,12 +153,12 @@ class KeyMaker:
             return _made_by_user(choice, lambda: choice(*args, **kwargs))
         arguments = self._bound(args, kwargs)
         assert choice is not None
-        if isinstance(choice, str):
-            return _formatted(choice, arguments)
-        return {name: arguments[name] for name in choice}
+        return _chosen(choice, arguments)
 
     def _bound(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments by the names of their parameters, defaults filled in."""
+        if self._is_usual and not kwargs and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True))
         if self._is_usual and len(args) <= len(self._names):
             given = {**dict(zip(self._names, args, strict=False)), **kwargs}
             arguments = {**self._defaults, **given}
@@ -159,16 +178,43 @@ def _plain_items(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in arguments.items()}
 
 
+def _chosen(choice: str | Sequence[str], arguments: Mapping[str, Any]) -> Any:
+    if isinstance(choice, str):
+        return _formatted(choice, arguments)
+    return {name: arguments[name] for name in choice}
+
+
 def _formatted(choice: str, arguments: Mapping[str, Any]) -> str:
-    formatter = FormatterWithoutSets()
+    formatter = _Formatter()
     text: str = _made_by_user(choice, lambda: formatter.vformat(choice, (), _plain_items(arguments)))
     if formatter.refused:
         raise ConfigurationError(
             f"lock_key={choice!r} is not possible for this call: {', '.join(formatter.refused)} shows a set, and the "
-            "text of a set differs from process to process; name the parameter, if it is a model of pydantic, as in "
-            "lock_key=('parameter',), or give a callable that returns sorted(...)"
+            "text of a set differs from process to process; give a callable that returns sorted(...)"
         )
     return text
+
+
+class _Formatter(string.Formatter):
+    """As `str.format`, and notes each field that would show a set."""
+
+    def __init__(self) -> None:
+        self.refused: list[str] = []
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        found = super().get_field(field_name, args, kwargs)
+        if _has_set(found[0]):
+            self.refused.append(f"{{{field_name}}}")
+        return found
+
+
+def _has_set(value: Any) -> bool:
+    """Whether a set is somewhere in *value*, or in what a model dumps."""
+    if hasattr(type(value), "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return any(map(_has_set, value.keys())) or any(map(_has_set, value.values()))
+    return isinstance(value, AbstractSet) or (isinstance(value, list | tuple) and any(map(_has_set, value)))
 
 
 def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
@@ -266,6 +312,12 @@ def checked_label(name: str, value: Any) -> str | None:
 def _checked_choice(choice: KeyChoice, signature: inspect.Signature) -> KeyChoice:
     if choice is None or callable(choice):
         return choice
+    if isinstance(choice, str) and choice in signature.parameters:
+        # A comma was forgotten, and the parentheses mean nothing.
+        raise ConfigurationError(
+            f"lock_key={choice!r} is the name of a parameter and no format string; did you mean "
+            f'("{choice}",) or "{{{choice}}}"?'
+        )
     if isinstance(choice, str):
         _check_names("lock_key", choice, _fields("lock_key", choice), signature)
         return choice

@@ -1,16 +1,20 @@
 """The right to run one key, for as long as the deadline lies ahead."""
 
+import asyncio
 import logging
 import os
 from binascii import b2a_base64
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from typing import Any, NamedTuple
 from weakref import ref
 
+from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, LockLost, LostReason, NotHeldReason, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import release_claim_later
+from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import Renewal, heartbeat
 from celery_singleton_lock.stores.base import Store, clock
@@ -27,7 +31,7 @@ def new_token() -> str:
     return b2a_base64(os.urandom(12), newline=False).translate(_SAFE_IN_URLS).decode()
 
 
-class Lease:
+class Lease(Renewal):
     """One execution's time-bound right to a lock key.
 
     A lease is not mutual exclusion of side effects: a process that is paused
@@ -55,16 +59,17 @@ class Lease:
         took_over: The holder before it died without a release.
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
         refused_at: When it was refused first, by the store's clock, in microseconds; 0 if it was not.
+        lost_reason: `expired`, `taken`, `unreachable`, `replaced`, `broken`, or None while it is not lost.
         store, claim: For those who tell others of it: the store, and what was asked for.
         began_at: When it was granted, on the local clock.
         is_unanswered: The last request for it had no answer, so it may still be under way.
-        on_released: Called once with the lease when it was given back; set by the code that has told of its grant.
     """
 
     fence: int = 0
     took_over: bool = False
     waited: float = 0.0
-    on_released: Callable[["Lease"], None] | None = None
+    _sender: Any = None
+    _counted_as = ""
     _asked = False
     _takes = 1
     is_unanswered: bool = False
@@ -81,14 +86,8 @@ class Lease:
         on_lost: Callable[["Lease"], None] | None = None,
         refused_at: int = 0,
     ) -> None:
-        self.store = store
-        self.claim = claim
-        self.key: str = claim.key
+        Renewal.__init__(self, store, claim, deadman, on_lost)
         self.token: str = claim.token
-        self.ttl: float = claim.ttl
-        # Without a reference back to the lease, because that would keep a lease alive that was left behind.
-        tell = partial(_tell, ref(self), on_lost) if on_lost is not None else None
-        self._renewal = Renewal(store, claim, deadman, tell)
         self._pid = os.getpid()
         self.refused_at: int = refused_at
 
@@ -107,14 +106,9 @@ class Lease:
         """It ended while it was still wanted."""
         return self.lost_reason is not None
 
-    @property
-    def lost_reason(self) -> LostReason | None:
-        """`expired`, `taken`, `unreachable`, `replaced`, `broken`, or None while it is not lost."""
-        return self._renewal.lost_reason
-
     def remaining(self) -> float:
         """Seconds for which the lease is certainly ours; 0.0 once it is lost or released."""
-        return self._renewal.remaining if self.held else 0.0
+        return self.time_left if self.held else 0.0
 
     def check(self) -> None:
         """Return if the lease is ours at this moment.
@@ -153,7 +147,7 @@ class Lease:
         answer = None
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
-            self._renewal.end()
+            self.end()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self._place, ending=ending)
         except StoreError as error:
@@ -161,18 +155,18 @@ class Lease:
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
-                self._renewal.end()
+                self.end()
                 release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
             self._asked = False
         if answer is None:
             return None
         if answer <= Answer.TAKEN and self._place is not None:
-            self._renewal.lose("taken" if answer is Answer.TAKEN else "expired")
+            self.lose("taken" if answer is Answer.TAKEN else "expired")
             return answer
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("lock.released key=%s task_id=%s", self.key, self.claim.facts.task_id or None)
-        if self.on_released is not None:
-            self.on_released(self)
+        if self._sender is not None:
+            self._report_released()
         return answer
 
     # For those who take leases for others: tasks, `Lock` and beats.
@@ -190,7 +184,7 @@ class Lease:
     @property
     def keeps_others_out(self) -> bool:
         """It is held, or was asked to make way and has not done so."""
-        return self.held or (self.lost_reason in MAKES_WAY and self.unreleased and self._renewal.remaining > 0.0)
+        return self.held or (self.lost_reason in MAKES_WAY and self.unreleased and self.time_left > 0.0)
 
     @property
     def takes(self) -> int:
@@ -221,6 +215,25 @@ class Lease:
             return answer
         self._begin(answer)
         return None
+
+    def report_granted(self, sender: Any, task: str) -> None:
+        """Count its grant for a task, and send `lock_acquired`; its release will be reported as well.
+
+        Arguments:
+            sender: Of the signals.
+            task: The task's name; empty for a `Lock`.
+        """
+        self._sender, self._counted_as = sender, task
+        counters.add(self.store, self.key, "acquired", task, value=self.waited)
+        if self.took_over:
+            counters.add(self.store, self.key, "taken_over", task)
+        if signals.lock_acquired.receivers:
+            signals.lock_acquired.send(sender=sender, lease=self)
+
+    def _report_released(self) -> None:
+        counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
+        if signals.lock_released.receivers:
+            signals.lock_released.send(sender=self._sender, lease=self)
 
     def wait(self, conflict: Conflict, timeout: float | None = None) -> Conflict | Done | None:
         """Queue for the lease, first come, first served, until it is ours or *timeout* seconds are over.
@@ -259,13 +272,13 @@ class Lease:
         self.fence, self.took_over = grant.fence, grant.took_over
         if self.refused_at:
             self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
-        self._renewal.renewed(grant.sent_at)
-        heartbeat.watch(self._renewal)
+        self.renewed(grant.sent_at)
+        heartbeat.watch(self)
         # INFO for a task only, because a task has logged that it waits.
         level = logging.INFO if self.waited and self.claim.facts.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
             event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
-            logger.log(level, event, self.key, self._renewal.task_id, self.fence, self.took_over, self.waited)
+            logger.log(level, event, self.key, self.task_id, self.fence, self.took_over, self.waited)
 
 
 class NullLease:
@@ -299,6 +312,62 @@ class NullLease:
 NULL_LEASE = NullLease()
 
 
-def _tell(lease: "ref[Lease]", on_lost: Callable[[Lease], None]) -> None:
-    if (one := lease()) is not None:
-        on_lost(one)
+# Which leases the calling code runs under, and which it has taken through a `Lock`.
+
+running_loop: Callable[[], asyncio.AbstractEventLoop | None] = asyncio._get_running_loop  # noqa: SLF001
+"""The event loop that this thread runs, or None. The public function raises then, which is slow."""
+
+# Weakly, because contexts are copied and outlive what they were made for.
+current: ContextVar[tuple["ref[Lease]", ...]] = ContextVar("current_lease", default=())
+
+
+def current_lease() -> Lease | None:
+    """The lease under which the calling code runs, or None if it runs under none."""
+    leases = current.get()
+    return leases[-1]() if leases else None
+
+
+def held_here(key: str) -> Lease | None:
+    """The lease on *key* under which the calling code runs, or None; a wait for that key would never end."""
+    leases = [lease() for lease in current.get()]
+    return next((lease for lease in leases if lease is not None and lease.key == key), None)
+
+
+class Hold(NamedTuple):
+    """One take of a lease through a `Lock`.
+
+    Attributes:
+        lock, caller: The `Lock`, and the process, thread and asyncio task that has taken it.
+        takes: How often the lease was taken by then.
+        in_block: A `with` statement has taken it.
+    """
+
+    lock: object
+    caller: tuple[int, int, object]
+    lease: Lease
+    takes: int
+    in_block: bool
+
+    @property
+    def lasts(self) -> bool:
+        """It was not released, neither by the lock nor by the lease."""
+        return self.lease.takes >= self.takes
+
+
+holds: ContextVar[tuple[Hold, ...]] = ContextVar("holds", default=())
+"""Nothing else keeps a lease that was taken by `Lock.acquire` and that the caller does not keep.
+
+Contexts are copied, so a copy may list what another thread or task has taken, or what was released meanwhile.
+"""
+
+
+def live_holds() -> tuple[Hold, ...]:
+    """Those that last, and those of blocks, which end with their block."""
+    return tuple([hold for hold in holds.get() if hold.in_block or hold.lasts])
+
+
+def give_back(hold: Hold) -> None:
+    """End it, and release its lease unless that was done."""
+    holds.set(tuple([one for one in holds.get() if one is not hold]))
+    if hold.lasts:
+        hold.lease.release()

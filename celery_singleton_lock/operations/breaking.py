@@ -1,11 +1,12 @@
-"""Asking the holders of one lock to end, and waiting until they have."""
+"""Asking the holders of one lock to end, and waiting until they have; dropping marks that nobody holds."""
 
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from celery_singleton_lock.operations.inventory import Locks, row_of_holder, rows_of
+from celery_singleton_lock.operations.inventory import Locks, Row, duration, row_of_holder, rows_of, shown
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.inventory import Survey
 from celery_singleton_lock.stores.records import Holder
@@ -112,3 +113,125 @@ def wait_until_gone(locks: Locks, broken: Broken, seconds: float) -> Broken:
         if not left or waited >= seconds:
             return Broken(broken.key, broken.asked, broken.dropped, gone=not left, seconds=waited, left=left)
         time.sleep(min(_LOOK_AGAIN, seconds - waited))
+
+
+# The marks of calls, in bulk.
+
+
+@dataclass(frozen=True)
+class LeftMarks:
+    """Marks of queued and next calls that nobody holds.
+
+    Attributes:
+        pattern: The glob for lock names.
+        marks: One row for each.
+        held: How many locks of such names are left alone because somebody holds them.
+    """
+
+    pattern: str
+    marks: list[Row]
+    held: int
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON, with the names of the docs."""
+        dropped = [{"key": row.key, "state": row.state, "task_id": row.task_id} for row in self.marks]
+        return {"pattern": self.pattern, "dropped": dropped, "held": self.held}
+
+
+def marks_left(surveys: Iterable[Survey], pattern: str) -> LeftMarks:
+    """The marks that can be dropped because nobody holds their locks.
+
+    Raises:
+        StoreError: No answer in time.
+    """
+    marks, held = list[Row](), 0
+    for survey in surveys:
+        if meant(survey, None):
+            held += 1
+        else:
+            marks += _marks_of(survey)
+    return LeftMarks(pattern, marks, held)
+
+
+def drop_marks(locks: Locks, agreed: LeftMarks) -> LeftMarks:
+    """Drop these marks, except those of locks that somebody holds by now, and say which.
+
+    Raises:
+        StoreError: No answer in time. Some are dropped.
+    """
+    calls = {(row.key, row.task_id) for row in agreed.marks}
+    dropped, held = list[Row](), agreed.held
+    for survey in locks.surveys_of(sorted({key for key, _ in calls})):
+        if meant(survey, None):
+            held += 1
+            continue
+        for row in _marks_of(survey):
+            if (row.key, row.task_id) in calls:
+                # By its task id, so neither a lease nor the mark of a call that has come since is touched.
+                locks.store.unmark(row.key, row.task_id or "", quiet=False)
+                dropped.append(row)
+    return LeftMarks(agreed.pattern, dropped, held)
+
+
+def _marks_of(survey: Survey) -> list[Row]:
+    return [row for row in rows_of(survey) if row.state in ("queued", "next")]
+
+
+# For people.
+
+
+def marks_text(left: LeftMarks, *, is_done: bool) -> str:
+    """How many marks are dropped, and how many locks are left alone."""
+    locks = len({row.key for row in left.marks})
+    verb = "Dropped marks" if is_done else "Marks to be dropped"
+    lines = [f"{verb}: {len(left.marks)}, of {locks} locks that nobody holds." if locks else "Nothing to drop."]
+    if left.held:
+        lines.append(f"Locks left alone because they are held: {left.held}.")
+    return "\n".join(lines)
+
+
+def nothing(key: str, name: str | None) -> str:
+    """Say that there is nothing to break."""
+    if name is None:
+        return f"Nothing to break: nobody holds {shown(key)}, and there are no marks."
+    return f"Nothing to break: {shown(name)} does not hold {shown(key)}."
+
+
+def planned(broken: Broken, *, force: bool) -> str:
+    """The holders and marks of a break, and its risk."""
+    lines = []
+    if broken.asked:
+        verb = "To be freed at once" if force else "To be asked to end"
+        lines.append(f"{verb}: {shown(', '.join(broken.asked))}")
+    if broken.asked and force:
+        lines.append("A body that is still alive goes on, beside the next one, until its next renewal at the earliest.")
+    if broken.dropped:
+        lines.append(f"To be dropped: {', '.join(broken.dropped)}")
+    return "\n".join(lines)
+
+
+def outcome(broken: Broken, app: str, *, force: bool) -> str:
+    """The result; *app* is what to give as `-A`."""
+    if not broken.gone:
+        return _not_free(broken, app)
+    if not broken.asked:
+        return f"Dropped: {', '.join(broken.dropped)}." if broken.dropped else "Nobody was there any more."
+    if force:
+        return "Freed. A body that is still alive learns of it at its next renewal, and ends with LockLost."
+    return f"Free after {duration(broken.seconds)}."
+
+
+def _not_free(broken: Broken, app: str) -> str:
+    left = max(holder.expires_in for holder in broken.left)
+    ids = [holder.task_id for holder in broken.left if holder.task_id]
+    lines = [
+        f"Not free after {duration(broken.seconds)}. If the process is dead, its lease ends in {duration(left)}.",
+        "A body that lets no other thread run, or that is only warned (lock_on_lost='warn'), goes on to its end.",
+    ]
+    if ids:
+        lines.append("To end it with its process:")
+    else:
+        lines.append("It is no task's but a Lock's, which keeps it until its program releases it.")
+    return "\n".join(
+        [*lines, *(f"  celery -A {shown(app)} control terminate SIGKILL {shown(task_id)}" for task_id in ids)]
+    )

@@ -1,55 +1,83 @@
-"""`singleton doctor`: look at store, settings, tasks, workers and holders, and change nothing."""
+"""The checks of a deployment: the store and its servers, settings, tasks, workers and holders. They change nothing."""
 
-import json
-import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-import click
-from celery import Celery
-from celery.platforms import EX_UNAVAILABLE
+from celery import Celery, Task
+from celery.utils.imports import symbol_by_name
 
+from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.advice import advice
-from celery_singleton_lock.operations.finding import Finding
-from celery_singleton_lock.operations.holders import about_holders
-from celery_singleton_lock.operations.inventory import Locks, is_of_one_process
-from celery_singleton_lock.operations.shell import Seconds, as_json
-from celery_singleton_lock.operations.store import OTHERS, about_store, if_allowed, unseen
-from celery_singleton_lock.operations.words import findings_table
-from celery_singleton_lock.operations.workers import about_workers, ask_workers
+from celery_singleton_lock.operations.inventory import Locks, aligned, is_of_one_process, shown
+from celery_singleton_lock.options import LockOptions, option_of
 from celery_singleton_lock.settings import open_store
-from celery_singleton_lock.start import faults_of, lockable
-from celery_singleton_lock.stores.base import lock_name_of
+from celery_singleton_lock.stores.base import Store, clock, lock_name_of
 from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.records import Holder
+
+SERVER = ("server", "eviction", "persistence", "connections")
+OTHERS = ("locking", *SERVER, "clock", "expiry")
+"""The checks that need an answer from the store."""
+Tasks = dict[str, tuple[Task, LockOptions]]
+
+_SLOW = 0.02
+_CLOCKS_DIFFER_BY = 1.0
+_OLDEST = 7
+_NEARLY_ALL = 0.8
+_FEW_SLOTS = 4
+_NAMED = 3
+_QUEUED_LONG = 600.0
+_DELIVER_AGAIN = ("redis", "valkey", "sentinel", "sqs")
+_VERDICTS = {True: "ok", False: "NO", None: "-"}
+_SEE_STORE = "not checked, because of the store"
+_ALIVE, _NO_TASK = "alive", "not of tasks, so no worker knows of them"
+_SILENT, _IDLE = "on a worker that has not answered", "not active on a worker that has answered"
+_QUESTIONS = ("stats", "active", "active_queues")
+# To connect to the broker.
+_TO_CONNECT = 5.0
 
 
-@click.command("doctor")
-@click.option(
-    "--timeout",
-    type=Seconds(min=0.1, max=60),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long the store has for a trial, and the workers for their answers.",
-)
-@as_json
-@click.pass_obj
-def doctor(obj: Any, timeout: float, is_json: bool) -> None:
-    """Look whether all that locks need is as it should be.
+@dataclass(frozen=True)
+class Finding:
+    """An answer to one question.
 
-    It looks at the store, at settings and tasks, and asks the workers. It takes a lock
-    on a key of its own, and changes nothing. Exits with 1 if something is wrong, and
-    with 69 if the store does not answer.
+    Attributes:
+        name: What was looked at.
+        ok: None if it could not be looked at, which is no fault.
+        detail: What was found, and what to do about it.
     """
-    app: Celery = obj.app
-    app.loader.import_default_modules()
-    findings, is_away = examine(app, timeout)
-    is_well = all(finding.ok is not False for finding in findings)
-    if is_json:
-        click.echo(json.dumps({"ok": is_well, "checks": [finding.as_json() for finding in findings]}))
-    else:
-        click.echo(findings_table(findings))
-    sys.exit(EX_UNAVAILABLE if is_away else int(not is_well))
+
+    name: str
+    ok: bool | None
+    detail: str
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON, with the names of the docs."""
+        return {"name": self.name, "ok": self.ok, "detail": self.detail}
+
+
+def a_few(names: Sequence[str]) -> str:
+    """The first few, and the number of the others."""
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def findings_table(findings: Sequence[Finding]) -> str:
+    """One line for each; what could not be checked for the same reason has one line."""
+    lines = dict[tuple[bool | None, str], list[str]]()
+    for each in findings:
+        lines.setdefault((each.ok, each.detail), []).append(each.name)
+    return aligned(
+        [
+            (_VERDICTS[ok], names[0], shown(detail))
+            if len(names) == 1
+            else (_VERDICTS[ok], "others", f"{', '.join(names)}: {shown(detail)}")
+            for (ok, detail), names in lines.items()
+        ]
+    )
 
 
 def examine(app: Celery, timeout: float) -> tuple[list[Finding], bool]:
@@ -70,11 +98,10 @@ def _examine(app: Celery, locks: Locks | None, problem: Finding, timeout: float)
     of_tasks = _about_tasks(app)
     workers = heard()
     if locks is None or unlisted:
-        of_holders = unseen(("holders",), unlisted or problem.detail)
+        of_holders = unseen(("holders",), _SEE_STORE if locks is None or is_away else unlisted)
     else:
         of_holders = if_allowed(("holders",), lambda: [about_holders(locks, surveys, workers)])
-    names = {lock_name_of(survey.key) for survey in surveys}
-    of_workers = [about_workers(app, workers), *of_holders, *advice(app, lockable(app), names, workers)]
+    of_workers = [about_workers(app, workers), *of_holders, *advice(app, lockable(app), surveys, workers)]
     return [*of_store, of_tasks, *of_workers], is_away
 
 
@@ -99,15 +126,375 @@ def _surveys(locks: Locks) -> tuple[list[Survey], str]:
 
 def _about_store(app: Celery, locks: Locks | None, problem: Finding, timeout: float) -> tuple[list[Finding], bool]:
     if locks is None:
-        return [problem, *unseen(OTHERS, "there is no store to look at")], False
+        return [problem, *unseen(OTHERS, _SEE_STORE)], False
     try:
         return about_store(app, locks.store, locks.start, timeout), False
     except StoreError as error:
-        return [Finding("store", False, str(error)), *unseen(OTHERS, "the store does not answer")], True
+        return [Finding("store", False, str(error)), *unseen(OTHERS, _SEE_STORE)], True
 
 
 def _about_tasks(app: Celery) -> Finding:
-    faults = faults_of(app)
+    faults = [*faults_of(app), *without_base(app)]
     if faults:
         return Finding("tasks", False, "; ".join(faults))
     return Finding("tasks", True, f"{len(lockable(app))} with a lock, and their options can work")
+
+
+# The store.
+
+
+def unseen(names: tuple[str, ...], why: str) -> list[Finding]:
+    """None of them could be looked at."""
+    return [Finding(name, None, why) for name in names]
+
+
+def about_store(app: Celery, store: Store, start: str, timeout: float) -> list[Finding]:
+    """All findings about the store, in which our keys begin with *start*.
+
+    Raises:
+        StoreError: It does not answer at all.
+    """
+    echo = store.echo(timeout)
+    slow = "; that is slow, and each task waits for two answers" if echo.round_trip > _SLOW else ""
+    return [
+        Finding("store", True, f"{store.address} answers in {echo.round_trip * 1000:.2f} ms{slow}"),
+        _locking(app, timeout),
+        *if_allowed(SERVER, lambda: _about_servers(store.about_servers(timeout))),
+        _clock(echo.ahead),
+        *if_allowed(("expiry",), lambda: [_expiry(sorted(store.without_expiry(start)))]),
+    ]
+
+
+def if_allowed(names: tuple[str, ...], look: Callable[[], list[Finding]]) -> list[Finding]:
+    """The finding of a look, or the finding that the store does not allow it."""
+    try:
+        return look()
+    except StoreError as error:
+        return unseen(names, str(error))
+
+
+def _locking(app: Celery, timeout: float) -> Finding:
+    try:
+        try_store(app, timeout)
+    except (ConfigurationError, StoreError) as error:
+        return Finding("locking", False, str(error))
+    return Finding("locking", True, "a lock was acquired, waited for, released, and its waiter woken")
+
+
+def _clock(ahead: float) -> Finding:
+    if abs(ahead) <= _CLOCKS_DIFFER_BY:
+        return Finding("clock", True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s")
+    side = "ahead of" if ahead > 0 else "behind"
+    why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
+    return Finding("clock", False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}")
+
+
+def _expiry(keys: list[str]) -> Finding:
+    if not keys:
+        return Finding("expiry", True, "each key of ours ends by itself")
+    why = "something else has changed them; delete each once nobody holds it"
+    return Finding("expiry", False, f"never end by themselves: {a_few(keys)}: {why}")
+
+
+# Its servers, by their own reports.
+
+
+def _about_servers(said: Mapping[str, Mapping[str, str]]) -> list[Finding]:
+    """One finding for each of the names, in their order; of several servers, it names those with a fault."""
+    looks = _version, _eviction, _persistence, _connections
+    by_name = zip(SERVER, looks, strict=True)
+    return [_of_all(name, {where: look(each) for where, each in said.items()}) for name, look in by_name]
+
+
+def _of_all(name: str, found: Mapping[str, tuple[bool, str]]) -> Finding:
+    by_detail: dict[str, list[str]] = {}
+    is_well = all(ok for ok, _ in found.values())
+    for where, (ok, detail) in found.items():
+        if ok == is_well:
+            by_detail.setdefault(detail, []).append(where)
+    if len(found) == 1 or (len(by_detail) == 1 and is_well):
+        return Finding(name, is_well, next(iter(by_detail)))
+    told = [f"{', '.join(sorted(where))}: {detail}" for detail, where in by_detail.items()]
+    return Finding(name, is_well, "; ".join(told))
+
+
+def _version(said: Mapping[str, str]) -> tuple[bool, str]:
+    version = said.get("redis_version", "")
+    name = f"Valkey {said['valkey_version']}" if "valkey_version" in said else f"Redis {version}"
+    if int(version.partition(".")[0] or _OLDEST) < _OLDEST:
+        return False, f"{name}: the scripts need Redis {_OLDEST}.0 or newer, or Valkey"
+    if said.get("role", "master") != "master":
+        return False, f"{name}, a replica: let singleton_lock_url name the master, or use sentinel://"
+    return True, f"{name}, a master"
+
+
+def _eviction(said: Mapping[str, str]) -> tuple[bool, str]:
+    limit, policy, evicted = (said.get(name, "0") for name in ("maxmemory", "maxmemory_policy", "evicted_keys"))
+    if limit != "0" and policy != "noeviction":
+        return False, (
+            f"maxmemory-policy {policy} drops locks once {limit} bytes are in use, for they all have an expiry; set it "
+            "to noeviction, or give the locks a server of their own"
+        )
+    if evicted != "0":
+        return False, (
+            f"{evicted} keys were evicted, and locks may have been among them; if the cause is gone, CONFIG RESETSTAT "
+            "forgets it"
+        )
+    return True, "maxmemory is not set" if limit == "0" else f"maxmemory {limit}, noeviction: if full, it refuses"
+
+
+def _persistence(said: Mapping[str, str]) -> tuple[bool, str]:
+    has_file, replicas = said.get("aof_enabled") == "1", int(said.get("connected_slaves", "0"))
+    if has_file and said.get("aof_last_write_status") != "ok":
+        return False, "the append-only file cannot be written, so the server refuses to write; check its disk"
+    told = []
+    if not has_file:
+        told.append("there is no append-only file, so a restart can grant twice")
+    if replicas:
+        told.append(f"replicas ({replicas}) hear of a lease a moment later, so a failover can grant twice")
+    return True, f"{'; '.join(told)}: use the fence" if told else "an append-only file"
+
+
+def _connections(said: Mapping[str, str]) -> tuple[bool, str]:
+    used, most = int(said.get("connected_clients", "0")), int(said.get("maxclients", "0"))
+    if most and used > _NEARLY_ALL * most:
+        return False, f"{used} of {most} are in use; raise maxclients, or have fewer processes"
+    return True, f"{used} of {most or 'any number'} are in use"
+
+
+# The workers.
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The answers of the workers.
+
+    Attributes:
+        pools: By worker, its pool; None if this process does not know that.
+        slots: By worker, how many bodies may run at once.
+        queues: By worker, the queues from which it takes messages.
+        active: By worker, the task ids of its runs.
+        problem: The reason why no worker could be asked.
+    """
+
+    pools: Mapping[str, type | None] = field(default_factory=dict)
+    slots: Mapping[str, int] = field(default_factory=dict)
+    queues: Mapping[str, set[str]] = field(default_factory=dict)
+    active: Mapping[str, set[str]] = field(default_factory=dict)
+    problem: str | None = None
+
+
+def ask_workers(app: Celery, timeout: float) -> Callable[[], Workers]:
+    """Ask all workers in the background; they have *timeout* seconds to answer. The result waits for them."""
+    answers: dict[str, Any] = {}
+    problems: list[str] = []
+    asking = [threading.Thread(target=_ask, args=(app, timeout, each, answers, problems)) for each in _QUESTIONS]
+    for thread in asking:
+        # A silent broker must not delay the end of the process.
+        thread.daemon = True
+        thread.start()
+    # One question after the other, because the app may allow one connection only.
+    give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
+
+    def heard() -> Workers:
+        for thread in asking:
+            thread.join(max(0.0, give_up_at - clock()))
+        return _workers(dict(answers), problems[0] if problems else "the broker does not answer")
+
+    return heard
+
+
+def _ask(app: Celery, timeout: float, question: str, answers: dict[str, Any], problems: list[str]) -> None:
+    try:
+        answers[question] = getattr(app.control.inspect(timeout=timeout), question)() or {}
+    except Exception as error:  # noqa: BLE001 (whatever the transport raises)
+        problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+
+def _workers(answers: dict[str, Any], problem: str) -> Workers:
+    if any(question not in answers for question in _QUESTIONS):
+        return Workers(problem=problem)
+    pools = {name: stats.get("pool", {}) for name, stats in answers["stats"].items()}
+    return Workers(
+        {name: _pool_of(pool) for name, pool in pools.items()},
+        {name: int(pool.get("max-concurrency") or 1) for name, pool in pools.items()},
+        {name: {each["name"] for each in queues} for name, queues in _listed(answers["active_queues"])},
+        {name: {each["id"] for each in runs} for name, runs in _listed(answers["active"])},
+    )
+
+
+def _listed(answers: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
+    """The lists of the workers that have answered with one; a worker with an error answers with its text."""
+    yield from ((name, answer) for name, answer in answers.items() if isinstance(answer, list))
+
+
+def _pool_of(said: Mapping[str, Any]) -> type | None:
+    name = str(said.get("implementation"))
+    # Import nothing else just because a worker names it.
+    if not name.startswith("celery.concurrency."):
+        return None
+    try:
+        pool: type = symbol_by_name(name)
+    except (ImportError, AttributeError):
+        return None
+    return pool
+
+
+def about_workers(app: Celery, workers: Workers) -> Finding:
+    """The finding about the workers: whether each can run the tasks that it may be given."""
+    if workers.problem is not None:
+        return Finding("workers", None, f"nobody could be asked: {workers.problem}")
+    if not workers.pools:
+        return Finding("workers", None, "none has answered; one with the pool solo cannot while it runs a task")
+    faults = [
+        f"{name}: {fault}"
+        for name, pool in sorted(workers.pools.items())
+        if pool is not None
+        for fault in faults_with(app, pool, workers.queues.get(name, set()))
+    ]
+    if faults:
+        return Finding("workers", False, "; ".join(faults))
+    told = [f"{name} ({workers.slots[name]} at once)" for name in sorted(workers.pools)]
+    return Finding("workers", True, f"{a_few(told)}: each can run what it may be given")
+
+
+# The holders.
+
+
+def about_holders(locks: Locks, before: list[Survey], workers: Workers) -> Finding:
+    """The holders that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed.
+
+    Arguments:
+        locks: The locks.
+        before: The state of the locks before the workers were asked.
+        workers: The answers of the workers.
+
+    Raises:
+        StoreError: No answer in time.
+    """
+    states = [(holder, _state_of(holder, workers)) for survey in before for holder in _holding(survey)]
+    doubtful = sorted({holder.key for holder, state in states if state == _IDLE})
+    still = {holder.token: holder for survey in locks.store.survey(doubtful) for holder in _holding(survey)}
+    # A holder that has ended meanwhile was alive before.
+    idle = [still[holder.token] for holder, state in states if state == _IDLE and holder.token in still]
+    silent = [holder for holder, state in states if state == _SILENT]
+    count = Counter(state for _, state in states)
+    told = [f"{count[state]} {state}" for state in (_ALIVE, _NO_TASK) if count[state]]
+    told += [f"{state}: {_named(holders)}" for state, holders in ((_SILENT, silent), (_IDLE, idle)) if holders]
+    return Finding("holders", None if silent else True, "; ".join(told) or "nobody holds a lock")
+
+
+def _holding(survey: Survey) -> list[Holder]:
+    return [holder for holder in survey.holders if not holder.is_on_hold]
+
+
+def _state_of(holder: Holder, workers: Workers) -> str:
+    if holder.task_id is None:
+        return _NO_TASK
+    active = workers.active.get(holder.hostname or "")
+    if active is None:
+        return _SILENT
+    return _ALIVE if holder.task_id in active else _IDLE
+
+
+def _named(holders: list[Holder]) -> str:
+    return a_few(
+        [
+            f"task_id={each.task_id} on {each.hostname} (free in {each.expires_in:.1f} s unless it is renewed)"
+            for each in holders
+        ]
+    )
+
+
+# Advice.
+
+
+def advice(app: Celery, tasks: list[Any], surveys: list[Survey], workers: Workers) -> list[Finding]:
+    """One finding for each piece of advice."""
+    usable = {task.name: (task, options) for task in tasks if (options := _options_of(task)) is not None}
+    # Another check has told of a name that is no text.
+    known = {name for task in tasks if isinstance(name := option_of(task, "name") or task.name, str)}
+    names = {lock_name_of(survey.key) for survey in surveys}
+    texts = [*_about_limits(app, usable), *_about_waiting(usable, workers), *_about_names(known, names)]
+    texts += _about_queued(app, usable, surveys, workers)
+    if app.conf.task_always_eager and tasks:
+        texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
+    return [Finding("advice", True, text) for text in texts]
+
+
+def _options_of(task: Any) -> LockOptions | None:
+    try:
+        options: LockOptions = task.lock_options
+    except ConfigurationError:
+        # Another check has told of that.
+        return None
+    return options
+
+
+def _about_limits(app: Celery, tasks: Tasks) -> Iterator[str]:
+    endless = sorted(name for name, (task, _) in tasks.items() if _limit_of(app, task) is None)
+    if endless:
+        yield f"no time limit, so a body that hangs keeps its lock for ever: {a_few(endless)}"
+    if not _broker_of(app).startswith(_DELIVER_AGAIN):
+        return
+    longer = sorted(
+        name
+        for name, (task, options) in tasks.items()
+        if task.acks_late and (_limit_of(app, task) or 0.0) > options.visibility_timeout
+    )
+    if longer:
+        yield (
+            "acks_late and a time limit above the visibility timeout of the broker, so a message may be delivered "
+            f"again while it runs; the copy waits: {a_few(longer)}"
+        )
+
+
+def _broker_of(app: Celery) -> str:
+    urls = app.conf.broker_read_url or app.conf.broker_url or ""
+    return urls if isinstance(urls, str) else str([*urls, ""][0])
+
+
+def _limit_of(app: Celery, task: Any) -> float | None:
+    conf = app.conf
+    limits = task.time_limit, task.soft_time_limit, conf.task_time_limit, conf.task_soft_time_limit
+    return next((float(limit) for limit in limits if limit), None)
+
+
+def _about_waiting(tasks: Tasks, workers: Workers) -> Iterator[str]:
+    waiting = sorted(name for name, (_, options) in tasks.items() if options.on_conflict == "wait")
+    slots = sum(workers.slots.values())
+    if waiting and 0 < slots <= _FEW_SLOTS:
+        yield (
+            f"lock_on_conflict='wait' keeps a slot while it waits, and the workers have {slots} of them; "
+            f"think of 'reschedule': {a_few(waiting)}"
+        )
+
+
+def _about_queued(app: Celery, tasks: Tasks, surveys: list[Survey], workers: Workers) -> Iterator[str]:
+    """What a worker that was killed leaves: calls that it had received, and that nobody delivers for now."""
+    ttls = {option_of(task, "name") or name: options.queue_ttl for name, (task, options) in tasks.items()}
+    marks = [(lock_name_of(each.key), mark) for each in surveys if not _holding(each) for mark in each.marks]
+    # A `countdown` is added to the ttl, so this is the time for which a call is due.
+    late = Counter(
+        name for name, mark in marks if mark.state == "queued" and ttls.get(name, 0.0) - mark.expires_in > _QUEUED_LONG
+    )
+    if late and any(len(runs) < workers.slots.get(worker, 0) for worker, runs in workers.active.items()):
+        told = a_few([f"{name} ({count})" for name, count in late.most_common()])
+        again = ""
+        if _broker_of(app).startswith(_DELIVER_AGAIN):
+            timeout = next(options.visibility_timeout for _, options in tasks.values())
+            again = f"; the broker delivers them again after its visibility timeout, {timeout:g} s"
+        yield (
+            f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle: {told}. Either "
+            f"nobody takes their queue, or a worker was killed that had received them{again}. If their messages are "
+            "lost, `singleton break --marks PATTERN` drops their marks"
+        )
+
+
+def _about_names(known: set[str], names: Iterable[str]) -> Iterator[str]:
+    others = sorted({name for name in names if name not in known and not name.startswith("celery.beat.")})
+    if others:
+        yield (
+            "locks in the store whose names no task of this app has, so they are of a Lock, or of another app with "
+            f"the same singleton_lock_prefix: {a_few(others)}"
+        )

@@ -1,17 +1,20 @@
-"""The locks of an app in rows: one for each holder, one for each mark."""
+"""The locks of an app in rows, one for each holder and each mark; and what has become of a call."""
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from celery import Celery
+from celery import Celery, states
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.checks import lockable
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
 from celery_singleton_lock.leases.key import start_of_keys
-from celery_singleton_lock.options import prefix_of
+from celery_singleton_lock.options import option_of, prefix_of
+from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store, lock_name_of
 from celery_singleton_lock.stores.counts import hash_of
@@ -20,6 +23,12 @@ from celery_singleton_lock.stores.records import Holder
 
 State = Literal["held", "waiting", MarkState]
 
+HEAD = ("LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY")
+OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this one sees none of others."
+_NOW = {"held": "holds the lock", "waiting": "waits for the lock", "queued": "is queued", "next": "is next"}
+_COLUMNS = 100
+_CUT = ("LOCK", "LABEL", "WORKER")
+_BEGIN = 8
 _SURVEYED_AT_ONCE = 100
 _LATEST = datetime.max.replace(tzinfo=UTC)
 _REST_OF_A_KEY = r"[^{}]+:[0-9a-f]{32}\}"
@@ -37,6 +46,8 @@ class Row:
         held: Seconds since it is held.
         task_name, task_id, hostname, pid, attempt, acquired_at, fence: Of the holder, as far as they are known.
         label: The text of the task's `lock_label` for the call, if it has one.
+        asked_by: Who has asked the holder to end.
+        queued_for: Seconds for which a queued call is due, if this app knows its task.
     """
 
     key: str
@@ -52,6 +63,18 @@ class Row:
     acquired_at: datetime | None = None
     fence: int | None = None
     label: str | None = None
+    asked_by: str | None = None
+    queued_for: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The lock's."""
+        return lock_name_of(self.key)
+
+    @property
+    def is_beat(self) -> bool:
+        """It is the leadership of a beat."""
+        return self.task_name == "celery.beat"
 
     @property
     def worker(self) -> str:
@@ -60,7 +83,14 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
-        return {"key": self.key, "state": self.state, **self.facts(), "waiters": self.waiters}
+        rare = {"asked_by": self.asked_by, "queued_for": self.queued_for and round(self.queued_for, 3)}
+        return {
+            "key": self.key,
+            "state": self.state,
+            **self.facts(),
+            "waiters": self.waiters,
+            **{name: value for name, value in rare.items() if value is not None},
+        }
 
     def facts(self) -> dict[str, Any]:
         """The known facts about the holder or the call."""
@@ -93,6 +123,7 @@ class Locks:
 
     def __init__(self, app: Celery, store: Store | None = None) -> None:
         self.store: Store = store or store_of(app)
+        self._app = app
         self._start = start_of_keys(prefix_of(app))
         self.start = self._start.removesuffix("{")
 
@@ -108,7 +139,7 @@ class Locks:
         """
         if not self.is_key(text):
             raise ConfigurationError(
-                f"{text!r} is not a lock key of this app: give one key as `list` or the log shows it, "
+                f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
                 f"{self._start}<lock name>:<digest>}}; a pattern is not a key"
             )
         return text
@@ -139,6 +170,15 @@ class Locks:
         for batch in self._batches(pattern):
             yield from self.store.survey(batch, task_id)
 
+    def surveys_of(self, keys: Sequence[str]) -> Iterator[Survey]:
+        """All that is known of each of these keys.
+
+        Raises:
+            StoreError: No answer in time.
+        """
+        for at in range(0, len(keys), _SURVEYED_AT_ONCE):
+            yield from self.store.survey(keys[at : at + _SURVEYED_AT_ONCE])
+
     def _batches(self, pattern: str | None) -> Iterator[list[str]]:
         batch, problem = list[str](), None
         try:
@@ -158,8 +198,8 @@ class Locks:
         """The rows that could be found, and the reason why others could not."""
         rows = list[Row]()
         try:
-            for survey in self.surveys(pattern):
-                rows += rows_of(survey)
+            for row in self._rows(pattern):
+                rows.append(row)
         except StoreError as error:
             return in_order(rows), error
         return in_order(rows), None
@@ -170,7 +210,19 @@ class Locks:
         Raises:
             StoreError: No answer in time.
         """
-        return in_order(row for survey in self.surveys(pattern) for row in rows_of(survey))
+        return in_order(self._rows(pattern))
+
+    def _rows(self, pattern: str | None) -> Iterator[Row]:
+        # A mark ends `lock_queue_ttl` after its call is due; the time of its publication is not stored.
+        ttls = dict[str, float]()
+        for task in lockable(self._app):
+            # The other locks of an app whose task cannot work are listed all the same.
+            with suppress(ConfigurationError):
+                ttls[option_of(task, "name") or task.name] = task.lock_options.queue_ttl
+        for survey in self.surveys(pattern):
+            for row in rows_of(survey):
+                ttl = ttls.get(row.name) if row.state == "queued" else None
+                yield row if ttl is None else replace(row, queued_for=max(0.0, ttl - row.expires_in))
 
 
 def rows_about(survey: Survey, task_id: str) -> Iterator[Row]:
@@ -215,6 +267,7 @@ def row_of_holder(survey: Survey, holder: Holder) -> Row:
         acquired_at=holder.acquired_at,
         fence=holder.fence,
         label=holder.label,
+        asked_by=survey.asked_by.get(holder.token),
     )
 
 
@@ -243,3 +296,185 @@ def lock_as_json(survey: Survey, limit: int | None) -> dict[str, Any]:
         "next": next((row.task_id for row in rows if row.state == "next"), None),
         "quiet_for": max((round(row.expires_in, 3) for row in rows if row.state == "quiet"), default=None),
     }
+
+
+# A call.
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, as the result backend and the locks know it.
+
+    Attributes:
+        task_id: Its task id.
+        state: Its state; `PENDING` also if nothing is known, None if results cannot be read.
+        reason: Why it was not done, in a word, or None.
+        key: The lock key that its result names.
+        holder_task_id: Task id of the call that does the work instead; while it comes again, of the one it waits for.
+        text: What its result says.
+        rows: Where it holds a lock, waits for one, or has left a mark.
+        problem: Why results cannot be read.
+    """
+
+    task_id: str
+    state: str | None
+    reason: str | None = None
+    key: str | None = None
+    holder_task_id: str | None = None
+    text: str | None = None
+    rows: tuple[Row, ...] = ()
+    problem: str | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Anything is known of it."""
+        return bool(self.rows) or self.state not in (None, states.PENDING)
+
+    @property
+    def now(self) -> str | None:
+        """What it does, in words, unless it has ended or nothing is known."""
+        in_a_lock = [_NOW[row.state] for row in self.rows if row.state in _NOW]
+        if in_a_lock:
+            return in_a_lock[0]
+        if self.state != states.RETRY:
+            return None
+        if self.key is None:
+            return "comes again"
+        return f"comes again, and waits for {self.holder_task_id or 'the lock'}"
+
+    @property
+    def left_to(self) -> str | None:
+        """Task id of the call that does the work instead."""
+        return None if self.state == states.RETRY else self.holder_task_id
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON, with the names of the docs."""
+        return {
+            "task_id": self.task_id,
+            "state": self.state,
+            "reason": self.reason,
+            "key": self.key,
+            "holder_task_id": self.holder_task_id,
+            "locks": [row.as_json() for row in self.rows],
+            "text": self.text,
+        }
+
+
+def call_of(app: Celery, locks: Locks, task_id: str) -> Call:
+    """Look at the result of a call, and for its locks.
+
+    Raises:
+        StoreError: No answer in time.
+    """
+    found = (row for survey in locks.surveys(task_id=task_id) for row in rows_about(survey, task_id))
+    rows = tuple(in_order(found))
+    try:
+        kept = app.backend.get_task_meta(task_id)
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises, or that there is none)
+        return Call(task_id, None, rows=rows, problem=f"{type(error).__name__}: {error}".partition("\n")[0])
+    state, result = kept["status"], kept.get("result")
+    # A body may return an exception, which is a result as any other.
+    if state not in states.EXCEPTION_STATES or not isinstance(result, BaseException):
+        return Call(task_id, state, rows=rows)
+    return Call(task_id, state, text=str(result) or type(result).__name__, rows=rows, **_facts_of(result, state))
+
+
+def _facts_of(result: BaseException, state: str) -> dict[str, str | None]:
+    """The data of an error of ours; an error of others may have attributes of the same names."""
+    if not isinstance(result, CallRevoked | LockHeld | LockLost):
+        return {}
+    holder = getattr(result, "holder_task_id", None)
+    return {
+        # A call that comes again may still be done.
+        "reason": None if state == states.RETRY else str(result.reason),
+        "key": str(result.key),
+        "holder_task_id": None if holder is None else str(holder),
+    }
+
+
+# For people: only the printable characters of keys and names reach a terminal.
+
+
+def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
+    """One line for each row, below a head; with a column of labels, if there is one.
+
+    It fits 100 columns unless it is wide: of a task id and a digest it shows the beginning, and it cuts long names.
+    """
+    lines = [HEAD, *(_cells(row, is_wide=is_wide) for row in rows)]
+    if any(row.label for row in rows):
+        labels = ["LABEL", *(shown(row.label or "-") for row in rows)]
+        lines = [(cells[0], label, *cells[1:]) for cells, label in zip(lines, labels, strict=True)]
+    return aligned(lines if is_wide else _fitted(lines))
+
+
+def _fitted(lines: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    names = [at for at, head in enumerate(lines[0]) if head in _CUT]
+    while sum(widths) + 2 * len(widths) - 2 > _COLUMNS:
+        widths[max(names, key=lambda at: widths[at])] -= 1
+    return [tuple(map(_cut, line, widths)) for line in lines]
+
+
+def _cut(text: str, width: int) -> str:
+    """At most *width* characters of it, of both ends."""
+    end = (width - 1) // 2
+    return text if len(text) <= width else f"{text[: width - 1 - end]}…{text[-end:]}"
+
+
+def aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    """The lines, with columns of one width each."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _cells(row: Row, *, is_wide: bool) -> tuple[str, ...]:
+    task_id, key = shown(row.task_id or "-"), shown(row.key)
+    if not is_wide:
+        task_id, key = _begin(task_id), _begin(key.rpartition(":")[2].removesuffix("}"))
+    return (
+        shown(lock_name_of(row.key)),
+        row.state,
+        task_id,
+        shown(row.worker or "-"),
+        "-" if row.held is None else duration(row.held),
+        duration(row.expires_in),
+        str(row.waiters),
+        key,
+    )
+
+
+def _begin(text: str) -> str:
+    return text if len(text) <= _BEGIN + 1 else f"{text[:_BEGIN]}…"
+
+
+def duration(seconds: float) -> str:
+    """`4.2s`, `3m12s`, `2h05m`, `3d04h`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 24 else f"{hours // 24}d{hours % 24:02d}h"
+
+
+def shown(text: str) -> str:
+    """*text*, with what cannot be printed, such as the start of a colour, as an escape."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+def told_of(call: Call) -> str:
+    """All that is known of it, in lines."""
+    facts = {
+        "call": call.task_id,
+        "state": call.state,
+        "now": call.now,
+        "reason": call.reason,
+        "key": call.key,
+        "left to": call.left_to,
+        "says": call.text,
+    }
+    lines = [f"{name:7}  {shown(value)}" for name, value in facts.items() if value is not None]
+    return "\n".join([*lines, "", table(call.rows, is_wide=True)] if call.rows else lines)

@@ -1,51 +1,37 @@
-"""`singleton watch`: the list of locks, again and again; or their changes, a line each."""
+"""The list of locks, again and again; or the changes between two looks at it, a line each."""
 
+import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
 
 import click
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.operations.changes import changes, is_idle
-from celery_singleton_lock.operations.inventory import Locks, in_order, rows_of
-from celery_singleton_lock.operations.shell import Seconds, as_json, locks_of, told, write_json
-from celery_singleton_lock.operations.words import table
+from celery_singleton_lock.operations.inventory import Locks, in_order, rows_of, table
 from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.records import Holder
 
+Event = Literal["acquired", "released", "expired", "taken_over", "waiting"]
 _HOME, _TO_END_OF_LINE, _TO_END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
-@click.command("watch")
-@click.argument("pattern", required=False)
-@click.option(
-    "--interval",
-    type=Seconds(min=0.1, max=3600),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait between two looks.",
-)
-@as_json
-@click.pass_obj
-def watch(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None:
-    """Show the list of locks, again and again, until Ctrl-C.
+def watch(locks: Locks, pattern: str | None, interval: float, *, is_json: bool) -> None:
+    """Show the locks until Ctrl-C: their list on a terminal, their changes elsewhere.
 
-    With --json, or if its output is no terminal, it writes a line for each change
-    instead. What changes back between two looks is not seen.
-
-    PATTERN is a glob for lock names, such as 'shop.*'.
+    Raises:
+        StoreError: No answer to the first look; later ones are repeated.
     """
     draws = sys.stdout.isatty() and not is_json
-    with told():
-        locks = locks_of(obj.app)
-        known = _look(locks, pattern, {})
+    known = _look(locks, pattern, {})
     before: Mapping[str, Survey] = {}
     try:
         while True:
-            _draw(known) if draws else _tell(before, known)
+            _draw(known) if draws else _write_changes(before, known)
             before = {key: survey for key, survey in known.items() if not is_idle(survey)}
             known = _look_later(locks, pattern, before, interval)
     except KeyboardInterrupt:
@@ -69,9 +55,9 @@ def _look_later(locks: Locks, pattern: str | None, before: Mapping[str, Survey],
             click.echo(str(error), err=True)
 
 
-def _tell(before: Mapping[str, Survey], after: Mapping[str, Survey]) -> None:
+def _write_changes(before: Mapping[str, Survey], after: Mapping[str, Survey]) -> None:
     for change in changes(before, after):
-        write_json(change.as_json())
+        click.echo(json.dumps(change.as_json()))
 
 
 def _draw(known: Mapping[str, Survey]) -> None:
@@ -82,3 +68,84 @@ def _draw(known: Mapping[str, Survey]) -> None:
         lines = [*lines[: height - 2], f"... and {len(lines) - height + 2} more"]
     drawn = "".join(f"{line[:columns]}{_TO_END_OF_LINE}\n" for line in lines)
     click.echo(f"{_HOME}{drawn}{_TO_END_OF_SCREEN}", nl=False, color=True)
+
+
+# The changes.
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change.
+
+    Attributes:
+        at: When it was, or was seen, by the store's clock.
+        event: `taken_over` if the earlier holder has ended without a release, `expired` if nobody has come after it.
+        key: The lock key.
+        task_id: The task id of the holder or call, if it is known.
+        hostname: Its worker, or machine.
+    """
+
+    at: datetime
+    event: Event
+    key: str
+    task_id: str | None = None
+    hostname: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON, with the names of the docs."""
+        about = {"key": self.key, "task_id": self.task_id, "hostname": self.hostname}
+        return {"at": self.at.isoformat(), "event": self.event, **about}
+
+
+def changes(before: Mapping[str, Survey], after: Mapping[str, Survey]) -> list[Change]:
+    """All changes, in the order of their times; *after* has each key of *before*."""
+    found = (change for key, survey in after.items() for change in _changes_of(before.get(key), survey))
+    return sorted(found, key=lambda change: change.at)
+
+
+def is_idle(survey: Survey) -> bool:
+    """Nothing is known of the key."""
+    return not (survey.holders or survey.marks or survey.waiters)
+
+
+def _changes_of(before: Survey | None, after: Survey) -> Iterator[Change]:
+    held, holds = _holding(before), _holding(after)
+    gone = [holder for token, holder in held.items() if token not in holds]
+    come = [holder for token, holder in holds.items() if token not in held]
+    seen_at = _moment(after)
+    dead = [holder for holder in gone if before is not None and _deadline(before, holder) <= seen_at]
+    taken_over = [holder for holder in come if before and any(_deadline(before, d) <= holder.acquired_at for d in dead)]
+    for holder in gone:
+        if holder not in dead:
+            yield _change(seen_at if not come else min(each.acquired_at for each in come), "released", after, holder)
+        elif not taken_over:
+            yield _change(seen_at, "expired", after, holder)
+    for holder in come:
+        yield _change(holder.acquired_at, "taken_over" if holder in taken_over else "acquired", after, holder)
+    yield from _waiting(before, after)
+
+
+def _waiting(before: Survey | None, after: Survey) -> Iterator[Change]:
+    known = {(mark.state, mark.task_id) for mark in before.marks} if before is not None else set()
+    for mark in after.marks:
+        if mark.state != "quiet" and (mark.state, mark.task_id) not in known:
+            yield Change(_moment(after), "waiting", after.key, mark.task_id)
+    for _ in range(after.waiters - (before.waiters if before is not None else 0)):
+        yield Change(_moment(after), "waiting", after.key)
+
+
+def _holding(survey: Survey | None) -> dict[str, Holder]:
+    return {each.token: each for each in survey.holders if not each.is_on_hold} if survey is not None else {}
+
+
+def _deadline(survey: Survey, holder: Holder) -> datetime:
+    """The deadline that was known then; a lease that is renewed always has two thirds of its ttl left."""
+    return _moment(survey) + timedelta(seconds=holder.expires_in)
+
+
+def _moment(survey: Survey) -> datetime:
+    return datetime.fromtimestamp(survey.at / 1_000_000, UTC)
+
+
+def _change(at: datetime, event: Event, survey: Survey, holder: Holder) -> Change:
+    return Change(at, event, survey.key, holder.task_id, holder.hostname)

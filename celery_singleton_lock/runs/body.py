@@ -3,20 +3,13 @@
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 from weakref import ref
 
-from celery import Task
-
-from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, LockLost, StoreError
-from celery_singleton_lock.leases.counters import count, count_grant
-from celery_singleton_lock.leases.current import Hold, current, give_back, holds
-from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.lease import Hold, current, give_back, holds
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import marker_of
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -29,8 +22,13 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
         Exception: The body's; or `Revoked` if the run was told to make way, even if its body has caught that.
     """
     run.begins()
+    locks = holds.get()
     try:
-        result = _called(run, body)
+        try:
+            result = body(*run.args, **run.kwargs) if run.is_unlocked else _under_its_lease(run, body)
+        finally:
+            if holds.get() is not locks:
+                _give_back_locks(run, locks)
     except Exception as error:
         run.ending = ending_of(run, error)
         if not _was_preempted(run, error):
@@ -46,15 +44,6 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     return None
 
 
-def _called(run: Run, body: Callable[..., Any]) -> Any:
-    before = holds.get()
-    try:
-        return body(*run.args, **run.kwargs) if run.is_unlocked else _under_its_lease(run, body)
-    finally:
-        if holds.get() is not before:
-            _give_back_locks(run, before)
-
-
 def _give_back_locks(run: Run, before: tuple[Hold, ...]) -> None:
     """Release each `Lock` that the body has taken and left, because nobody would release it any more."""
     for hold in holds.get():
@@ -67,10 +56,7 @@ def _give_back_locks(run: Run, before: tuple[Hold, ...]) -> None:
 
 def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     lease = run.lease
-    count_grant(lease.store, lease.key, run.task.name, waited=lease.waited, took_over=lease.took_over)
-    lease.on_released = partial(_tell_released, run.task)
-    if signals.lock_acquired.receivers:
-        signals.lock_acquired.send(sender=run.task, lease=lease)
+    lease.report_granted(run.task, run.task.name)
     before = current.get()
     try:
         current.set((*before, ref(lease)))
@@ -90,12 +76,6 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
 
 def _lost(run: Run) -> LockLost:
     return LockLost(run.key, run.lease.lost_reason or "expired")
-
-
-def _tell_released(task: Task, lease: Lease) -> None:
-    count(lease.store, lease.key, "held", task.name, value=clock() - lease.began_at)
-    if signals.lock_released.receivers:
-        signals.lock_released.send(sender=task, lease=lease)
 
 
 def _report_outlived(run: Run) -> None:

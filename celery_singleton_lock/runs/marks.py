@@ -9,8 +9,7 @@ from celery.exceptions import Reject
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
-from celery_singleton_lock.runs.ids import text_of
-from celery_singleton_lock.runs.message import Notes
+from celery_singleton_lock.runs.message import Notes, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
 

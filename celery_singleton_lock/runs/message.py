@@ -21,7 +21,7 @@ from celery_singleton_lock.stores.base import clock
 logger = logging.getLogger("celery_singleton_lock")
 
 HEADER = "singleton_lock"
-"""The one header we write on a message: the notes."""
+"""The one header we write on a message: the time of publication, or the notes if there is more to say."""
 
 DELIVERY = "singleton_delivery"
 """The name under which the main process tells a pool process about this delivery, beside the message."""
@@ -59,6 +59,11 @@ class Delivery(NamedTuple):
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
+
+
+def text_of(task_id: Any) -> str:
+    """*task_id* as the text that the store has: Celery takes a `uuid.UUID`, or a subclass of `str`, as well."""
+    return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
 
 
 def delivery_of(request: Context) -> Delivery:
@@ -116,7 +121,11 @@ class Notes:
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
-        """The notes in the headers of a message, if they are about the call with this id; None for any.
+        """The notes in the headers of a message, if they are about the call with this id.
+
+        Arguments:
+            headers: Of the message.
+            task_id: Of the call; None for any, empty for a new call, of which no headers can know anything.
 
         Raises:
             ConfigurationError: The header is there, but not as we write it.
@@ -125,6 +134,10 @@ class Notes:
         notes = cls.__new__(cls)
         written = (headers or {}).get(HEADER)
         if written is None:
+            return notes
+        if type(written) is int:
+            if task_id != "":
+                notes.published = written
             return notes
         if not (isinstance(written, Mapping) and list(map(type, written.values())) == list(map(_TYPES.get, written))):
             advice = "give a header of your own another name"
@@ -242,7 +255,17 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
         retries=request.retries,
         countdown=_possible(task, delay),
         headers=with_notes(
-            request.headers, replace(known.dated(), **{"key": key, "tries": known.tries + 1, "unanswered": 0, **notes})
+            request.headers,
+            replace(
+                known.dated(),
+                **{
+                    "key": key,
+                    "task_id": text_of(request.id or ""),
+                    "tries": known.tries + 1,
+                    "unanswered": 0,
+                    **notes,
+                },
+            ),
         ),
         retry=True,
         retry_policy=_PATIENT_PUBLISH,

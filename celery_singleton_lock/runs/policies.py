@@ -12,11 +12,12 @@ from billiard import current_process
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
 from celery._state import get_current_task
+from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock.leases.current import held_here
 from celery_singleton_lock.leases.greenlets import patched_by
-from celery_singleton_lock.options import OnConflict
-from celery_singleton_lock.runs.results import fence_handed_on, has_result
+from celery_singleton_lock.leases.lease import held_here
+from celery_singleton_lock.options import OnConflict, option_of
+from celery_singleton_lock.runs.endings import has_result, why_unreadable
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.inventory import Survey
 from celery_singleton_lock.stores.records import Conflict, Done, Holder, Succession
@@ -292,7 +293,8 @@ def _joining(holder: Holder, at: int = 0) -> dict[str, Any]:
 def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
     run.report_conflict(holder, "joined")
     longest = _longest_delay(run) / 2
-    run.retry(run.held_by(holder), run.delay(random.uniform(0.5, 1.0) * longest, longest), **notes)
+    delay = run.delay(random.uniform(0.5, 1.0) * longest, longest)
+    run.retry(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
 
 
 def _result_of(run: Run, joins: str, state: Survey) -> Ended | None:
@@ -321,3 +323,51 @@ def _wait_for_result(run: Run, joins: str, state: Survey) -> None:
     free_since = run.notes.free_since or state.at
     if state.at - free_since < patience * 1_000_000:
         _join(run, Holder.former(run.key, joins), free_since=free_since)
+
+
+# What calls that have joined a run hear of it.
+
+
+@contextmanager
+def handing_on(run: Run) -> Iterator[None]:
+    """Tell the calls that have joined the run that the messages published inside continue it, and may hold no lock."""
+    try:
+        yield
+    except (Ignore, Retry):
+        # The message was published: `replace()` and `retry()` end by raising these.
+        tell_handed_on(run)
+        raise
+    tell_handed_on(run)
+
+
+def tell_handed_on(run: Run) -> None:
+    """Tell the calls that have joined the run that its retry, or the tasks of `replace()`, continue it."""
+    if _may_be_joined(run.task) and run.can_come_again and not (run.request.ignore_result or why_unreadable(run.task)):
+        # Under another id than its result, because the last of those tasks stores its own states there.
+        try:
+            # STARTED may be overwritten: a later run of the call writes this again, with its own fence.
+            run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
+        except Exception as error:  # noqa: BLE001 (whatever a backend raises)
+            # Then those calls ask for the lock themselves, sooner than they need to.
+            logger.warning("lock.unstored key=%s task_id=%s: %s", run.key, run.task_id, error)
+
+
+def _may_be_joined(task: Task) -> bool:
+    """There may be joiners: this app knows which of its tasks have that policy and a lock of this name."""
+    if option_of(task, "name") is not None:
+        return True
+    tasks = [each for each in task.app.tasks.values() if getattr(each, "lock_options", None) is not None]
+    return any(
+        each.lock_options.on_conflict == "join" and task.name in (option_of(each, "name"), each.name) for each in tasks
+    )
+
+
+def fence_handed_on(task: Task, task_id: str) -> int:
+    """The fence of the last run of this call that went on by a retry, or by the tasks of `replace()`; 0 if none did."""
+    # A later run writes it again, so do not read it from a cache.
+    word = task.backend.get_task_meta(_word_of(task_id), cache=False)
+    return int(word["result"] or 0) if word["status"] == states.STARTED else 0
+
+
+def _word_of(task_id: str) -> str:
+    return f"{task_id}-handed-on"

@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.results import end_of, store_end
+from celery_singleton_lock.runs.endings import end_of, store_end
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 

@@ -18,7 +18,7 @@ from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockHeld, LockLost
-from celery_singleton_lock.label import label_of
+from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
@@ -26,15 +26,16 @@ from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.ids import text_of
+from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke
 from celery_singleton_lock.runs.marks import unmark
-from celery_singleton_lock.runs.message import Notes
-from celery_singleton_lock.runs.revoked import CallRevoked, Reason, Revoked, revoke
+from celery_singleton_lock.runs.message import Notes, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
 
 logger = logging.getLogger("celery_singleton_lock")
+
+_POLLS = ("rescheduled", "joined")
 
 
 class Run:
@@ -263,8 +264,12 @@ class Run:
     def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""
         facts = self.key, self.task_id, holder.task_id, holder.age, holder.expires_in, outcome
-        logger.info("lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s", *facts)
-        count(self.store, self.key, "conflicts", self.task.name, outcome)
+        # A call that comes again asks every few seconds, and is still one call.
+        is_first = outcome not in _POLLS or not (self.notes.since or self.notes.joins)
+        level = logging.INFO if is_first else logging.DEBUG
+        logger.log(level, "lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s", *facts)
+        if is_first:
+            count(self.store, self.key, "conflicts", self.task.name, outcome)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)
         # Not `task-...`: a monitor would take what follows for a state of the task.
         self.send_event("lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)
@@ -302,7 +307,7 @@ class Run:
             self.is_over = not (self.lease.unreleased or self.has_marker or self.end or self.before)
         elif self._retry_is_stored:
             # Celery must not store RETRY once more. If it stores it all the same, or has to, the next attempt could
-            # end before, so `listening` gives back what is held.
+            # end before, so `receivers` gives back what is held.
             self.request.ignore_result = True
 
     def give_back(self) -> None:

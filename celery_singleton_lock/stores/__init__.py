@@ -5,17 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.celery_words import url_in_redis_py
-from celery_singleton_lock.stores.redis.cluster import ClusterStore
-from celery_singleton_lock.stores.redis.cluster_url import SCHEMES
-from celery_singleton_lock.stores.redis.opening import unreadable
-from celery_singleton_lock.stores.redis.sentinel_url import SCHEME
+from celery_singleton_lock.stores.redis.connection import unreadable
 from celery_singleton_lock.stores.redis.store import RedisStore
 
-SENTINEL = SCHEME
-CLUSTERS = tuple(SCHEMES)
+SENTINEL = "sentinel://"
+CLUSTERS = ("redis+cluster", "rediss+cluster")
 
 _REDIS_SCHEMES = {
     "redis": "redis",
@@ -68,7 +65,7 @@ def _no_majority() -> ConfigurationError:
         "singleton_lock_url: several stores are not allowed: a majority of independent masters has two holders as soon "
         "as one of them forgets a grant (it restarts without its data, its clock jumps), its fences fall, and its "
         "limits do not hold; give one URL: if a server may die, sentinel:// with singleton_lock_replicas, see "
-        "docs/topologies.md"
+        f"{DOCS}topologies/"
     )
 
 
@@ -98,6 +95,8 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         return in_memory.get(url) or in_memory.setdefault(url, _new_in_memory())
     url = url_in_redis_py(url)
     if scheme in CLUSTERS:
+        from celery_singleton_lock.stores.redis.cluster import ClusterStore  # noqa: PLC0415 (few use one)
+
         return ClusterStore(url, options or {}, replicas)
     if scheme not in _REDIS_SCHEMES:
         allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, *CLUSTERS, "memory"))

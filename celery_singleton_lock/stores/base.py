@@ -36,7 +36,7 @@ def lock_name_of(key: str) -> str:
 
 ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
-PUBLISH_BOUND = 1.0
+PUBLISH_BOUND = 2.0
 
 
 class Waiter(ABC):
@@ -183,7 +183,7 @@ class QueueMarks(ABC):
             None if the call is marked now, else the call that is queued, runs or keeps the key quiet.
 
         Raises:
-            StoreError: No answer within 1 s, all tries together.
+            StoreError: No answer within 2 s, all tries together.
         """
 
     @abstractmethod

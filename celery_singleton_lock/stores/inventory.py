@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from celery_singleton_lock.stores.records import Claim, Holder
@@ -41,6 +41,7 @@ class Survey:
         marks: Those in force.
         waiters: How many have a turn; behind the first 200 tickets, some may have left.
         turn: Seconds until the turn of the call that was asked for ends, unless it asks again; None if it has none.
+        asked_by: Who has asked a holder to end, by its token.
     """
 
     key: str
@@ -50,6 +51,7 @@ class Survey:
     marks: tuple[LeftMark, ...]
     waiters: int
     turn: float | None = None
+    asked_by: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

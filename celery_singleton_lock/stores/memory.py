@@ -19,13 +19,11 @@ from redis import ConnectionPool
 
 from celery_singleton_lock.stores.base import Waiter, clock
 from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import RedisStore
 
 # Without it fakeredis would know no scripts, and not say why.
 import_module("lupa")
-
-# `make_sure` asks a server whether it is a master. This one is.
-_ALWAYS = float("inf")
 
 
 class MemoryStore(RedisStore):
@@ -34,12 +32,10 @@ class MemoryStore(RedisStore):
     def __init__(self) -> None:
         super().__init__("memory://", {})
 
-    def _connect(self, url: str, options: Mapping[str, Any]) -> None:
+    def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:  # noqa: ARG002 (there are none)
+        self._is_plain = True
         self._server = Server()
         self._waiting: dict[Waiter, Claim] = {}
-        super()._connect(url, options)
-
-    def _source_of(self, url: str, options: Mapping[str, Any]) -> "OwnMemory":  # noqa: ARG002 (there is one)
         return OwnMemory(self._server, self._refuse_a_copy)
 
     def twin(self) -> Self:
@@ -167,44 +163,28 @@ class _Socket(FakeSocket):
 
 
 class _Connection(FakeRedisConnection):
-    sure_until = _ALWAYS
-
     def _connect(self) -> _Socket:
         assert self._server is not None
         return _Socket(self._server, client_class=self._client_class, db=0, client_info=self._client_info)
 
 
-class OwnMemory:
-    """The source of connections to it."""
-
-    address = "memory://"
-    may_move = False
+class OwnMemory(Connections):
+    """Connections to it."""
 
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
-        self._server, self._pid, self._refuse_a_copy = server, os.getpid(), refuse_a_copy
-        self.pool = ConnectionPool(
-            connection_class=_Connection,
-            server=server,
-            decode_responses=True,
-            protocol=2,
-            redis_connect_func=_introduce_nobody,
-        )
+        self._server, self._refuse_a_copy = server, refuse_a_copy
+        arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": _introduce_nobody}
+        pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)
+        super().__init__(pool, "memory://", self._never_lost)
 
-    def open(self, timeout: float) -> Any:  # noqa: ARG002 (it is there)
-        """A connection; after a fork there are none."""
+    def _open(self, until: float) -> Any:
         if self._pid != os.getpid():
             self._refuse_a_copy(self._pid)
             self._server.after_fork()
-            self._pid = os.getpid()
-        connection = self.pool.connection_class(**self.pool.connection_kwargs)
-        connection.connect()
-        return connection
+        return super()._open(until)
 
-    def look_again(self) -> None:
-        """Nothing to do: it stays where it is."""
-
-    def weigh(self, ttls: Iterable[float]) -> None:
-        """Nothing to do: it is never away."""
+    def _never_lost(self) -> None:
+        """Nobody has to be told."""
 
 
 def _introduce_nobody(connection: Any) -> None:

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
@@ -23,11 +23,10 @@ from celery import Celery, _state, current_app
 from celery.utils.text import match_case
 
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
-from celery_singleton_lock.leases.current import current
 from celery_singleton_lock.leases.heartbeat import heartbeat
-from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.lease import Lease, current, new_token
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.options import MAX_LIMIT
+from celery_singleton_lock.options import MAX_LIMIT, option_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.base import RELEASE_BOUND, Store, clock
@@ -169,7 +168,7 @@ def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManag
         SingletonLockError: The lock is held already.
     """
     target = _target("hold", task_or_key, args, kwargs)
-    return _queued(target) if target.is_of_queue else _leased(target)
+    return _hint_at_memory(_queued(target) if target.is_of_queue else _leased(target))
 
 
 def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -240,12 +239,23 @@ def _of_task(said: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         raise ConfigurationError(f"{said}({name}): it has no lock; give a task with base=SingletonTask, or a lock key")
     said = f"{said}({task.name})"
     try:
-        key = task.lock_key_for(*args, **kwargs)
+        key = task.lock_key_of_some(*args, **kwargs)
     except TypeError as error:
         raise ConfigurationError(f"{said}: {error}; give the arguments of the call that is meant") from None
-    options, named = task.lock_options, "" if task.lock_name is None else task.name
+    options, named = task.lock_options, "" if option_of(task, "name") is None else task.name
     is_of_queue = options.mode == "until_executing"
     return _Target(said, store_of(task.app), key, options.ttl, options.limit, named, options.queue_ttl, is_of_queue)
+
+
+@contextmanager
+def _hint_at_memory(held: AbstractContextManager[Holder]) -> Iterator[Holder]:
+    with ExitStack() as stack:
+        try:
+            holder = stack.enter_context(held)
+        except StoreError as error:
+            hint = "a test needs no server inside memory_store(app), or with the fixture singleton_locks"
+            raise StoreError(error.store, f"{error.problem}; {hint}") from None
+        yield holder
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.web.site import Site
+from celery_singleton_lock.errors import ConfigurationError
 
 __all__ = ["application"]
 
@@ -16,12 +16,30 @@ def application(app: Celery, allow_break: bool = False) -> Callable[[dict[str, A
     `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
     `/healthz` says whether the store answers. It asks the store, and no worker, and it shows no arguments and no
     tokens. It has no access control of its own, so mount it behind one that keeps strangers out; `celery -A proj
-    singleton web`
-    does that by itself.
+    singleton web` does that by itself. It needs the extra `[web]`.
 
     Arguments:
         app: The app.
         allow_break: The page has a button for each holder that asks it to end, as `singleton break` does. The server's
-            `REMOTE_USER` is told as the one who asked.
+            `REMOTE_USER` is logged as the one who asked.
+
+    Raises:
+        ConfigurationError: The extra is not installed.
     """
-    return Site(app, allow_break=allow_break)
+    site: Callable[[dict[str, Any], Any], Iterable[bytes]] = site_of(app, allow_break=allow_break)
+    return site
+
+
+def site_of(app: Celery, **options: Any) -> Any:
+    """The page with what `Site` takes.
+
+    Raises:
+        ConfigurationError: The extra is not installed.
+    """
+    try:
+        from celery_singleton_lock.web.site import Site  # noqa: PLC0415 (only who shows the page needs Flask)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"the page and the metrics need {error.name}: pip install 'celery-singleton-lock[web]'"
+        ) from error
+    return Site(app, **options)

@@ -1,164 +1,157 @@
-"""The counters, and the present numbers of locks, in the text format of Prometheus.
+"""The counters, and the present numbers of locks, for Prometheus.
 
 Labels are names of tasks and words from fixed lists. A key, a task id or a worker is never a label, because there is
 no end of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from celery_singleton_lock.errors import LostReason
-from celery_singleton_lock.options import OnStoreError
+from celery import Celery
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from celery_singleton_lock.checks import lockable
+from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
+from celery_singleton_lock.operations.inventory import Locks, Row
+from celery_singleton_lock.options import OnStoreError, option_of
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.counts import BOUNDS, parts_of
-from celery_singleton_lock.web.totals import Total
 
-KIND = "text/plain; version=0.0.4"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
-
-@dataclass(frozen=True)
-class Counter:
-    """A counter or a histogram.
-
-    Attributes:
-        name: The name of the metric.
-        means: Its meaning, in words.
-        label: Its label, beside the task.
-        values: The values that the label may have.
-    """
-
-    name: str
-    means: str
-    label: str = ""
-    values: Sequence[str] = ("",)
-
-
-COUNTERS = {
-    "acquired": Counter("singleton_lock_acquired_total", "Leases that were granted."),
-    "conflicts": Counter(
-        "singleton_lock_conflicts_total",
+COUNTERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
+    "acquired": ("Leases that were granted.", "", ("",)),
+    "conflicts": (
         "Calls that were not granted their key, by what became of them.",
         "outcome",
         get_args(ConflictOutcome),
     ),
-    "lost": Counter(
-        "singleton_lock_lost_total", "Leases that ended while the body ran.", "reason", get_args(LostReason)
-    ),
-    "taken_over": Counter("singleton_lock_taken_over_total", "Leases whose holder before has died."),
-    "unanswered": Counter(
-        "singleton_lock_unanswered_total",
+    "lost": ("Leases that ended while the body ran.", "reason", get_args(LostReason)),
+    "taken_over": ("Leases whose holder before has died.", "", ("",)),
+    "unanswered": (
         "Calls to which the store gave no answer, by lock_on_store_error.",
         "policy",
         get_args(OnStoreError),
     ),
-    "late": Counter("singleton_lock_late_total", "Renewals that came late, because the process got no time."),
+    "late": ("Renewals that came late, because the process got no time.", "", ("",)),
 }
+"""Of each counter: its meaning, its label beside the task, and the values that the label may have."""
 HISTOGRAMS = {
-    "held": ("singleton_lock_held_seconds", "The time for which released leases were held."),
-    "waited": (
-        "singleton_lock_waited_seconds",
-        "The time for which runs and locks waited for their lease, from the first try.",
-    ),
+    "held": "The time for which released leases were held.",
+    "waited": "The time for which runs and locks waited for their lease, from the first try.",
 }
 GAUGES = {
     "held": ("singleton_lock_holders", "Holders of a lease now."),
     "waiting": ("singleton_lock_waiters", "Waiters in the pool, or as a Lock, now."),
     "queued": ("singleton_lock_queued", "Calls that are queued, or are next."),
     "longest": ("singleton_lock_oldest_held_seconds", "The time for which the oldest holder has held its lease."),
+    "queued_for": ("singleton_lock_oldest_queued_seconds", "The time for which the oldest queued call is due."),
 }
-UP = ("singleton_lock_up", "Whether the store answers.")
-SCAN = ("singleton_lock_scan_seconds", "The time that the last look at all locks took.")
+_Numbers = Mapping[tuple[str, str, str], int]
 
 
-def names_of_metrics() -> list[str]:
-    """The names of all series."""
-    histograms = [f"{name}{end}" for name, _ in HISTOGRAMS.values() for end in ("_bucket", "_sum", "_count")]
-    gauges = [name for name, _ in (*GAUGES.values(), UP, SCAN)]
-    return [*(counter.name for counter in COUNTERS.values()), *histograms, *gauges]
+@dataclass
+class Total:
+    """The present numbers of one task; without a task, of a lock's name."""
+
+    name: str
+    held: int = 0
+    waiting: int = 0
+    queued: int = 0
+    longest: float = 0.0
+    queued_for: float = 0.0
 
 
-def of_a_store_that_is_away() -> str:
-    """All metrics that can be told then."""
-    return _joined(_gauge(*UP, [({}, 0)]))
+def totals_of(
+    rows: Iterable[Row], name_of: Callable[[Row], str] = lambda row: row.task_name or row.name
+) -> list[Total]:
+    """The totals, by name."""
+    totals: dict[str, Total] = {}
+    counted = set()
+    for row in rows:
+        total = totals.setdefault(name_of(row), Total(name_of(row)))
+        if row.state == "held":
+            total.held += 1
+            total.longest = max(total.longest, row.held or 0.0)
+        elif row.state in ("queued", "next"):
+            total.queued += 1
+            total.queued_for = max(total.queued_for, row.queued_for or 0.0)
+        if row.key not in counted:
+            # Each row of a lock has the number of all its waiters.
+            counted.add(row.key)
+            total.waiting += row.waiters
+    return sorted(totals.values(), key=lambda total: total.name)
 
 
-def of_a_store(
-    counted: Mapping[str, int], tasks: Iterable[str], totals: Sequence[Total] | None, scan_seconds: float
-) -> str:
-    """All there is.
+class LockCollector(Collector):
+    """All metrics of an app.
 
     Arguments:
-        counted: The numbers in the store, by field.
-        tasks: Names of tasks that are told with 0 if nothing was counted, so that a first event is a rise.
-        totals: The present numbers, by task; None if they could not be looked up.
+        app: The app.
+        rows: Its locks; None if they could not be looked up.
         scan_seconds: How long it took to look.
     """
-    numbers = {parts_of(field): amount for field, amount in counted.items()}
-    names = sorted({*tasks, *(task for _, _, task in numbers)})
-    lines = [*_gauge(*UP, [({}, 1)])]
-    for what, counter in COUNTERS.items():
-        lines += _counter(what, counter, names, numbers)
-    for what, (name, means) in HISTOGRAMS.items():
-        lines += _histogram(what, name, means, numbers)
-    if totals is not None:
-        lines += _now(names, totals)
-        lines += _gauge(*SCAN, [({}, scan_seconds)])
-    return _joined(lines)
+
+    def __init__(self, app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> None:
+        self._app, self._rows, self._scan_seconds = app, rows, scan_seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """The families of the metrics."""
+        try:
+            counted = Locks(self._app).counted()
+        except (StoreError, ConfigurationError):
+            yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 0)
+            return
+        yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 1)
+        tasks = lockable(self._app)
+        numbers = {parts_of(field): amount for field, amount in counted.items()}
+        # Each task has its counters from the start, so that a first event is a rise.
+        names = sorted({*(task.name for task in tasks), *(task for _, _, task in numbers)})
+        yield from (_counter(what, names, numbers) for what in COUNTERS)
+        yield from (_histogram(what, numbers) for what in HISTOGRAMS)
+        if self._rows is None:
+            return
+        owners = {option_of(task, "name") or task.name: task.name for task in reversed(tasks)}
+        # A mark does not have its task, and a `Lock` has none.
+        totals = totals_of(self._rows, lambda row: row.task_name or (owners.get(row.name, "") if row.task_id else ""))
+        by_name = {total.name: total for total in totals}
+        for what, (metric, meaning) in GAUGES.items():
+            gauge = GaugeMetricFamily(metric, meaning, labels=["task"])
+            for name in sorted({*names, *by_name}):
+                gauge.add_metric([name], getattr(by_name.get(name, Total(name)), what))
+            yield gauge
+        scan = "The time that the last look at all locks took."
+        yield GaugeMetricFamily("singleton_lock_scan_seconds", scan, self._scan_seconds)
 
 
-def _counter(
-    what: str, counter: Counter, tasks: Sequence[str], numbers: Mapping[tuple[str, str, str], int]
-) -> Iterator[str]:
-    yield from _head(counter.name, "counter", counter.means)
-    # Tell the counters of a newer version as well.
-    labels = dict.fromkeys([*counter.values, *(label for name, label, _ in numbers if name == what)])
+def exposition(app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> bytes:
+    """All metrics in Prometheus' text format."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(LockCollector(app, rows, scan_seconds))
+    return generate_latest(registry)
+
+
+def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:
+    meaning, label, values = COUNTERS[what]
+    family = CounterMetricFamily(f"singleton_lock_{what}", meaning, labels=["task", label] if label else ["task"])
+    # Those of a newer version as well.
+    values = list(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
     for task in tasks:
-        for label in labels:
-            named = {"task": task, **({counter.label: label} if counter.label else {})}
-            yield _sample(counter.name, named, numbers.get((what, label, task), 0))
+        for value in values:
+            family.add_metric([task, value] if label else [task], numbers.get((what, value, task), 0))
+    return family
 
 
-def _histogram(what: str, name: str, means: str, numbers: Mapping[tuple[str, str, str], int]) -> Iterator[str]:
-    yield from _head(name, "histogram", means)
-    for task in sorted({task for each, _, task in numbers if each == what}):
-        total = 0
+def _histogram(what: str, numbers: _Numbers) -> Metric:
+    family = HistogramMetricFamily(f"singleton_lock_{what}_seconds", HISTOGRAMS[what], labels=["task"])
+    for task in sorted({task for name, _, task in numbers if name == what}):
+        total, buckets = 0, list[tuple[str, float]]()
         for bucket in _BUCKETS:
             total += numbers.get((what, bucket, task), 0)
-            yield _sample(f"{name}_bucket", {"task": task, "le": bucket}, total)
-        yield _sample(f"{name}_sum", {"task": task}, numbers.get((what, "sum", task), 0) / 1_000_000)
-        yield _sample(f"{name}_count", {"task": task}, total)
-
-
-def _now(tasks: Sequence[str], totals: Sequence[Total]) -> Iterator[str]:
-    known = {total.name: total for total in totals}
-    names = sorted({*tasks, *known})
-    for what, (name, means) in GAUGES.items():
-        yield from _gauge(
-            name, means, [({"task": task}, getattr(known.get(task, Total(task)), what)) for task in names]
-        )
-
-
-def _gauge(name: str, means: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
-    yield from _head(name, "gauge", means)
-    for labels, value in samples:
-        yield _sample(name, labels, value)
-
-
-def _head(name: str, kind: str, means: str) -> Iterator[str]:
-    yield f"# HELP {name} {means}"
-    yield f"# TYPE {name} {kind}"
-
-
-def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    told = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
-    return f"{name}{{{told}}} {value}" if told else f"{name} {value}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
-
-
-def _joined(lines: Iterable[str]) -> str:
-    return "\n".join(lines) + "\n"
+            buckets.append((bucket, total))
+        family.add_metric([task], buckets, numbers.get((what, "sum", task), 0) / 1_000_000)
+    return family

@@ -31,7 +31,7 @@ def counted(app: Any) -> dict[str, float]:
 
 
 def of(tasks: Any, what: str, task: Any, more: str = "") -> float:
-    return counted(tasks.app).get(f'{what}{{task="{task.name}"{more}}}', 0)
+    return counted(tasks.app).get(f'{what}{{{more}task="{task.name}"}}', 0)
 
 
 @pytest.mark.prove
@@ -69,9 +69,35 @@ def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder
         worker.wait(PROMPTLY)
 
     assert of(tasks, "acquired_total", task) == 1
-    assert of(tasks, "conflicts_total", task, ',outcome="skipped"') == 3
+    assert of(tasks, "conflicts_total", task, 'outcome="skipped",') == 3
     assert of(tasks, "held_seconds_sum", task) >= 2
-    assert of(tasks, "lost_total", tasks.skipped, ',reason="broken"') == 1
+    assert of(tasks, "lost_total", tasks.skipped, 'reason="broken",') == 1
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("policy", "outcome"), [("reschedule", "rescheduled"), ("join", "joined")])
+def test_a_call_that_asks_again_and_again_is_one_conflict(
+    tasks: Any, env: dict[str, str], recorder: Recorder, policy: str, outcome: str
+) -> None:
+    task = tasks.by_policy[policy]
+    with workers(APP, env, 1, "--loglevel", "DEBUG", concurrency=2) as (worker,):
+        holder = task.delay("k", 1, 0.0, gate="it has asked often")
+        until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
+        again = task.delay("k")
+        until(lambda: polls(worker.log()) >= 3, "it asks again", timeout=PROMPTLY)
+        open_gate(recorder, "it has asked often")
+        for result in (holder, again):
+            result.get(timeout=PROMPTLY)
+        worker.send(SIGTERM)
+        worker.wait(PROMPTLY)
+        lines = [line for line in worker.log().splitlines() if "lock.conflict" in line]
+
+    assert sum("INFO" in line for line in lines) == 1
+    assert of(tasks, "conflicts_total", task, f'outcome="{outcome}",') == 1
+
+
+def polls(log: str) -> int:
+    return sum("lock.conflict" in line for line in log.splitlines())
 
 
 @pytest.mark.prove
@@ -118,7 +144,7 @@ def test_a_publisher_counts_what_it_has_not_published_and_its_locks_without_thei
         assert it.wait(PROMPTLY) == 0
 
     numbers = counted(tasks.app)
-    assert numbers['conflicts_total{task="shop.sync",outcome="unpublished"}'] == 2
+    assert numbers['conflicts_total{outcome="unpublished",task="shop.sync"}'] == 2
     assert (numbers['acquired_total{task=""}'], numbers['held_seconds_count{task=""}']) == (3, 3)
     assert not any("of-user" in name for name in numbers)
 
@@ -173,7 +199,7 @@ app.conf.update(task_always_eager=True, singleton_lock_url="memory://")
 def sync(): ...
 
 sync.delay()
-line = 'singleton_lock_acquired_total{task="shop.sync"} 1'
+line = 'singleton_lock_acquired_total{task="shop.sync"} 1.0'
 until(lambda: line in Visitor(application(app)).get("/metrics").body, "it is counted", timeout=60)
 """
 

@@ -175,6 +175,23 @@ def test_a_store_that_is_away_is_told_by_the_exit_code(app_of: AppOf) -> None:
     assert "pa55" not in diagnosis.text
 
 
+def test_a_cause_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
+    with own.client() as client:
+        client.config_set("requirepass", "right-secret")
+
+    app = app_of(f"redis://:wr0ng-secret@127.0.0.1:{own.port}/0")
+    done = CliRunner().invoke(singleton, ["doctor", *AT_LEISURE], obj=CLIContext(app, no_color=True, workdir=None))
+
+    lines = [re.split(r" {2,}", line, maxsplit=2) for line in done.stdout.splitlines()]
+    assert [(verdict, name) for verdict, name, _ in lines if verdict != "ok"] == [
+        ("NO", "store"),
+        ("-", "others"),
+        ("-", "workers"),
+    ]
+    assert done.stdout.count("refuses us") == 1
+    assert all(name in lines[1][2] for name in ("locking", *OF_THE_SERVER, "clock", "expiry", "holders"))
+
+
 def test_a_store_that_is_silent_keeps_the_doctor_for_seconds(own: Server, app_of: AppOf) -> None:
     with Proxy(own.port) as proxy:
         proxy.black_hole()
@@ -572,3 +589,25 @@ def test_waiting_with_few_slots_is_told(valkey: Server, threads: Worker) -> None
     (said,) = answered(lambda: on_command_line(env, "--timeout", "3")).advice
 
     assert all(word in said for word in ("lock_on_conflict='wait'", "1 of them", "task-0"))
+
+
+@pytest.mark.prove
+def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: Server, threads: Worker) -> None:
+    env = env_of(valkey, {"lock_mode": "until_executed", "time_limit": 60})
+    store = store_from_url(valkey.url.removesuffix("/0") + "/2")
+
+    def queued(number: int, seconds: float) -> str:
+        key = f"singleton:v3:{{task-0:{number:032x}}}"
+        store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, quiet=0.0)
+        return key
+
+    # One that has just been published, and one behind a run.
+    queued(1, 60)
+    store.acquire(Claim(queued(2, 660), "t", 60.0, facts=Facts("running", hostname="w", pid=1)))
+    assert answered(lambda: on_command_line(env, "--timeout", "3")).advice == []
+    for number in (3, 4):
+        queued(number, 660)
+    (said,) = answered(lambda: on_command_line(env, "--timeout", "3")).advice
+    store.close()
+
+    assert all(words in said for words in ("queued for more than 10 minutes", "task-0 (2)", "3600 s", "--marks"))

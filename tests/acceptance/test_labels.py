@@ -58,7 +58,7 @@ def test_operators_read_it_beside_the_key(
     }
     assert head.split()[:2] == ["LOCK", "LABEL"]
     assert sum("supplier" in line for line in lines) == 2
-    assert queued.id in listed()
+    assert queued.id in listed("--wide")
 
 
 def test_without_labels_there_is_no_column(tasks: Any, listed: Callable[..., str], env: dict[str, str]) -> None:

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -17,8 +18,10 @@ from celery.bin.base import CLIContext
 from celery.exceptions import TaskRevokedError
 from click.testing import CliRunner, Result
 
-from celery_singleton_lock import CallRevoked, LockHeld, LockLost, StoreError
+from celery_singleton_lock import CallRevoked, LockHeld, LockLost, SingletonTask, StoreError
+from celery_singleton_lock.operations.breaking import drop_marks, marks_left
 from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.operations.inventory import Locks
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -120,11 +123,28 @@ def test_a_list_for_people_has_its_columns(tasks: Any, operate: Operate, store: 
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
 
-    head, line = (re.split(r" {2,}", line) for line in operate("list").stdout.splitlines())
+    head, line = (re.split(r" {2,}", line) for line in operate("list", "--wide").stdout.splitlines())
 
     assert head == HEAD
     assert (line[:4], line[6:]) == ([tasks.skipped.name, "held", "id-1", "w1@web:7"], ["0", key])
     assert all(re.fullmatch(r"\d+\.\ds", cell) for cell in line[4:6])
+
+
+def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide(operate: Operate, store: Store) -> None:
+    task_id = "3d6d917c-69a7-491a-a8d8-5d8d4091e830"
+    keys = [f"singleton:v3:{{{name}:850619f2bc8f15f0cb96f1808d711840}}" for name in ("a", f"first.{'x' * 150}.last")]
+    for key in keys:
+        host = f"w1@{'h' * 100}.example"
+        store.acquire(Claim(key, "t", 30.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
+    store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, quiet=0.0)
+
+    lines = operate("list").stdout.splitlines()
+
+    assert max(map(len, lines)) == 100
+    assert all("3d6d917c…" in line and "850619f2…" in line and ":12345" in line for line in lines[1:3])
+    assert all("first." in line and ".last" in line for line in lines if "first" in line)
+    wide = operate("list", "--wide").stdout
+    assert all(text in wide for text in (task_id, *keys, host, "7" * 51))
 
 
 def test_who_has_held_longest_comes_first_and_what_holds_nothing_last(
@@ -216,6 +236,33 @@ def test_a_lock_is_found_by_its_task_and_the_arguments(tasks: Any, operate: Oper
 
     for call in (["-a", '["k"]'], ["-k", '{"key": "k"}'], ["-a", '["k"]', "-k", '{"seconds": 5}']):
         assert json.loads(operate("show", name, *call, "--json").stdout)["key"] == key
+
+
+def test_a_lock_is_found_by_the_arguments_that_make_its_key(tasks: Any, operate: Operate, store: Store) -> None:
+    @tasks.app.task(base=SingletonTask, name="by-supplier", lock_key=("supplier",))
+    def task(order: int, supplier: int) -> None: ...
+
+    store.acquire(claim(task.lock_key_for(1, 7), "id-1"))
+    shown = json.loads(operate("show", "by-supplier", "-k", '{"supplier": 7}', "--json").stdout)
+
+    assert [holder["task_id"] for holder in shown["holders"]] == ["id-1"]
+    assert "'supplier'" in operate("show", "by-supplier", "-a", "[1]", code=USAGE).stderr
+    tasks.app.tasks.unregister(task.name)
+
+
+@pytest.mark.parametrize("command", ["list", "doctor"])
+def test_an_app_that_is_not_given_is_said_as_such(command: str) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("APP", "CELERY"))}
+    done = on_command_line(env, "singleton", command)
+
+    assert done.returncode == USAGE
+    assert "no app: give -A" in done.stderr
+
+
+def on_command_line(env: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a user types it."""
+    command = [sys.executable, "-m", "celery", *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
 
 
 def test_a_lock_that_nobody_has_is_a_no(tasks: Any, operate: Operate) -> None:
@@ -567,6 +614,16 @@ def test_who_is_only_warned_is_not_free_in_time_and_it_is_said_how_to_end_it(
     until(lambda: not tasks.warned.lock_holders("k", 60.0), "it is free")
 
 
+def test_a_command_to_copy_names_the_app_as_it_was_given(tasks: Any, store: Store, env: dict[str, str]) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    store.acquire(claim(key, "id-1"))
+
+    done = on_command_line({**os.environ, **env}, "-A", APP, "singleton", "break", key, "--yes", "--wait", "0")
+
+    assert done.returncode == NO, done.stderr
+    assert f"celery -A {APP} control terminate SIGKILL id-1" in done.stderr
+
+
 def test_a_break_frees_what_a_purge_has_left(tasks: Any, operate: Operate, env: dict[str, str]) -> None:
     task = tasks.by_mode["until_executed"]
     lost = task.delay("k")
@@ -582,6 +639,66 @@ def test_a_break_frees_what_a_purge_has_left(tasks: Any, operate: Operate, env: 
     assert again.id != lost.id
     with workers(APP, env, 1):
         assert again.get(timeout=PROMPTLY) == 3
+
+
+def test_marks_that_nobody_holds_are_dropped_by_a_pattern(tasks: Any, operate: Operate, store: Store) -> None:
+    def key(name: str, number: int) -> str:
+        return f"singleton:v3:{{{name}:{number:032x}}}"
+
+    for number in range(3000):
+        store.mark_queued(key("shop.index", number), f"id-{number}", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(key("other", 0), "id-other", 60.0, limit=0, quiet=0.0)
+    held, quiet = key("shop.held", 0), key("shop.quiet", 0)
+    store.acquire(claim(held, "id-holder"))
+    store.mark_queued(held, "id-behind", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(quiet, "id-quiet", 60.0, limit=0, quiet=30.0)
+
+    planned = operate("break", "--marks", "shop.*", "--dry-run").stdout
+    assert "3001, of 3001 locks" in planned
+    assert "because they are held: 1." in planned
+    assert "--yes" in operate("break", "--marks", "shop.*", code=NO).stderr
+    assert len(json.loads(operate("list", "shop.index", "--json").stdout)) == 3000
+    began = time.monotonic()
+    done = json.loads(operate("break", "--marks", "shop.*", "--yes", "--json").stdout)
+
+    assert time.monotonic() - began < 30
+    assert (done["pattern"], len(done["dropped"]), done["held"]) == ("shop.*", 3001, 1)
+    assert {"key": key("shop.index", 7), "state": "queued", "task_id": "id-7"} in done["dropped"]
+    left = {(row["key"], row["state"], row["task_id"]) for row in json.loads(operate("list", "--json").stdout)}
+    assert left == {
+        (key("other", 0), "queued", "id-other"),
+        (held, "held", "id-holder"),
+        (held, "queued", "id-behind"),
+        (quiet, "quiet", "id-quiet"),
+    }
+    assert store.broken_by(claim(held)) is None
+
+
+def test_no_mark_is_dropped_that_has_come_or_is_held_since_a_person_agreed(tasks: Any, store: Store) -> None:
+    locks = Locks(tasks.app)
+    keys = sorted(tasks.skipped.lock_key_for(str(number)) for number in range(3))
+    for key in keys:
+        store.mark_queued(key, "id-1", 60.0, limit=0, quiet=0.0)
+    agreed = marks_left(locks.surveys("*"), "*")
+    store.unmark(keys[0], "id-1")
+    store.mark_queued(keys[0], "id-2", 60.0, limit=0, quiet=0.0)
+    store.unmark(keys[1], "id-1")
+    store.acquire(claim(keys[1], "id-1"))
+
+    done = drop_marks(locks, agreed)
+
+    assert ([row.key for row in done.marks], done.held) == ([keys[2]], 1)
+    assert [(row.key, row.state, row.task_id) for row in locks.rows()] == [
+        (keys[1], "held", "id-1"),
+        (keys[0], "queued", "id-2"),
+    ]
+
+
+@pytest.mark.parametrize("more", [["--holder", "x"], ["--force"], ["--wait", "1"], ["singleton:v3:{a:00}"]])
+def test_a_pattern_is_for_marks_alone(tasks: Any, operate: Operate, more: list[str]) -> None:
+    assert "--marks PATTERN" in operate("break", "--marks", "*", "--yes", *more, code=USAGE).stderr
+    assert "Give one KEY" in operate("break", "--yes", code=USAGE).stderr
+    assert "Nothing to drop" in operate("break", "--marks", "*", "--yes", code=NO).stderr
 
 
 def test_a_break_of_nothing_is_a_no(tasks: Any, operate: Operate) -> None:

@@ -94,7 +94,8 @@ class Noted:
             "item": execution.is_item,
         }
         # As it stands on the message: nothing else tells when a call was published first.
-        published = ((self.request.headers or {}).get("singleton_lock") or {}).get("published", 0)
+        notes = (self.request.headers or {}).get("singleton_lock") or 0
+        published = notes if isinstance(notes, int) else notes.get("published", 0)
         record().write("began", key, run, attempt=self.request.retries, published=published, **facts)
         outcome = "died"
         try:
@@ -311,9 +312,14 @@ class Basket(BaseModel):
     fruit: set[str]
 
 
+def key_of_a_set(key: str, number: int = 0, script: Any = None, basket: Basket | None = None) -> list[str]:
+    """A set has no order of its own, so only code can make a key of it."""
+    return [key, *sorted(basket.fruit if basket is not None else ())]
+
+
 _FRUIT = {"apple", "banana", "cherry", "date", "elderberry", "fig", "grape"}
 # For `lock_key`.
-_KEYS = {"by name": ("key",), "by code": key_by_code, "of a set": ("key", "basket")}
+_KEYS = {"by name": ("key",), "by code": key_by_code, "of a set": key_of_a_set}
 
 
 def make_task(app: Celery, task: Mapping[str, Any]) -> None:

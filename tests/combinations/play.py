@@ -21,7 +21,7 @@ from celery.signals import before_task_publish
 from kombu.common import Broadcast
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock.runs.ids import text_of
+from celery_singleton_lock.runs.message import text_of
 from tests.combinations.app import OTHER, SENT_AS, deployed, name_of, sending
 from tests.combinations.checker import ITEMS, LINKS, LOOPS, WITHOUT_NOTES, Finding, check, is_linked
 from tests.combinations.eager import eagerly

@@ -76,11 +76,11 @@ def black_hole(cleanup: ExitStack) -> RedisStore:
 
 
 def slow_server(cleanup: ExitStack) -> RedisStore:
-    """A server whose every reply, also those before the first command, takes most of a second."""
+    """A server whose every reply takes most of a second."""
     server = cleanup.enter_context(running("valkey"))
     proxy = cleanup.enter_context(Proxy(server.port))
     proxy.delay(0.9)
-    return RedisStore(f"redis://default:secret@127.0.0.1:{proxy.port}/1", {"client_name": "shop"})
+    return RedisStore(proxy.url, {})
 
 
 SILENT = [refused_port, mute_listener, full_backlog, stopped_server, black_hole]
@@ -103,7 +103,7 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
     "renew many": (lambda store: store.renew([MINE] * 300, 1.0), 1.0),
     "holders": (lambda store: store.holders(KEY), 2.0),
     "now": (lambda store: store.now(), 2.0),
-    "mark_queued": (lambda store: store.mark_queued(KEY, "a", 60.0, limit=1, quiet=0.0), 1.0),
+    "mark_queued": (lambda store: store.mark_queued(KEY, "a", 60.0, limit=1, quiet=0.0), 2.0),
     "unmark": (lambda store: store.unmark(KEY, "a"), 2.0),
     "mark_done": (lambda store: store.mark_done(KEY, "done:a:0", 0, "stored", 60.0), 2.0),
 }

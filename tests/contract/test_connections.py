@@ -134,16 +134,15 @@ def test_a_store_far_away_grants_renews_and_releases_within_the_bounds(far: str)
 
 
 @pytest.mark.prove
-def test_after_the_first_call_that_is_published_from_far_away_they_are_marked(far: str) -> None:
+def test_a_call_that_is_published_from_far_away_is_marked(far: str) -> None:
     store = RedisStore(far, {})
     began = clock()
-    with pytest.raises(StoreError):
-        store.mark_queued(KEY, "first", 60.0, limit=1, quiet=0.0)
+    # It opens the connection, and the server may not know the script yet.
+    first = answered(lambda: store.mark_queued(KEY, "a", 60.0, limit=1, quiet=0.0))
     assert clock() - began < PUBLISH_BOUND + SLACK
 
-    found = until(lambda: answered(lambda: store.mark_queued(KEY, "later", 60.0, limit=1, quiet=0.0)), "it is answered")
+    assert first == [None] or store.mark_queued(KEY, "a", 60.0, limit=1, quiet=0.0) is None
 
-    assert found[0] is None or found[0].task_id == "first"
     store.close()
 
 

@@ -70,7 +70,7 @@ def test_a_token_that_is_replaced_is_asked_for_again(own: Server) -> None:
         client.client_kill_filter(user="shop")
 
     assert_that_all_works(store)
-    assert provider.asked == 4
+    assert provider.asked == 2
     store.close()
 
 

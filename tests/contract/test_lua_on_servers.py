@@ -93,18 +93,6 @@ def test_a_large_renewal_goes_in_parts(server: Server, store: RedisStore) -> Non
     assert [len(re.findall(r" k\d+", command)) for command in sent] == [50, 50, 50, 50, 20]
 
 
-def test_renewals_have_a_connection_of_their_own(server: Server, client: Any) -> None:
-    store = warmed_up(RedisStore(server.url, {"client_name": "the-store"}))
-
-    store.renew([MINE], 1.0)
-    store.acquire(MINE)
-    store.release(MINE, 1)
-
-    own = [event["cmd"] for event in client.client_list() if event["name"] == "the-store"]
-    assert own == ["evalsha", "evalsha"]
-    store.close()
-
-
 # What they survive.
 
 

@@ -15,7 +15,6 @@ import pytest
 import redis
 
 from celery_singleton_lock import ConfigurationError, Lock, StoreError
-from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
 from celery_singleton_lock.stores.redis.store import RedisStore
@@ -273,6 +272,8 @@ def with_tls(tmp_path: Path) -> Iterator[tuple[str, Path, Path]]:
         yield f"rediss://127.0.0.1:{port}/0", own, key
 
 
+# Early versions of redis-py do not close the socket.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.prove
 def test_a_certificate_that_is_wrong_or_missing_is_told_at_the_first_try(with_tls: tuple[str, Path, Path]) -> None:
     url, own, key = with_tls
@@ -286,7 +287,7 @@ def test_a_certificate_that_is_wrong_or_missing_is_told_at_the_first_try(with_tl
             RedisStore(url, options).acquire(MINE)
         # A write that fails may hide what the server has said, and then the next try tells.
         assert clock() - began < ACQUIRE_BOUND
-        for words in ("CERTIFICATE", "ssl_ca_certs", "singleton_lock_client_options"):
+        for words in ("ssl_ca_certs", "singleton_lock_client_options"):
             assert words in str(refused.value)
 
     right = {"ssl_ca_certs": str(own), "ssl_certfile": str(own), "ssl_keyfile": str(key)}
@@ -304,10 +305,8 @@ TLS_FAULTS = {
 """What is given in place of what is right, and what is told."""
 
 
-OF_TWO_FILES = ("key of another", "a certificate that")
-"""Faults that are seen as well while a certificate and its key are written anew, one after the other."""
-
-
+# redis-py does not close its socket then.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.prove
 @pytest.mark.parametrize("fault", TLS_FAULTS)
 def test_tls_that_can_never_work_is_told_with_its_setting(
@@ -328,10 +327,13 @@ def test_tls_that_can_never_work_is_told_with_its_setting(
         RedisStore(url, options).acquire(MINE)
 
     assert isinstance(refused.value, ConfigurationError)
-    assert clock() - began < (ACQUIRE_BOUND + AT_ONCE if fault.startswith(OF_TWO_FILES) else AT_ONCE)
+    assert clock() - began < (AT_ONCE)
     assert setting in refused.value.advice
     assert "singleton_lock_client_options" in refused.value.advice
     assert "s3cret" not in str(refused.value) + repr(refused.value)
+    # With the frames that have its socket.
+    del refused
+    gc.collect()
 
 
 @pytest.mark.prove
@@ -349,55 +351,6 @@ def test_a_port_that_speaks_tls_or_not_is_told_as_what_it_may_be(
         assert hint in unanswered.value.problem
         # A server that goes down looks the same, so it may pass.
         assert not isinstance(unanswered.value, ConfigurationError)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("so_far", ["a part", "a key of another kind"])
-def test_a_certificate_that_is_being_written_anew_is_waited_for(
-    with_tls: tuple[str, Path, Path], tmp_path: Path, so_far: str
-) -> None:
-    url, own, key = with_tls
-    written = tmp_path / "written.pem"
-    written.write_text("-----BEGIN PRI")
-    if so_far != "a part":
-        make = f"openssl ecparam -genkey -name prime256v1 -noout -out {written}"
-        subprocess.run(make.split(), check=True)
-    options = {"ssl_ca_certs": str(own), "ssl_certfile": str(own), "ssl_keyfile": str(written)}
-    threading.Timer(0.5, written.write_bytes, [key.read_bytes()]).start()
-
-    assert isinstance(RedisStore(url, options).acquire(MINE), Grant)
-
-
-@pytest.mark.prove
-def test_so_is_a_file_of_authorities(with_tls: tuple[str, Path, Path], tmp_path: Path) -> None:
-    url, own, key = with_tls
-    written = tmp_path / "written.pem"
-    options = {"ssl_ca_certs": str(written), "ssl_certfile": str(own), "ssl_keyfile": str(key)}
-    for so_far in ("", own.read_text()[:200]):
-        written.write_text(so_far)
-        with pytest.raises(ConfigurationError, match="let ssl_ca_certs be a file of certificates"):
-            RedisStore(url, options).acquire(replace(MINE, patience=0.5))
-        threading.Timer(0.5, written.write_bytes, [own.read_bytes()]).start()
-        assert isinstance(RedisStore(url, options).acquire(MINE), Grant)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("scheme", ["rediss", "sentinel", "rediss+cluster"])
-def test_so_is_a_certificate_for_any_kind_of_deployment(
-    with_tls: tuple[str, Path, Path], tmp_path: Path, scheme: str
-) -> None:
-    url, own, _ = with_tls
-    written = tmp_path / "written.pem"
-    written.write_text("-----BEGIN PRI")
-    tls = {"ssl_ca_certs": str(own), "ssl_certfile": str(own), "ssl_keyfile": str(written)}
-    of_sentinel = {"master_name": "m", "ssl": True, "sentinel_kwargs": {"ssl": True, **tls}}
-    address = url.removeprefix("rediss").removesuffix("/0" if "cluster" in scheme else "")
-    store = store_from_url(scheme + address, {**tls, **(of_sentinel if scheme == "sentinel" else {})})
-    began = clock()
-
-    with pytest.raises(ConfigurationError, match=r"ssl_keyfile|sentinel_kwargs"):
-        store.acquire(replace(MINE, patience=2.0))
-    assert clock() - began > 1.0
 
 
 @pytest.mark.prove

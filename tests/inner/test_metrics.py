@@ -4,20 +4,25 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from celery import Celery
+from prometheus_client.parser import text_string_to_metric_families
 
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.operations.inventory import Row
+from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.web import metrics
-from celery_singleton_lock.web.totals import Total
+from tests.servers import Server, free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
 DASHBOARD = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
 ALERTS = (DOCS / "alerts.yml").read_text(encoding="utf-8")
 OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
-SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\[\\"n])*",?)+)\})? (\d+(?:\.\d+)?(?:e-\d+)?)')
 COUNTED = {
     "acquired::shop.sync": 5,
     "conflicts:skipped:shop.sync": 2,
@@ -29,99 +34,124 @@ COUNTED = {
 }
 
 
-def read(text: str) -> dict[tuple[str, ...], float]:
+NAMES = {
+    *(f"singleton_lock_{what}_total" for what in metrics.COUNTERS),
+    *(f"singleton_lock_{what}_seconds_{end}" for what in metrics.HISTOGRAMS for end in ("bucket", "sum", "count")),
+    *(name for name, _ in metrics.GAUGES.values()),
+    *("singleton_lock_up", "singleton_lock_scan_seconds"),
+}
+Samples = dict[tuple[str, ...], float]
+
+
+def sample(name: str, **labels: str) -> tuple[str, ...]:
+    return name, *(f"{label}={value}" for label, value in sorted(labels.items()))
+
+
+def read(text: str) -> Samples:
     """Each sample by its name and its labels."""
-    samples: dict[tuple[str, ...], float] = {}
-    assert text.endswith("\n")
-    for line in text.splitlines():
-        if line.startswith("# "):
-            assert re.fullmatch(r"# (HELP [a-z_]+ [A-Z].*\.|TYPE [a-z_]+ (counter|gauge|histogram))", line), line
-            continue
-        found = SAMPLE.fullmatch(line)
-        assert found, line
-        name, labels, value = found.groups()
-        key = name, *re.findall(r'[a-z_]+="(?:[^"\\]|\\.)*"', labels or "")
-        assert key not in samples, line
-        samples[key] = float(value)
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation[0].isupper(), family
+        assert family.documentation[-1] == ".", family
+        for each in family.samples:
+            key = sample(each.name, **each.labels)
+            assert key not in samples, each
+            samples[key] = each.value
     return samples
 
 
-def told(
-    counted: dict[str, int] | None = None, tasks: tuple[str, ...] = ("shop.sync",)
-) -> dict[tuple[str, ...], float]:
-    totals = [Total("shop.sync", held=2, waiting=1, queued=3, longest=4.5)]
-    return read(metrics.of_a_store(counted or {}, tasks, totals, 0.25))
+@pytest.fixture
+def app(valkey: Server) -> Iterator[Celery]:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = valkey.url
+
+    def sync() -> None: ...
+
+    app.task(base=SingletonTask, name="shop.sync", shared=False)(sync)
+    yield app
+    store_of(app).close()
+    app.close()
 
 
-def test_counters_are_told_with_their_labels() -> None:
-    samples = told(COUNTED)
+ROWS = [
+    Row("singleton:v3:{shop.sync:00}", "held", 1, 30.0, held=4.5, task_name="shop.sync"),
+    Row("singleton:v3:{shop.sync:01}", "held", 0, 30.0, held=1.0, task_name="shop.sync"),
+    Row("singleton:v3:{shop.sync:02}", "queued", 0, 30.0, task_id="q", queued_for=600.0),
+]
 
-    assert samples["singleton_lock_acquired_total", 'task="shop.sync"'] == 5
-    assert samples["singleton_lock_acquired_total", 'task=""'] == 7
-    assert samples["singleton_lock_conflicts_total", 'task="shop.sync"', 'outcome="skipped"'] == 2
+
+def told(app: Celery, counted: dict[str, int] | None = None, rows: Sequence[Row] | None = ROWS) -> Samples:
+    if counted:
+        store_of(app).count("singleton:v3:stats", counted, 5.0)
+    return read(metrics.exposition(app, rows, 0.25).decode())
 
 
-def test_what_has_not_happened_is_told_as_zero_so_that_a_first_event_is_a_rise() -> None:
-    samples = told()
+def test_counters_are_told_with_their_labels(app: Celery) -> None:
+    samples = told(app, COUNTED)
+
+    assert samples[sample("singleton_lock_acquired_total", task="shop.sync")] == 5
+    assert samples[sample("singleton_lock_acquired_total", task="")] == 7
+    assert samples[sample("singleton_lock_conflicts_total", task="shop.sync", outcome="skipped")] == 2
+
+
+def test_what_has_not_happened_is_told_as_zero_so_that_a_first_event_is_a_rise(app: Celery) -> None:
+    samples = told(app)
 
     for outcome in get_args(ConflictOutcome):
-        assert samples["singleton_lock_conflicts_total", 'task="shop.sync"', f'outcome="{outcome}"'] == 0
-    assert samples["singleton_lock_lost_total", 'task="shop.sync"', 'reason="unreachable"'] == 0
-    assert samples["singleton_lock_unanswered_total", 'task="shop.sync"', 'policy="reschedule"'] == 0
-    assert samples["singleton_lock_taken_over_total", 'task="shop.sync"'] == 0
+        assert samples[sample("singleton_lock_conflicts_total", task="shop.sync", outcome=outcome)] == 0
+    assert samples[sample("singleton_lock_lost_total", task="shop.sync", reason="unreachable")] == 0
+    assert samples[sample("singleton_lock_unanswered_total", task="shop.sync", policy="reschedule")] == 0
+    assert samples[sample("singleton_lock_taken_over_total", task="shop.sync")] == 0
 
 
-def test_the_buckets_of_a_histogram_add_up() -> None:
-    samples = told(COUNTED)
+def test_the_buckets_of_a_histogram_add_up(app: Celery) -> None:
+    samples = told(app, COUNTED)
     bucket = {
-        bound: samples["singleton_lock_held_seconds_bucket", 'task="shop.sync"', f'le="{bound}"']
+        bound: samples[sample("singleton_lock_held_seconds_bucket", task="shop.sync", le=bound)]
         for bound in ("0.01", "0.1", "1", "10", "7200", "+Inf")
     }
 
     assert bucket == {"0.01": 0, "0.1": 3, "1": 3, "10": 4, "7200": 4, "+Inf": 5}
-    assert samples["singleton_lock_held_seconds_count", 'task="shop.sync"'] == 5
-    assert samples["singleton_lock_held_seconds_sum", 'task="shop.sync"'] == 12.5
+    assert samples[sample("singleton_lock_held_seconds_count", task="shop.sync")] == 5
+    assert samples[sample("singleton_lock_held_seconds_sum", task="shop.sync")] == 12.5
 
 
-def test_what_is_held_now_is_told() -> None:
-    samples = told(tasks=("shop.sync", "shop.other"))
+def test_what_is_held_now_is_told(app: Celery) -> None:
+    samples = told(app, {"acquired::shop.other": 1})
 
-    assert samples["singleton_lock_holders", 'task="shop.sync"'] == 2
-    assert samples["singleton_lock_waiters", 'task="shop.sync"'] == 1
-    assert samples["singleton_lock_queued", 'task="shop.sync"'] == 3
-    assert samples["singleton_lock_oldest_held_seconds", 'task="shop.sync"'] == 4.5
-    assert samples["singleton_lock_holders", 'task="shop.other"'] == 0
-    assert samples["singleton_lock_up",] == 1
-    assert samples["singleton_lock_scan_seconds",] == 0.25
-
-
-def test_a_store_that_is_away_is_told_and_nothing_else() -> None:
-    assert read(metrics.of_a_store_that_is_away()) == {("singleton_lock_up",): 0}
+    assert samples[sample("singleton_lock_holders", task="shop.sync")] == 2
+    assert samples[sample("singleton_lock_waiters", task="shop.sync")] == 1
+    assert samples[sample("singleton_lock_queued", task="shop.sync")] == 1
+    assert samples[sample("singleton_lock_oldest_held_seconds", task="shop.sync")] == 4.5
+    assert samples[sample("singleton_lock_oldest_queued_seconds", task="shop.sync")] == 600
+    assert samples[sample("singleton_lock_holders", task="shop.other")] == 0
+    assert samples[sample("singleton_lock_up")] == 1
+    assert samples[sample("singleton_lock_scan_seconds")] == 0.25
 
 
-def test_counters_are_told_though_the_locks_cannot_be_walked() -> None:
-    samples = read(metrics.of_a_store(COUNTED, [], None, 0.0))
+def test_a_store_that_is_away_is_told_and_nothing_else(app: Celery) -> None:
+    app.conf.singleton_lock_url = f"redis://127.0.0.1:{free_port()}"
 
-    assert samples["singleton_lock_acquired_total", 'task="shop.sync"'] == 5
+    assert told(app) == {sample("singleton_lock_up"): 0}
+
+
+def test_counters_are_told_though_the_locks_cannot_be_walked(app: Celery) -> None:
+    samples = told(app, COUNTED, rows=None)
+
+    assert samples[sample("singleton_lock_acquired_total", task="shop.sync")] == 5
     assert not any(name == "singleton_lock_holders" for name, *_ in samples)
 
 
-def test_a_name_of_a_task_cannot_end_its_label() -> None:
-    samples = told({'acquired::a"b\\c\nd': 1})
+def test_what_a_newer_version_counts_breaks_nothing(app: Celery) -> None:
+    samples = told(app, {"acquired::shop.sync": 1, "conflicts:postponed:shop.sync": 4, "invented::shop.sync": 1})
 
-    assert samples["singleton_lock_acquired_total", r'task="a\"b\\c\nd"'] == 1
-
-
-def test_what_a_newer_version_counts_breaks_nothing() -> None:
-    samples = told({"acquired::shop.sync": 1, "conflicts:postponed:shop.sync": 4, "invented::shop.sync": 1})
-
-    assert samples["singleton_lock_conflicts_total", 'task="shop.sync"', 'outcome="postponed"'] == 4
+    assert samples[sample("singleton_lock_conflicts_total", task="shop.sync", outcome="postponed")] == 4
 
 
-def test_the_list_of_names_is_that_of_what_is_told() -> None:
-    samples = told({**COUNTED, "waited:0.01:shop.sync": 5})
+def test_the_list_of_names_is_that_of_what_is_told(app: Celery) -> None:
+    samples = told(app, {**COUNTED, "waited:0.01:shop.sync": 5})
 
-    assert {name for name, *_ in samples} == set(metrics.names_of_metrics())
+    assert {name for name, *_ in samples} == NAMES
 
 
 # The docs.
@@ -141,7 +171,7 @@ def expressions(node: Any) -> list[str]:
 def test_each_metric_that_the_dashboard_asks_for_exists() -> None:
     asked = names_in(json.dumps(DASHBOARD))
 
-    assert asked <= set(metrics.names_of_metrics())
+    assert asked <= NAMES
     assert len(asked) > 10
 
 
@@ -158,19 +188,19 @@ def test_each_panel_of_the_dashboard_asks_for_something_and_says_what() -> None:
 def test_each_metric_that_an_alert_asks_for_exists() -> None:
     asked = names_in(ALERTS)
 
-    assert asked <= set(metrics.names_of_metrics())
+    assert asked <= NAMES
     assert "singleton_lock_up" in asked
 
 
 def test_each_alert_is_told_in_the_docs() -> None:
     alerts = re.findall(r"^ +- alert: (\w+)$", ALERTS, re.MULTILINE)
 
-    assert len(alerts) == 6
+    assert len(alerts) == 8
     assert [alert for alert in alerts if f"`{alert}`" not in OPERATIONS] == []
 
 
 def test_each_metric_is_told_in_the_docs() -> None:
-    series = {re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", name) for name in metrics.names_of_metrics()}
+    series = {re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", name) for name in NAMES}
 
     assert [name for name in series if f"`{name}`" not in OPERATIONS] == []
 
@@ -190,8 +220,9 @@ with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not ins
 
 
 @with_promtool
-def test_prometheus_reads_the_text() -> None:
-    text = metrics.of_a_store(COUNTED, ["shop.sync"], [Total("shop.sync", held=1)], 0.1)
+def test_prometheus_reads_the_text(app: Celery) -> None:
+    store_of(app).count("singleton:v3:stats", COUNTED, 5.0)
+    text = metrics.exposition(app, ROWS, 0.1).decode()
 
     done = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, text=True)
 

@@ -4,14 +4,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from celery import Celery
 from redis import exceptions
 
-from celery_singleton_lock.operations.changes import changes
+from celery_singleton_lock.operations.watch import changes
 from celery_singleton_lock.stores.inventory import LeftMark, Survey
 from celery_singleton_lock.stores.records import Holder
-from celery_singleton_lock.stores.redis.store import ACQUIRE, UNMARK, RedisStore
-from celery_singleton_lock.stores.redis.trial import try_out
-from celery_singleton_lock.web.lookout import Lookout
+from celery_singleton_lock.stores.redis.store import UNMARK, RedisStore
+from celery_singleton_lock.web import application
+from tests.browsing import Visitor
 from tests.servers import Server
 
 KEY = "singleton:v3:{shop:00}"
@@ -53,32 +54,33 @@ def test_a_cool_down_is_no_holder() -> None:
 
 def test_a_look_is_not_repeated_for_twenty_times_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
     moment, looks = 0.0, []
-    monkeypatch.setattr("celery_singleton_lock.web.lookout.clock", lambda: moment)
+    monkeypatch.setattr("celery_singleton_lock.web.site.clock", lambda: moment)
 
     class Slow:
+        def __init__(self, app: Any) -> None: ...
+
         def rows(self) -> list[Any]:
             nonlocal moment
             moment += 0.1
             looks.append(moment)
             return []
 
-    lookout = Lookout(Slow)  # type: ignore[arg-type]
-    lookout.look()
+    monkeypatch.setattr("celery_singleton_lock.web.site.Locks", Slow)
+    visitor = Visitor(application(Celery("shop")))
+    visitor.get("/locks.json")
     moment += 1.9
-    lookout.look()
+    visitor.get("/locks.json")
     assert len(looks) == 1
     moment += 0.2
-    lookout.look()
+    visitor.get("/locks.json")
     assert len(looks) == 2
-    lookout.forget()
-    lookout.look()
-    assert len(looks) == 3
 
 
-def test_a_release_that_wakes_nobody_is_told(valkey: Server) -> None:
+def test_a_release_that_wakes_nobody_is_told(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     store = RedisStore(valkey.url, {})
+    # In place of a release, a script that tells nobody.
+    monkeypatch.setattr("celery_singleton_lock.stores.redis.store.RELEASE", UNMARK)
 
     with pytest.raises(exceptions.TimeoutError):
-        # In place of a release, a script that tells nobody.
-        try_out(store._wire, ACQUIRE, UNMARK, f"{KEY}:deaf", 0.5)
+        store._try_out(f"{KEY}:deaf", 0.5)
     store.close()

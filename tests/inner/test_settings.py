@@ -10,7 +10,7 @@ from redis import Connection, CredentialProvider, SSLConnection, UnixDomainSocke
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.redis.opening import REPLY_TIMEOUT
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
 from celery_singleton_lock.stores.redis.store import RedisStore
 
 SECRET = "hunter2"
@@ -30,8 +30,11 @@ def redis_store_of(app: Celery) -> RedisStore:
 
 def connection_of(store: Any) -> Any:
     """A connection as the store would open it; nothing is sent."""
-    pool = store._source.pool
-    return pool.connection_class(**pool.connection_kwargs)
+    pool = store._servers.pool
+    connection = pool.connection_class(**pool.connection_kwargs)
+    # It is text on the way to the server.
+    connection.db = int(connection.db)
+    return connection
 
 
 # Which URL.
@@ -370,7 +373,8 @@ def test_tls_of_the_broker_is_the_masters_and_that_of_the_sentinels_is_their_own
         broker_transport_options={**NAMED, "sentinel_kwargs": {"ssl": True, "ssl_ca_certs": "ca.pem"}},
     )
     _, connection = deployment_of(app)
-    ((_, pool),) = redis_store_of(app)._source._sentinels._pools.items()  # type: ignore[attr-defined]
+    (client,) = redis_store_of(app)._servers._sentinels.sentinels  # type: ignore[attr-defined]
+    pool = client.connection_pool
     sentinel = pool.connection_class(**pool.connection_kwargs)
 
     assert (connection.cert_reqs, connection.ca_certs) == (ssl.CERT_OPTIONAL, None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from celery import Celery, states, uuid
 
-from celery_singleton_lock import ConfigurationError, Lease, SingletonTask
+from celery_singleton_lock import Lease, SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.servers import Server
@@ -21,16 +21,6 @@ class TriesAgain(SingletonTask):
             return super().__call__(*args, **kwargs)
         except Exception:  # noqa: BLE001 (as users write it)
             return super().__call__(*args, **kwargs)
-
-
-class RunsTheBodyItself(SingletonTask):
-    abstract = True
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return super().__call__(*args, **kwargs)
-        except OSError:
-            return self.run(*args, **kwargs)
 
 
 @pytest.fixture
@@ -144,15 +134,3 @@ def test_a_hook_that_calls_its_task_goes_without_a_lock(app: Celery) -> None:
 
     assert traced(body) is None
     assert bodies == [1, 1]
-
-
-def test_a_second_body_that_leads_past_the_lock_fails_before_it_begins(app: Celery) -> None:
-    bodies = []
-
-    @app.task(base=RunsTheBodyItself)
-    def body() -> None:
-        bodies.append(1)
-        raise OSError
-
-    assert isinstance(traced(body).retval, ConfigurationError)
-    assert bodies == [1]

@@ -224,35 +224,6 @@ def test_a_waiter_is_woken_and_does_not_poll(server: Server, in_threads: Any) ->
     assert got[0] - released < 10
 
 
-def test_those_who_wait_one_after_the_other_share_a_connection(server: Server, in_threads: Any) -> None:
-    lock, got = Lock("stock", url=server.url), []
-
-    def wait() -> None:
-        with lock:
-            got.append(time.monotonic())
-
-    def hand_over(times: int) -> int:
-        for _ in range(times):
-            with lock:
-                in_threads(wait)
-                until(lambda: waiting(server, lock) == 1, "it queues")
-                before, released = len(got), time.monotonic()
-            until(lambda n=before: len(got) > n, "it is served")  # type: ignore[misc]
-            assert got[-1] - released < 10
-        with server.client() as client:
-            return len([one for one in client.client_list() if int(one["sub"])])
-
-    def deafen() -> None:
-        with server.client() as client:
-            client.client_kill_filter(_type="pubsub")
-
-    # Other tests may have left some.
-    deafen()
-    assert hand_over(1) == hand_over(4) == 1
-    deafen()
-    assert hand_over(1) == 1
-
-
 HOLD = """
 import sys
 from celery_singleton_lock import Lock

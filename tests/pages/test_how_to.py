@@ -181,4 +181,4 @@ def test_where_the_locks_are() -> None:
         exec(block, told)
         schemes.append(store_of(told["app"]).address.partition("://")[0])
 
-    assert schemes == ["redis", "sentinel", "sentinel", "redis+cluster", "sentinel", "rediss"]
+    assert schemes == ["redis", "sentinel", "sentinel", "redis+cluster", "rediss"]

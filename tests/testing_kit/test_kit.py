@@ -320,3 +320,14 @@ def test_what_the_test_holds_is_free_although_it_was_taken_over(app: Celery, tas
             expired = task.lock_holders()
         assert expired == task.lock_holders() == []
         assert task.delay().get() == "ran"
+
+
+def test_a_hold_without_a_server_hints_at_the_store_in_memory() -> None:
+    app = Celery("away", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "redis://127.0.0.1:1/0"
+
+    @app.task(base=SingletonTask, name="away.task")
+    def task() -> None: ...
+
+    with pytest.raises(StoreError, match=r"memory_store\(app\)"), hold(task):
+        pass

@@ -1,6 +1,7 @@
 """The tests of a shop, written as its developers would, in a pytest of their own."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,21 @@ def played(*arguments: str, cwd: Path = SHOP, **env: str) -> "subprocess.Complet
     # The shop is not installed, and this library may be installed from elsewhere.
     mine["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(SHOP)])
     return subprocess.run(command, cwd=cwd, env={**mine, **env}, capture_output=True, text=True, timeout=300)
+
+
+FILES_OF_THE_PAGE = re.compile(r'^```python title="(\S+)"\n(.*?)^```', re.DOTALL | re.MULTILINE)
+
+
+def test_the_files_of_the_page_are_all_that_it_needs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    files = dict(FILES_OF_THE_PAGE.findall(page))
+    for name, code in files.items():
+        (tmp_path / name).write_text(code)
+
+    ran = played("-Werror", cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{sum(code.count('def test_') for code in files.values())} passed" in ran.stdout
 
 
 def passes(*arguments: str, **env: str) -> None:

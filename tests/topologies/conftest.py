@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.redis import master
+from celery_singleton_lock.stores.redis import sentinel
 from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.clusters import Cluster, clustered
 from tests.recorder import Recorder
@@ -61,7 +61,7 @@ def cluster_of_each_kind(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 @pytest.fixture(autouse=True)
 def nothing_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process tells once, it tells in each test."""
-    monkeypatch.setattr(master, "_told", {})
+    monkeypatch.setattr(sentinel, "_told", {})
 
 
 def store_at(url: str) -> RedisStore:

@@ -132,7 +132,7 @@ def test_the_page_shows_the_locks_of_all_servers_and_breaks_one(cluster: Cluster
     page = operator.get()
 
     assert all(claim.key in page.body for claim in claims)
-    form = {"key": claims[3].key, "token": page.token(), "holder": claims[3].facts.task_id}
+    form = {"key": claims[3].key, "csrf_token": page.token(), "holder": claims[3].facts.task_id}
     assert operator.send("/break", form, HTTP_COOKIE=page.cookie()).status == 303
     assert list(store.renew(claims[2:5], 30.0)) == [Answer.DONE, Answer.BROKEN, Answer.DONE]
 

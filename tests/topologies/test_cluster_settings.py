@@ -182,7 +182,7 @@ def test_addresses_that_cannot_be_translated_are_told(calm_cluster: Cluster) -> 
 # Rights, and TLS.
 
 OTHERS = rights_in((ROOT / "docs/topologies.md").read_text(encoding="utf-8"), "shop", "Cluster")
-INSTEAD_OF = ("+publish", "+subscribe", "+unsubscribe", "+select")
+INSTEAD_OF = ("+publish", "+subscribe", "+select")
 RIGHTS = ("reset", *[right for right in OF_ONE_SERVER if right not in INSTEAD_OF], *OTHERS, f">{SECRET}")
 """Of the pages."""
 

@@ -204,10 +204,12 @@ def test_one_sentinel_that_answers_is_enough(calm: Deployment, cleanup: ExitStac
     for proxy in proxies:
         proxy.black_hole()
 
-    stores = [opened(cleanup, url) for _ in range(3)]
+    store = opened(cleanup, url)
+    # Half a second for each that is silent, and for the next connections none.
+    assert seconds_to_a_grant(store, "one of three") < AT_ONCE
+    store.close()
 
-    # Less than for how long the others are waited for if none answers, on a machine with other things to do.
-    assert min(seconds_to_a_grant(store, f"one of three {id(store)}") for store in stores) < 0.2
+    assert seconds_to_a_grant(store, "again") < 0.4
 
 
 def test_sentinels_that_are_silent_harm_nobody_who_has_heard_of_the_master(
@@ -255,13 +257,13 @@ def test_a_lease_that_the_old_master_has_granted_is_told_as_lost_at_once(
     before = shaken.master
     shaken.fail_over()
     # On a busy machine the sentinels may answer before the old master does.
-    store._source._look_at = float("inf")  # type: ignore[attr-defined]
+    store._servers._look_at = float("inf")  # type: ignore[attr-defined]
     lease = Lease(store, claim_of("at the old master", ttl=60.0))
     assert lease.acquire() is None
     with before.client() as client:
         assert client.exists(lease.key)
 
-    store._source._look_at = float("-inf")  # type: ignore[attr-defined]
+    store._servers._look_at = float("-inf")  # type: ignore[attr-defined]
     answered(lambda: store.holders("singleton:v3:{another:00}"))
 
     until(lambda: lease.lost, "it is told long before it would be renewed", timeout=15)

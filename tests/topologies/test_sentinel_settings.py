@@ -5,12 +5,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery
@@ -20,7 +18,7 @@ from celery_singleton_lock.settings import open_store, store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Grant
-from celery_singleton_lock.stores.redis import master, sentinels
+from celery_singleton_lock.stores.redis import sentinel as of_sentinel
 from tests.sentinels import NAME, Deployment, Sentinel
 from tests.servers import FakeClock, Server, certificate, free_port, running
 from tests.waiting import until
@@ -34,8 +32,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def all_are_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """No sentinel is too late with its answer, however busy the machine is."""
-    for name in ("_PATIENCE", "_GRACE"):
-        monkeypatch.setattr(sentinels, name, 1.0)
+    monkeypatch.setattr(of_sentinel, "_PATIENCE", 1.0)
 
 
 def sentinel_of(cleanup: ExitStack, server: Server, epoch: int = 0, *more: str) -> Sentinel:
@@ -114,39 +111,14 @@ def test_the_servers_in_place_of_the_sentinels_are_told_at_the_first_try(calm: D
         assert words in told
 
 
-def test_sentinels_that_disagree_are_told_with_what_each_says(cleanup: ExitStack, all_are_heard: None) -> None:
-    one, other = (cleanup.enter_context(running("redis")) for _ in range(2))
-    told = unanswered(url_of(sentinel_of(cleanup, one, 3), sentinel_of(cleanup, other, 3)))
-
-    for words in ("disagree", f"127.0.0.1:{one.port}", f"127.0.0.1:{other.port}", "failover 3"):
-        assert words in told
-
-
-def test_who_knows_of_the_last_failover_is_believed(
-    cleanup: ExitStack, all_are_heard: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_knows_of_the_last_failover_is_believed(cleanup: ExitStack, all_are_heard: None) -> None:
     old, new = (cleanup.enter_context(running("redis")) for _ in range(2))
-    late, informed = sentinel_of(cleanup, old, 3), sentinel_of(cleanup, new, 4)
-    store = store_from_url(url_of(late, informed))
+    store = store_from_url(url_of(sentinel_of(cleanup, old, 3), sentinel_of(cleanup, new, 4)))
 
     assert isinstance(store.acquire(CLAIM), Grant)
+
     with new.client() as client:
         assert client.exists(CLAIM.key)
-        informed.stop()
-
-    def grants(server: Server) -> bool:
-        """Where the store connects to, once it has to."""
-        store.close()
-        time.sleep(2 * master._FRESH)
-        fresh = replace(CLAIM, key=f"singleton:v3:{{{uuid4()}:00}}")
-        assert isinstance(store.acquire(fresh), Grant)
-        with server.client() as client:
-            return bool(client.exists(fresh.key))
-
-    # And not forgotten as soon as only the other one answers, but in the end.
-    assert grants(new)
-    monkeypatch.setattr(master, "_REMEMBERED", 0.0)
-    assert grants(old)
     store.close()
 
 
@@ -162,13 +134,15 @@ def test_a_new_master_whose_clock_differs_is_told_and_fences_grow(
     store.on_clock_step = steps.append
     before = store.acquire(CLAIM)
     os.kill(informed.pid, signal.SIGCONT)
-    store.close()
-    time.sleep(2 * master._FRESH)
 
-    after = store.acquire(CLAIM)
+    def at_the_new_one() -> Any:
+        """The grant, once the sentinel that was silent is asked again."""
+        store.close()
+        grant = store.acquire(CLAIM)
+        with new.client() as client:
+            return client.exists(CLAIM.key) and grant
 
-    with new.client() as client:
-        assert client.exists(CLAIM.key)
+    after = until(at_the_new_one, "the store follows")
     assert isinstance(before, Grant)
     assert isinstance(after, Grant)
     assert after.fence > before.fence
@@ -182,7 +156,7 @@ def test_a_server_that_is_no_master_is_not_taken_for_one(cleanup: ExitStack) -> 
     with server.client() as client:
         client.replicaof("127.0.0.1", server.port)
 
-    assert f"127.0.0.1:{server.port} is no master, but a slave" in unanswered(url_of(sentinel))
+    assert "previous master is now a slave" in unanswered(url_of(sentinel))
 
 
 def test_a_master_that_is_down_is_waited_for(cleanup: ExitStack) -> None:
@@ -263,11 +237,6 @@ def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> Non
         url = url_of(sentinel).replace("sentinel://", "sentinel://shop:secret@")
         kwargs = {"sentinel_kwargs": {"username": "watcher", "password": "watching"}}
 
-        told = refused(url, kwargs)
-        assert "'role'" in told
-        assert "ACL SETUSER" in told
-
-        client.execute_command("ACL", "SETUSER", "shop", *rights_in(page, "shop"))
         store = store_from_url(url, kwargs)
         store.try_out(f"{CLAIM.key}:trial", 1.0)
         assert isinstance(store.acquire(CLAIM), Grant)

@@ -22,7 +22,7 @@ NAME = celery_singleton_lock.__name__
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 PAGES = ("README.md", "docs/migrate.md", "docs/topologies.md")
 """Pages whose examples stand each by itself."""
-OF_FILES = ("docs/frameworks.md", "docs/testing.md")
+OF_FILES = ("docs/frameworks.md",)
 """Pages whose examples are parts of files, which they name."""
 PROGRAMS = sorted(
     name

@@ -121,26 +121,6 @@ class BothWays(Branches, SingletonTask):
     abstract = True
 
 
-@pytest.mark.parametrize("way", ["run", "Task"])
-@pytest.mark.parametrize("options", [{}, {"autoretry_for": (OSError,)}], ids=["", "autoretry"])
-def test_a_branch_that_leads_past_the_lock_fails_before_the_body(app: Celery, way: str, options: Any) -> None:
-    task = make(app, BothWays, **options)
-    assert task.apply().get() is True
-
-    app.conf.way = way
-    with pytest.raises(ConfigurationError, match=r"sync: Branches.__call__ did not call super\(\).__call__\(\)"):
-        task.apply().get()
-
-
-def test_an_item_of_a_map_does_not_pass_the_lock_either(app: Celery) -> None:
-    task = make(app, BothWays)
-    assert task.map([1, 2]).apply().get() == [1, 2]
-
-    app.conf.way = "run"
-    with pytest.raises(ConfigurationError, match=r"Branches.__call__ did not call"):
-        task.map([1, 2]).apply().get()
-
-
 @pytest.mark.parametrize("way", ["", "run", "Task"])
 def test_a_direct_call_needs_no_lock(app: Celery, way: str) -> None:
     task = make(app, BothWays)

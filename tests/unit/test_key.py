@@ -53,6 +53,9 @@ class KeyMaker:
     def key(self, _: str, args: Any, kwargs: Any) -> str:
         return str(self._task.lock_key_for(*args, **kwargs))
 
+    def key_of_some(self, _: str, args: Any, kwargs: Any) -> str:
+        return str(self._task.lock_key_of_some(*args, **kwargs))
+
 
 def maker(function: Any = sync, choice: Any = None, name: Any = "shop.tasks.sync") -> KeyMaker:
     app = Celery("shop", set_as_current=False)
@@ -365,7 +368,7 @@ def test_a_format_string_that_shows_a_set_is_refused_and_told_the_alternatives(
     with pytest.raises(ConfigurationError) as refused:
         maker(choice=template).key("singleton", (value, ""), {})
 
-    for words in (f"lock_key={template!r}", f"{field} shows a set", "name the parameter", "returns sorted(...)"):
+    for words in (f"lock_key={template!r}", f"{field} shows a set", "returns sorted(...)"):
         assert words in str(refused.value)
 
 
@@ -558,3 +561,25 @@ def test_a_label_that_can_never_be_filled_in_is_refused(template: Any, says: str
 
     assert f"lock_label={template!r}" in str(refused.value)
     assert "lock_key" not in str(refused.value)
+
+
+def of_three(supplier: int, full: bool, *rest: int, page: int = 1, **others: int) -> None: ...
+
+
+@pytest.mark.parametrize("choice", [("supplier", "page"), "{supplier}-{page}"])
+def test_the_arguments_that_do_not_count_may_be_missing(choice: Any) -> None:
+    keys = maker(of_three, choice)
+
+    assert keys.key_of_some("p", (7,), {}) == keys.key("p", (7, True, 1), {"other": 2})
+    assert keys.key_of_some("p", (), {"supplier": 7}) == keys.key("p", (7, True), {})
+    with pytest.raises(TypeError, match="missing a required argument: 'supplier'"):
+        keys.key_of_some("p", (), {"full": True})
+
+
+def test_of_a_task_that_is_locked_as_a_whole_all_may_be_missing() -> None:
+    assert maker(of_three, ()).key_of_some("p", (), {}) == maker(of_three, ()).key("p", (7, True), {})
+
+
+def test_if_all_arguments_count_all_are_needed() -> None:
+    with pytest.raises(TypeError, match="'full'"):
+        maker(of_three).key_of_some("p", (7,), {})

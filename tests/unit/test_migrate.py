@@ -1,12 +1,20 @@
 """The snippets of docs/migrate.md, executed."""
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, uuid
+from celery_singleton import Singleton
+from celery_singleton.util import generate_lock
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock import Lock, SingletonOptions, SingletonTask
+from tests.acceptance.test_start import check_worker
+from tests.servers import Server, missing
+from tests.waiting import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -27,7 +35,7 @@ def test_a_snippet_does_what_the_page_says(snippet: str) -> None:
 
     (task,) = [task for name, task in app.tasks.items() if isinstance(task, SingletonTask) and name not in known]
     first = task.delay("one")
-    if task.lock_on_conflict == "raise":
+    if task.lock_options.on_conflict == "raise":
         with pytest.raises(Exception, match=first.id):
             task.delay("one")
     else:
@@ -36,12 +44,58 @@ def test_a_snippet_does_what_the_page_says(snippet: str) -> None:
 
 def test_every_option_that_the_page_names_exists() -> None:
     named = set(re.findall(r"\block_(?!expiry)\w+", PAGE)) - {"lock_ttl"}
-    assert all(hasattr(SingletonTask, name) for name in named), named
+    assert named <= {*SingletonOptions.__annotations__}
 
 
-def test_the_leftovers_that_the_page_deletes_are_those_of_celery_singleton() -> None:
-    from celery_singleton.util import generate_lock
+(CLEAN_UP,) = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 
-    (pattern,) = re.findall(r"--pattern '(\w+)\*'", PAGE)
 
-    assert generate_lock("shop.sync", task_args=[1]).startswith(pattern)
+def test_the_clean_up_matches_each_key_of_celery_singleton_and_none_of_ours() -> None:
+    (pattern,) = re.findall(r"grep -xE '(.*)'", CLEAN_UP)
+
+    def body() -> None: ...
+
+    ours: Any = Celery("shop", set_as_current=False).task(base=SingletonTask, name="sync", shared=False)(body)
+    assert re.fullmatch(pattern, generate_lock("shop.sync", task_args=[1]))
+    for prefix in ("SINGLETONLOCK_", "SINGLETONLOCK_" + 32 * "a"):
+        ours.app.conf.singleton_lock_prefix = prefix
+        vars(ours).pop("lock_options", None)
+        assert ours.lock_key_for().startswith(f"{prefix}:v")
+        assert not re.fullmatch(pattern, ours.lock_key_for())
+
+
+@pytest.mark.prove
+def test_who_follows_the_page_keeps_the_locks_that_are_held(valkey: Server) -> None:
+    """Even if the prefix was carried over, against the advice."""
+    if shutil.which("redis-cli") is None:
+        missing("redis-cli is not installed")
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url=valkey.url, singleton_lock_prefix="SINGLETONLOCK_")
+    theirs = [generate_lock("shop.sync", task_args=[number]) for number in range(3)]
+    command = CLEAN_UP.replace("redis-cli", f"redis-cli -p {valkey.port}")
+    with valkey.client() as client, Lock("import", app=app, ttl=1) as lease:
+        client.mset(dict.fromkeys(theirs, "task id"))
+        subprocess.run(["/bin/sh", "-c", command], check=True, timeout=30)
+
+        assert client.exists(*theirs) == 0
+        before = lease.remaining()
+        until(lambda: lease.remaining() > before, "it is renewed")
+        assert (client.exists(lease.key), lease.lost) == (1, False)
+
+
+def test_a_task_can_be_moved_while_others_are_with_celery_singleton(valkey: Server) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(singleton_backend_url=valkey.url, singleton_key_prefix="SHOP_", singleton_lock_expiry=60)
+    app.conf.update(singleton_lock_url=valkey.url, singleton_lock_queue_ttl=60, task_default_queue=uuid())
+
+    @app.task(base=Singleton, name="shop.old", shared=False, unique_on=["x"])
+    def old(x: int) -> None: ...
+
+    @app.task(base=SingletonTask, name="shop.new", shared=False, lock_key=("x",), lock_mode="until_executed")
+    def new(x: int) -> None: ...
+
+    for task in (old, new):
+        assert len({task.delay(1).id, task.delay(1).id, task.delay(2).id}) == 2
+    with valkey.client() as client:
+        assert {key[:5] for key in client.scan_iter()} == {"SHOP_", "singl"}
+    check_worker(app, "solo")

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, get_type_hints
 
@@ -9,6 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonOptions, SingletonTask
+from celery_singleton_lock.options import faults_in_settings
 
 
 @pytest.fixture(autouse=True)
@@ -122,9 +124,7 @@ def test_so_is_a_mixin(app: Celery) -> None:
 
 class WithItsOwn(SingletonTask):
     abstract = True
-    lock_owner: str = "nobody"
-    lock_annotated_alone: int
-    LOCK_COLOUR: str = "red"
+    timeout = 5
 
     def lock_everything(self) -> None: ...
 
@@ -137,13 +137,13 @@ class WithItsOwn(SingletonTask):
 
 
 def test_what_a_class_declares_is_its_own(app: Celery) -> None:
-    task = make(app, base=WithItsOwn, lock_owner="shop", lock_annotated_alone=5)
+    task = make(app, base=WithItsOwn, timeout=6)
 
-    assert (task.lock_owner, task.lock_annotated_alone, task.lock_size) == ("shop", 5, 1)
+    assert (task.timeout, task.lock_size) == (6, 1)
 
 
 def test_the_error_says_how_a_name_becomes_ones_own(app: Celery) -> None:
-    assert "has to be annotated in its class, or to be a method or a property" in refusal(app, lock_owner="shop")
+    assert "An attribute of your own needs a name that does not begin with lock_" in refusal(app, lock_owner="shop")
 
 
 def test_every_option_can_be_written(app: Celery) -> None:
@@ -159,6 +159,9 @@ def test_the_dict_of_options_says_what_the_task_says() -> None:
 # Options and settings of others.
 
 
+DOCS = re.findall(r'^Documentation = "(.*)"', (Path(__file__).parents[2] / "pyproject.toml").read_text(), re.MULTILINE)[
+    0
+]
 OF_OTHERS = {
     "unique_on": "celery-singleton",
     "lock_expiry": "celery-singleton",
@@ -173,7 +176,7 @@ def test_an_option_of_another_library_is_refused_and_told_where_to_read_on(app: 
     told = refusal(app, **{name: {}})
 
     assert f"{name} is an option of {OF_OTHERS[name]}; here it is lock_" in told
-    assert told.endswith(f'see docs/migrate.md, "From {OF_OTHERS[name]}"')
+    assert told.endswith(f"see {DOCS}migrate/#from-{OF_OTHERS[name]}")
 
 
 def test_a_setting_of_another_library_is_refused_until_that_library_is_used(
@@ -207,6 +210,9 @@ def test_a_setting_of_another_library_is_refused_until_that_library_is_used(
         ("SINGLETON_LOCK_TTL", "the setting SINGLETON_LOCK_TTL is not read; write singleton_lock_ttl"),
         ("CELERY_SINGLETON_LOCK_TTL", "the setting CELERY_SINGLETON_LOCK_TTL is not read; write singleton_lock_ttl"),
         ("SINGLETON_LOCK_TLL", "there is no setting SINGLETON_LOCK_TLL; did you mean singleton_lock_ttl?"),
+        ("singelton_lock_url", "there is no setting singelton_lock_url; did you mean singleton_lock_url?"),
+        ("singelton_beat_tll", "there is no setting singelton_beat_tll; did you mean singleton_beat_ttl?"),
+        ("lock_ttl", "there is no setting lock_ttl; did you mean singleton_lock_ttl?"),
     ],
 )
 def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(app: Celery, written: str, told: str) -> None:
@@ -226,7 +232,7 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(app: Celery, 
         ("SINGLETON_LOCK_TTL", "SINGLETON_LOCK_TTL is not read; write CELERY_SINGLETON_LOCK_TTL"),
         ("CELERY_singleton_lock_ttl", "CELERY_singleton_lock_ttl is not read; write CELERY_SINGLETON_LOCK_TTL"),
         ("CELERY_SINGLETON_LOCK_MODE", "no setting CELERY_SINGLETON_LOCK_MODE: lock_mode is an option of each task"),
-        ("CELERY_SINGLETON_KEY_PREFIX", "singleton_key_prefix is a setting of celery-singleton"),
+        ("CELERY_SINGLETON_KEY_PREFIX", "CELERY_SINGLETON_KEY_PREFIX is a setting of celery-singleton"),
     ],
 )
 @pytest.mark.parametrize("namespace", ["CELERY", "CELERY_"])
@@ -240,10 +246,18 @@ def test_a_setting_in_a_namespace_is_refused_as_it_is_written_there(namespace: s
 
 def test_settings_of_others_in_the_same_place_are_left_alone() -> None:
     app = Celery("shop", set_as_current=False)
-    settings = {"SINGLETON_PATTERN": 1, "OTHER_SINGLETON_LOCK_TLL": 1, "CELERY_SINGLETON_LOCK_TTL": 5, "LOCK_TLL": 1}
+    settings = {"SINGLETON_PATTERN": 1, "OTHER_SINGLETON_LOCK_TLL": 1, "CELERY_SINGLETON_LOCK_TTL": 5, "LOCK_TTL": 1}
+    settings |= {"SINGELTON_LOCK_URL": 1, "CELERY_REDBEAT_LOCK_TIMEOUT": 5, "CELERY_REDBEAT_LOCK_KEY": "k"}
     app.config_from_object(settings, namespace="CELERY")
 
     assert make(app).lock_key_for(1)
+
+
+def test_so_are_those_that_celery_does_not_read() -> None:
+    app = Celery("shop", set_as_current=False)
+    app.config_from_object({"LOCK_TTL": 1, "SINGELTON_LOCK_URL": 1, "timezone": "UTC", "redbeat_lock_timeout": 5})
+
+    assert list(faults_in_settings(app)) == []
 
 
 def test_every_setting_can_be_written(app: Celery) -> None:

@@ -36,11 +36,12 @@ def app_with(task_cls: Any) -> Celery:
 
 @pytest.mark.parametrize(("task_cls", "name"), [(DJANGO, "DjangoTask"), (FlaskTask, "FlaskTask")])
 def test_a_task_without_the_class_of_its_app_is_told_the_line_to_write(task_cls: Any, name: str) -> None:
-    with pytest.warns(UserWarning, match="lack") as told:
+    with pytest.warns(UserWarning, match="lacks") as told:
         define(app_with(task_cls), base=SingletonTask)
 
     (text,) = [str(each.message) for each in told]
-    assert text.startswith("tasks of celery_singleton_lock.task.SingletonTask lack ")
+    assert text.startswith("task body lacks ")
+    assert (told[0].filename, told[0].lineno) == (__file__, body.__code__.co_firstlineno)
     assert f"`class Base(SingletonTask, {name}): abstract = True` and `@app.task(base=Base)`" in text
 
 
@@ -95,7 +96,7 @@ def test_an_app_without_a_class_of_its_own_is_told_nothing(task_cls: Any) -> Non
 
 def test_the_app_is_not_finalised() -> None:
     app = app_with(FlaskTask)
-    with pytest.warns(UserWarning, match="lack"):
+    with pytest.warns(UserWarning, match="lacks"):
         app._task_from_fun(body, name="body", base=SingletonTask)
 
     assert not app.finalized

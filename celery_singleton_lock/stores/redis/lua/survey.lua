@@ -3,9 +3,10 @@
 -- KEYS[1]  lock key
 -- ARGV[1]  task id of a call that may wait, or an empty text
 --
--- Returns  {now, fence, waiters, marks, holders, turn}  the greatest fence, or an empty text; the marks in force, five
+-- Returns  {now, fence, waiters, marks, holders, turn, asked}  the greatest fence, or an empty text; the marks in force, five
 --          values each: what it is, until when, task id, task name and label, or empty texts; every holder, seven
---          values each; until when that call has a turn, or an empty text
+--          values each; until when that call has a turn, or an empty text; for each holder, who has asked it to
+--          end, or an empty text
 
 -- @include time
 -- @include lock
@@ -56,4 +57,8 @@ if first then
   waiters, turn = look_at_queue(ARGV[1])
 end
 local holders = described(key, read_places(key, tonumber(known[1] or 1), math.huge), math.huge)
-return {now, known[2] or '', waiters, marks, holders, turn}
+local asked = {}
+for i = 2, #holders, 7 do
+  asked[#asked + 1] = redis.call('HGET', key, 'broken:' .. holders[i]) or ''
+end
+return {now, known[2] or '', waiters, marks, holders, turn, asked}

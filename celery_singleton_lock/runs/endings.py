@@ -1,14 +1,18 @@
-"""Ending a task as REVOKED, with everything that waits for it: later steps of its chain, and the chords they are in."""
+"""How a run ends without its body: as REVOKED, through chains and chords; and the results of other runs."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from celery import Task, states
 from celery.app.task import Context
+from celery.backends.base import DisabledBackend
+from celery.backends.rpc import RPCBackend
 from celery.exceptions import Ignore, TaskRevokedError
 from celery.result import EagerResult
 
 from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.stores.records import Holder
 
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome that the log tells, if there was a conflict."""
@@ -127,3 +131,50 @@ def _members_of(header: Any) -> Iterator[Context]:
     for member in _tasks_in([header] if isinstance(header, dict) else header):
         member.chord = None
         yield member
+
+
+# The results of other runs.
+
+logger = logging.getLogger("celery_singleton_lock")
+
+TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
+"""The tasks that call the items of `map`, `starmap` and `chunks`. Their result is that of all items together."""
+
+_IN_NAMES_OF_WORKERS = "@"
+
+
+def has_result(task: Task, holder: Holder) -> bool:
+    """The result backend has the result of the holder's run under its task id, and every process can read it."""
+    is_lock, is_item = holder.task_id is None, holder.task_name in TASKS_OF_ITEMS
+    # The store does not know the task name of a waiter, so it may be an item.
+    is_waiter = holder.token and not holder.fence
+    is_eager = holder.hostname is not None and _IN_NAMES_OF_WORKERS not in holder.hostname
+    if is_lock or is_item or is_waiter or is_eager:
+        return False
+    return not why_unreadable(task.app.tasks.get(holder.task_name, task))
+
+
+def why_unreadable(task: Any) -> str:
+    """Why only its own caller can read a result of the task; empty if every process can."""
+    if isinstance(task.backend, DisabledBackend):
+        return "there is no result backend; set app.conf.result_backend"
+    if isinstance(task.backend, RPCBackend):
+        return "rpc:// gives a result to its caller only; use another result backend"
+    return "the task has ignore_result=True, so its holder keeps none" if task.ignore_result else ""
+
+
+def end_of(task: Task, task_id: str) -> dict[str, Any] | None:
+    """The stored end of the call, if it has ended and its result can be read."""
+    if why_unreadable(task):
+        return None
+    try:
+        kept: dict[str, Any] = task.backend.get_task_meta(task_id)
+    except Exception:  # noqa: BLE001 (whatever a backend raises)
+        return None
+    return kept if kept.get("status") in states.READY_STATES else None
+
+
+def store_end(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -> None:
+    """Store again what `end_of` has found."""
+    traceback = kept.get("traceback")
+    task.backend.store_result(task_id, kept["result"], kept["status"], traceback=traceback, request=request)

@@ -5,15 +5,25 @@ usual run needs neither: it ends in `__call__`, and then Celery calls `after_ret
 task, or the first run, for which that is not enough.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from celery import VERSION, Task
-from celery.signals import task_postrun, task_prerun
+from celery.signals import (
+    beat_init,
+    task_postrun,
+    task_prerun,
+    task_rejected,
+    task_unknown,
+    worker_init,
+    worker_process_shutdown,
+)
 
+from celery_singleton_lock.checks import check_definitions
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.generic import TypedTask
-from celery_singleton_lock.runs.marks import unmark_unstarted
-from celery_singleton_lock.runs.policies import POLICIES
+from celery_singleton_lock.leases.counters import counters
+from celery_singleton_lock.runs.marks import unmark_unread, unmark_unstarted
+from celery_singleton_lock.runs.policies import POLICIES, remember_limits
 from celery_singleton_lock.runs.redelivery import keep_result, mark_stored
 from celery_singleton_lock.runs.run import Run
 
@@ -73,17 +83,17 @@ def _may_end_before_its_lock(task: Task, ours: type[Any]) -> bool:
 
 def _before_started_is_stored(task: Any = None, **_: Any) -> None:
     """Keep the result that a later delivery of the message finds, because Celery stores STARTED next."""
-    if isinstance(task, TypedTask) and task.is_lockable():
+    if hasattr(type(task), "is_lockable") and task.is_lockable():
         keep_result(task)
 
 
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     try:
-        if isinstance(task, TypedTask):
+        if hasattr(type(task), "is_lockable"):
             release_at_task_end(task, state, retval)
     except BaseException:
         # A signal handler may have raised at any moment of it, and Celery goes on as if nothing had happened.
-        if isinstance(task, TypedTask):
+        if hasattr(type(task), "is_lockable"):
             release_at_task_end(task, state, retval)
         raise
 
@@ -93,3 +103,42 @@ if VERSION < (5, 7):
     # old list, so they call no receiver that is connected later.
     task_prerun.connect(_before_started_is_stored, weak=False)
     connect_postrun()
+
+
+# Of a worker, a beat and a pool process.
+
+
+@worker_init.connect(weak=False)
+def add_our_steps(sender: Any = None, **_: Any) -> None:
+    """Refuse to start with what cannot work, and keep what runs if the connection to the broker is lost."""
+    from celery_singleton_lock.worker import LostConnection, Start  # noqa: PLC0415 (of no use but in a worker)
+
+    remember_limits(sender)
+    sender.app.steps["worker"].add(Start)
+    sender.app.steps["consumer"].add(LostConnection)
+
+
+@beat_init.connect(weak=False)
+def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
+    """Refuse to start a beat with what cannot work."""
+    from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (of no use but in a beat)
+
+    if isinstance(sender.scheduler, SingletonSchedulerMixin):
+        sender.scheduler.check()
+    else:
+        check_definitions(sender.app)
+
+
+@task_unknown.connect(weak=False)
+@task_rejected.connect(weak=False)
+def queued_no_more(sender: Any = None, message: Any = None, **_: Any) -> None:
+    """End the marks of a call that ends before it is a request, because its task or its content is not known here."""
+    # The consumer must go on, for any content of a message.
+    with suppress(Exception):
+        unmark_unread(sender.app, message.headers)
+
+
+@worker_process_shutdown.connect(weak=False)
+def hand_over_what_was_counted(**_: Any) -> None:
+    """Leave nothing uncounted: a pool process ends without the usual end of an interpreter."""
+    counters.flush()

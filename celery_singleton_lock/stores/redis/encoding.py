@@ -1,18 +1,56 @@
-"""From the records to the fields of a lock's hash, and back; lua/parts say what is in it."""
+"""Scripts, their arguments and their replies: from the records to the fields of a lock's hash, and back.
 
+lua/parts say what is in it.
+"""
+
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
+from importlib import resources
 from itertools import groupby
-from typing import Any
+from typing import Any, Self
 
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder
 
+_INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
 # Separates a task's name from its label. Both are one field, so that calls without a label cost nothing more.
 _SEPARATOR = "\x1f"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 _RENEWALS_PER_SCRIPT = 50
+
+
+class Script:
+    """A Lua file of this package, called by its digest.
+
+    A line `-- @include NAME` in it stands for `lua/parts/NAME.lua`. The parts are behind the usual answer, because a
+    script runs from top to bottom each time.
+
+    Arguments:
+        verb: What it does; the name of the file.
+    """
+
+    def __init__(self, verb: str) -> None:
+        folder = resources.files(__package__).joinpath("lua")
+
+        def included(line: "re.Match[str]") -> str:
+            return folder.joinpath(f"parts/{line[1]}.lua").read_text(encoding="utf-8")
+
+        self._read(_INCLUDE.sub(included, folder.joinpath(f"{verb}.lua").read_text(encoding="utf-8")))
+
+    def _read(self, text: str) -> None:
+        self.text = text
+        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    @cached_property
+    def sharded(self) -> Self:
+        """The same for a cluster, where waiters listen at the server that has the key."""
+        script = object.__new__(type(self))
+        script._read(self.text.replace("'PUBLISH'", "'SPUBLISH'"))
+        return script
 
 
 def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) -> list[str]:

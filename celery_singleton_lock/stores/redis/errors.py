@@ -1,0 +1,163 @@
+"""The meaning of an error: it passes, another server is the right one now, or a setting is wrong."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from redis import exceptions
+
+from celery_singleton_lock.errors import DOCS
+
+_ELSEWHERE = (
+    exceptions.ReadOnlyError,
+    exceptions.BusyLoadingError,
+    exceptions.ClusterDownError,
+    exceptions.TryAgainError,
+)
+# Errors to which redis-py gives no class, or which an older server wraps in an error of the script.
+_SAYS_ELSEWHERE = re.compile(
+    r"(?:^|-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
+    r"|^WAIT cannot be used with replica"
+)
+_PASSWORD = (
+    "give the password of the user {user} in singleton_lock_url (redis://user:password@host:port/database) or in "
+    "singleton_lock_client_options (username, password), or let credential_provider give a user and a password that "
+    "the server takes"
+)
+_NEVER = (
+    # Some servers refuse long commands first, and do not say why.
+    (r"Authentication(?:WrongNumberOfArgs)?Error|: (?:NOAUTH|WRONGPASS)\b|unauthenticated", _PASSWORD),
+    (
+        r"NoPermissionError|NOPERM\b|ACL failure in script|user executing the script can't",
+        (
+            "give the user {user} that right with ACL SETUSER, or let singleton_lock_url name a user who has it; "
+            f"{DOCS}reference/start/ lists all that are needed"
+        ),
+    ),
+    (
+        r"No cipher can be selected",
+        "give ssl_ciphers in singleton_lock_client_options as OpenSSL knows them, or leave it out",
+    ),
+    (
+        # A file that is not found is one of these, unless it is a socket.
+        r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)",
+        (
+            "set ssl_ca_certs, and ssl_certfile and ssl_keyfile if the server asks for a certificate (and ssl_password "
+            "if the key has one), in singleton_lock_client_options, all of them files in PEM that belong together, and "
+            "in singleton_lock_url the host that the server's certificate names"
+        ),
+    ),
+    (
+        r"(?i)DB index is out of range|invalid DB index",
+        "let singleton_lock_url end with a database that the server has, which counts from /0",
+    ),
+    (
+        r"SELECT is not allowed in cluster mode",
+        "a server in cluster mode has one database: let singleton_lock_url be redis+cluster://host:port",
+    ),
+    (
+        r"MovedError|AskError|: (?:MOVED|ASK)\b|CROSSSLOT\b",
+        "this server is one of a cluster: set singleton_lock_url='redis+cluster://host:port', with TLS rediss+cluster://",
+    ),
+    (
+        r"cluster support disabled",
+        "it is in no cluster: let singleton_lock_url begin with redis://, or rediss:// with TLS",
+    ),
+    (
+        r"(?i)unknown (?:redis )?command [^,]*\bwait\b",
+        "leave singleton_lock_replicas at 0: this server cannot say what its replicas have; or use one that has WAIT",
+    ),
+    (
+        r"(?i)unknown (?:redis )?command|unknown subcommand",
+        (
+            "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command, or begin with "
+            "sentinel:// if this is a sentinel; rename-command may hide it, and some managed services lack it"
+        ),
+    ),
+    (
+        r"WRONGTYPE\b",
+        "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database",
+    ),
+    (r"Client names cannot contain", "give another client_name in singleton_lock_client_options"),
+)
+_ADVICE = [(re.compile(says), advice) for says, advice in _NEVER]
+# The arguments of AUTH have the password.
+_ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
+PROVIDED = "that credential_provider names"
+"""Stands for the user's name if we do not know it."""
+
+
+class NotUsable(exceptions.ConnectionError):
+    """None of the servers that we know can be used.
+
+    Arguments:
+        problem: What they say.
+        advice: What to set; None if it may pass without that.
+    """
+
+    def __init__(self, problem: str, advice: str | None = None) -> None:
+        super().__init__(problem)
+        self.advice = advice
+
+
+def not_connected(error: BaseException, *, is_provided: bool) -> NotUsable:
+    """What redis-py has stumbled over as it connected; its text may hold a secret, so it is not told."""
+    if isinstance(error, UnicodeError):
+        return NotUsable("the host cannot be one of a host: it has too long a part, or an empty one")
+    if is_provided:
+        # Whatever it asks may be there again soon.
+        return NotUsable(f"credential_provider has failed with {type(error).__name__}, or an option cannot be used")
+    return NotUsable(
+        f"redis-py could not connect with its options ({type(error).__name__})",
+        "correct singleton_lock_client_options, or the arguments in singleton_lock_url: one of them is of a type or a "
+        "value that redis-py or Python's ssl cannot use, such as an ssl_keyfile without ssl_certfile, or an "
+        "ssl_min_version that is no ssl.TLSVersion",
+    )
+
+
+def accepted(replies: Iterable[Any], spared: str = "\0") -> list[Any]:
+    """The same replies; raise the first error that does not begin with *spared*."""
+    replies = list(replies)
+    for reply in replies:
+        if isinstance(reply, exceptions.RedisError) and not str(reply).startswith(spared):
+            raise reply
+    return replies
+
+
+def is_elsewhere(error: exceptions.RedisError) -> bool:
+    """It is no master, or not yet, or not any more: the same address may lead to another one by now."""
+    return isinstance(error, _ELSEWHERE) or _SAYS_ELSEWHERE.search(str(error)) is not None
+
+
+def is_passing(error: exceptions.RedisError) -> bool:
+    """The next try may work."""
+    is_away = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError)
+    return is_elsewhere(error) or (is_away and advice_about(error) is None)
+
+
+def advice_about(error: exceptions.RedisError, user: str = "default") -> str | None:
+    """The setting that would prevent *error*; None if the error may pass without a change."""
+    if isinstance(error, NotUsable):
+        return error.advice
+    # Not the arguments of a command, which are ours.
+    text = problem_of(error)
+    return next((advice.format(user=user) for says, advice in _ADVICE if says.search(text)), None)
+
+
+def none_of(
+    problem: str,
+    answers: Mapping[str, exceptions.RedisError | str],
+    advise: Callable[[exceptions.RedisError], str | None] = advice_about,
+) -> NotUsable:
+    """The error that no server of several has said what we need, with what each has answered."""
+    errors = [each for each in answers.values() if not isinstance(each, str)]
+    told = [each if isinstance(each, str) else problem_of(each).partition(": ")[2] for each in answers.values()]
+    lines = "; ".join(f"{who}: {why}" for who, why in zip(answers, told, strict=True))
+    advice = [each for error in errors if (each := advise(error)) is not None]
+    # A refusal by one of several may be the fault of that one.
+    return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
+
+
+def problem_of(error: exceptions.RedisError) -> str:
+    """The event in the words of the server or of redis-py, without the arguments that we have sent."""
+    return f"{type(error).__name__}: {_ARGUMENTS.sub('', str(error))}"
