@@ -100,7 +100,7 @@ class SingletonTask(TypedTask[P, R_co]):
             `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline, even if it is stopped,
             frozen or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
         lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
-            (unlocked) or `"skip"`, if Redis gives no answer within 5 s. A publisher waits for 1 s.
+            (unlocked) or `"skip"`, if Redis gives no answer within 5 s. A publisher waits for 2 s.
         lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by
             default 3600. A call of `"rerun"` or `"replace"` supersedes older ones for at least as long.
         lock_label: A format string, `"supplier {supplier_id}"`: what operators read beside the key. None: nothing.

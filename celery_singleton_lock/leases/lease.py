@@ -86,7 +86,7 @@ class Lease(Renewal):
         on_lost: Callable[["Lease"], None] | None = None,
         refused_at: int = 0,
     ) -> None:
-        Renewal.__init__(self, store, claim, deadman, on_lost)
+        super().__init__(store, claim, deadman, on_lost)
         self.token: str = claim.token
         self._pid = os.getpid()
         self.refused_at: int = refused_at

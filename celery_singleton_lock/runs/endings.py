@@ -1,6 +1,5 @@
 """How a run ends without its body: as REVOKED, through chains and chords; and the results of other runs."""
 
-import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -134,8 +133,6 @@ def _members_of(header: Any) -> Iterator[Context]:
 
 
 # The results of other runs.
-
-logger = logging.getLogger("celery_singleton_lock")
 
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 """The tasks that call the items of `map`, `starmap` and `chunks`. Their result is that of all items together."""

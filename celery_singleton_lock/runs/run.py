@@ -35,6 +35,7 @@ from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, H
 
 logger = logging.getLogger("celery_singleton_lock")
 
+# The outcomes after which a call comes again to ask once more.
 _POLLS = ("rescheduled", "joined")
 
 
@@ -264,7 +265,7 @@ class Run:
     def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""
         facts = self.key, self.task_id, holder.task_id, holder.age, holder.expires_in, outcome
-        # A call that comes again asks every few seconds, and is still one call.
+        # A call that asks every few seconds is still one call.
         is_first = outcome not in _POLLS or not (self.notes.since or self.notes.joins)
         level = logging.INFO if is_first else logging.DEBUG
         logger.log(level, "lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s", *facts)
