@@ -26,22 +26,22 @@ help:
 	@echo "make prove   the depth, of which each part is a target of its own:"
 	@echo "             depth       the folders of make test: what takes longer, and on Redis and RabbitMQ, with TLS, with clocks that are set"
 	@echo "             faults      a held lock while its server or the network misbehaves"
-	@echo "             endings     every ending on every pool (WRITE_DOCS=1 writes docs/endings.md anew)"
+	@echo "             endings     every ending on every pool (WRITE_DOCS=1 writes docs/endings.md)"
 	@echo "             topologies  Sentinel, replicas and clusters, whose masters are killed, stopped and replaced"
 	@echo "             seeds       fire, combinations and a part of Celery's own tests, from fixed seeds"
 	@echo "             load        a crowd on one key, and what one worker can carry"
-	@echo "             docker      workers, brokers and stores in containers, and docker-compose.yml (needs a Docker engine)"
+	@echo "             docker      two workers and their Redis in containers, and docker-compose.yml (needs a Docker engine)"
 	@echo "             matrix      the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
 	@echo "make nightly all that takes hours: more seeds, and the tests that are not steady yet"
-	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7 PROGRAMS=60, or STORE=sentinel, STORE=cluster)"
+	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7, or STORE=sentinel, STORE=cluster)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
 	@echo "                   under another Celery with CELERY=5.4"
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
 	@echo "make bench   what a lock costs, beside the others (ten minutes)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make scale   what one process and one worker can carry (ten minutes)"
-	@echo "make compare write the comparison, README's lines of it and docs/scale.md anew"
-	@echo "make seen    write docs/what-you-see.md anew (half a minute)"
+	@echo "make compare write the comparison, README's table of it and docs/scale.md"
+	@echo "make seen    write docs/what-you-see.md (half a minute)"
 	@echo "make page    the page of the locks in a real browser, and its pictures for the docs (needs chromium)"
 	@echo "make docs    the site, in build/site; a dead link is an error (under a minute)"
 	@echo "make dist    sdist and wheel, built twice to the same bytes, checked, and installed"
@@ -75,10 +75,8 @@ seeds: $(VENV)/.develop
 
 nightly: prove matrix page celery-suite
 	$(BIN)/python -m pytest $(ABREAST) -m nightly tests
-	$(BIN)/python -m pytest $(ABREAST) -m "" tests/inner
-	$(MAKE) docker ARGS=--celery-nodes=process
 	for seed in $(SEEDS); do \
-	  $(MAKE) fire SEED=$$seed PROGRAMS=60 && $(MAKE) fire SEED=$$seed STORE=sentinel && \
+	  $(MAKE) fire SEED=$$seed && $(MAKE) fire SEED=$$seed STORE=sentinel && \
 	  $(MAKE) fire SEED=$$seed STORE=cluster && $(MAKE) combinations SEED=$$seed PROGRAMS=300 || exit; \
 	done
 
@@ -86,7 +84,7 @@ matrix: $(VENV)/.matrix
 	$(BIN)/nox $(if $(CELERY),--session "celery($(CELERY))") -- $(ARGS)
 
 fire: $(VENV)/.develop
-	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(STORE:%=--store %) $(ARGS)
+	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(STORE:%=--store %) $(ARGS)
 
 # As a variable of the environment, for a program is full of quotes.
 combinations: export COMBINATIONS_REPLAY := $(REPLAY)

@@ -28,7 +28,7 @@ TESTS = (
 # redis-py 5.0 leaves sockets to the garbage collector, in cycles of its own; ours are looked at with the newest.
 NOT_OURS = {"5.4": ("-W", "ignore:unclosed <socket:ResourceWarning")}
 # They look at the benchmarks and the example, which `make test` does under the newest.
-ELSEWHERE = ("test_benchmarks.py", "test_scenarios.py", "test_demo.py", "test_tickets.py")
+ELSEWHERE = ("test_demo.py", "test_tickets.py")
 
 
 @nox.session

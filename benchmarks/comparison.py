@@ -1,4 +1,4 @@
-"""The page of the comparison, and README's lines of it, written from what was measured and seen."""
+"""The page of the comparison, and README's table of it, written from what was measured and seen."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -49,29 +49,36 @@ SEEN = (
     "The same scenarios, played with each library on real workers with real kills. The words are what was seen. "
     "Each library is set up as its documentation begins."
 )
+KILLED = (
+    "In a queue mode, calls that a killed worker had received and not begun count as queued until the broker delivers "
+    "them again: with Redis after the visibility timeout, which is an hour by default. Equal calls are not sent "
+    "meanwhile, with each of these libraries; [how to shorten it]"
+    "(../how-to/unique-in-the-queue.md#if-a-worker-is-killed)."
+)
 MEASURED = (
-    "What a lock costs a task that does nothing, which is where it weighs most, in one run in which all took turns: "
-    "shares and multiples of plain Celery's numbers with their quartiles, on a worker with two pool processes."
+    "The cost of a lock for a task that does nothing, where it weighs most. All took turns in one run, on a worker "
+    "with two pool processes. The values are shares and multiples of plain Celery's, with quartiles."
 )
 
 ALONE = (
-    "`Lock` without a task, in multiples of a PING in the same run if nothing else is said, "
-    "beside two other locks for Python:"
+    "`Lock` without a task, beside two other locks for Python. Without another unit, the values are multiples of a "
+    "PING in the same run."
 )
 LOCKS = (OURS, REDIS_PY, PYTHON_REDIS_LOCK)
 
 PICTURE = "Throughput, time to start and round trips, beside plain Celery"
-SEEN_IN_SHORT = (
-    "Played with each library, on real workers with real kills; "
-    "[the tables](docs/reference/comparison.md) have more scenarios, and all costs:"
-)
 IN_SHORT = {
-    "worker killed": "after a kill of the worker the same call can run *{}*",
-    "retry at once": "a retry *{}*",
-    "delivered twice": "bodies of a message that is delivered twice: *{}*",
-    "chord": "a chord with a duplicate: *{}*",
+    "worker killed": "the worker is killed: the same call can run",
+    "retry at once": "`self.retry()`",
+    "delivered twice": "a message is delivered twice: its bodies run",
+    "chord": "a chord with a duplicate",
 }
-"""What the README tells of each library."""
+"""What the README has of the scenarios."""
+RATE = "a task that does nothing: share of plain Celery's rate"
+SEEN_IN_SHORT = (
+    "From real workers with real kills, and from one measurement in which all took turns. An empty task is where a "
+    "lock weighs most. [More scenarios, and all costs](docs/reference/comparison.md)."
+)
 
 
 def section() -> str:
@@ -81,6 +88,7 @@ def section() -> str:
         [
             SEEN,
             _table([_heading("", scenarios), *(_scenario(each, scenarios) for each in scenarios["scenarios"])]),
+            KILLED,
             MEASURED,
             f"![{PICTURE}](../costs.svg)",
             _table([_heading("", tasks), *(_cost(row, tasks) for row in tasks["rows"] if row["what"] in COSTS)]),
@@ -92,16 +100,15 @@ def section() -> str:
 
 
 def summary() -> str:
-    """What the README has of it: a line of cost with its picture, and a line about each library."""
+    """What the README has of it: a table, and the picture of the costs."""
     scenarios, tasks = read("scenarios"), read("tasks")
     (rates,) = [row["values"] for row in tasks["rows"] if row["what"] == PUBLISHED_AND_RUN]
-    others = ", ".join(f"{label}'s at {times(rates[label]['median'])}" for label in _columns(tasks)[2:])
-    cost = (
-        "A task that does nothing, which is where a lock weighs most, "
-        f"runs at {times(rates[OURS]['median'])} of plain Celery's rate; {others}."
-    )
-    lines = [_in_short(label, scenarios) for label in _columns(scenarios) if label != OURS_QUEUED]
-    return "\n\n".join([cost, f"![{PICTURE}](docs/costs.svg)", SEEN_IN_SHORT, "\n".join(lines)])
+    labels = [label for label in _columns(scenarios) if label != OURS_QUEUED]
+    words = {each["name"]: each["verdicts"] for each in scenarios["scenarios"]}
+    rows = [["", *(HEADINGS.get(label, label) for label in labels)]]
+    rows += [[say, *(words[name][label]["word"] for label in labels)] for name, say in IN_SHORT.items()]
+    rows.append([RATE, *(times(rates[label]["median"]) for label in labels)])
+    return "\n\n".join([_table(rows), SEEN_IN_SHORT, f"![{PICTURE}](docs/costs.svg)"])
 
 
 def in_page(page: str) -> str:
@@ -110,7 +117,7 @@ def in_page(page: str) -> str:
 
 
 def in_readme(readme: str) -> str:
-    """The README with its lines of the comparison as they should be."""
+    """The README with its table of the comparison as it should be."""
     return _between(readme, summary())
 
 
@@ -118,11 +125,6 @@ def _between(text: str, written: str) -> str:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n\n{written}\n\n{END}{after}"
-
-
-def _in_short(label: str, found: Mapping[str, Any]) -> str:
-    words = {each["name"]: each["verdicts"][label]["word"] for each in found["scenarios"]}
-    return f"- {HEADINGS.get(label, label)}: {'; '.join(say.format(words[name]) for name, say in IN_SHORT.items())}."
 
 
 def _columns(found: Mapping[str, Any]) -> list[str]:

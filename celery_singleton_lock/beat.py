@@ -100,12 +100,12 @@ class SingletonSchedulerMixin(Scheduler):
         super().apply_entry(self._marked(entry, due), producer=producer)
         if not self._is_sent:
             # Celery has logged why, and goes on; an heir sends it.
-            logger.warning("beat.unsent entry=%s due=%s", entry.name, due.isoformat())
+            logger.warning("beat.publish_failed entry=%s due=%s", entry.name, due.isoformat())
             return
         try:
             lease.store.claim_slot(self._slots, replace(slot, sent=self._sent_at(entry, due)))
         except StoreError as error:
-            logger.warning("beat.unnoted entry=%s due=%s: %s", entry.name, due.isoformat(), error)
+            logger.warning("beat.slot_unrecorded entry=%s due=%s: %s", entry.name, due.isoformat(), error)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
         """As Celery's, which only logs a failure."""
@@ -207,7 +207,7 @@ class SingletonSchedulerMixin(Scheduler):
         return now
 
     def _marked(self, entry: Any, due: datetime) -> Any:
-        marked = _twin(entry)
+        marked = _clone(entry)
         marked.options = {
             **entry.options,
             "task_id": str(uuid5(NAMESPACE_OID, f"{self._key} {entry.name} {due.isoformat()}")),
@@ -269,7 +269,7 @@ def due_of(entry: Any) -> datetime:
         due = start + delta
     else:
         now = schedule.now()
-        at_that_moment = _twin(schedule)
+        at_that_moment = _clone(schedule)
         at_that_moment.nowfun = lambda: now
         due = now + at_that_moment.remaining_estimate(last)
     return due.astimezone(UTC).replace(microsecond=due.microsecond // 1000 * 1000)
@@ -279,11 +279,11 @@ def _is_interval(entry: Any) -> bool:
     return getattr(entry.schedule, "run_every", None) is not None
 
 
-def _twin(original: Any) -> Any:
+def _clone(original: Any) -> Any:
     # Not copy.copy(), which makes the entries of other schedulers anew, and wrongly.
-    twin = object.__new__(type(original))
-    vars(twin).update(vars(original))
-    return twin
+    clone = object.__new__(type(original))
+    vars(clone).update(vars(original))
+    return clone
 
 
 def _microseconds(moment: datetime) -> int:

@@ -51,7 +51,7 @@ BOUND = 1.0
 Check = Callable[[], object]
 """Something that raises a `ConfigurationError` if it cannot work, with a line for each fault."""
 
-# With the commands of operators, who look after other locks while a task cannot work; `doctor` shows the fault.
+# The commands of operators also work while a task cannot; `doctor` shows the fault.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
 _checked: WeakSet[Celery] = WeakSet()
@@ -311,7 +311,7 @@ def _check_beat_process(app: Celery) -> None:
     if _is_in_memory(app):
         raise _of_one_process(
             app,
-            "each beat would lead by its own",
+            "each beat would lead with locks of its own",
             f"{_A_SERVER}, or start a single beat with a scheduler of Celery's own, such as "
             "celery.beat:PersistentScheduler",
         )
@@ -381,7 +381,6 @@ def _log_faults(app: Celery, checks: Iterable[Check]) -> bool:
 
 
 def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
-    """Each fault once."""
     return list(dict.fromkeys(as_written(app, fault) for check in checks for fault in _faults_of(check)))
 
 
@@ -392,7 +391,7 @@ def _faults_of(check: Check) -> list[str]:
         return str(error).splitlines()
     except Exception:
         # Of a router, a provider of passwords or a setting of the user's, which may work the next time.
-        logger.exception("lock.unchecked: a part of the check has failed, and the rest continues")
+        logger.exception("lock.check_failed: a part of the check has failed, and the rest continues")
     return []
 
 
@@ -414,7 +413,8 @@ def _check_store(app: Celery, lock_name: Callable[[], str], tasks: Iterable[Any]
         raise
     except StoreError as error:
         event = (
-            "lock.unready store=%s: acquire, wake-up and release did not work within %g s (%s); start it, or mend %s; "
+            "lock.store_unreachable store=%s: acquire, wake-up and release did not work within %g s (%s); "
+            "start it, or correct %s; "
             "until it answers, lock_on_store_error decides what happens to each task"
         )
         logger.error(event, error.store, BOUND, error.problem, as_written(app, "singleton_lock_url"))
@@ -427,6 +427,6 @@ def _try(app: Celery, lock_name: Callable[[], str], tasks: Iterable[Any], bound:
     # Connections of its own, which no pool process inherits.
     store = open_store(app)
     try:
-        store.try_out(key, bound, [ttl for ttl in ttls if isinstance(ttl, int | float)])
+        store.self_test(key, bound, [ttl for ttl in ttls if isinstance(ttl, int | float)])
     finally:
         store.close()

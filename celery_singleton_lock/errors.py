@@ -85,7 +85,7 @@ class StoreError(SingletonLockError):
 
 
 class ConfigurationError(SingletonLockError, ValueError):
-    """An option or setting has a value that cannot work; the message names it, and says which values can."""
+    """An option or setting has a value that cannot work; the message names it and says what is allowed."""
 
 
 class StoreRefused(StoreError, ConfigurationError):

@@ -84,6 +84,8 @@ def label_of(task: Any, key: str, task_id: str, args: Sequence[Any], kwargs: Map
         raise
     except Exception as error:  # noqa: BLE001 (arguments and their formats are the user's)
         why = f"{type(error).__name__}: {error}"
-        logger.warning("lock.unlabelled key=%s task_id=%s: lock_label fails for this call (%.200s)", key, task_id, why)
+        logger.warning(
+            "lock.label_failed key=%s task_id=%s: lock_label fails for this call (%.200s)", key, task_id, why
+        )
         return ""
     return label

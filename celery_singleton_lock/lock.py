@@ -19,14 +19,14 @@ from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, li
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts
+from celery_singleton_lock.stores.redis.store import Store
 
 # The label of a metric: names of locks may be made of ids, of which there is no end.
 _NO_TASK = ""
 _NOT_MINE = (
-    "is not held by this thread, asyncio task or process; only the one that acquired it can give it back here, "
-    "and any thread of its process by lease.release()"
+    "is not held by this thread, asyncio task or process; only the one that acquired it can release it here, "
+    "and any thread of its process can call lease.release()"
 )
 
 

@@ -138,7 +138,7 @@ class LockOptions:
 
     @property
     def unique_in_queue(self) -> bool:
-        """Calls of the task are told apart when they are published."""
+        """Equal calls of the task are found when they are published."""
         return self.mode != "while_executing"
 
     @property

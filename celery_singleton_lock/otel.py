@@ -35,7 +35,7 @@ _NANO = 1_000_000_000
 
 
 def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
-    """Show locks in traces from now on, in this process and its children; again, it does nothing.
+    """Show locks in traces from now on, in this process and its children; a second call does nothing.
 
     Call it before or after the instrumentation of Celery, in each process that runs tasks.
 
@@ -46,7 +46,7 @@ def instrument(tracer_provider: trace.TracerProvider | None = None) -> None:
 
 
 def uninstrument() -> None:
-    """Show them no longer."""
+    """Stop showing locks in traces."""
     _traces.disconnect()
 
 

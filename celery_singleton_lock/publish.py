@@ -26,7 +26,7 @@ from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_o
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Holder, Sent
+from celery_singleton_lock.stores.records import Holder, PublishMode
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -250,7 +250,7 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
 def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
     """Publish the call in any case. Until it runs it counts as queued, unless another call does."""
     # A retry was there before whatever is queued by now.
-    sent: Sent = "over" if options.get("retries") else "anyway"
+    sent: PublishMode = "over" if options.get("retries") else "anyway"
     try:
         with suppress(StoreError):
             _mark(task, key, options, label, limit=0, sent=sent)
@@ -260,7 +260,9 @@ def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, l
         raise
 
 
-def _mark(task: Task, key: str, options: dict[str, Any], label: str, limit: int, sent: Sent = "") -> Holder | None:
+def _mark(
+    task: Task, key: str, options: dict[str, Any], label: str, limit: int, sent: PublishMode = ""
+) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way."""
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
     seconds = wanted.queue_ttl + _lead(task, options)

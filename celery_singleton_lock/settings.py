@@ -8,9 +8,8 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.options import as_written, faults_in_settings, refuse
-from celery_singleton_lock.stores import CLUSTERS, SENTINEL, one_url, store_from_url
-from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.celery_words import in_redis_py
+from celery_singleton_lock.stores import CLUSTERS, SENTINEL, in_redis_py, one_url, store_from_url
+from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
 _LOCATIONS = ("redis://", "rediss://", *_SOCKETS, SENTINEL)
@@ -161,13 +160,13 @@ def _refuse_clusters(app: Celery) -> None:
     if any(map(_is_cluster, (conf.broker_url, conf.broker_read_url, conf.broker_write_url))):
         raise ConfigurationError(
             "broker_url: Celery has no broker in a cluster; it takes redis+cluster:// for redis://localhost:6379, "
-            "without a word. Let broker_url name a Redis that is in no cluster, or another broker; the locks may be in "
+            "silently. Set broker_url to a Redis outside a cluster, or to another broker; the locks may be in "
             "the cluster: singleton_lock_url='redis+cluster://host:port'"
         )
     if conf.get("singleton_lock_url") is None and _is_cluster(conf.result_backend):
         raise ConfigurationError(
-            "result_backend: Celery has no results in a cluster; it takes redis+cluster:// for a single server. Let "
-            "result_backend name a Redis that is in no cluster; the locks may be in the cluster: "
+            "result_backend: Celery has no results in a cluster; it takes redis+cluster:// for a single server. Set "
+            "result_backend to a Redis outside a cluster; the locks may be in the cluster: "
             "singleton_lock_url='redis+cluster://host:port'"
         )
 

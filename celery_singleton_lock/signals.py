@@ -33,4 +33,4 @@ lock_lost: Signal = Signal(name="lock_lost", providing_args={"lease", "reason"})
 """The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`, `broken`)."""
 
 lock_released: Signal = Signal(name="lock_released", providing_args={"lease"})
-"""The lease was given back: `lease`."""
+"""The lease was released: `lease`."""

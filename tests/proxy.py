@@ -14,27 +14,7 @@ _LINGER_NOT = struct.pack("ii", 1, 0)
 
 
 class Proxy:
-    """Passes bytes between clients and the server at *port*, until told otherwise.
-
-    What it is told holds for open connections and for new ones:
-
-    * `forward()`: all is well. The beginning.
-    * `black_hole()`: bytes vanish in both directions; connections stay open.
-    * `reset()`: every connection is reset, and so is every new one.
-    * `delay(seconds)`: each piece of a reply comes so much later.
-    * `lose_reply(to)`: the server works, but its next reply to a request that
-      contains *to* vanishes; all else goes on as before.
-    * `hold(of)`: requests that contain *of* wait until `let_go()`, though their
-      clients may have hung up by then; all else goes on as before.
-    * `cut()`: the open connections are reset once; new ones are as before.
-    * `forget()`: what the open connections carry vanishes; new ones are as before.
-      So it is behind a router that has forgotten them.
-    * `move(port)`: new connections lead to another server; open ones stay where they are.
-
-    Attributes:
-        turns: How often clients have asked, all that one sends before it hears something counted once. That
-            needs a `delay`: what a server says unasked, as with TLS, counts as well.
-    """
+    """Passes bytes between clients and the server at *port*, until told otherwise."""
 
     def __init__(self, port: int) -> None:
         self._upstream = ("127.0.0.1", port)

@@ -67,6 +67,10 @@ def most_at_once(events: list[Event]) -> int:
     return most
 
 
+def of_key(recorder: Recorder, key: str, name: str | None = None) -> list[Event]:
+    return [event for event in recorder.events(name) if event.key == key]
+
+
 def overlaps(events: list[Event]) -> list[tuple[Event, Event]]:
     """Pairs of an event of one run and the enter of another that came before the first had left."""
     running: dict[str, dict[tuple[str, int], Event]] = defaultdict(dict)

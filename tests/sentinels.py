@@ -50,14 +50,7 @@ class Sentinel(Server):
 
 
 class Deployment:
-    """A master, two replicas, and sentinels that know one another.
-
-    Arguments:
-        kind: Of which server.
-        arguments: What each server is started with.
-        behind: Where replicas and sentinels reach the master, if not at its own port.
-        down_after: Seconds of silence after which the master counts as down.
-    """
+    """A master, two replicas, and sentinels that know one another."""
 
     def __init__(
         self, kind: str, *arguments: str, behind: type[Proxy] | None = None, down_after: float = DOWN_AFTER

@@ -39,10 +39,7 @@ def missing(reason: str) -> NoReturn:
 
 
 def reserved(port: int = 0) -> socket.socket:
-    """A socket that keeps a port: nobody else is given it by chance, but a server may listen there.
-
-    Until one does, a client that connects is refused.
-    """
+    """A socket that keeps a port: nobody else is given it by chance, but a server may listen there."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", port))

@@ -16,8 +16,9 @@ from itertools import count
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.greenlets import patched_by
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Ending
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -45,7 +46,6 @@ class DaemonThread:
     _begins_by = 0.0
 
     def ensure(self) -> None:
-        """Start the thread unless it runs."""
         if self._begun is self._running or (self._running is not None and clock() < self._begins_by):
             return
         mark = object()
@@ -167,7 +167,7 @@ class Background(DaemonThread):
                 return _PAUSE
             self._silent.pop(part, None)
         except Exception:
-            event = "lock.unreleased key=%s task_id=%s: the release is broken"
+            event = "lock.release_failed key=%s task_id=%s: the release raised an unexpected error"
             logger.exception(event, pending.key, pending.task_id)
             return _PAUSE
         if not pending.may_arrive:

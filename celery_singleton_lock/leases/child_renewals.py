@@ -7,12 +7,13 @@ decides nothing: only the heartbeat finds out that a lease is lost.
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from celery_singleton_lock.leases.heartbeat import Renewal
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.store import Store
 
 _ROUNDS_PER_TTL = 8
 _LONGEST_SLEEP = 0.2
@@ -21,56 +22,46 @@ _BOUND = 2.0
 
 
 class ChildLeaseRenewer:
-    """Looks a few times per ttl for leases that nobody has renewed in time, in a thread for each store.
+    """Looks a few times per ttl, in one thread, for leases that nobody has renewed in time.
 
     Arguments:
-        late: Returns the leases that may be late; called at each look.
+        late: Returns the claims that may be late, each with its store; called at each look.
     """
 
-    def __init__(self, late: Callable[[], Iterable[Renewal]]) -> None:
+    def __init__(self, late: Callable[[], Iterable[tuple[Store, Claim]]]) -> None:
         self._late = late
         self._pause = float("inf")
-        self._threads: dict[Store, threading.Thread] = {}
+        self._thread: threading.Thread | None = None
 
-    def start(self, store: Store, ttl: float) -> None:
-        """Let a thread run for *store*, often enough for leases of *ttl* seconds."""
+    def start(self, ttl: float) -> None:
+        """Let the thread run, often enough for leases of *ttl* seconds."""
         self._pause = min(self._pause, ttl / _ROUNDS_PER_TTL)
-        thread = self._threads.get(store)
-        if thread is None or not thread.is_alive():
-            thread = threading.Thread(target=self._run, args=(store,), name="singleton-lock-children", daemon=True)
-            self._threads[store] = thread
-            thread.start()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
+            self._thread.start()
 
-    def _run(self, store: Store) -> None:
-        silent = set[Hashable]()
+    def _run(self) -> None:
         while True:
             began = clock()
             # In slices, because a lease with a shorter ttl may come meanwhile.
             while (left := began + self._pause - clock()) > 0:
                 time.sleep(min(left, _LONGEST_SLEEP))
-            # The child reports any error.
-            with suppress(Exception):
-                self._renew_by_part(store, [each for each in self._late() if each.store is store], silent)
-
-    def _renew_by_part(self, store: Store, renewals: list[Renewal], silent: set[Hashable]) -> None:
-        parts: dict[Hashable, list[Renewal]] = {}
-        for renewal in renewals:
-            parts.setdefault(store.part_of(renewal.key), []).append(renewal)
-        # The parts that were silent the last time come last.
-        for part in sorted(parts, key=silent.__contains__):
-            silent.add(part)
-            with suppress(Exception):
-                _renew(store, parts[part])
-                silent.discard(part)
+            claims: dict[Store, list[Claim]] = {}
+            for store, claim in self._late():
+                claims.setdefault(store, []).append(claim)
+            for store, held in claims.items():
+                # The child reports any error.
+                with suppress(Exception):
+                    _renew(store, held)
 
 
-def _renew(store: Store, renewals: list[Renewal]) -> None:
-    remaining = store.remaining([renewal.claim for renewal in renewals], _BOUND)
+def _renew(store: Store, claims: list[Claim]) -> None:
+    surveys = store.survey([claim.key for claim in claims])
     # A lease whose heartbeat is well, or that was released meanwhile, is not touched.
     late = [
-        renewal.claim
-        for renewal, seconds in zip(renewals, remaining, strict=True)
-        if seconds is not None and seconds < renewal.ttl / 2
+        claim
+        for claim, survey in zip(claims, surveys, strict=True)
+        if any(each.token == claim.token and each.expires_in < claim.ttl / 2 for each in survey.holders)
     ]
     if late:
         store.renew(late, _BOUND)
@@ -83,7 +74,6 @@ _STOPPED = ("T", "t")
 
 
 def is_dead(pid: int) -> bool:
-    """It runs nothing any more."""
     return _state_of(pid) in _DEAD
 
 

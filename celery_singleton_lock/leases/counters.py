@@ -14,8 +14,8 @@ from typing import Literal
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.counts import BOUNDS, OTHERS, field_of, hash_of
+from celery_singleton_lock.stores.inventory import BOUNDS, OTHERS, field_of, hash_of
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -62,7 +62,6 @@ class Counters:
             self.flush_later(_EVERY)
 
     def flush_later(self, delay: float) -> None:
-        """Hand over all in the background."""
         # At the end of the interpreter no thread can start; then `flush` is called without one.
         with suppress(RuntimeError):
             background.submit(self.flush, delay)
@@ -85,7 +84,7 @@ class Counters:
                 store.count(key, sums, _BOUND)
                 del self._unsent[store, key]
             except (SingletonLockError, OSError) as error:
-                event = "lock.uncounted store=%s: %s; the counts are kept, and go with the next"
+                event = "lock.counters_failed store=%s: %s; the counts are kept and sent with the next"
                 logger.info(event, store.address, getattr(error, "problem", error))
 
     def _add_up(self) -> None:

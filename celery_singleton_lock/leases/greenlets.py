@@ -18,7 +18,6 @@ def patched_by() -> Any:
 
 
 def hub() -> Any:
-    """The event loop of gevent or eventlet that runs the greenlets of this thread."""
     library = patched_by()
     return library.get_hub() if library.__name__ == "gevent" else library.hubs.get_hub()
 

@@ -14,8 +14,9 @@ from celery_singleton_lock.leases.background import Background, DaemonThread, ba
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.greenlets import patched_by, start_native_thread
-from celery_singleton_lock.stores.base import Store, clock, lock_name_of
+from celery_singleton_lock.stores.base import clock, lock_name_of
 from celery_singleton_lock.stores.records import Answer, Claim
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -28,6 +29,7 @@ _LATE = 4
 _SHORTEST_PAUSE = 0.05
 # Enough to connect anew to a store that is far away; each of its replies may take a second.
 _LONGEST_RENEWAL = 5.0
+_LATE_RENEWAL = 1.0
 _LONGEST_SLEEP = 3600.0
 # Seconds without a lease after which the thread ends, so that short tasks one after another do not each start one.
 _LINGERS = 5.0
@@ -88,7 +90,6 @@ class Renewal:
 
     @property
     def task_id(self) -> str | None:
-        """The task id of the run that holds it, for the log."""
         return self.claim.facts.task_id or None
 
     @property
@@ -96,7 +97,7 @@ class Renewal:
         """Seconds until the deadline; 0.0 once nobody wants it any more."""
         return 0.0 if self.is_over else max(0.0, self.deadline - clock())
 
-    def goes_along(self, now: float) -> bool:
+    def is_due_soon(self, now: float) -> bool:
         """It is due, or will be soon: thousands of leases must not keep a process busy."""
         return self.next_renewal - now <= self.ttl / _RENEWALS_PER_TTL / _BEATS_PER_RENEWAL
 
@@ -118,7 +119,7 @@ class Renewal:
         self.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
 
     def lose(self, reason: LostReason) -> None:
-        """Record that it is lost, and tell once."""
+        """Record that it is lost, and report it once."""
         if self.lost_reason is not None:
             if reason not in MAKES_WAY:
                 # It was asked to make way, and now somebody else may have it.
@@ -187,7 +188,6 @@ class RenewalThread(DaemonThread):
         self._wakes.put(None)
 
     def watched(self) -> list[Renewal]:
-        """The leases that are renewed and that something still refers to."""
         found = {known: known() for known in list(self.watching)}
         for known in [known for known, renewal in found.items() if renewal is None or renewal.is_over]:
             self.watching.pop(known, None)
@@ -223,7 +223,7 @@ class RenewalThread(DaemonThread):
             self._report_late(clock() - due_at, [claim for _, claim in due])
             self._beat()
         except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
-            self._log(partial(logger.error, "lock.heartbeat stumbled and goes on", exc_info=error))
+            self._log(partial(logger.error, "lock.heartbeat_error: the thread goes on", exc_info=error))
             with suppress(Empty):
                 self._wakes.get(timeout=1.0)
         return True
@@ -241,7 +241,7 @@ class RenewalThread(DaemonThread):
             # Only if it was asked in vain: a beat that comes late asks first.
             if renewal.is_unsure and renewal.deadline <= now:
                 self._lose(renewal, "unreachable")
-        if due := [renewal for renewal in self.watched() if renewal.goes_along(now)]:
+        if due := [renewal for renewal in self.watched() if renewal.is_due_soon(now)]:
             self._renew(due)
 
     def _renew(self, renewals: list[Renewal]) -> None:
@@ -259,30 +259,31 @@ class RenewalThread(DaemonThread):
                 if reason is not None:
                     self._lose(renewal, reason)
         for renewal, error in unsure[:_MOST_LINES]:
-            event = "lock.unsure key=%s task_id=%s remaining=%.1f leases=%d: %s"
+            event = "lock.renewal_failed key=%s task_id=%s remaining=%.1f leases=%d: %s"
             facts = renewal.key, renewal.task_id, renewal.time_left, len(unsure), error
             self._log(partial(logger.warning, event, *facts))
 
     def _ask(self, renewals: list[Renewal]) -> Sequence[Answer | StoreError]:
-        # So that each loss is reported when its deadline passes.
-        remaining = min((renewal.deadline for renewal in self.watched()), default=0.0) - clock()
+        now = clock()
+        # So that each loss is reported when its deadline passes. A beat that comes after it has the time of a reply.
+        left = [max(renewal.deadline - now, 0.0) or _LATE_RENEWAL for renewal in self.watched()]
         try:
             if self._greenlet is not None and self._client is self.store:
-                self._client = self._twin()
+                self._client = self._clone()
             claims = [renewal.claim for renewal in renewals]
-            return self._client.renew(claims, min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, remaining)))
+            return self._client.renew(claims, min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0))))
         except StoreError as error:
             return [error] * len(renewals)
         except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
-            event = "lock.unsure: the store %s is broken"
+            event = "lock.renewal_failed: the store %s raised an unexpected error"
             self._log(partial(logger.error, event, self.store.address, exc_info=error))
             return [StoreError(self.store.address, str(error))] * len(renewals)
 
-    def _twin(self) -> Store:
-        twin = self.store.twin()
-        twin.on_reconnect = self.renew_all
-        twin.on_clock_step = lambda seconds: self._call(partial(_report_step, self.store.address, seconds))
-        return twin
+    def _clone(self) -> Store:
+        clone = self.store.clone()
+        clone.on_reconnect = self.renew_all
+        clone.on_clock_step = lambda seconds: self._call(partial(_report_step, self.store.address, seconds))
+        return clone
 
     def _lose(self, renewal: Renewal, reason: LostReason) -> None:
         self._call(partial(renewal.lose, reason))
@@ -294,7 +295,7 @@ class RenewalThread(DaemonThread):
         for claim in suffering[:_MOST_LINES]:
             event = (
                 "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
-                "the heartbeat got no time to run; raise lock_ttl"
+                "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
             )
             facts = claim.key, claim.facts.task_id or None, late, claim.ttl, len(suffering)
             self._log(partial(logger.warning, event, *facts))
@@ -345,7 +346,6 @@ class Heartbeat:
         (self.threads.get(part) or self._new_thread(store, part)).add(renewal)
 
     def watched(self) -> list[Renewal]:
-        """The leases that are renewed."""
         return [renewal for thread in list(self.threads.values()) for renewal in thread.watched()]
 
     def _new_thread(self, store: Store, part: Hashable) -> RenewalThread:

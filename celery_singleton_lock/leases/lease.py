@@ -5,6 +5,7 @@ import logging
 import os
 from binascii import b2a_base64
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,11 +18,13 @@ from celery_singleton_lock.leases.background import release_claim_later
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import Renewal, heartbeat
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
+_LATE_BOUND = 1.0
 _SAFE_IN_URLS = bytes.maketrans(b"+/", b"-_")
 
 
@@ -35,13 +38,13 @@ class Lease(Renewal):
     """One execution's time-bound right to a lock key.
 
     A lease is not mutual exclusion of side effects: a process that is paused
-    past its deadline wakes up without the lease and goes on until it looks.
+    past its deadline wakes up without the lease and continues until it checks.
     Call `check()` before a step that must not happen twice, and hand `fence`
     to a resource that can compare it with the greatest it has seen.
 
     The heartbeat renews it every third of its ttl, which leaves room for two
-    missed renewals, and only for as long as somebody has this object: a lease
-    that was left behind ends by itself.
+    missed renewals, and only while this object is referenced: a lease that nobody
+    references any more expires.
 
     Arguments:
         store: The store.
@@ -60,7 +63,7 @@ class Lease(Renewal):
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
         refused_at: When it was refused first, by the store's clock, in microseconds; 0 if it was not.
         lost_reason: `expired`, `taken`, `unreachable`, `replaced`, `broken`, or None while it is not lost.
-        store, claim: For those who tell others of it: the store, and what was asked for.
+        store, claim: The store, and what was asked of it.
         began_at: When it was granted, on the local clock.
         is_unanswered: The last request for it had no answer, so it may still be under way.
     """
@@ -111,14 +114,23 @@ class Lease(Renewal):
         return self.time_left if self.held else 0.0
 
     def check(self) -> None:
-        """Return if the lease is ours at this moment.
+        """Return if the lease is ours at this moment; if its deadline has passed unrenewed, the store is asked.
 
         Raises:
-            LockLost: It is not, or its deadline has passed unrenewed.
+            LockLost: It is not, or the store has not answered within a second.
         """
+        if self.held and not self.time_left:
+            self._ask_late()
         if self.remaining() <= 0.0:
             reason: NotHeldReason = "released" if not self._asked else "forked" if not self.unreleased else "expired"
             raise LockLost(self.key, self.lost_reason or reason)
+
+    def _ask_late(self) -> None:
+        """The heartbeat got no time to run, and the main process of a worker may have renewed it meanwhile."""
+        sent_at = clock()
+        with suppress(StoreError):
+            if self.store.renew([self.claim], _LATE_BOUND) == [Answer.DONE]:
+                self.renewed(sent_at)
 
     def release(self, ending: Ending | None = None) -> Answer | None:
         """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
@@ -151,7 +163,9 @@ class Lease(Renewal):
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self._place, ending=ending)
         except StoreError as error:
-            logger.warning("lock.unreleased key=%s task_id=%s: %s", self.key, self.claim.facts.task_id or None, error)
+            logger.warning(
+                "lock.release_failed key=%s task_id=%s: %s", self.key, self.claim.facts.task_id or None, error
+            )
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
@@ -239,7 +253,7 @@ class Lease(Renewal):
         """Queue for the lease, first come, first served, until it is ours or *timeout* seconds are over.
 
         The holder's release wakes the next in the queue. If the holder has died,
-        the waiter wakes by itself at the deadline it was told.
+        the waiter wakes by itself at the holder's deadline.
 
         Returns:
             None if it is ours and under the heartbeat's care. Otherwise *conflict*, with its times moved to now, or

@@ -8,8 +8,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import click
@@ -18,41 +17,27 @@ from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
 from celery.platforms import EX_UNAVAILABLE
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.breaking import (
-    Broken,
-    LeftMarks,
-    ask,
-    drop_marks,
-    marks_left,
-    marks_text,
-    meant,
-    name_of,
-    nothing,
-    outcome,
-    patience_with,
-    planned,
-    preview,
-    wait_until_gone,
-)
+from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.doctor import examine, findings_table
 from celery_singleton_lock.operations.inventory import (
     OF_ONE_PROCESS,
     Call,
     Locks,
     call_of,
+    call_text,
     in_order,
     is_of_one_process,
+    lines_of,
     lock_as_json,
     rows_of,
     shown,
     table,
-    told_of,
+    tasks_by_lock,
 )
 from celery_singleton_lock.operations.watch import watch
-from celery_singleton_lock.options import option_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.inventory import LockState
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")
@@ -61,18 +46,9 @@ as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and 
 class Seconds(click.FloatRange):
     """A number of seconds in a range. `nan` and `inf` are none, though Python reads them as numbers."""
 
-    name = "seconds"
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number.
-
-        Raises:
-            click.BadParameter: It is no number, not finite, or not in the range.
-        """
-        seconds: float = click.FLOAT.convert(value, param, ctx)
-        if not math.isfinite(seconds):
-            self.fail(f"{value} is not a number of seconds.", param, ctx)
-        return float(super().convert(seconds, param, ctx))
+        seconds = float(super().convert(value, param, ctx))
+        return seconds if math.isfinite(seconds) else self.fail(f"{value} is not a number of seconds.", param, ctx)
 
 
 class Away(click.ClickException):
@@ -81,15 +57,16 @@ class Away(click.ClickException):
     exit_code = EX_UNAVAILABLE
 
 
-@contextmanager
-def without_traceback() -> Iterator[None]:
-    """Say what is wrong with store or settings, in place of a traceback."""
-    try:
-        yield
-    except StoreError as error:
-        raise Away(str(error)) from error
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
+class Commands(click.Group):
+    """Commands that say what is wrong with store or settings, in place of a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StoreError as error:
+            raise Away(str(error)) from error
+        except ConfigurationError as error:
+            raise click.UsageError(str(error)) from error
 
 
 def app_of(obj: Any) -> Celery:
@@ -124,17 +101,16 @@ def locks_of(app: Celery) -> Locks:
 
 
 def write_json(facts: Any) -> None:
-    """One line of standard output."""
     click.echo(json.dumps(facts))
 
 
-@click.group()
+@click.group(cls=Commands)
 @click.pass_context
 @handle_preload_options
 def singleton(ctx: click.Context, **_: Any) -> None:
-    """See the locks of singleton tasks, and free one.
+    """Show the locks of singleton tasks, and free them.
 
-    All is read from the store of the locks, so no worker has to run. A lock whose
+    Everything is read from the store of the locks, so no worker has to run. A lock whose
     holder has died is free by itself within its ttl.
     """
 
@@ -149,16 +125,15 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    with without_traceback():
-        rows, problem = locks_of(app_of(obj)).found(pattern)
-        if is_json and (rows or problem is None):
-            write_json([row.as_json() for row in rows])
-        elif rows:
-            click.echo(table(rows, is_wide=wide))
-        elif problem is None:
-            click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
-        if problem is not None:
-            raise problem
+    rows, problem = locks_of(app_of(obj)).found(pattern)
+    if is_json and (rows or problem is None):
+        write_json([row.as_json() for row in rows])
+    elif rows:
+        click.echo(table(rows, is_wide=wide))
+    elif problem is None:
+        click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
+    if problem is not None:
+        raise problem
 
 
 @singleton.command("show")
@@ -168,32 +143,29 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
 @as_json
 @click.pass_obj
 def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | None, is_json: bool) -> None:
-    """Show all about one lock, or what has become of a call.
+    """Show one lock in full, or what happened to a call.
 
     WHAT is a lock key; or the name of a task, with those arguments of a call that
     make its key; or the task id of a call. Exits with 1 if nothing is known.
     """
     app = app_of(obj)
-    with without_traceback():
-        locks = locks_of(app)
-        app.loader.import_default_modules()
-        if args is not None or kwargs is not None or what in app.tasks:
-            survey = locks.survey(_key_of_call(app, what, args or [], kwargs or {}))
-        elif locks.is_key(what) or "{" in what:
-            survey = locks.survey(locks.checked_key(what))
-        else:
-            _show_call(call_of(app, locks, what), is_json=is_json)
-            return
-    _show_lock(survey, _limit_of(app, survey), is_json=is_json)
+    locks = locks_of(app)
+    app.loader.import_default_modules()
+    if args is not None or kwargs is not None or what in app.tasks:
+        _show_lock(app, locks.survey(_key_of_call(app, what, args or [], kwargs or {})), is_json=is_json)
+    elif locks.is_key(what) or "{" in what:
+        _show_lock(app, locks.survey(locks.checked_key(what)), is_json=is_json)
+    else:
+        _show_call(call_of(app, locks, what), is_json=is_json)
 
 
 @singleton.command("break")
 @click.argument("key", required=False)
-@click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks of such names that nobody holds.")
+@click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks with such names that nobody holds.")
 @click.option("--holder", metavar="ID", help="Only this one of several holders: its task id, or hostname:pid.")
-@click.option("--force", is_flag=True, help="Free the lock at once, though the body may go on beside the next one.")
+@click.option("--force", is_flag=True, help="Free the lock at once; the body may keep running beside the next one.")
 @click.option("--wait", type=Seconds(min=0), metavar="SECONDS", help="How long to wait until it is free.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 @click.pass_obj
@@ -212,37 +184,32 @@ def break_lock(
 
     A holder that has died needs no break: its lock is free within its ttl. The
     holder learns of it at its next renewal, ends as REVOKED, and then the lock is
-    free, so nothing overlaps. Those who wait keep their turns.
+    free, so nothing overlaps. Waiters keep their turns.
 
     KEY is one lock key, as `list --wide` and the log show it. After a purge, --marks
     'shop.*' drops the queued and next marks of many locks, and never one that is held.
     """
     app = app_of(obj)
-    with without_traceback():
-        if marks is not None and not (key or holder or force or wait is not None):
-            _break_marks(locks_of(app), marks, dry_run=dry_run, yes=yes, is_json=is_json)
-        if key is None or marks is not None:
-            raise click.UsageError("Give one KEY; or --marks PATTERN, without KEY, --holder, --force and --wait.")
-        locks = locks_of(app)
-        survey = locks.survey(locks.checked_key(key))
-        found = preview(survey, holder)
-        if not found.was_there:
-            _end(found, nothing(key, holder), 1, is_json=is_json)
-        if dry_run:
-            _end(found, planned(found, force=force), 0, is_json=is_json)
-        click.echo(planned(found, force=force), err=True)
-        if not yes:
-            _confirm()
-            _check_the_same(survey, locks.survey(survey.key), holder)
-        broken = ask(locks, survey, holder, by=_operator(), force=force)
-        if not broken.gone:
-            broken = wait_until_gone(locks, broken, patience_with(broken.left) if wait is None else wait)
-    _end(
-        broken,
-        outcome(broken, _given_app() or app.main or "proj", force=force),
-        0 if broken.gone else 1,
-        is_json=is_json,
-    )
+    if marks is not None and not (key or holder or force or wait is not None):
+        _break_marks(locks_of(app), marks, dry_run=dry_run, yes=yes, is_json=is_json)
+    if key is None or marks is not None:
+        raise click.UsageError("Give one KEY; or --marks PATTERN, without KEY, --holder, --force and --wait.")
+    locks = locks_of(app)
+    survey = locks.survey(locks.checked_key(key))
+    found = breaking.preview(survey, holder)
+    if not found.was_there:
+        _end(found, breaking.nothing(key, holder), 1, is_json=is_json)
+    if dry_run:
+        _end(found, breaking.planned(found, force=force), 0, is_json=is_json)
+    click.echo(breaking.planned(found, force=force), err=True)
+    if not yes:
+        _confirm()
+        _check_the_same(survey, locks.survey(survey.key), holder)
+    broken = breaking.ask(locks, survey, holder, by=_operator(), force=force)
+    if not broken.gone:
+        broken = breaking.wait_until_gone(locks, broken, wait)
+    said = breaking.outcome(broken, _given_app() or app.main or "proj", force=force)
+    _end(broken, said, 0 if broken.gone else 1, is_json=is_json)
 
 
 @singleton.command("watch")
@@ -253,20 +220,19 @@ def break_lock(
     default=2.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait before it is shown again.",
+    help="Time between two updates.",
 )
 @as_json
 @click.pass_obj
 def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None:
-    """Show the list of locks, again and again, until Ctrl-C.
+    """Show the list of locks and update it until Ctrl-C.
 
     With --json, or if its output is no terminal, it writes a line for each change
-    instead. What changes back in between is not seen.
+    instead. A change that is undone in between is not shown.
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    with without_traceback():
-        watch(locks_of(app_of(obj)), pattern, interval, is_json=is_json)
+    watch(locks_of(app_of(obj)), pattern, interval, is_json=is_json)
 
 
 @singleton.command("doctor")
@@ -276,12 +242,12 @@ def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long the store has for a trial, and the workers for their answers.",
+    help="How long to wait for the store, and for the workers.",
 )
 @as_json
 @click.pass_obj
 def doctor(obj: Any, timeout: float, is_json: bool) -> None:
-    """Check all that locks need: the store, settings, tasks and workers.
+    """Check what locks need: store, settings, tasks and workers.
 
     It takes a lock on a key of its own, and changes nothing else. Exits with 1 if
     something is wrong, and with 69 if the store does not answer.
@@ -299,14 +265,13 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
 
 @singleton.command("web")
 @click.option("--bind", default="127.0.0.1:8765", show_default=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--allow-break", is_flag=True, help="Show a button by which a holder is asked to end.")
+@click.option("--allow-break", is_flag=True, help="Show buttons that ask a holder to stop.")
 @click.pass_obj
 def web(obj: Any, bind: str, allow_break: bool) -> None:
     """Serve a page with the locks, for a browser.
 
-    Also /locks.json, /healthz and, for Prometheus, /metrics. It asks the store and no
-    worker. Whoever reaches it sees it, so it listens on this machine alone, unless
-    SINGLETON_WEB_PASSWORD is set.
+    Also /locks.json, /healthz and, for Prometheus, /metrics. It reads the store and asks
+    no worker. It listens on this machine only, unless SINGLETON_WEB_PASSWORD is set.
     """
     # Each command of celery, also a worker, imports this file, and needs no web server.
     from celery_singleton_lock.web import site_of  # noqa: PLC0415
@@ -315,14 +280,11 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
     host, port = _place_in(bind)
     password = _password_for(host)
     hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
-    try:
-        page = site_of(app, allow_break=allow_break, password=password, hosts=hosts)
-        app.loader.import_default_modules()
-        # Of a store that is away, the page tells.
-        with suppress(StoreError):
-            locks_of(app)
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from error
+    page = site_of(app, allow_break=allow_break, password=password, hosts=hosts)
+    app.loader.import_default_modules()
+    # The page shows that a store is away.
+    with suppress(StoreError):
+        locks_of(app)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
@@ -346,28 +308,18 @@ def _key_of_call(app: Celery, name: str, args: list[Any], kwargs: dict[str, Any]
         raise click.UsageError(f"The task {name!r} cannot be called like this: {error}") from error
 
 
-def _limit_of(app: Celery, survey: Survey) -> int | None:
-    """The limit of the task whose lock it is, if this app has it."""
-    name = lock_name_of(survey.key)
-    for task in app.tasks.values():
-        if name == (option_of(task, "name") or task.name) and hasattr(task, "lock_options"):
-            return int(task.lock_options.limit)
-    return None
-
-
-def _show_lock(survey: Survey, limit: int | None, *, is_json: bool) -> None:
-    facts, rows = lock_as_json(survey, limit), in_order(rows_of(survey))
+def _show_lock(app: Celery, survey: LockState, *, is_json: bool) -> None:
+    task, rows = tasks_by_lock(app).get(lock_name_of(survey.key)), in_order(rows_of(survey))
+    limit = None if task is None else int(task.lock_options.limit)
+    is_known = bool(rows or survey.waiters)
     if is_json:
-        write_json(facts)
-    elif not rows and not survey.waiters:
-        click.echo(f"Nobody holds {shown(survey.key)}, and nothing waits for it.", err=True)
+        write_json(lock_as_json(survey, limit))
+    elif is_known:
+        facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}
+        click.echo(lines_of(facts) + (f"\n\n{table(rows, is_wide=True)}" if rows else ""))
     else:
-        click.echo(f"key      {shown(survey.key)}\nlimit    {limit or '-'}\nfence    {survey.fence or '-'}")
-        click.echo(
-            f"waiting  {survey.waiters}\n\n{table(rows, is_wide=True)}" if rows else f"waiting  {survey.waiters}"
-        )
-    if not rows and not survey.waiters:
-        sys.exit(1)
+        click.echo(f"Nobody holds {shown(survey.key)}, and nothing waits for it.", err=True)
+    sys.exit(int(not is_known))
 
 
 def _show_call(call: Call, *, is_json: bool) -> None:
@@ -378,25 +330,25 @@ def _show_call(call: Call, *, is_json: bool) -> None:
     if not call.is_known:
         name = shown(call.task_id)
         click.echo(f"Nothing is known of {name}: no lock key, no task, no call in a lock, no result.", err=True)
-        hint = "A call that waits in the broker, or that has ended and keeps no result, is in the log alone"
+        hint = "A call that waits in the broker, or that has ended and keeps no result, is only in the log"
         click.echo(f"{hint}: task_id={name}", err=True)
         sys.exit(1)
     if not is_json:
-        click.echo(told_of(call))
+        click.echo(call_text(call))
 
 
 def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
-    found = marks_left(locks.surveys(pattern), pattern)
+    found = breaking.marks_left(locks.surveys(pattern), pattern)
     if not found.marks or dry_run:
-        _end(found, marks_text(found, is_done=False), 0 if found.marks else 1, is_json=is_json)
+        _end(found, breaking.marks_text(found, is_done=False), 0 if found.marks else 1, is_json=is_json)
     if not yes:
-        click.echo(marks_text(found, is_done=False), err=True)
+        click.echo(breaking.marks_text(found, is_done=False), err=True)
         _confirm()
-    dropped = drop_marks(locks, found)
-    _end(dropped, marks_text(dropped, is_done=True), 0, is_json=is_json)
+    dropped = breaking.drop_marks(locks, found)
+    _end(dropped, breaking.marks_text(dropped, is_done=True), 0, is_json=is_json)
 
 
-def _end(broken: Broken | LeftMarks, said: str, code: int, *, is_json: bool) -> NoReturn:
+def _end(broken: breaking.Broken | breaking.LeftMarks, said: str, code: int, *, is_json: bool) -> NoReturn:
     if is_json:
         write_json(broken.as_json())
     click.echo(said, err=is_json or code != 0)
@@ -412,12 +364,12 @@ def _confirm() -> None:
         sys.exit(1)
 
 
-def _check_the_same(before: Survey, now: Survey, holder: str | None) -> None:
+def _check_the_same(before: LockState, now: LockState, holder: str | None) -> None:
     """A holder that came while the person was thinking is not one that the person has agreed to."""
-    known = {each.token for each in meant(before, holder)}
-    others = [name_of(now, each) for each in meant(now, holder) if each.token not in known]
+    known = {each.token for each in breaking.meant(before, holder)}
+    others = [breaking.name_of(each) for each in breaking.meant(now, holder) if each.token not in known]
     if others:
-        click.echo(f"Nothing was done: it is held by another one now, {shown(', '.join(others))}.", err=True)
+        click.echo(f"Nothing was done: the lock now has another holder, {shown(', '.join(others))}.", err=True)
         sys.exit(1)
 
 
@@ -443,13 +395,12 @@ def _password_for(host: str) -> str | None:
     if password is None and not _is_loopback(host):
         raise click.UsageError(
             f"--bind {host}: others can reach that address, and there is no password; set {PASSWORD}, or listen on "
-            "127.0.0.1, behind a proxy that asks who it is"
+            "127.0.0.1, behind a proxy that authenticates"
         )
     return password
 
 
 def _is_loopback(host: str) -> bool:
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return host == "localhost"

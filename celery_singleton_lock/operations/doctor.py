@@ -2,7 +2,8 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,29 +12,36 @@ from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.inventory import Locks, aligned, is_of_one_process, shown
-from celery_singleton_lock.options import LockOptions, option_of
+from celery_singleton_lock.operations.inventory import (
+    OF_ONE_PROCESS,
+    Locks,
+    Row,
+    a_few,
+    aligned,
+    is_of_one_process,
+    shown,
+    tasks_by_lock,
+)
+from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.settings import open_store
-from celery_singleton_lock.stores.base import Store, clock, lock_name_of
-from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.inventory import LockState
 from celery_singleton_lock.stores.records import Holder
 
 SERVER = ("server", "eviction", "persistence", "connections")
 OTHERS = ("locking", *SERVER, "clock", "expiry")
 """The checks that need an answer from the store."""
-Tasks = dict[str, tuple[Task, LockOptions]]
 
 _SLOW = 0.02
 _CLOCKS_DIFFER_BY = 1.0
 _OLDEST = 7
 _NEARLY_ALL = 0.8
 _FEW_SLOTS = 4
-_NAMED = 3
 _QUEUED_LONG = 600.0
 _DELIVER_AGAIN = ("redis", "valkey", "sentinel", "sqs")
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
-_SEE_STORE = "not checked, because of the store"
-_ALIVE, _NO_TASK = "alive", "not of tasks, so no worker knows of them"
+_SEE_STORE = "not checked, because the store cannot be used"
+_ALIVE, _NO_TASK = "alive", "held by a Lock or a beat, which no worker knows"
 _SILENT, _IDLE = "on a worker that has not answered", "not active on a worker that has answered"
 _QUESTIONS = ("stats", "active", "active_queues")
 # To connect to the broker.
@@ -55,14 +63,7 @@ class Finding:
     detail: str
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON, with the names of the docs."""
         return {"name": self.name, "ok": self.ok, "detail": self.detail}
-
-
-def a_few(names: Sequence[str]) -> str:
-    """The first few, and the number of the others."""
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def findings_table(findings: Sequence[Finding]) -> str:
@@ -91,8 +92,12 @@ def examine(app: Celery, timeout: float) -> tuple[list[Finding], bool]:
 
 
 def _examine(app: Celery, locks: Locks | None, problem: Finding, timeout: float) -> tuple[list[Finding], bool]:
-    # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
-    surveys, unlisted = _surveys(locks) if locks is not None else ([], "")
+    surveys, unlisted = list[LockState](), ""
+    try:
+        # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
+        surveys = list(locks.surveys()) if locks is not None else []
+    except StoreError as error:
+        unlisted = str(error)
     heard = ask_workers(app, timeout)
     of_store, is_away = _about_store(app, locks, problem, timeout)
     of_tasks = _about_tasks(app)
@@ -100,69 +105,32 @@ def _examine(app: Celery, locks: Locks | None, problem: Finding, timeout: float)
     if locks is None or unlisted:
         of_holders = unseen(("holders",), _SEE_STORE if locks is None or is_away else unlisted)
     else:
-        of_holders = if_allowed(("holders",), lambda: [about_holders(locks, surveys, workers)])
-    of_workers = [about_workers(app, workers), *of_holders, *advice(app, lockable(app), surveys, workers)]
-    return [*of_store, of_tasks, *of_workers], is_away
+        of_holders = if_allowed(("holders",), lambda: [_about_holders(locks, surveys, workers)])
+    rows = list(locks.rows_in(surveys)) if locks is not None else []
+    return [*of_store, of_tasks, _about_workers(app, workers), *of_holders, *_advice(app, rows, workers)], is_away
 
 
 def _locks_of(app: Celery) -> tuple[Locks | None, Finding]:
     try:
         store = open_store(app)
-        if not is_of_one_process(store):
-            return Locks(app, store), Finding("store", True, store.address)
     except ConfigurationError as error:
         return None, Finding("store", False, str(error))
-    why = "the locks are in the memory of one process (memory://), and this one sees none of others"
-    return None, Finding("store", None, why)
-
-
-def _surveys(locks: Locks) -> tuple[list[Survey], str]:
-    """All that is known, or the reason why it could not be found out."""
-    try:
-        return list(locks.surveys()), ""
-    except StoreError as error:
-        return [], str(error)
-
-
-def _about_store(app: Celery, locks: Locks | None, problem: Finding, timeout: float) -> tuple[list[Finding], bool]:
-    if locks is None:
-        return [problem, *unseen(OTHERS, _SEE_STORE)], False
-    try:
-        return about_store(app, locks.store, locks.start, timeout), False
-    except StoreError as error:
-        return [Finding("store", False, str(error)), *unseen(OTHERS, _SEE_STORE)], True
+    if is_of_one_process(store):
+        return None, Finding("store", None, OF_ONE_PROCESS)
+    return Locks(app, store), Finding("store", True, store.address)
 
 
 def _about_tasks(app: Celery) -> Finding:
     faults = [*faults_of(app), *without_base(app)]
-    if faults:
-        return Finding("tasks", False, "; ".join(faults))
-    return Finding("tasks", True, f"{len(lockable(app))} with a lock, and their options can work")
+    well = f"{len(lockable(app))} with a lock, and their options can work"
+    return Finding("tasks", not faults, "; ".join(faults) or well)
 
 
 # The store.
 
 
 def unseen(names: tuple[str, ...], why: str) -> list[Finding]:
-    """None of them could be looked at."""
     return [Finding(name, None, why) for name in names]
-
-
-def about_store(app: Celery, store: Store, start: str, timeout: float) -> list[Finding]:
-    """All findings about the store, in which our keys begin with *start*.
-
-    Raises:
-        StoreError: It does not answer at all.
-    """
-    echo = store.echo(timeout)
-    slow = "; that is slow, and each task waits for two answers" if echo.round_trip > _SLOW else ""
-    return [
-        Finding("store", True, f"{store.address} answers in {echo.round_trip * 1000:.2f} ms{slow}"),
-        _locking(app, timeout),
-        *if_allowed(SERVER, lambda: _about_servers(store.about_servers(timeout))),
-        _clock(echo.ahead),
-        *if_allowed(("expiry",), lambda: [_expiry(sorted(store.without_expiry(start)))]),
-    ]
 
 
 def if_allowed(names: tuple[str, ...], look: Callable[[], list[Finding]]) -> list[Finding]:
@@ -171,6 +139,24 @@ def if_allowed(names: tuple[str, ...], look: Callable[[], list[Finding]]) -> lis
         return look()
     except StoreError as error:
         return unseen(names, str(error))
+
+
+def _about_store(app: Celery, locks: Locks | None, problem: Finding, timeout: float) -> tuple[list[Finding], bool]:
+    if locks is None:
+        return [problem, *unseen(OTHERS, _SEE_STORE)], False
+    store = locks.store
+    try:
+        echo = store.latency(timeout)
+    except StoreError as error:
+        return [Finding("store", False, str(error)), *unseen(OTHERS, _SEE_STORE)], True
+    slow = "; that is slow, and each task waits for two answers" if echo.round_trip > _SLOW else ""
+    return [
+        Finding("store", True, f"{store.address} answers in {echo.round_trip * 1000:.2f} ms{slow}"),
+        _locking(app, timeout),
+        *if_allowed(SERVER, lambda: _about_servers(store.about_servers(timeout))),
+        _clock(echo.ahead),
+        *if_allowed(("expiry",), lambda: [_expiry(sorted(store.without_expiry(locks.start)))]),
+    ], False
 
 
 def _locking(app: Celery, timeout: float) -> Finding:
@@ -191,9 +177,9 @@ def _clock(ahead: float) -> Finding:
 
 def _expiry(keys: list[str]) -> Finding:
     if not keys:
-        return Finding("expiry", True, "each key of ours ends by itself")
+        return Finding("expiry", True, "every key of the locks has an expiry")
     why = "something else has changed them; delete each once nobody holds it"
-    return Finding("expiry", False, f"never end by themselves: {a_few(keys)}: {why}")
+    return Finding("expiry", False, f"have no expiry: {a_few(keys)}: {why}")
 
 
 # Its servers, by their own reports.
@@ -207,15 +193,14 @@ def _about_servers(said: Mapping[str, Mapping[str, str]]) -> list[Finding]:
 
 
 def _of_all(name: str, found: Mapping[str, tuple[bool, str]]) -> Finding:
-    by_detail: dict[str, list[str]] = {}
     is_well = all(ok for ok, _ in found.values())
-    for where, (ok, detail) in found.items():
+    by_detail: dict[str, list[str]] = {}
+    for where, (ok, detail) in sorted(found.items()):
         if ok == is_well:
             by_detail.setdefault(detail, []).append(where)
     if len(found) == 1 or (len(by_detail) == 1 and is_well):
         return Finding(name, is_well, next(iter(by_detail)))
-    told = [f"{', '.join(sorted(where))}: {detail}" for detail, where in by_detail.items()]
-    return Finding(name, is_well, "; ".join(told))
+    return Finding(name, is_well, "; ".join(f"{', '.join(where)}: {detail}" for detail, where in by_detail.items()))
 
 
 def _version(said: Mapping[str, str]) -> tuple[bool, str]:
@@ -232,27 +217,27 @@ def _eviction(said: Mapping[str, str]) -> tuple[bool, str]:
     limit, policy, evicted = (said.get(name, "0") for name in ("maxmemory", "maxmemory_policy", "evicted_keys"))
     if limit != "0" and policy != "noeviction":
         return False, (
-            f"maxmemory-policy {policy} drops locks once {limit} bytes are in use, for they all have an expiry; set it "
-            "to noeviction, or give the locks a server of their own"
+            f"maxmemory-policy {policy} evicts locks once {limit} bytes are in use, for they all have an expiry; set "
+            "it to noeviction, or give the locks a server of their own"
         )
     if evicted != "0":
         return False, (
-            f"{evicted} keys were evicted, and locks may have been among them; if the cause is gone, CONFIG RESETSTAT "
-            "forgets it"
+            f"{evicted} keys were evicted, and locks may have been among them; once the cause is fixed, "
+            "CONFIG RESETSTAT resets the count"
         )
-    return True, "maxmemory is not set" if limit == "0" else f"maxmemory {limit}, noeviction: if full, it refuses"
+    return True, "maxmemory is not set" if limit == "0" else f"maxmemory {limit}, noeviction: when full, it refuses"
 
 
 def _persistence(said: Mapping[str, str]) -> tuple[bool, str]:
     has_file, replicas = said.get("aof_enabled") == "1", int(said.get("connected_slaves", "0"))
     if has_file and said.get("aof_last_write_status") != "ok":
         return False, "the append-only file cannot be written, so the server refuses to write; check its disk"
-    told = []
+    parts = []
     if not has_file:
-        told.append("there is no append-only file, so a restart can grant twice")
+        parts.append("there is no append-only file, so a restart can grant twice")
     if replicas:
-        told.append(f"replicas ({replicas}) hear of a lease a moment later, so a failover can grant twice")
-    return True, f"{'; '.join(told)}: use the fence" if told else "an append-only file"
+        parts.append(f"replicas ({replicas}) get a lease a moment later, so a failover can grant twice")
+    return True, f"{'; '.join(parts)}: use the fence" if parts else "an append-only file"
 
 
 def _connections(said: Mapping[str, str]) -> tuple[bool, str]:
@@ -286,12 +271,17 @@ class Workers:
 
 def ask_workers(app: Celery, timeout: float) -> Callable[[], Workers]:
     """Ask all workers in the background; they have *timeout* seconds to answer. The result waits for them."""
-    answers: dict[str, Any] = {}
-    problems: list[str] = []
-    asking = [threading.Thread(target=_ask, args=(app, timeout, each, answers, problems)) for each in _QUESTIONS]
+    answers, problems = dict[str, Any](), list[str]()
+
+    def ask(question: str) -> None:
+        try:
+            answers[question] = getattr(app.control.inspect(timeout=timeout), question)() or {}
+        except Exception as error:  # noqa: BLE001 (whatever the transport raises)
+            problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
+
+    # A silent broker must not delay the end of the process.
+    asking = [threading.Thread(target=ask, args=(question,), daemon=True) for question in _QUESTIONS]
     for thread in asking:
-        # A silent broker must not delay the end of the process.
-        thread.daemon = True
         thread.start()
     # One question after the other, because the app may allow one connection only.
     give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
@@ -302,13 +292,6 @@ def ask_workers(app: Celery, timeout: float) -> Callable[[], Workers]:
         return _workers(dict(answers), problems[0] if problems else "the broker does not answer")
 
     return heard
-
-
-def _ask(app: Celery, timeout: float, question: str, answers: dict[str, Any], problems: list[str]) -> None:
-    try:
-        answers[question] = getattr(app.control.inspect(timeout=timeout), question)() or {}
-    except Exception as error:  # noqa: BLE001 (whatever the transport raises)
-        problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
 
 def _workers(answers: dict[str, Any], problem: str) -> Workers:
@@ -329,63 +312,44 @@ def _listed(answers: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def _pool_of(said: Mapping[str, Any]) -> type | None:
-    name = str(said.get("implementation"))
+    name, pool = str(said.get("implementation")), None
     # Import nothing else just because a worker names it.
-    if not name.startswith("celery.concurrency."):
-        return None
-    try:
-        pool: type = symbol_by_name(name)
-    except (ImportError, AttributeError):
-        return None
+    if name.startswith("celery.concurrency."):
+        with suppress(ImportError, AttributeError):
+            pool = symbol_by_name(name)
     return pool
 
 
-def about_workers(app: Celery, workers: Workers) -> Finding:
-    """The finding about the workers: whether each can run the tasks that it may be given."""
+def _about_workers(app: Celery, workers: Workers) -> Finding:
     if workers.problem is not None:
-        return Finding("workers", None, f"nobody could be asked: {workers.problem}")
+        return Finding("workers", None, f"the workers could not be asked: {workers.problem}")
     if not workers.pools:
-        return Finding("workers", None, "none has answered; one with the pool solo cannot while it runs a task")
+        return Finding("workers", None, "no worker has answered; one with the solo pool cannot while it runs a task")
     faults = [
         f"{name}: {fault}"
         for name, pool in sorted(workers.pools.items())
         if pool is not None
         for fault in faults_with(app, pool, workers.queues.get(name, set()))
     ]
-    if faults:
-        return Finding("workers", False, "; ".join(faults))
-    told = [f"{name} ({workers.slots[name]} at once)" for name in sorted(workers.pools)]
-    return Finding("workers", True, f"{a_few(told)}: each can run what it may be given")
+    parts = a_few([f"{name} ({workers.slots[name]} at once)" for name in sorted(workers.pools)])
+    return Finding("workers", not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues")
 
 
 # The holders.
 
 
-def about_holders(locks: Locks, before: list[Survey], workers: Workers) -> Finding:
-    """The holders that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed.
-
-    Arguments:
-        locks: The locks.
-        before: The state of the locks before the workers were asked.
-        workers: The answers of the workers.
-
-    Raises:
-        StoreError: No answer in time.
-    """
-    states = [(holder, _state_of(holder, workers)) for survey in before for holder in _holding(survey)]
+def _about_holders(locks: Locks, before: list[LockState], workers: Workers) -> Finding:
+    """Those that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed."""
+    states = [(holder, _state_of(holder, workers)) for survey in before for holder in survey.leases]
     doubtful = sorted({holder.key for holder, state in states if state == _IDLE})
-    still = {holder.token: holder for survey in locks.store.survey(doubtful) for holder in _holding(survey)}
+    still = {holder.token: holder for survey in locks.store.survey(doubtful) for holder in survey.leases}
     # A holder that has ended meanwhile was alive before.
     idle = [still[holder.token] for holder, state in states if state == _IDLE and holder.token in still]
     silent = [holder for holder, state in states if state == _SILENT]
     count = Counter(state for _, state in states)
-    told = [f"{count[state]} {state}" for state in (_ALIVE, _NO_TASK) if count[state]]
-    told += [f"{state}: {_named(holders)}" for state, holders in ((_SILENT, silent), (_IDLE, idle)) if holders]
-    return Finding("holders", None if silent else True, "; ".join(told) or "nobody holds a lock")
-
-
-def _holding(survey: Survey) -> list[Holder]:
-    return [holder for holder in survey.holders if not holder.is_on_hold]
+    parts = [f"{count[state]} {state}" for state in (_ALIVE, _NO_TASK) if count[state]]
+    parts += [f"{state}: {_named(holders)}" for state, holders in ((_SILENT, silent), (_IDLE, idle)) if holders]
+    return Finding("holders", None if silent else True, "; ".join(parts) or "nobody holds a lock")
 
 
 def _state_of(holder: Holder, workers: Workers) -> str:
@@ -398,55 +362,59 @@ def _state_of(holder: Holder, workers: Workers) -> str:
 
 
 def _named(holders: list[Holder]) -> str:
-    return a_few(
-        [
-            f"task_id={each.task_id} on {each.hostname} (free in {each.expires_in:.1f} s unless it is renewed)"
-            for each in holders
-        ]
-    )
+    until = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
+    return a_few([until.format(holder) for holder in holders])
 
 
 # Advice.
 
+_ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
+_COPIED = (
+    "acks_late and a time limit above the visibility timeout of the broker, so a message may be delivered again while "
+    "it runs; the copy waits"
+)
+_WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
+_OF_OTHERS = (
+    "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
+    "singleton_lock_prefix"
+)
+_QUEUED = (
+    f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle. Either no worker takes "
+    "their queue, or a worker that had received them was killed{}. If their messages are lost, `singleton break "
+    "--marks PATTERN` drops their marks"
+)
+_AGAIN = "; the broker delivers them again after its visibility timeout, {:g} s"
 
-def advice(app: Celery, tasks: list[Any], surveys: list[Survey], workers: Workers) -> list[Finding]:
-    """One finding for each piece of advice."""
-    usable = {task.name: (task, options) for task in tasks if (options := _options_of(task)) is not None}
-    # Another check has told of a name that is no text.
-    known = {name for task in tasks if isinstance(name := option_of(task, "name") or task.name, str)}
-    names = {lock_name_of(survey.key) for survey in surveys}
-    texts = [*_about_limits(app, usable), *_about_waiting(usable, workers), *_about_names(known, names)]
-    texts += _about_queued(app, usable, surveys, workers)
-    if app.conf.task_always_eager and tasks:
+
+def _advice(app: Celery, rows: list[Row], workers: Workers) -> list[Finding]:
+    tasks, slots, known = _usable(app), sum(workers.slots.values()), tasks_by_lock(app)
+    is_delivered_again = _broker_of(app).startswith(_DELIVER_AGAIN)
+    timeout = next((options.visibility_timeout for _, options in tasks), 0.0)
+    endless = [task.name for task, _ in tasks if _limit_of(task) is None]
+    longer = [task.name for task, _ in tasks if task.acks_late and (_limit_of(task) or 0.0) > timeout]
+    waiting = [task.name for task, options in tasks if options.on_conflict == "wait"]
+    others = {row.name for row in rows if row.name not in known and not row.name.startswith("celery.beat.")}
+    late = _queued_for_long(rows, workers)
+    pieces = {
+        _ENDLESS: endless,
+        _COPIED: longer if is_delivered_again else [],
+        _WAITING.format(slots): waiting if 0 < slots <= _FEW_SLOTS else [],
+        _OF_OTHERS: sorted(others),
+        _QUEUED.format(_AGAIN.format(timeout) if is_delivered_again else ""): late,
+    }
+    texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
+    if app.conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
     return [Finding("advice", True, text) for text in texts]
 
 
-def _options_of(task: Any) -> LockOptions | None:
-    try:
-        options: LockOptions = task.lock_options
-    except ConfigurationError:
-        # Another check has told of that.
-        return None
-    return options
-
-
-def _about_limits(app: Celery, tasks: Tasks) -> Iterator[str]:
-    endless = sorted(name for name, (task, _) in tasks.items() if _limit_of(app, task) is None)
-    if endless:
-        yield f"no time limit, so a body that hangs keeps its lock for ever: {a_few(endless)}"
-    if not _broker_of(app).startswith(_DELIVER_AGAIN):
-        return
-    longer = sorted(
-        name
-        for name, (task, options) in tasks.items()
-        if task.acks_late and (_limit_of(app, task) or 0.0) > options.visibility_timeout
-    )
-    if longer:
-        yield (
-            "acks_late and a time limit above the visibility timeout of the broker, so a message may be delivered "
-            f"again while it runs; the copy waits: {a_few(longer)}"
-        )
+def _usable(app: Celery) -> list[tuple[Task, LockOptions]]:
+    """The tasks whose options can work; another check names the others."""
+    found = []
+    for task in lockable(app):
+        with suppress(ConfigurationError):
+            found.append((task, task.lock_options))
+    return found
 
 
 def _broker_of(app: Celery) -> str:
@@ -454,47 +422,16 @@ def _broker_of(app: Celery) -> str:
     return urls if isinstance(urls, str) else str([*urls, ""][0])
 
 
-def _limit_of(app: Celery, task: Any) -> float | None:
-    conf = app.conf
+def _limit_of(task: Task) -> float | None:
+    conf = task.app.conf
     limits = task.time_limit, task.soft_time_limit, conf.task_time_limit, conf.task_soft_time_limit
     return next((float(limit) for limit in limits if limit), None)
 
 
-def _about_waiting(tasks: Tasks, workers: Workers) -> Iterator[str]:
-    waiting = sorted(name for name, (_, options) in tasks.items() if options.on_conflict == "wait")
-    slots = sum(workers.slots.values())
-    if waiting and 0 < slots <= _FEW_SLOTS:
-        yield (
-            f"lock_on_conflict='wait' keeps a slot while it waits, and the workers have {slots} of them; "
-            f"think of 'reschedule': {a_few(waiting)}"
-        )
-
-
-def _about_queued(app: Celery, tasks: Tasks, surveys: list[Survey], workers: Workers) -> Iterator[str]:
+def _queued_for_long(rows: list[Row], workers: Workers) -> list[str]:
     """What a worker that was killed leaves: calls that it had received, and that nobody delivers for now."""
-    ttls = {option_of(task, "name") or name: options.queue_ttl for name, (task, options) in tasks.items()}
-    marks = [(lock_name_of(each.key), mark) for each in surveys if not _holding(each) for mark in each.marks]
-    # A `countdown` is added to the ttl, so this is the time for which a call is due.
-    late = Counter(
-        name for name, mark in marks if mark.state == "queued" and ttls.get(name, 0.0) - mark.expires_in > _QUEUED_LONG
-    )
-    if late and any(len(runs) < workers.slots.get(worker, 0) for worker, runs in workers.active.items()):
-        told = a_few([f"{name} ({count})" for name, count in late.most_common()])
-        again = ""
-        if _broker_of(app).startswith(_DELIVER_AGAIN):
-            timeout = next(options.visibility_timeout for _, options in tasks.values())
-            again = f"; the broker delivers them again after its visibility timeout, {timeout:g} s"
-        yield (
-            f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle: {told}. Either "
-            f"nobody takes their queue, or a worker was killed that had received them{again}. If their messages are "
-            "lost, `singleton break --marks PATTERN` drops their marks"
-        )
-
-
-def _about_names(known: set[str], names: Iterable[str]) -> Iterator[str]:
-    others = sorted({name for name in names if name not in known and not name.startswith("celery.beat.")})
-    if others:
-        yield (
-            "locks in the store whose names no task of this app has, so they are of a Lock, or of another app with "
-            f"the same singleton_lock_prefix: {a_few(others)}"
-        )
+    if not any(len(runs) < workers.slots.get(worker, 0) for worker, runs in workers.active.items()):
+        return []
+    held = {row.key for row in rows if row.state == "held"}
+    late = Counter(row.name for row in rows if row.key not in held and (row.queued_for or 0.0) > _QUEUED_LONG)
+    return [f"{name} ({count})" for name, count in late.most_common()]

@@ -1,8 +1,11 @@
-"""The locks of an app in rows, one for each holder and each mark; and what has become of a call."""
+"""The locks of an app in rows, one for each holder and each mark; and what happened to a call.
+
+Whatever looks at the store raises `StoreError` if there is no answer in time.
+"""
 
 import fnmatch
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -16,20 +19,21 @@ from celery_singleton_lock.leases.key import start_of_keys
 from celery_singleton_lock.options import option_of, prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import Store, lock_name_of
-from celery_singleton_lock.stores.counts import hash_of
-from celery_singleton_lock.stores.inventory import LeftMark, MarkState, Survey
+from celery_singleton_lock.stores.base import lock_name_of
+from celery_singleton_lock.stores.inventory import LeftMark, LockState, MarkState, hash_of
 from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.redis.store import Store
 
 State = Literal["held", "waiting", MarkState]
 
-HEAD = ("LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY")
-OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this one sees none of others."
+OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this command sees only its own."
 _NOW = {"held": "holds the lock", "waiting": "waits for the lock", "queued": "is queued", "next": "is next"}
 _COLUMNS = 100
-_CUT = ("LOCK", "LABEL", "WORKER")
+_CUT = {"LOCK", "LABEL", "WORKER"}
 _BEGIN = 8
 _SURVEYED_AT_ONCE = 100
+_FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
+"""Of a holder; a mark has some of them."""
 _LATEST = datetime.max.replace(tzinfo=UTC)
 _REST_OF_A_KEY = r"[^{}]+:[0-9a-f]{32}\}"
 
@@ -44,9 +48,9 @@ class Row:
         waiters: How many wait for the key in the pool, or as a `Lock`.
         expires_in: Seconds until it ends, unless it is renewed.
         held: Seconds since it is held.
-        task_name, task_id, hostname, pid, attempt, acquired_at, fence: Of the holder, as far as they are known.
-        label: The text of the task's `lock_label` for the call, if it has one.
+        task_name, task_id, hostname, pid, attempt, acquired_at, fence, label: Of the holder, as far as they are known.
         asked_by: Who has asked the holder to end.
+        waiting: Task ids of the first of those that wait, in the order of their turns; empty texts for `Lock`s.
         queued_for: Seconds for which a queued call is due, if this app knows its task.
     """
 
@@ -64,22 +68,20 @@ class Row:
     fence: int | None = None
     label: str | None = None
     asked_by: str | None = None
+    waiting: tuple[str, ...] = ()
     queued_for: float | None = None
 
     @property
     def name(self) -> str:
-        """The lock's."""
         return lock_name_of(self.key)
 
     @property
     def is_beat(self) -> bool:
-        """It is the leadership of a beat."""
         return self.task_name == "celery.beat"
 
     @property
     def worker(self) -> str:
-        """Hostname and process, as far as they are known."""
-        return ":".join(str(part) for part in (self.hostname, self.pid) if part is not None)
+        return worker_of(self)
 
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
@@ -93,18 +95,9 @@ class Row:
         }
 
     def facts(self) -> dict[str, Any]:
-        """The known facts about the holder or the call."""
-        return {
-            "task_name": self.task_name,
-            "task_id": self.task_id,
-            "hostname": self.hostname,
-            "pid": self.pid,
-            "attempt": self.attempt,
-            "acquired_at": self.acquired_at.isoformat() if self.acquired_at else None,
-            "expires_in": round(self.expires_in, 3),
-            "fence": self.fence,
-            "label": self.label,
-        }
+        rounded = {"expires_in": round(self.expires_in, 3)}
+        moment = {"acquired_at": self.acquired_at.isoformat() if self.acquired_at else None}
+        return {name: getattr(self, name) for name in _FACTS} | rounded | moment
 
 
 class Locks:
@@ -128,7 +121,6 @@ class Locks:
         self.start = self._start.removesuffix("{")
 
     def is_key(self, text: str) -> bool:
-        """Whether it looks like a lock key of this app."""
         return re.fullmatch(re.escape(self._start) + _REST_OF_A_KEY, text) is not None
 
     def checked_key(self, text: str) -> str:
@@ -145,91 +137,88 @@ class Locks:
         return text
 
     def counted(self) -> dict[str, int]:
-        """The counts of the locks, by field.
-
-        Raises:
-            StoreError: No answer in time.
-        """
         return self.store.counted(hash_of(self._start))
 
-    def survey(self, key: str) -> Survey:
-        """All that is known of *key*.
-
-        Raises:
-            StoreError: No answer in time.
-        """
+    def survey(self, key: str) -> LockState:
         (survey,) = self.store.survey([key])
         return survey
 
-    def surveys(self, pattern: str | None = None, task_id: str = "") -> Iterator[Survey]:
-        """All that is known of each lock whose name matches the glob *pattern*; also whether a call waits for it.
+    def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
+        """All that is known of each lock whose name matches the glob *pattern*."""
+        keys = self.store.keys(self._start)
+        return self.surveys_of(
+            key for key in keys if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern)
+        )
 
-        Raises:
-            StoreError: No answer in time.
-        """
-        for batch in self._batches(pattern):
-            yield from self.store.survey(batch, task_id)
-
-    def surveys_of(self, keys: Sequence[str]) -> Iterator[Survey]:
-        """All that is known of each of these keys.
-
-        Raises:
-            StoreError: No answer in time.
-        """
-        for at in range(0, len(keys), _SURVEYED_AT_ONCE):
-            yield from self.store.survey(keys[at : at + _SURVEYED_AT_ONCE])
-
-    def _batches(self, pattern: str | None) -> Iterator[list[str]]:
-        batch, problem = list[str](), None
-        try:
-            for key in self.store.keys(self._start):
-                if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
-                    batch.append(key)
-                if len(batch) == _SURVEYED_AT_ONCE:
-                    yield batch
-                    batch = []
-        except StoreError as error:
-            problem = error
-        yield batch
-        if problem is not None:
-            raise problem
+    def surveys_of(self, keys: Iterable[str]) -> Iterator[LockState]:
+        """All that is known of each of these keys, some at a time."""
+        for batch in _batches(keys):
+            yield from self.store.survey(batch)
 
     def found(self, pattern: str | None = None) -> tuple[list[Row], StoreError | None]:
         """The rows that could be found, and the reason why others could not."""
         rows = list[Row]()
         try:
-            for row in self._rows(pattern):
+            # One by one, so that those before an error are kept.
+            for row in self.rows_in(self.surveys(pattern)):
                 rows.append(row)
         except StoreError as error:
             return in_order(rows), error
         return in_order(rows), None
 
-    def rows(self, pattern: str | None = None) -> list[Row]:
-        """The rows of all locks: first the holders, the oldest one first, and then the marks.
-
-        Raises:
-            StoreError: No answer in time.
-        """
-        return in_order(self._rows(pattern))
-
-    def _rows(self, pattern: str | None) -> Iterator[Row]:
+    def rows_in(self, surveys: Iterable[LockState]) -> Iterator[Row]:
+        """The rows of these locks; a queued call with the time for which it is due, if this app knows its task."""
         # A mark ends `lock_queue_ttl` after its call is due; the time of its publication is not stored.
         ttls = dict[str, float]()
-        for task in lockable(self._app):
+        for name, task in tasks_by_lock(self._app).items():
             # The other locks of an app whose task cannot work are listed all the same.
             with suppress(ConfigurationError):
-                ttls[option_of(task, "name") or task.name] = task.lock_options.queue_ttl
-        for survey in self.surveys(pattern):
+                ttls[name] = task.lock_options.queue_ttl
+        for survey in surveys:
             for row in rows_of(survey):
                 ttl = ttls.get(row.name) if row.state == "queued" else None
                 yield row if ttl is None else replace(row, queued_for=max(0.0, ttl - row.expires_in))
 
+    def rows(self) -> list[Row]:
+        rows, problem = self.found()
+        if problem is not None:
+            raise problem
+        return rows
 
-def rows_about(survey: Survey, task_id: str) -> Iterator[Row]:
-    """The rows of one call, which may wait for the key."""
+
+def tasks_by_lock(app: Celery) -> dict[str, Any]:
+    """The tasks of an app by the name of their lock; of several with one name, the first."""
+    named = ((option_of(task, "name") or task.name, task) for task in reversed(lockable(app)))
+    # The checks of tasks know of a name that is no text.
+    return {name: task for name, task in named if isinstance(name, str)}
+
+
+def _batches(keys: Iterable[str]) -> Iterator[list[str]]:
+    """Some keys at a time; if one of several servers is away, those of the others come before the error."""
+    batch, problem = list[str](), None
+    try:
+        for key in keys:
+            batch.append(key)
+            if len(batch) == _SURVEYED_AT_ONCE:
+                yield batch
+                batch = []
+    except StoreError as error:
+        problem = error
+    yield batch
+    if problem is not None:
+        raise problem
+
+
+def rows_about(survey: LockState, task_id: str) -> Iterator[Row]:
     yield from (row for row in rows_of(survey) if row.task_id == task_id)
-    if survey.turn is not None:
-        yield Row(survey.key, "waiting", survey.waiters, survey.turn, task_id=task_id)
+    for waiter, seconds in survey.turns:
+        if waiter == task_id:
+            yield Row(survey.key, "waiting", survey.waiters, seconds, task_id=task_id)
+
+
+def worker_of(about: Row | Holder) -> str:
+    """Hostname and process, as far as they are known."""
+    return ":".join(str(part) for part in (about.hostname, about.pid) if part is not None)
 
 
 def is_of_one_process(store: Store) -> bool:
@@ -243,47 +232,22 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: (row.state != "held", row.acquired_at or _LATEST, row.key))
 
 
-def rows_of(survey: Survey) -> Iterator[Row]:
-    """The state of a key, in rows."""
+def rows_of(survey: LockState) -> Iterator[Row]:
+    """The state of a key, in rows; a cool-down is quiet."""
     for holder in survey.holders:
-        yield row_of_holder(survey, holder)
+        row = _row(survey, "quiet" if holder.is_on_hold else "held", holder)
+        held = max(0.0, survey.at / 1_000_000 - holder.acquired_at.timestamp())
+        yield replace(row, held=held, asked_by=survey.asked_by.get(holder.token))
     for mark in survey.marks:
-        yield _row_of_mark(survey, mark)
+        yield _row(survey, mark.state, mark)
 
 
-def row_of_holder(survey: Survey, holder: Holder) -> Row:
-    """A holder; a cool-down is quiet."""
-    return Row(
-        key=survey.key,
-        state="quiet" if holder.is_on_hold else "held",
-        waiters=survey.waiters,
-        expires_in=holder.expires_in,
-        held=max(0.0, survey.at / 1_000_000 - holder.acquired_at.timestamp()),
-        task_name=holder.task_name,
-        task_id=holder.task_id,
-        hostname=holder.hostname,
-        pid=holder.pid,
-        attempt=holder.attempt,
-        acquired_at=holder.acquired_at,
-        fence=holder.fence,
-        label=holder.label,
-        asked_by=survey.asked_by.get(holder.token),
-    )
+def _row(survey: LockState, state: State, about: Holder | LeftMark) -> Row:
+    facts: dict[str, Any] = {name: getattr(about, name, None) for name in _FACTS}
+    return Row(survey.key, state, survey.waiters, waiting=tuple(task_id for task_id, _ in survey.turns), **facts)
 
 
-def _row_of_mark(survey: Survey, mark: LeftMark) -> Row:
-    return Row(
-        survey.key,
-        mark.state,
-        survey.waiters,
-        mark.expires_in,
-        task_name=mark.task_name,
-        task_id=mark.task_id,
-        label=mark.label,
-    )
-
-
-def lock_as_json(survey: Survey, limit: int | None) -> dict[str, Any]:
+def lock_as_json(survey: LockState, limit: int | None) -> dict[str, Any]:
     """All about one lock, in the words of the docs."""
     rows = list(rows_of(survey))
     return {
@@ -327,46 +291,24 @@ class Call:
 
     @property
     def is_known(self) -> bool:
-        """Anything is known of it."""
         return bool(self.rows) or self.state not in (None, states.PENDING)
 
     @property
     def now(self) -> str | None:
         """What it does, in words, unless it has ended or nothing is known."""
         in_a_lock = [_NOW[row.state] for row in self.rows if row.state in _NOW]
-        if in_a_lock:
-            return in_a_lock[0]
-        if self.state != states.RETRY:
-            return None
-        if self.key is None:
-            return "comes again"
-        return f"comes again, and waits for {self.holder_task_id or 'the lock'}"
-
-    @property
-    def left_to(self) -> str | None:
-        """Task id of the call that does the work instead."""
-        return None if self.state == states.RETRY else self.holder_task_id
+        if in_a_lock or self.state != states.RETRY:
+            return in_a_lock[0] if in_a_lock else None
+        return "comes again" + (f", and waits for {self.holder_task_id or 'the lock'}" if self.key else "")
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON, with the names of the docs."""
-        return {
-            "task_id": self.task_id,
-            "state": self.state,
-            "reason": self.reason,
-            "key": self.key,
-            "holder_task_id": self.holder_task_id,
-            "locks": [row.as_json() for row in self.rows],
-            "text": self.text,
-        }
+        facts = {name: getattr(self, name) for name in ("task_id", "state", "reason", "key", "holder_task_id")}
+        return {**facts, "locks": [row.as_json() for row in self.rows], "text": self.text}
 
 
 def call_of(app: Celery, locks: Locks, task_id: str) -> Call:
-    """Look at the result of a call, and for its locks.
-
-    Raises:
-        StoreError: No answer in time.
-    """
-    found = (row for survey in locks.surveys(task_id=task_id) for row in rows_about(survey, task_id))
+    """Look at the result of a call, and for its locks."""
+    found = (row for survey in locks.surveys() for row in rows_about(survey, task_id))
     rows = tuple(in_order(found))
     try:
         kept = app.backend.get_task_meta(task_id)
@@ -400,19 +342,26 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
 
     It fits 100 columns unless it is wide: of a task id and a digest it shows the beginning, and it cuts long names.
     """
-    lines = [HEAD, *(_cells(row, is_wide=is_wide) for row in rows)]
-    if any(row.label for row in rows):
-        labels = ["LABEL", *(shown(row.label or "-") for row in rows)]
-        lines = [(cells[0], label, *cells[1:]) for cells, label in zip(lines, labels, strict=True)]
-    return aligned(lines if is_wide else _fitted(lines))
-
-
-def _fitted(lines: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    names = [at for at, head in enumerate(lines[0]) if head in _CUT]
-    while sum(widths) + 2 * len(widths) - 2 > _COLUMNS:
-        widths[max(names, key=lambda at: widths[at])] -= 1
-    return [tuple(map(_cut, line, widths)) for line in lines]
+    keys = [shown(row.key) for row in rows]
+    ids = [shown(row.task_id or "-") for row in rows]
+    columns: dict[str, Sequence[str]] = {
+        "LOCK": [shown(row.name) for row in rows],
+        "LABEL": [shown(row.label or "-") for row in rows],
+        "STATE": [row.state for row in rows],
+        "TASK ID": ids if is_wide else [_begin(task_id) for task_id in ids],
+        "WORKER": [shown(row.worker or "-") for row in rows],
+        "HELD": ["-" if row.held is None else duration(row.held) for row in rows],
+        "LEFT": [duration(row.expires_in) for row in rows],
+        "WAITING": [str(row.waiters) for row in rows],
+        "KEY": keys if is_wide else [_begin(key.rpartition(":")[2].removesuffix("}")) for key in keys],
+    }
+    if not any(row.label for row in rows):
+        del columns["LABEL"]
+    widths = {head: max(map(len, (head, *cells))) for head, cells in columns.items()}
+    while not is_wide and sum(widths.values()) + 2 * len(widths) - 2 > _COLUMNS:
+        widths[max(_CUT & widths.keys(), key=lambda head: (widths[head], head))] -= 1
+    cut = [[_cut(cell, widths[head]) for cell in (head, *cells)] for head, cells in columns.items()]
+    return aligned(list(zip(*cut, strict=True)))
 
 
 def _cut(text: str, width: int) -> str:
@@ -429,20 +378,10 @@ def aligned(lines: Sequence[tuple[str, ...]]) -> str:
     )
 
 
-def _cells(row: Row, *, is_wide: bool) -> tuple[str, ...]:
-    task_id, key = shown(row.task_id or "-"), shown(row.key)
-    if not is_wide:
-        task_id, key = _begin(task_id), _begin(key.rpartition(":")[2].removesuffix("}"))
-    return (
-        shown(lock_name_of(row.key)),
-        row.state,
-        task_id,
-        shown(row.worker or "-"),
-        "-" if row.held is None else duration(row.held),
-        duration(row.expires_in),
-        str(row.waiters),
-        key,
-    )
+def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
+    """The first few, and the number of the others, if there are *of* in all."""
+    rest = (len(names) if of is None else of) - len(names[:most])
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _begin(text: str) -> str:
@@ -465,16 +404,19 @@ def shown(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-def told_of(call: Call) -> str:
-    """All that is known of it, in lines."""
+def lines_of(facts: Mapping[str, object]) -> str:
+    width = max(map(len, facts))
+    return "\n".join(f"{name:{width}}  {shown(str(value))}" for name, value in facts.items() if value is not None)
+
+
+def call_text(call: Call) -> str:
     facts = {
         "call": call.task_id,
         "state": call.state,
         "now": call.now,
         "reason": call.reason,
         "key": call.key,
-        "left to": call.left_to,
-        "says": call.text,
+        "holder": None if call.state == states.RETRY else call.holder_task_id,
+        "text": call.text,
     }
-    lines = [f"{name:7}  {shown(value)}" for name, value in facts.items() if value is not None]
-    return "\n".join([*lines, "", table(call.rows, is_wide=True)] if call.rows else lines)
+    return lines_of(facts) + (f"\n\n{table(call.rows, is_wide=True)}" if call.rows else "")

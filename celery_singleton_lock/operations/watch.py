@@ -13,7 +13,7 @@ import click
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.operations.inventory import Locks, in_order, rows_of, table
-from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.inventory import LockState
 from celery_singleton_lock.stores.records import Holder
 
 Event = Literal["acquired", "released", "expired", "taken_over", "waiting"]
@@ -28,24 +28,30 @@ def watch(locks: Locks, pattern: str | None, interval: float, *, is_json: bool) 
     """
     draws = sys.stdout.isatty() and not is_json
     known = _look(locks, pattern, {})
-    before: Mapping[str, Survey] = {}
+    before: Mapping[str, LockState] = {}
     try:
         while True:
-            _draw(known) if draws else _write_changes(before, known)
+            if draws:
+                _draw(known)
+            else:
+                for change in changes(before, known):
+                    click.echo(json.dumps(change.as_json()))
             before = {key: survey for key, survey in known.items() if not is_idle(survey)}
             known = _look_later(locks, pattern, before, interval)
     except KeyboardInterrupt:
         pass
 
 
-def _look(locks: Locks, pattern: str | None, before: Mapping[str, Survey]) -> dict[str, Survey]:
+def _look(locks: Locks, pattern: str | None, before: Mapping[str, LockState]) -> dict[str, LockState]:
     """All present locks, and the changes of the former ones."""
     found = {survey.key: survey for survey in locks.surveys(pattern)}
     left = [key for key in before if key not in found]
     return found | {survey.key: survey for survey in locks.store.survey(left)}
 
 
-def _look_later(locks: Locks, pattern: str | None, before: Mapping[str, Survey], interval: float) -> dict[str, Survey]:
+def _look_later(
+    locks: Locks, pattern: str | None, before: Mapping[str, LockState], interval: float
+) -> dict[str, LockState]:
     while True:
         time.sleep(interval)
         try:
@@ -55,12 +61,7 @@ def _look_later(locks: Locks, pattern: str | None, before: Mapping[str, Survey],
             click.echo(str(error), err=True)
 
 
-def _write_changes(before: Mapping[str, Survey], after: Mapping[str, Survey]) -> None:
-    for change in changes(before, after):
-        click.echo(json.dumps(change.as_json()))
-
-
-def _draw(known: Mapping[str, Survey]) -> None:
+def _draw(known: Mapping[str, LockState]) -> None:
     columns, height = shutil.get_terminal_size()
     rows = in_order(row for survey in known.values() for row in rows_of(survey))
     lines = table(rows).splitlines() if rows else ["No locks."]
@@ -92,60 +93,50 @@ class Change:
     hostname: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """As JSON, with the names of the docs."""
         about = {"key": self.key, "task_id": self.task_id, "hostname": self.hostname}
         return {"at": self.at.isoformat(), "event": self.event, **about}
 
 
-def changes(before: Mapping[str, Survey], after: Mapping[str, Survey]) -> list[Change]:
+def changes(before: Mapping[str, LockState], after: Mapping[str, LockState]) -> list[Change]:
     """All changes, in the order of their times; *after* has each key of *before*."""
-    found = (change for key, survey in after.items() for change in _changes_of(before.get(key), survey))
-    return sorted(found, key=lambda change: change.at)
+    pairs = ((before.get(key, LockState(key, 0, None, (), (), 0)), survey) for key, survey in after.items())
+    return sorted((change for pair in pairs for change in _changes_of(*pair)), key=lambda change: change.at)
 
 
-def is_idle(survey: Survey) -> bool:
-    """Nothing is known of the key."""
+def is_idle(survey: LockState) -> bool:
     return not (survey.holders or survey.marks or survey.waiters)
 
 
-def _changes_of(before: Survey | None, after: Survey) -> Iterator[Change]:
-    held, holds = _holding(before), _holding(after)
+def _changes_of(before: LockState, after: LockState) -> Iterator[Change]:
+    held, holds = ({each.token: each for each in survey.leases} for survey in (before, after))
     gone = [holder for token, holder in held.items() if token not in holds]
     come = [holder for token, holder in holds.items() if token not in held]
     seen_at = _moment(after)
-    dead = [holder for holder in gone if before is not None and _deadline(before, holder) <= seen_at]
-    taken_over = [holder for holder in come if before and any(_deadline(before, d) <= holder.acquired_at for d in dead)]
+    dead = [holder for holder in gone if _deadline(before, holder) <= seen_at]
+    taken_over = [holder for holder in come if any(_deadline(before, each) <= holder.acquired_at for each in dead)]
     for holder in gone:
         if holder not in dead:
-            yield _change(seen_at if not come else min(each.acquired_at for each in come), "released", after, holder)
+            yield _change(min((each.acquired_at for each in come), default=seen_at), "released", holder)
         elif not taken_over:
-            yield _change(seen_at, "expired", after, holder)
+            yield _change(seen_at, "expired", holder)
     for holder in come:
-        yield _change(holder.acquired_at, "taken_over" if holder in taken_over else "acquired", after, holder)
-    yield from _waiting(before, after)
-
-
-def _waiting(before: Survey | None, after: Survey) -> Iterator[Change]:
-    known = {(mark.state, mark.task_id) for mark in before.marks} if before is not None else set()
+        yield _change(holder.acquired_at, "taken_over" if holder in taken_over else "acquired", holder)
+    known = {(mark.state, mark.task_id) for mark in before.marks}
     for mark in after.marks:
         if mark.state != "quiet" and (mark.state, mark.task_id) not in known:
-            yield Change(_moment(after), "waiting", after.key, mark.task_id)
-    for _ in range(after.waiters - (before.waiters if before is not None else 0)):
-        yield Change(_moment(after), "waiting", after.key)
+            yield Change(seen_at, "waiting", after.key, mark.task_id)
+    for _ in range(after.waiters - before.waiters):
+        yield Change(seen_at, "waiting", after.key)
 
 
-def _holding(survey: Survey | None) -> dict[str, Holder]:
-    return {each.token: each for each in survey.holders if not each.is_on_hold} if survey is not None else {}
-
-
-def _deadline(survey: Survey, holder: Holder) -> datetime:
+def _deadline(survey: LockState, holder: Holder) -> datetime:
     """The deadline that was known then; a lease that is renewed always has two thirds of its ttl left."""
     return _moment(survey) + timedelta(seconds=holder.expires_in)
 
 
-def _moment(survey: Survey) -> datetime:
+def _moment(survey: LockState) -> datetime:
     return datetime.fromtimestamp(survey.at / 1_000_000, UTC)
 
 
-def _change(at: datetime, event: Event, survey: Survey, holder: Holder) -> Change:
-    return Change(at, event, survey.key, holder.task_id, holder.hostname)
+def _change(at: datetime, event: Event, holder: Holder) -> Change:
+    return Change(at, event, holder.key, holder.task_id, holder.hostname)

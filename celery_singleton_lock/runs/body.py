@@ -19,7 +19,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     """Call the body: interrupted if its lease is lost, and found by later deliveries of its message.
 
     Raises:
-        Exception: The body's; or `Revoked` if the run was told to make way, even if its body has caught that.
+        Exception: The body's; or `Revoked` if the run was asked to make way, even if its body has caught that.
     """
     run.begins()
     locks = holds.get()
@@ -49,7 +49,7 @@ def _give_back_locks(run: Run, before: tuple[Hold, ...]) -> None:
     for hold in holds.get():
         if hold not in before:
             if hold.lasts:
-                event = "lock.left key=%s task_id=%s: the body has ended and not released this Lock"
+                event = "lock.left_held key=%s task_id=%s: the body ended without releasing this Lock"
                 logger.warning(event, hold.lease.key, run.task_id)
             give_back(hold)
 
@@ -80,14 +80,14 @@ def _lost(run: Run) -> LockLost:
 
 def _report_outlived(run: Run) -> None:
     """Log that a body has ended well without its lock: it was only to be warned, or it has caught the error."""
-    # A run that was told to make way keeps its lease until it has ended.
+    # A run that was asked to make way keeps its lease until it has ended.
     if run.lease.lost_reason not in MAKES_WAY and not run.is_unlocked:
-        event = "lock.outlived key=%s task_id=%s reason=%s: the body has lost its lock and gone on to its end"
+        event = "lock.finished_without_lease key=%s task_id=%s reason=%s: the body ran to its end after the loss"
         logger.error(event, run.key, run.task_id, run.lease.lost_reason)
 
 
 def _was_preempted(run: Run, error: Exception | None) -> bool:
-    """The run was told to make way, even if its body has caught that."""
+    """The run was asked to make way, even if its body has caught that."""
     return run.was_replaced or (isinstance(error, LockLost) and error.key == run.key and error.reason in MAKES_WAY)
 
 

@@ -14,7 +14,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.stores.records import Holder
 
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
-"""Why a call has ended as REVOKED: the outcome that the log tells, if there was a conflict."""
+"""Why a call has ended as REVOKED: the outcome in the log, if there was a conflict."""
 
 
 # Among the arguments of Celery's `apply`.
@@ -22,7 +22,7 @@ _PLACE_OF_THROW = 6
 
 
 class CallRevoked(TaskRevokedError, SingletonLockError):
-    """The call has ended as REVOKED, and says to which other call it has left the work.
+    """The call has ended as REVOKED; the error names the call that does the work instead.
 
     Arguments:
         text: The same in words.
@@ -172,6 +172,5 @@ def end_of(task: Task, task_id: str) -> dict[str, Any] | None:
 
 
 def store_end(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -> None:
-    """Store again what `end_of` has found."""
     traceback = kept.get("traceback")
     task.backend.store_result(task_id, kept["result"], kept["status"], traceback=traceback, request=request)

@@ -11,7 +11,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.runs.message import Notes, text_of
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.redis.store import Store
 
 _PATIENCE = 60.0
 

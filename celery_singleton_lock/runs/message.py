@@ -24,11 +24,11 @@ HEADER = "singleton_lock"
 """The one header we write on a message: the time of publication, or the notes if there is more to say."""
 
 DELIVERY = "singleton_delivery"
-"""The name under which the main process tells a pool process about this delivery, beside the message."""
+"""The name under which the main process sends a pool process the facts of this delivery, beside the message."""
 
 ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
-"""The headers in which a beat tells which entry it has sent, and when the entry was due."""
+"""The headers in which a beat notes which entry it has sent, and when the entry was due."""
 
 # The part of the visibility timeout in which surely nobody else gets a message that was delivered here.
 _NEARLY = 0.9
@@ -68,13 +68,13 @@ def text_of(task_id: Any) -> str:
 
 def delivery_of(request: Context) -> Delivery:
     """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
-    told = vars(request).get(DELIVERY, _TOLD_BY_NOBODY)
-    if type(told) is not Delivery:
-        told = vars(request)[DELIVERY] = Delivery(*told)
-    return told
+    delivery = vars(request).get(DELIVERY, _NO_DELIVERY)
+    if type(delivery) is not Delivery:
+        delivery = vars(request)[DELIVERY] = Delivery(*delivery)
+    return delivery
 
 
-_TOLD_BY_NOBODY = Delivery()
+_NO_DELIVERY = Delivery()
 
 
 @dataclass
@@ -146,7 +146,6 @@ class Notes:
         return cls() if task_id is not None and notes.task_id not in ("", task_id, str(task_id)) else notes
 
     def header(self) -> dict[str, Any]:
-        """The notes as a header, without the fields that have their default."""
         return {name: value for name, value in vars(self).items() if value}
 
     def dated(self) -> "Notes":
@@ -163,12 +162,11 @@ _TYPES = {field.name: type(field.default) for field in fields(Notes)}
 
 
 def message_of(notes: Notes) -> int:
-    """What tells this message from others of its task id, which may be used again: when its call was published."""
+    """What distinguishes messages of one task id, which may be used again: the time of publication of the call."""
     return 0 if notes.is_bare else notes.published
 
 
 def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any]:
-    """*headers* with these notes in place of others."""
     # Celery takes every option that it does not know for a header.
     kept = {name: value for name, value in (headers or {}).items() if name != DELIVERY}
     return {**kept, HEADER: notes.header()}
@@ -274,7 +272,7 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
     try:
         _publish_patiently(again)
     except Exception as error:
-        logger.error("lock.unpublished key=%s task_id=%s: %s", key, request.id, error)
+        logger.error("lock.publish_failed key=%s task_id=%s: %s", key, request.id, error)
         if task.acks_late and isinstance(error, OperationalError):
             raise Reject(error, requeue=True) from error
         raise
@@ -304,7 +302,7 @@ def _as_it_came(task: Task) -> dict[str, Any]:
 
 
 def _queue_of(task: Task) -> str | None:
-    """The queue it came by, if that can be told; a delayed delivery changes the routing key."""
+    """The queue it came by, if that is known; a delayed delivery changes the routing key."""
     info = task.request.delivery_info or {}
     key = _DELAY_IN_ROUTING_KEY.sub("", info.get("routing_key") or "")
     for name, queue in task.app.amqp.queues.items():

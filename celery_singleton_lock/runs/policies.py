@@ -19,7 +19,7 @@ from celery_singleton_lock.leases.lease import held_here
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.endings import has_result, why_unreadable
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.inventory import Survey
+from celery_singleton_lock.stores.inventory import LockState
 from celery_singleton_lock.stores.records import Conflict, Done, Holder, Succession
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -44,7 +44,6 @@ class Ended(NamedTuple):
     error: BaseException | None = None
 
     def unwrap(self) -> Any:
-        """Return the result, or raise the error."""
         if self.error is not None:
             raise self.error
         return self.result
@@ -93,7 +92,6 @@ class Skip(Policy):
     ends_at_once = True
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        """End with `lock_skip_result`, or as REVOKED."""
         holder = conflict.first
         run.report_conflict(holder, "skipped")
         return run.skip(f"lock key={run.key} is held by task_id={holder.task_id}", "skipped", holder.task_id)
@@ -105,7 +103,6 @@ class Raise(Policy):
     ends_at_once = True
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        """Fail with `LockHeld`."""
         _refuse(run, conflict.first)
 
 
@@ -177,7 +174,6 @@ class Join(Policy):
         return _result_of(run, joins, state)
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        """Join the holder."""
         holder = conflict.first
         _join(run, holder, **(_joining(holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY))
 
@@ -194,7 +190,6 @@ POLICIES: dict[OnConflict, Policy] = {
 
 
 def _refuse(run: Run, holder: Holder) -> NoReturn:
-    """Fail with `LockHeld`, which names the holder."""
     run.report_conflict(holder, "raised")
     raise run.held_by(holder)
 
@@ -224,7 +219,7 @@ def _time_left(run: Run, conflict: Conflict) -> float:
 
 
 def remember_limits(worker: Any) -> None:
-    """Keep the limits of the command line; the pool's processes are forks of this one, and are not told of it."""
+    """Keep the limits of the command line; the pool's processes are forks of this one, and do not get it otherwise."""
     global _of_the_worker  # noqa: PLW0603 (a process has one)
     _of_the_worker = worker.time_limit, worker.soft_time_limit
 
@@ -297,7 +292,7 @@ def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
     run.retry(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
 
 
-def _result_of(run: Run, joins: str, state: Survey) -> Ended | None:
+def _result_of(run: Run, joins: str, state: LockState) -> Ended | None:
     result = run.task.AsyncResult(joins)
     outcome = result.state
     if outcome == states.SUCCESS:
@@ -313,7 +308,7 @@ def _result_of(run: Run, joins: str, state: Survey) -> Ended | None:
     return None
 
 
-def _wait_for_result(run: Run, joins: str, state: Survey) -> None:
+def _wait_for_result(run: Run, joins: str, state: LockState) -> None:
     """Come again, unless the run that was joined counts as dead: it has had no lock for too long."""
     # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
     # comes. A state that an earlier run with the same task id has left says nothing about this run.
@@ -349,7 +344,7 @@ def tell_handed_on(run: Run) -> None:
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             # Then those calls ask for the lock themselves, sooner than they need to.
-            logger.warning("lock.unstored key=%s task_id=%s: %s", run.key, run.task_id, error)
+            logger.warning("lock.result_failed key=%s task_id=%s: %s", run.key, run.task_id, error)
 
 
 def _may_be_joined(task: Task) -> bool:

@@ -84,7 +84,9 @@ def mark_stored(run: Run) -> None:
             run.store.mark_done(run.key, run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
             run.has_marker = False
         except StoreError as error:
-            logger.warning("lock.unmarked key=%s task_id=%s: a copy of it may run: %s", run.key, run.task_id, error)
+            logger.warning(
+                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", run.key, run.task_id, error
+            )
 
 
 def keep_result(task: Task) -> None:

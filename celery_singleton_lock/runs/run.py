@@ -30,8 +30,9 @@ from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, rev
 from celery_singleton_lock.runs.marks import unmark
 from celery_singleton_lock.runs.message import Notes, text_of
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -150,7 +151,6 @@ class Run:
 
     @property
     def claim(self) -> Claim:
-        """What it asks the store for."""
         return self.lease.claim
 
     @property
@@ -160,12 +160,11 @@ class Run:
 
     @property
     def was_replaced(self) -> bool:
-        """It has been told to make way, for its successor or by a person."""
+        """It has been asked to make way, for its successor or by a person."""
         return self.interrupt.was_sent and self.lease.lost_reason in MAKES_WAY
 
     @property
     def age(self) -> float:
-        """Seconds since it came."""
         return clock() - self._began_at
 
     def on_lost(self, lease: Lease) -> None:
@@ -224,14 +223,13 @@ class Run:
         try:
             self.task.backend.mark_as_retry(self.request.id, why, traceback, request=self.request)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises; Celery tries again, and tells)
-            logger.warning("lock.unstored key=%s task_id=%s: %s", self.key, self.task_id, error)
+            logger.warning("lock.result_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
             return
         self._retry_is_stored = True
 
     # How it ends without its body.
 
     def held_by(self, holder: Holder) -> LockHeld:
-        """The error that names the holder."""
         return LockHeld(self.key, holder.task_id, holder.expires_in)
 
     def skip(self, text: str, reason: Reason, holder: str | None = None) -> Any:
@@ -289,7 +287,7 @@ class Run:
         """Return if it may still publish a retry or a replacement.
 
         Raises:
-            LockLost: It was told to make way, so nothing of it comes after its successor.
+            LockLost: It was asked to make way, so nothing of it comes after its successor.
         """
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")

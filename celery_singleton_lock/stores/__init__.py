@@ -1,15 +1,14 @@
 """Stores of locks; the scheme of the URL picks one."""
 
 import re
+import ssl
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from celery_singleton_lock.errors import DOCS, ConfigurationError
-from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.celery_words import url_in_redis_py
 from celery_singleton_lock.stores.redis.connection import unreadable
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 
 SENTINEL = "sentinel://"
 CLUSTERS = ("redis+cluster", "rediss+cluster")
@@ -101,7 +100,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     if scheme not in _REDIS_SCHEMES:
         allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, *CLUSTERS, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return RedisStore(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)
+    return Store(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)
 
 
 def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
@@ -115,3 +114,28 @@ def _new_in_memory() -> Store:
     except ImportError as error:
         raise extra_is_missing("memory://", error) from error
     return MemoryStore()
+
+
+# Celery's spellings of what redis-py calls otherwise.
+
+_CELERY_NAMES = {"virtual_host": "db"}
+
+
+def in_redis_py(value: Any) -> Any:
+    """Celery says CERT_NONE, in settings and in URLs; redis-py says none."""
+    is_one = isinstance(value, str) and value in ssl.VerifyMode.__members__
+    return value.removeprefix("CERT_").lower() if is_one else value
+
+
+def url_in_redis_py(url: str) -> str:
+    """*url*, in one part or several between semicolons, with the query arguments that redis-py has."""
+    return ";".join(map(_part_in_redis_py, url.split(";")))
+
+
+def _part_in_redis_py(part: str) -> str:
+    base, _, query = part.partition("?")
+    if "#" in query:
+        # Encoded, it would be a part of the last value.
+        return part
+    arguments = [(_CELERY_NAMES.get(name, name), in_redis_py(value)) for name, value in parse_qsl(query)]
+    return f"{base}?{urlencode(arguments)}" if arguments else part

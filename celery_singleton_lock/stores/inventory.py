@@ -1,11 +1,10 @@
-"""The part of a store that serves the operator of its locks."""
+"""What an operator is shown of the locks in a store."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from celery_singleton_lock.stores.records import Claim, Holder
+from celery_singleton_lock.stores.records import Holder
 
 MarkState = Literal["queued", "next", "quiet"]
 
@@ -30,7 +29,7 @@ class LeftMark:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class LockState:
     """All that is known of a key.
 
     Attributes:
@@ -40,7 +39,8 @@ class Survey:
         holders: All of them, cool-downs too; the lease that ends first, first.
         marks: Those in force.
         waiters: How many have a turn; behind the first 200 tickets, some may have left.
-        turn: Seconds until the turn of the call that was asked for ends, unless it asks again; None if it has none.
+        turns: Of those among the first 200 tickets, in their order: the task id, empty for a `Lock`, and the seconds
+            until the turn ends, unless it asks again.
         asked_by: Who has asked a holder to end, by its token.
     """
 
@@ -50,12 +50,17 @@ class Survey:
     holders: tuple[Holder, ...]
     marks: tuple[LeftMark, ...]
     waiters: int
-    turn: float | None = None
+    turns: tuple[tuple[str, float], ...] = ()
     asked_by: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def leases(self) -> list[Holder]:
+        """The holders without the cool-downs."""
+        return [holder for holder in self.holders if not holder.is_on_hold]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BreakResult:
     """The effect of a break.
 
     Attributes:
@@ -68,7 +73,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Echo:
+class Latency:
     """How a store answers.
 
     Attributes:
@@ -80,94 +85,28 @@ class Echo:
     ahead: float
 
 
-class Inventory(ABC):
-    """The requests of operators, who look after the locks of others."""
+# How counts are written: one hash for all, with a field for each number.
 
-    @abstractmethod
-    def echo(self, bound: float) -> Echo:
-        """Ask a few times for the time; of several servers, the worst answers count.
+BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
+"""Upper bounds of the buckets of a histogram, in seconds; one more bucket has the rest."""
 
-        Raises:
-            StoreError: One of them was not answered within *bound* seconds.
-        """
+OTHERS = "_other"
+"""Stands for a task's name if there are too many names."""
 
-    @abstractmethod
-    def about_servers(self, bound: float) -> Mapping[str, Mapping[str, str]]:
-        """Each server's own report about itself, by its address; empty if there is no server.
+KEPT = 30 * 24 * 3600.0
+"""Seconds for which counts are kept if nobody adds to them."""
 
-        Raises:
-            StoreError: No answer within *bound* seconds.
-            ConfigurationError: It does not let us ask.
-        """
 
-    @abstractmethod
-    def without_expiry(self, start: str) -> Iterator[str]:
-        """Each key that begins with *start* and never ends by itself, which none of ours does.
+def hash_of(key: str) -> str:
+    """The key of the counts that belong to a lock key. It has no braces, so it is no lock key itself."""
+    return key.partition("{")[0] + "stats"
 
-        Raises:
-            StoreError: A step was not answered in time.
-            ConfigurationError: The store does not let us ask.
-        """
 
-    @abstractmethod
-    def keys(self, start: str) -> Iterator[str]:
-        """Each lock key that begins with *start*, once; found in small steps, so it may miss what comes meanwhile.
+def field_of(name: str, label: str, task: str) -> str:
+    return f"{name}:{label}:{task}"
 
-        Raises:
-            StoreError: A step was not answered in time. Of several servers, all others are asked before.
-        """
 
-    @abstractmethod
-    def survey(self, keys: Sequence[str], task_id: str = "") -> list[Survey]:
-        """Look at each of the keys, and change nothing.
-
-        Arguments:
-            keys: The lock keys.
-            task_id: Of a call that may wait for one of them, or an empty text.
-
-        Raises:
-            StoreError: No answer in time.
-        """
-
-    @abstractmethod
-    def break_lock(self, key: str, token: str | None, by: str, *, force: bool) -> Asked:
-        """Ask holders to end; they hear of it at their next renewal.
-
-        Arguments:
-            key: The lock key.
-            token: The token of one holder; None for all holders, and for cool-downs and marks, which end at once.
-            by: The name of the person, for the result of the run.
-            force: Free the places now, though bodies may go on in them.
-
-        Raises:
-            StoreError: No answer in time. It may be done all the same.
-        """
-
-    @abstractmethod
-    def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
-        """Add numbers to those that are known.
-
-        Arguments:
-            key: The hash of counts.
-            sums: By how much each field grows.
-            timeout: Seconds, all tries together; they may be added twice if an answer is lost.
-
-        Raises:
-            StoreError: No answer in time. They may be added all the same.
-        """
-
-    @abstractmethod
-    def counted(self, key: str) -> dict[str, int]:
-        """All numbers, by field.
-
-        Raises:
-            StoreError: No answer in time.
-        """
-
-    @abstractmethod
-    def broken_by(self, claim: Claim) -> str | None:
-        """The person that has asked this holder to end, if there is one.
-
-        Raises:
-            StoreError: No answer in time.
-        """
+def field_parts(field: str) -> tuple[str, str, str]:
+    name, _, rest = field.partition(":")
+    label, _, task = rest.partition(":")
+    return name, label, task

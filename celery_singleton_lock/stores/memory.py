@@ -17,16 +17,16 @@ from fakeredis._core import Database
 from fakeredis._socket import FakeSocket
 from redis import ConnectionPool
 
-from celery_singleton_lock.stores.base import Waiter, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store, Waiter
 
 # Without it fakeredis would know no scripts, and not say why.
 import_module("lupa")
 
 
-class MemoryStore(RedisStore):
+class MemoryStore(Store):
     """Locks of this process only, kept by the scripts that Redis runs."""
 
     def __init__(self) -> None:
@@ -38,11 +38,10 @@ class MemoryStore(RedisStore):
         self._waiting: dict[Waiter, Claim] = {}
         return OwnMemory(self._server, self._refuse_a_copy)
 
-    def twin(self) -> Self:
-        """This store itself: there is no other way to it."""
+    def clone(self) -> Self:
         return self
 
-    def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
+    def self_test(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
         """Return: it refuses nothing, and a test would see the lock of the trial as one that is held."""
 
     @contextmanager
@@ -86,7 +85,7 @@ class MemoryStore(RedisStore):
         """Called in a process that was forked off *pid*, before it is served by its copy."""
 
     def _stepped(self, seconds: float) -> None:
-        """Tell nobody: `advance` and `reset` have set the clock."""
+        """Report nothing: `advance` and `reset` have set the clock."""
 
 
 class Server(FakeServer):
@@ -107,11 +106,9 @@ class Server(FakeServer):
         vars(self).pop("_lua_runtime", None)
 
     def set_clock(self) -> None:
-        """Show the time of day."""
         self.ahead = time.time() - clock()
 
     def time(self) -> float:
-        """The time that its clock shows, in seconds since the epoch."""
         return self.ahead + clock()
 
 
@@ -169,8 +166,6 @@ class _Connection(FakeRedisConnection):
 
 
 class OwnMemory(Connections):
-    """Connections to it."""
-
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
         self._server, self._refuse_a_copy = server, refuse_a_copy
         arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": _introduce_nobody}
@@ -184,7 +179,7 @@ class OwnMemory(Connections):
         return super()._open(until)
 
     def _never_lost(self) -> None:
-        """Nobody has to be told."""
+        """There is nothing to report."""
 
 
 def _introduce_nobody(connection: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Literal
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
-Sent = Literal["", "anyway", "over"]
+PublishMode = Literal["", "anyway", "over"]
 """Of a call that is sent whatever is found: no cool-down keeps its mark off, and with `over` no other mark, either."""
 
 
@@ -45,7 +45,7 @@ class Claim:
         limit: How many may hold the lock at once, for this claim.
         facts: What others may know about the claimant.
         min_hold: Seconds for which a released place stays taken, counted from its grant.
-        message: What tells this message from others of its task id: the time of its publication.
+        message: What distinguishes this message from others of its task id: the time of its publication.
         may_be_copy: This may be a later delivery of a message, so the store looks for its run first.
         heeds_queued: A free place belongs to the call that is queued.
         succeeds: By which rule it becomes the successor if it is refused, if it does.
@@ -72,7 +72,6 @@ class Claim:
 
     @property
     def marker(self) -> str:
-        """The name of its message among those of which a run has ended."""
         return marker_of(self.facts.task_id, self.message)
 
 
@@ -113,9 +112,9 @@ class Done:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ending:
-    """The end of a run, told at its release, for later deliveries of its message.
+    """The end of a run, recorded at its release, for later deliveries of its message.
 
     Attributes:
         outcome: `ended`, or `retried` if another attempt follows.
@@ -205,8 +204,6 @@ class Conflict:
 
 
 class Answer(IntEnum):
-    """The answer to a renewal or a release."""
-
     BROKEN = 4
     MARKED = 3
     REPLACED = 2

@@ -29,8 +29,9 @@ from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import MAX_LIMIT, option_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import extra_is_missing, in_memory
-from celery_singleton_lock.stores.base import RELEASE_BOUND, Store, clock
+from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder
+from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.task import SingletonTask
 from celery_singleton_lock.testing.recording import (
     Acquired,
@@ -39,7 +40,7 @@ from celery_singleton_lock.testing.recording import (
     Recorded,
     Released,
     Unanswered,
-    let_be_told,
+    await_reports,
     recorded,
 )
 
@@ -175,8 +176,8 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     """End the leases on the lock now, as if their holders had died.
 
     A `hold` ends like a process that was killed: the next run gets the key and its `self.lock.took_over` is true. A
-    body in this process is told before this returns, as its `lock_on_lost` says. A body in another process is told by
-    its own heartbeat, at most a third of its ttl later. A waiter gets the key.
+    body in this process is interrupted before this returns, as its `lock_on_lost` says. One in another process
+    learns it from its own heartbeat, at most a third of its ttl later. A waiter gets the key.
 
     Arguments:
         task_or_key: A `SingletonTask`, or a lock key.
@@ -206,7 +207,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         lost = renewals.get(holder.token)
         if lost is not None and holder.token not in _held:
             lost.lose("expired")
-    let_be_told()
+    await_reports()
 
 
 def _target(said: str, task_or_key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:

@@ -89,12 +89,12 @@ class Recorded:
     @property
     def lost(self) -> list[Lost]:
         """The leases that are known to be lost by now; reading it waits for the thread that reports them."""
-        let_be_told()
+        await_reports()
         return self._lost
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Record what is told inside."""
+        """Record what happens inside."""
         pairs = (
             (signals.lock_acquired, self._on_acquired),
             (signals.lock_conflict, self._on_conflict),
@@ -108,7 +108,7 @@ class Recorded:
                 signal.connect(receiver, weak=False, dispatch_uid=self)
             yield
         finally:
-            let_be_told()
+            await_reports()
             for signal, _ in pairs:
                 signal.disconnect(dispatch_uid=self)
 
@@ -145,11 +145,11 @@ def recorded() -> Iterator[Recorded]:
         yield record
 
 
-def let_be_told() -> None:
-    """Wait until the losses that are known by now were told; not for ever, because a receiver may be slow."""
-    told = threading.Event()
-    background.submit(told.set)
-    told.wait(RELEASE_BOUND)
+def await_reports() -> None:
+    """Wait until the losses that are known by now were reported; not for ever, because a receiver may be slow."""
+    reported = threading.Event()
+    background.submit(reported.set)
+    reported.wait(RELEASE_BOUND)
 
 
 def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None]:

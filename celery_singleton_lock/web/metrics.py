@@ -4,8 +4,7 @@ Labels are names of tasks and words from fixed lists. A key, a task id or a work
 no end of them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import get_args
 
 from celery import Celery
@@ -15,10 +14,11 @@ from prometheus_client.registry import Collector
 
 from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
-from celery_singleton_lock.operations.inventory import Locks, Row
-from celery_singleton_lock.options import OnStoreError, option_of
+from celery_singleton_lock.operations.inventory import Locks, Row, tasks_by_lock
+from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.stores.counts import BOUNDS, parts_of
+from celery_singleton_lock.stores.inventory import BOUNDS, field_parts
+from celery_singleton_lock.web.page import Total, totals_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
@@ -54,39 +54,6 @@ GAUGES = {
 _Numbers = Mapping[tuple[str, str, str], int]
 
 
-@dataclass
-class Total:
-    """The present numbers of one task; without a task, of a lock's name."""
-
-    name: str
-    held: int = 0
-    waiting: int = 0
-    queued: int = 0
-    longest: float = 0.0
-    queued_for: float = 0.0
-
-
-def totals_of(
-    rows: Iterable[Row], name_of: Callable[[Row], str] = lambda row: row.task_name or row.name
-) -> list[Total]:
-    """The totals, by name."""
-    totals: dict[str, Total] = {}
-    counted = set()
-    for row in rows:
-        total = totals.setdefault(name_of(row), Total(name_of(row)))
-        if row.state == "held":
-            total.held += 1
-            total.longest = max(total.longest, row.held or 0.0)
-        elif row.state in ("queued", "next"):
-            total.queued += 1
-            total.queued_for = max(total.queued_for, row.queued_for or 0.0)
-        if row.key not in counted:
-            # Each row of a lock has the number of all its waiters.
-            counted.add(row.key)
-            total.waiting += row.waiters
-    return sorted(totals.values(), key=lambda total: total.name)
-
-
 class LockCollector(Collector):
     """All metrics of an app.
 
@@ -108,14 +75,14 @@ class LockCollector(Collector):
             return
         yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 1)
         tasks = lockable(self._app)
-        numbers = {parts_of(field): amount for field, amount in counted.items()}
+        numbers = {field_parts(field): amount for field, amount in counted.items()}
         # Each task has its counters from the start, so that a first event is a rise.
         names = sorted({*(task.name for task in tasks), *(task for _, _, task in numbers)})
         yield from (_counter(what, names, numbers) for what in COUNTERS)
         yield from (_histogram(what, numbers) for what in HISTOGRAMS)
         if self._rows is None:
             return
-        owners = {option_of(task, "name") or task.name: task.name for task in reversed(tasks)}
+        owners = {name: task.name for name, task in tasks_by_lock(self._app).items()}
         # A mark does not have its task, and a `Lock` has none.
         totals = totals_of(self._rows, lambda row: row.task_name or (owners.get(row.name, "") if row.task_id else ""))
         by_name = {total.name: total for total in totals}

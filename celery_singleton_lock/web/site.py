@@ -3,10 +3,6 @@
 import hashlib
 import hmac
 import socket
-import threading
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,26 +15,10 @@ from werkzeug.exceptions import HTTPException
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.breaking import ask, meant, preview
-from celery_singleton_lock.operations.inventory import OF_ONE_PROCESS, Locks, Row, duration, is_of_one_process, shown
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.web.metrics import CONTENT_TYPE, exposition, totals_of
+from celery_singleton_lock.web.metrics import CONTENT_TYPE, exposition
+from celery_singleton_lock.web.page import RESULTS, Looks, contents
 
-# After a look at all locks nobody looks again for so many times its duration, so that requests cost the store at most
-# a twentieth of its time.
-_REST = 20
-_REST_AFTER_A_FAILURE = 1.0
-_MOST_ROWS = 200
-_LONGEST_NAME = 200
-
-_RESULTS = {
-    "asked": "Asked to stop. The holder learns of it at its next renewal, within a third of its TTL.",
-    "dropped": "The marks are gone.",
-    "nothing": "Nothing was done: nobody was there any more.",
-    "changed": "Nothing was done: somebody holds the lock now. Check again.",
-    "beat": "Nothing was done: this is the leadership of a beat, which has no run to stop.",
-}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
     "frame-ancestors 'none'",
@@ -86,9 +66,7 @@ class Site(Flask):
     ) -> None:
         super().__init__(__name__, template_folder=".", static_folder=None)
         self._celery, self._allow_break, self._password, self._hosts = app, allow_break, password, hosts
-        self._looking = threading.Lock()
-        self._kept: tuple[list[Row], float] | StoreError | None = None
-        self._kept_until = 0.0
+        self._looks = Looks(app)
         secret = _secret_of(app)
         self.config.update(
             SECRET_KEY=secret[:32],
@@ -105,7 +83,6 @@ class Site(Flask):
         self.register_error_handler(HTTPException, _in_plain_text)
         self.register_error_handler(StoreError, _unavailable)
         self.register_error_handler(ConfigurationError, _unavailable)
-        self.jinja_env.filters.update(shown=lambda text: shown(str(text)), duration=duration)
         self.add_url_rule("/", view_func=self.page)
         self.add_url_rule("/page.css", view_func=self.style)
         self.add_url_rule("/locks.json", view_func=self.locks_json)
@@ -138,51 +115,16 @@ class Site(Flask):
             abort(403, "The form does not come from this page.")
         return None
 
-    def _look(self) -> tuple[list[Row], float]:
-        """All locks, as they are or were a moment ago, and how long it took to look."""
-        with self._looking:
-            if self._kept is None or clock() >= self._kept_until:
-                began_at = clock()
-                try:
-                    self._kept = Locks(self._celery).rows(), clock() - began_at
-                except StoreError as error:
-                    self._kept = error
-                failed = isinstance(self._kept, StoreError)
-                self._kept_until = clock() + (_REST_AFTER_A_FAILURE if failed else _REST * (clock() - began_at))
-            if isinstance(self._kept, StoreError):
-                raise type(self._kept)(*self._kept.args)
-            return self._kept
-
     def page(self) -> ResponseReturnValue:
         """A page for people."""
-        pattern = request.args.get("name", "")[:_LONGEST_NAME]
+        facts = contents(self._looks, request.args.get("name", ""))
         refresh = request.args.get("refresh", type=int)
-        facts: dict[str, Any] = {
-            "name": self._celery.main or "this app",
-            "pattern": pattern,
+        options = {
             "refresh": None if refresh is None else max(2, min(3600, refresh)),
             "allow_break": self._allow_break,
-            "now": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
+            "result": RESULTS.get(request.args.get("said", "")),
         }
-        try:
-            rows = _matching(self._look()[0], pattern)
-            store = store_of(self._celery)
-        except (StoreError, ConfigurationError) as error:
-            address = error.store if isinstance(error, StoreError) else "no store"
-            return render_template("page.html", **facts, address=address, problem=str(error)), 503
-        totals = totals_of(rows)
-        return render_template(
-            "page.html",
-            **facts,
-            address=store.address,
-            rows=rows[:_MOST_ROWS],
-            more=len(rows) - _MOST_ROWS,
-            held={row.key for row in rows if row.state == "held"},
-            totals=totals,
-            longest=max((total.longest for total in totals), default=0.0),
-            result=_RESULTS.get(request.args.get("said", "")),
-            alone=OF_ONE_PROCESS if is_of_one_process(store) else None,
-        )
+        return render_template("page.html", **facts, **options), 503 if "problem" in facts else 200
 
     def style(self) -> Response:
         """Its style."""
@@ -191,7 +133,7 @@ class Site(Flask):
     def locks_json(self) -> ResponseReturnValue:
         """What `list --json` writes."""
         try:
-            rows = _matching(self._look()[0], request.args.get("name", "")[:_LONGEST_NAME])
+            rows = self._looks.matching(request.args.get("name", ""))
         except (StoreError, ConfigurationError) as error:
             return jsonify(problem=str(error)), 503
         return jsonify([row.as_json() for row in rows])
@@ -199,7 +141,7 @@ class Site(Flask):
     def metrics(self) -> Response:
         """What Prometheus scrapes."""
         try:
-            rows, seconds = self._look()
+            rows, seconds = self._looks.look()
         except (StoreError, ConfigurationError):
             # The store's user may have no right to walk the keys; the counters are shown all the same.
             rows, seconds = None, 0.0
@@ -226,27 +168,15 @@ class Site(Flask):
 
     def break_lock(self) -> ResponseReturnValue:
         """A button of the page."""
-        result = self._break(request.form.get("key", ""), request.form.get("holder") or None)
-        name = request.form.get("name") or None
-        return redirect(url_for("page", said=result, name=name), 303)
-
-    def _break(self, key: str, holder: str | None) -> str:
-        """Ask one holder to end, or, without a name, drop the marks of a lock that nobody holds."""
-        locks = Locks(self._celery)
+        # Who it is, as far as the server has found out.
+        given = request.authorization.username if request.authorization else None
+        user = request.environ.get("REMOTE_USER") or given or "somebody"
+        form = request.form
         try:
-            survey = locks.survey(locks.checked_key(key))
+            result = self._looks.break_by_button(form.get("key", ""), form.get("holder"), user, request.remote_addr)
         except ConfigurationError as error:
             abort(400, str(error))
-        if any(each.task_name == "celery.beat" for each in survey.holders):
-            return "beat"
-        if holder is None and meant(survey, None):
-            return "changed"
-        if not preview(survey, holder).was_there:
-            return "nothing"
-        broken = ask(locks, survey, holder, _visitor(), force=False)
-        # Look again at the next request.
-        self._kept_until = 0.0
-        return "asked" if broken.asked else "dropped" if broken.dropped else "nothing"
+        return redirect(url_for("page", said=result, name=form.get("name") or None), 303)
 
 
 def _secret_of(app: Celery) -> bytes:
@@ -273,21 +203,8 @@ def _unavailable(error: Exception) -> ResponseReturnValue:
     return Response(f"{error}\n", 503, content_type="text/plain; charset=utf-8")
 
 
-def _matching(rows: Sequence[Row], pattern: str) -> list[Row]:
-    """The rows whose lock name matches a glob, or contains a text that is no glob."""
-    glob = pattern if set("*?[") & set(pattern) else f"*{pattern}*"
-    return [row for row in rows if fnmatchcase(row.name, glob)]
-
-
 def _name_in(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _visitor() -> str:
-    """The person for the log and the result of the run, as far as the server has found out."""
-    given = request.authorization.username if request.authorization else None
-    user = request.environ.get("REMOTE_USER") or given or "somebody"
-    return f"{shown(str(user))[:100]}@{request.remote_addr or 'unknown'}"

@@ -25,6 +25,7 @@ _MARKS = {
     "skipped": "M-4,-4 L4,4 M-4,4 L4,-4",
     "rescheduled": "M-2,-4 L3,0 L-2,4",
     "raised": "M0,-5 V1 M0,4 V5",
+    "superseded": "M-4,3 Q0,-7 4,3 M1,2 L4,3 L5,-1",
     "parked": "M-2,-4 V4 M2,-4 V4",
 }
 

@@ -24,7 +24,8 @@ records = Records(BROKER_URL)
 
 def key_of(task: Task, args: Sequence[object]) -> str:
     """What must not run twice at once, in the shop's own words."""
-    return " ".join([task.name.rpartition(".")[2], *map(str, args[:1])])
+    counts = [] if getattr(task, "lock_key", None) == () else args[:1]
+    return " ".join([task.name.rpartition(".")[2], *map(str, counts)])
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def _work(run: dict[str, str | int], seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         time.sleep(min(_TICK, left))
-        # A killed body writes no end. Its last tick tells until when it ran.
+        # A killed body writes no end. Its last tick says until when it ran.
         records.write("tick", **run)
 
 

@@ -23,7 +23,7 @@ def score(history: History) -> str:
     """The result of one shop, in one line."""
     facts = [f"runs: {len(history.runs)}"]
     if history.ending:
-        facts.append("lamps: {lamps} of {delivered}, invoices: {mails}".format(**history.ending))
+        facts.append("lamps: {lamps} of {delivered}, invoices: {mails}, index: {index}".format(**history.ending))
     return f"{history.title}: overlaps: {history.overlaps} ({', '.join(facts)})"
 
 

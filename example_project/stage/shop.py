@@ -83,6 +83,15 @@ class Shop:
     def _lose(self, worker: str) -> None:
         _kill(self.processes[worker])
         self._records.write("killed", worker=worker)
+        # What an operator would do now.
+        self._start("list", *_CELERY, "singleton", "list")
+
+    def listed(self) -> str:
+        """The locks that were held when the worker had died, as `singleton list` printed them."""
+        if "list" not in self.processes:
+            return "(no worker was killed)"
+        lines = (self._logs / f"lock-{self._lock}-list.log").read_text(encoding="utf-8", errors="replace")
+        return lines[max(0, lines.find("LOCK ")) :].rstrip()
 
 
 def close(shops: Iterable[Shop]) -> None:

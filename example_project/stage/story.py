@@ -19,10 +19,11 @@ from example_project.stage.history import History
 from example_project.stage.recorder import key_of, records
 from example_project.stage.records import Records
 from example_project.stage.report import report
-from example_project.tasks import book_delivery, import_catalog, send_invoice, sync_prices
+from example_project.tasks import book_delivery, import_catalog, rebuild_index, send_invoice, sync_prices
 
 WORKERS = 2
 DELIVERIES = (10, 20, 30, 40, 50)
+CHANGES = (1, 2, 3, 4)
 
 LAMPS = key_of(book_delivery, ["lamp"])
 KEYS = (
@@ -31,6 +32,7 @@ KEYS = (
     key_of(sync_prices, []),
     key_of(send_invoice, [1042]),
     LAMPS,
+    key_of(rebuild_index, [CHANGES[0]]),
 )
 
 
@@ -43,7 +45,11 @@ def story() -> Iterator[AsyncResult]:
     yield import_catalog.delay("bolt")
     pause(0.7)
     yield import_catalog.delay("acme")
-    pause(2.3)
+    tell("Four articles change; each change asks for a new search index.")
+    for change in CHANGES:
+        yield rebuild_index.delay(change)
+        pause(0.15)
+    pause(1.7)
     tell("A clerk clicks twice on `send invoice`.")
     yield send_invoice.delay(1042)
     pause(0.3)
@@ -61,7 +67,7 @@ def story() -> Iterator[AsyncResult]:
 def play() -> None:
     """Play the story, and wait until every call in it has ended."""
     until(workers_are_ready, "the workers are ready", seconds=40)
-    database.delete("shelf:lamp", "mails:1042")
+    database.delete("shelf:lamp", "mails:1042", "index")
     calls = list(story())
     watches = [KeyWatch(book_delivery, "lamp", 0), KeyWatch(sync_prices)] if LOCKED else []
 
@@ -71,8 +77,8 @@ def play() -> None:
         return all(call.ready() for call in calls)
 
     until(ended, "every call has ended", seconds=40)
-    lamps, mails = database.mget("shelf:lamp", "mails:1042")
-    records.write("end", lamps=lamps or 0, delivered=sum(DELIVERIES), mails=mails or 0)
+    lamps, mails, index = database.mget("shelf:lamp", "mails:1042", "index")
+    records.write("end", lamps=lamps or 0, delivered=sum(DELIVERIES), mails=mails or 0, index=index or 0)
 
 
 def tell(text: str) -> None:

@@ -12,7 +12,7 @@ COLOURS = {"one": "#4f83e6", "two": "#23a58f"}
 STRANGER = "#8a8f98"
 BAD = "#e5484d"
 
-_MARKS = {"skipped": "\N{MULTIPLICATION SIGN}", "rescheduled": "↻", "raised": "!", "parked": "‖"}
+_MARKS = {"skipped": "\N{MULTIPLICATION SIGN}", "rescheduled": "↻", "raised": "!", "superseded": "↷", "parked": "‖"}
 _KILLED, _FREED, _ORPHANED = "†", "◇", "░"
 _KEYS = 20
 _TALLY = 19

@@ -2,7 +2,6 @@
 
 import os
 import select
-import signal
 import time
 from typing import Any
 
@@ -60,34 +59,35 @@ def rescheduled(self: Any, key: Any, number: int = 0, seconds: float = 0.05) -> 
     return number
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",))
-def skipped(self: Any, key: Any, seconds: float = 0.0) -> str:
+def ran(name: str, **options: Any) -> Any:
+    """A task that is busy for so many seconds, and says that it ran."""
+
+    @app.task(base=SingletonTask, bind=True, name=f"{__name__}.{name}", lock_key=("key",), **options)
+    def runs(self: Any, key: Any, seconds: float = 0.0) -> str:
+        body(self, key, seconds)
+        return "ran"
+
+    return runs
+
+
+skipped = ran("skipped")
+skipped_with_result = ran("skipped_with_result", lock_skip_result="was skipped")
+refused = ran("refused", lock_on_conflict="raise")
+one_of_two, shares_the_name = (
+    ran(name, lock_name="shared", lock_on_conflict="reschedule") for name in ("one_of_two", "shares_the_name")
+)
+acked_late = ran("acked_late", acks_late=True)
+raising_without_store = ran("raising_without_store", lock_on_store_error="raise")
+skipping_without_store = ran("skipping_without_store", lock_on_store_error="skip")
+waiting_half_a_second = ran("waiting_half_a_second", lock_on_conflict="wait", lock_wait_timeout=0.5)
+three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
+at_most_every_two_seconds = ran("at_most_every_two_seconds", lock_min_hold=2)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_lost="warn")
+def warned(self: Any, key: Any, seconds: float) -> bool:
     body(self, key, seconds)
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_skip_result="was skipped")
-def skipped_with_result(self: Any, key: Any, seconds: float = 0.0) -> str:
-    body(self, key, seconds)
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="raise")
-def refused(self: Any, key: Any, seconds: float = 0.0) -> str:
-    body(self, key, seconds)
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_name="shared", lock_on_conflict="reschedule")
-def one_of_two(self: Any, key: Any, seconds: float = 0.0) -> str:
-    body(self, key, seconds)
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_name="shared", lock_on_conflict="reschedule")
-def shares_the_name(self: Any, key: Any, seconds: float = 0.0) -> str:
-    body(self, key, seconds)
-    return "ran"
+    return bool(self.lock.lost)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), max_retries=3)
@@ -104,51 +104,6 @@ def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0, fails:
     return int(self.request.retries)
 
 
-@app.task(
-    base=SingletonTask,
-    bind=True,
-    lock_key=("key",),
-    autoretry_for=(ValueError,),
-    default_retry_delay=0,
-    max_retries=3,
-)
-def autoretrying(self: Any, key: Any) -> int:
-    body(self, key, 0)
-    if self.request.retries < 2:
-        raise ValueError(key)
-    return int(self.request.retries)
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",))
-def replacing_itself(self: Any, key: Any, times: int) -> str:
-    body(self, key, 0)
-    if times:
-        raise self.replace(self.s(key, times - 1))
-    return "ran"
-
-
-@app.task(
-    base=SingletonTask,
-    bind=True,
-    lock_key=("key",),
-    retry_on_worker_lost=True,
-    max_retries=2,
-    lock_ttl=60,
-    default_retry_delay=0,
-)
-def dying_at_first(self: Any, key: Any) -> int:
-    body(self, key, 0)
-    if not self.request.retries:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return int(self.request.retries)
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_lost="warn")
-def warned(self: Any, key: Any, seconds: float) -> bool:
-    body(self, key, seconds)
-    return bool(self.lock.lost)
-
-
 @app.task(base=SingletonTask, bind=True, lock_key=("key",))
 def aborted(self: Any, key: Any, seconds: float) -> str:
     try:
@@ -159,24 +114,6 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
     return "ran to its end"
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), acks_late=True)
-def acked_late(self: Any, key: Any, seconds: float = 0.0) -> str:
-    body(self, key, seconds)
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), acks_late=True)
-def handing_on(self: Any, key: Any, gate: str) -> None:
-    body(self, key, 0, gate)
-    raise self.replace(after.s("handed on"))
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="raise")
-def raising_without_store(self: Any, key: Any) -> str:
-    body(self, key, 0)
-    return "ran"
-
-
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="run")
 def running_without_store(self: Any, key: Any) -> bool:
     body(self, key, 0)
@@ -184,34 +121,10 @@ def running_without_store(self: Any, key: Any) -> bool:
     return not self.lock.held
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_store_error="skip")
-def skipping_without_store(self: Any, key: Any) -> str:
-    body(self, key, 0)
-    return "ran"
-
-
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="wait")
 def waiting(self: Any, key: Any, number: int = 0, seconds: float = 0.0) -> int:
     body(self, key, seconds, number=number)
     return number
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="wait", lock_wait_timeout=0.5)
-def waiting_half_a_second(self: Any, key: Any, seconds: float = 0.0) -> str:
-    body(self, key, seconds)
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_limit=3, lock_on_conflict="wait")
-def three_at_once(self: Any, key: Any, seconds: float = 0.0) -> str:
-    body(self, key, seconds)
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_min_hold=2)
-def at_most_every_two_seconds(self: Any, key: Any) -> str:
-    body(self, key, 0)
-    return "ran"
 
 
 def task_with(policy: str, name: str = "", **options: Any) -> Any:
@@ -238,15 +151,11 @@ by_policy = {
     policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
 impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait")}
-patient = {policy: task_with(policy, lock_wait_timeout=30, name=f"{policy} for 30 s") for policy in impatient}
-waiting_within_a_limit = task_with("wait", time_limit=8)
 at_most_every_six_seconds = task_with("skip", lock_min_hold=6)
 by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
     for mode in ("until_executing", "until_executed", "until_and_while_executing")
 }
-
-rescheduled_until_executing = task_with("reschedule", lock_mode="until_executing")
 
 
 def retrying_with(mode: str) -> Any:
@@ -263,7 +172,6 @@ def retrying_with(mode: str) -> Any:
 retrying_by_mode = {mode: retrying_with(mode) for mode in by_mode}
 refusing_duplicates = task_with("raise", lock_mode="until_executed", name="refusing_duplicates")
 late = task_with("skip", acks_late=True)
-late_and_rejecting = task_with("skip", acks_late=True, reject_on_worker_lost=True)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="rerun", max_retries=3)
@@ -272,12 +180,6 @@ def rerun_and_retried(self: Any, key: Any, number: int, seconds: float = 0.0) ->
     if seconds and not self.request.retries:
         raise self.retry(countdown=0)
     return number
-
-
-@app.task(base=SingletonTask, lock_key=(), lock_limit=4, lock_on_conflict="reschedule")
-def crowded(number: int) -> None:
-    recorder._client.rpush("crowd", number)
-    time.sleep(0.002)
 
 
 @app.task

@@ -5,7 +5,7 @@ import signal
 import time
 from typing import Any
 
-from celery import chain, group
+from celery import chain
 from celery.exceptions import Ignore, Reject
 from celery.signals import worker_init, worker_process_init
 
@@ -63,10 +63,6 @@ def bounded(policy: str) -> dict[str, Any]:
 
 
 by_policy = {policy: task_with(f"combined-{policy}", lock_on_conflict=policy) for policy in POLICIES}
-beside_the_next = {
-    policy: task_with(f"beside-the-next-{policy}", lock_name="purged", lock_on_conflict=policy)
-    for policy in ("rerun", "reschedule")
-}
 moving = task_with("moving", lock_on_conflict=os.environ.get("TEST_MOVING", "rerun"))
 never_given_up = {
     policy: task_with(f"never-given-up-{policy}", lock_on_conflict=policy, lock_wait_timeout=1, lock_on_lost="warn")
@@ -88,15 +84,6 @@ def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str 
         busy(self, key, gate=gate, number=-number)
         raise
     return number
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_limit=2, lock_on_conflict="replace")
-def cleans_up_one_of_two(self: Any, key: Any, gate: str, is_clean: str = "") -> None:
-    try:
-        busy(self, key, gate=gate)
-    except LockLost:
-        wait_at(recorder, is_clean)
-        raise
 
 
 waiting_by_mode = {
@@ -152,11 +139,6 @@ def plain(number: int = 0) -> int:
     return number
 
 
-@app.task
-def plain_after(result: Any) -> Any:
-    return result
-
-
 @app.task(ignore_result=False)
 def waits_at(gate: str) -> str:
     wait_at(recorder, gate)
@@ -177,42 +159,6 @@ def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: st
     if end == "ignored":
         raise Ignore
     return number
-
-
-@app.task(
-    base=SingletonTask,
-    bind=True,
-    lock_key=("key",),
-    lock_on_conflict="replace",
-    lock_on_lost="warn",
-)
-def replaced_while_others_come(self: Any, key: Any, number: int = 0, gate: str | None = None) -> int:
-    if gate:
-        busy(self, key, gate=gate)
-        raise self.replace(self.si(key, number))
-    busy(self, key, 2.0)
-    return number
-
-
-def replaced_by_canvas(policy: str) -> Any:
-    """A task that replaces itself by a canvas with a step of its own key, and is busy before it ends."""
-
-    @app.task(base=SingletonTask, bind=True, name=f"canvas-{policy}", lock_key=("key",), lock_on_conflict=policy)
-    def replaces(self: Any, key: Any, canvas: str = "") -> str:
-        try:
-            if canvas:
-                step = self.si(key)
-                raise self.replace(chain(step, plain_after.s()) if canvas == "chain" else group(step, plain.si()))
-            busy(self, key)
-            return "a step"
-        finally:
-            if canvas:
-                busy(self, key, 1.0)
-
-    return replaces
-
-
-replacing_by_canvas = {policy: replaced_by_canvas(policy) for policy in POLICIES}
 
 
 # Retries.
@@ -243,8 +189,6 @@ retrying_by_mode = {
     mode: retrying_with(f"combined-retrying-{mode}", lock_mode=mode, lock_on_conflict="reschedule") for mode in MODES
 }
 retrying_unique = retrying_with("retrying-unique", lock_mode="until_and_while_executing")
-retrying_cooling = retrying_with("retrying-cooling", lock_min_hold=5)
-retrying_join = retrying_with("retrying-join", lock_on_conflict="join")
 retrying_or_ending = {
     policy: retrying_with(f"retrying-{policy}", lock_on_conflict=policy) for policy in ("skip", "raise")
 }
@@ -275,20 +219,9 @@ two_places = {
     policy: task_with(f"two-places-{policy}", lock_name="deployed", lock_limit=2, lock_on_conflict=policy)
     for policy in ("skip", "raise", "reschedule")
 }
-cooling_one = task_with("cooling-one", lock_name="cooling", lock_min_hold=60)
-cooling_two = task_with("cooling-two", lock_name="cooling", lock_min_hold=60, lock_limit=2)
 
 
 # Late acknowledgement.
-
-
-class Forgetful(SingletonTask):
-    """Its result is forgotten as soon as it has been stored, as by a caller who is quick."""
-
-    abstract = True
-
-    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
-        self.AsyncResult(task_id).forget()
 
 
 dying_rerun = {
@@ -301,12 +234,9 @@ late = {
     "skip": task_with("late-skip", acks_late=True),
     "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),
     "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
-    "wait": task_with("late-wait", acks_late=True, lock_on_conflict="wait"),
     "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
-    "forgotten": task_with("late-forgotten", base=Forgetful, acks_late=True),
     "tracked": task_with("late-tracked", acks_late=True, track_started=True),
 }
-late_until_executing = task_with("late-until-executing", acks_late=True, lock_mode="until_executing")
 own_id = task_with("own-id", acks_late=False)
 
 
@@ -373,7 +303,6 @@ def mapped_with(name: str, **options: Any) -> Any:
 
 
 mapped = {policy: mapped_with(f"mapped-{policy}", lock_on_conflict=policy) for policy in POLICIES}
-mapped_with_result = mapped_with("mapped-with-result", lock_skip_result="skipped")
 
 
 if "TEST_RESULTS" in os.environ:

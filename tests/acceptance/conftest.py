@@ -10,6 +10,7 @@ from kombu import pools
 from tests.rabbit import rabbitmq
 from tests.recorder import Recorder
 from tests.servers import Server
+from tests.workers import Worker, workers
 
 APP = "tests.acceptance.app"
 
@@ -63,3 +64,21 @@ def forget_connections(app: Any) -> None:
     app.close()
     app.amqp._producer_pool = None
     pools.reset()
+
+
+def one_worker(concurrency: int, *, autouse: bool = False, **env: str) -> tuple[Any, Any]:
+    """The fixtures `valkey` and `worker`, for all tests of a module, each of which has a key of its own."""
+
+    @pytest.fixture(scope="module")
+    def valkey(valkey_process: Server) -> Server:
+        with valkey_process.client() as client:
+            client.flushall()
+        return valkey_process
+
+    @pytest.fixture(scope="module", autouse=autouse)
+    def worker(valkey: Server) -> Iterator[Worker]:
+        settings = {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1", **env}
+        with workers("tests.acceptance.combined_app", settings, 1, concurrency=concurrency) as (worker,):
+            yield worker
+
+    return valkey, worker

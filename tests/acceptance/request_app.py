@@ -38,28 +38,6 @@ class Before(CompanyTask, SingletonTask):
     abstract = True
 
 
-class Careful(Request):
-    """It cannot save the first end of a message, so that comes again."""
-
-    def acknowledge(self) -> None:
-        if recorder.is_first(self.id):
-            recorder.write("unsaved", self.args[0], self.id)
-            return self.reject(requeue=True)
-        recorder.write("saved", self.args[0], self.id)
-        return super().acknowledge()
-
-
-class CarefulTask(SingletonTask):
-    abstract = True
-    Request = Careful
-
-
-@app.task(base=CarefulTask, bind=True, lock_key=("key",), acks_late=True)
-def careful(self: Any, key: str) -> None:
-    with recorder.body(key, self.request.id):
-        pass
-
-
 def task_of(base: type) -> Any:
     @app.task(base=base, bind=True, name=f"request-{base.__name__}", lock_key=("key",), lock_ttl=60)
     def stay(self: Any, key: str) -> None:

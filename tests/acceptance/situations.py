@@ -192,7 +192,7 @@ def skipped(scene: Scene) -> Seen:
 def skipped_with_result(scene: Scene) -> Seen:
     """`lock_on_conflict="skip"` with `lock_skip_result="skipped"`.
 
-    Nothing to do. The caller can tell it from a run by the value alone.
+    Nothing to do. Only the value distinguishes it from a run.
     """
     scene.hold(tasks.skip_with_result)
     seen = scene.end(tasks.skip_with_result, scene.call(tasks.skip_with_result, 2))
@@ -216,7 +216,7 @@ def raised(scene: Scene) -> Seen:
 def rescheduled(scene: Scene) -> Seen:
     """`lock_on_conflict="reschedule"`. The line comes each time, until the holder has ended.
 
-    Nothing to do. If it goes on for too long, look what the holder does (`task.lock_holders(...)`), and set
+    Nothing to do. If it takes too long, check what the holder does (`task.lock_holders(...)`), and set
     `lock_wait_timeout`.
     """
     return _ends_after_its_holder(scene, tasks.reschedule)
@@ -224,9 +224,9 @@ def rescheduled(scene: Scene) -> Seen:
 
 @situation("A call gives up")
 def gives_up(scene: Scene) -> Seen:
-    """`lock_on_conflict="reschedule"` with `lock_wait_timeout`, whose time is over.
+    """`lock_on_conflict="reschedule"` with `lock_wait_timeout`, which has passed.
 
-    Look what the holder does. If that is all right, it takes longer than the timeout lets others wait.
+    Check what the holder does. If that is all right, raise `lock_wait_timeout`.
     """
     scene.hold(tasks.impatient)
     seen = scene.end(tasks.impatient, scene.call(tasks.impatient, 2))
@@ -337,7 +337,7 @@ def refused(scene: Scene) -> Seen:
 def unanswered(scene: Scene) -> Seen:
     """`lock_on_store_error="reschedule"`, the default. The line comes each time.
 
-    Look after Redis. The call runs when it answers again.
+    Check and restore Redis. The call runs when Redis answers again.
     """
     result = scene.call(tasks.skip, 2, queue=AWAY)
     scene.is_in_state(result, "RETRY")
@@ -349,7 +349,7 @@ def unanswered(scene: Scene) -> Seen:
 def unanswered_and_raised(scene: Scene) -> Seen:
     """`lock_on_store_error="raise"`.
 
-    Look after Redis, and publish the call again.
+    Check and restore Redis, and publish the call again.
     """
     return scene.end(tasks.fail_without_store, scene.call(tasks.fail_without_store, 2, queue=AWAY))
 
@@ -358,7 +358,7 @@ def unanswered_and_raised(scene: Scene) -> Seen:
 def unanswered_and_run(scene: Scene) -> Seen:
     """`lock_on_store_error="run"`.
 
-    Look after Redis. Until it answers again, the same call may run several times at once.
+    Check and restore Redis. Until it answers again, the same call may run several times at once.
     """
     return scene.end(tasks.run_without_store, scene.call(tasks.run_without_store, 2, queue=AWAY))
 
@@ -388,12 +388,12 @@ def lost(scene: Scene) -> Seen:
     return scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired")
 
 
-@situation("A body goes on without its lease")
+@situation("A body runs on without its lease")
 def outlived(scene: Scene) -> Seen:
-    """The lease was lost, and the body has caught `LockLost`, with `except Exception` for example, and gone on to its
+    """The lease was lost, and the body has caught `LockLost`, with `except Exception` for example, and run to its
     end. With `lock_on_lost="warn"` the same is seen.
 
-    Let `LockLost` through in the body. Look whether another run has done the same work meanwhile.
+    Let `LockLost` through in the body. Check whether another run has done the same work meanwhile.
     """
     result = scene.hold(tasks.skip, "this call", swallows=True)
     scene.lose_lease(tasks.skip)
@@ -416,7 +416,7 @@ def bad_value(scene: Scene) -> Seen:
 
 @situation("An option is misspelt")
 def misspelt(scene: Scene) -> Seen:
-    """`lock_on_confict="raise"`. It is told when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
+    """`lock_on_confict="raise"`. It is reported when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
 
     Do what the text says.
     """
@@ -425,7 +425,7 @@ def misspelt(scene: Scene) -> Seen:
 
 @situation("An option is another library's")
 def foreign(scene: Scene) -> Seen:
-    """`unique_on=["supplier_id"]`. It is told when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
+    """`unique_on=["supplier_id"]`. It is reported when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
 
     Do what the text says.
     """

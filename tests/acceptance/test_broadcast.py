@@ -7,7 +7,7 @@ from os import environ
 
 import pytest
 
-from tests.recorder import Event, Recorder, overlaps
+from tests.recorder import Event, Recorder
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -66,16 +66,4 @@ def test_siblings_of_a_run_are_skipped_and_publish_nothing(
     until(lambda: answered(pool, task_id) == 3, "each has had it")
 
     assert len(bodies(recorder, "skipped", "enter")) == 1
-    assert received(pool, task_id) == 3
-
-
-def test_siblings_that_may_wait_run_one_after_the_other(
-    three: tuple[list[Worker], dict[str, str]], recorder: Recorder
-) -> None:
-    pool, env = three
-    task_id = published(env, "rescheduled", 1)
-    until(lambda: len(bodies(recorder, "rescheduled", "leave")) >= 3, "each has run it")
-
-    assert len(bodies(recorder, "rescheduled", "enter")) == 3
-    assert overlaps(bodies(recorder, "rescheduled")) == []
     assert received(pool, task_id) == 3

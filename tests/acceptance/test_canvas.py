@@ -9,27 +9,15 @@ from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
-from tests.recorder import Recorder, overlaps
-from tests.servers import Server
+from tests.recorder import Recorder
 from tests.waiting import until
-from tests.workers import workers
 
-APP = "tests.acceptance.combined_app"
 PROMPTLY = 10
 
 
-@pytest.fixture(scope="module")
-def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
-    return valkey_process
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _worker(valkey: Server) -> Iterator[None]:
-    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=6):
-        yield
+valkey, worker = one_worker(6, autouse=True)
 
 
 @pytest.fixture
@@ -108,30 +96,3 @@ def test_a_canvas_with_a_skipped_run_ends(recorder: Recorder, name: str) -> None
     with suppress(TaskRevokedError, ChordError):
         result.get(timeout=PROMPTLY)
     assert len(recorder.events("enter")) == 2, "only the holders have run"
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("policy", combined.POLICIES)
-def test_a_step_of_what_replaces_a_run_waits_for_the_end_of_its_body(
-    tasks: Any, recorder: Recorder, policy: str
-) -> None:
-    task = combined.replacing_by_canvas[policy]
-    chained, grouped = task.delay("chain", "chain"), task.delay("group", "group")
-
-    assert chained.get(timeout=PROMPTLY) == "a step"
-    assert grouped.get(timeout=PROMPTLY) == ["a step", 0]
-    assert overlaps(recorder.events()) == []
-
-
-@pytest.mark.prove
-def test_what_replaces_a_run_is_no_newer_than_a_call_that_came_after_the_run(tasks: Any, recorder: Recorder) -> None:
-    task = combined.replaced_while_others_come
-    replaced = task.delay("others", gate="others")
-    until(lambda: recorder.events("enter"), "it runs")
-    first, newest = task.delay("others", 1), task.delay("others", 2)
-    until(lambda: first.state == "REVOKED", "the newest one runs in its place")
-    open_gate(recorder, "others")
-
-    assert replaced.get(timeout=PROMPTLY) == 0
-    assert newest.get(timeout=PROMPTLY) == 2
-    assert overlaps(recorder.events()) == []

@@ -7,7 +7,7 @@ import pytest
 from celery import chain, chord, group, states
 from celery.exceptions import ChordError, TaskRevokedError
 
-from celery_singleton_lock import CallRevoked, LockHeld
+from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
 from tests.recorder import Recorder
 from tests.waiting import until
@@ -29,40 +29,6 @@ def holder(tasks: Any, worker: Worker, recorder: Recorder) -> Any:
     held = [task.delay("k", 30) for task in (tasks.skipped,)]
     until(lambda: recorder.events("enter"), "the holder runs")
     return held[0]
-
-
-def test_a_skipped_call_ends_as_revoked_at_once_and_names_the_holder(tasks: Any, holder: Any, worker: Worker) -> None:
-    result = tasks.skipped.delay("k")
-
-    with pytest.raises(TaskRevokedError, match=holder.id):
-        result.get(timeout=PROMPTLY)
-
-    assert result.state == states.REVOKED
-    line = next(line for line in worker.log().splitlines() if "lock.conflict" in line)
-    for fact in (tasks.skipped.lock_key_for("k"), f"task_id={result.id}", f"holder={holder.id}", "outcome=skipped"):
-        assert fact in line
-
-
-def test_every_result_of_a_skipped_call_carries_the_facts(tasks: Any, holder: Any) -> None:
-    members = group(tasks.skipped.s("k"), tasks.skipped.s("free")).delay()
-    last = chain(tasks.skipped.si("k"), tasks.after.s(), tasks.after.s()).delay()
-    skipped = [tasks.skipped.delay("k"), members[0], last, last.parent, last.parent.parent]
-
-    until(lambda: all(result.ready() for result in skipped), "all have ended")
-
-    for result in skipped:
-        error = result.info
-        assert type(error) is CallRevoked
-        assert (error.key, error.holder_task_id) == (tasks.skipped.lock_key_for("k"), holder.id)
-        assert error.reason == "skipped"
-        assert str(error) == f"lock key={error.key} is held by task_id={holder.id}"
-
-
-def test_a_chord_that_fails_of_a_skipped_call_names_the_holder(tasks: Any, holder: Any) -> None:
-    result = chord([chain(tasks.skipped.si("k"), tasks.after.s()), tasks.skipped.s("free")])(tasks.collect.s())
-
-    with pytest.raises((CallRevoked, ChordError), match=f"is held by task_id={holder.id}"):
-        result.get(timeout=PROMPTLY)
 
 
 def test_a_skipped_member_of_a_group_raises_at_once(tasks: Any, holder: Any) -> None:
@@ -87,13 +53,6 @@ def test_a_skipped_member_of_a_chord_header_is_none_and_the_body_runs(tasks: Any
     result = chord([tasks.skipped.s("k"), tasks.skipped.s("free")])(tasks.collect.s())
 
     assert result.get(timeout=PROMPTLY) == [None, "ran"]
-
-
-def test_a_skipped_chord_body_raises_at_once(tasks: Any, holder: Any) -> None:
-    result = chord([tasks.skipped.s("free")])(tasks.skipped.si("k"))
-
-    with pytest.raises(TaskRevokedError, match=holder.id):
-        result.get(timeout=PROMPTLY)
 
 
 def test_a_skipped_step_of_a_chain_in_a_chord_header_does_not_hang_the_chord(tasks: Any, holder: Any) -> None:
@@ -133,14 +92,6 @@ def test_raise_fails_the_duplicate_with_the_holder_named(tasks: Any, worker: Wor
     assert 0 < raised.value.expires_in <= 3
 
 
-def test_a_skipped_duplicate_leaves_the_holders_lock_alone(tasks: Any, holder: Any) -> None:
-    for _ in range(3):
-        with pytest.raises(TaskRevokedError):
-            tasks.skipped.delay("k").get(timeout=PROMPTLY)
-
-    assert [found.task_id for found in tasks.skipped.lock_holders("k")] == [holder.id]
-
-
 def test_a_rescheduled_call_burns_no_retries_and_keeps_its_canvas(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:
@@ -153,11 +104,3 @@ def test_a_rescheduled_call_burns_no_retries_and_keeps_its_canvas(
     assert header.get(timeout=20) == [1, 2]
     assert chained.get(timeout=20) == ["after", 3]
     assert "outcome=rescheduled" in worker.log()
-
-
-def test_steps_of_a_chain_that_share_a_key_all_run(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    # The next step is published before the result of this one is stored.
-    chains = [chain(*[tasks.refused.si(number)] * 5).delay() for number in range(5)]
-
-    assert [result.get(timeout=20) for result in chains] == ["ran"] * 5
-    assert len(recorder.events("enter")) == 25

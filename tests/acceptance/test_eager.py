@@ -2,16 +2,14 @@
 
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from celery import Celery, chain, chord, states
+from celery import Celery, states
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import CallRevoked, LockHeld, SingletonTask
-from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock import LockHeld, SingletonTask
 from tests.servers import Server
 
 
@@ -65,20 +63,6 @@ def test_an_eager_run_that_is_skipped_ends_revoked(app: Celery) -> None:
         inner[0].get()
 
 
-@pytest.mark.parametrize(("by_place", "by_name"), [((), {"throw": True}), ((None, None, None, None, 0, True), {})])
-def test_it_raises_if_it_is_told_to(app: Celery, by_place: tuple[Any, ...], by_name: dict[str, Any]) -> None:
-    @app.task(base=SingletonTask, bind=True, lock_key=("key",))
-    def task(self: Any, key: str) -> None:
-        with pytest.raises(CallRevoked):
-            other.apply((key,), *by_place, **by_name)
-
-    @app.task(base=SingletonTask, lock_key=("key",), lock_name=task.name)
-    def other(key: str) -> str:
-        return "ran"
-
-    assert task.apply(("k",)).state == states.SUCCESS
-
-
 @pytest.mark.parametrize("policy", ["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"])
 def test_an_eager_replacement_by_an_equal_call_runs_under_the_lease_of_the_outer_run(
     app: Celery, valkey: Server, policy: str
@@ -103,34 +87,6 @@ def test_an_eager_replacement_by_an_equal_call_runs_under_the_lease_of_the_outer
     assert task.lock_holders("k") == []
 
 
-@pytest.mark.parametrize("is_stored", [True, False])
-def test_an_eager_run_that_is_skipped_stores_its_end_as_any_other(app: Celery, is_stored: bool) -> None:
-    app.conf.task_store_eager_result = is_stored
-
-    @app.task(base=SingletonTask, lock_key=())
-    def task() -> None: ...
-
-    store_of(app).acquire(Claim(task.lock_key_for(), "of another", 30.0))
-    skipped = task.apply()
-
-    assert skipped.state == states.REVOKED
-    assert app.AsyncResult(skipped.id).state == (states.REVOKED if is_stored else states.PENDING)
-
-
-def test_each_step_of_an_eager_replacement_runs_under_the_lease_of_the_outer_run(app: Celery) -> None:
-    @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="raise")
-    def task(self: Any, key: str, does: str = "") -> Any:
-        if does == "replace":
-            return self.replace(chain(self.si(key), self.si(key, "call")))
-        with pytest.raises(LockHeld) if does == "call" else nullcontext():
-            if does == "call":
-                self.apply((key,), throw=True)
-        return self.lock.held
-
-    assert task.apply(("k", "replace")).get() is True
-    assert task.lock_holders("k") == []
-
-
 def test_an_eager_call_does_not_wait_for_its_own_thread(app: Celery, valkey: Server) -> None:
     inner = []
 
@@ -150,40 +106,3 @@ def test_an_eager_call_does_not_wait_for_its_own_thread(app: Celery, valkey: Ser
     with pytest.raises(LockHeld, match=result.id):
         inner[0].get()
     assert messages(valkey) == 0
-
-
-def test_an_eager_call_to_itself_that_would_wait_is_refused(app: Celery) -> None:
-    inner = []
-
-    @app.task(base=SingletonTask, lock_key=("key",), lock_on_conflict="wait")
-    def task(key: str, again: bool = True) -> str:
-        if again:
-            inner.append(task.apply((key, False)))
-        return "ran"
-
-    with within(10):
-        result = task.apply(("k",))
-
-    assert result.get() == "ran"
-    with pytest.raises(LockHeld, match=result.id):
-        inner[0].get()
-
-
-def test_an_eager_chord_fails_with_a_skipped_member_but_not_with_one_that_has_a_result(app: Celery) -> None:
-    @app.task(base=SingletonTask, lock_key=(), lock_name="shared")
-    def skipped() -> None: ...
-
-    @app.task(base=SingletonTask, lock_key=(), lock_name="shared", lock_skip_result="nothing")
-    def skipped_with_result() -> None: ...
-
-    @app.task
-    def plain(value: Any) -> Any:
-        return value
-
-    @app.task(base=SingletonTask, lock_key=(), lock_name="shared")
-    def holder() -> Any:
-        with pytest.raises(TaskRevokedError):
-            chord([plain.s(1), skipped.s()], plain.s()).apply().get(disable_sync_subtasks=False)
-        return chord([plain.s(1), skipped_with_result.s()], plain.s()).apply().get(disable_sync_subtasks=False)
-
-    assert holder.apply().get() == [1, "nothing"]

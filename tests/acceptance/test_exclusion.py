@@ -35,11 +35,7 @@ def publish(env: dict[str, str]) -> None:
 def run_load(env: dict[str, str], recorder: Recorder) -> None:
     with workers(APP, env, 2) as pair:
         publish(env)
-        until(
-            lambda: len(recorder.events("leave")) >= PUBLISHERS * CALLS_EACH,
-            "every call has run",
-            timeout=60,
-        )
+        until(lambda: len(recorder.events("leave")) >= PUBLISHERS * CALLS_EACH, "every call has run", timeout=60)
         # A warm shutdown: who was killed between its body and its release would leave its key.
         for worker in pair:
             worker.send(signal.SIGTERM)

@@ -76,34 +76,6 @@ def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_
         assert joiner.get(timeout=20) == 1
 
 
-def test_a_joiner_waits_for_the_retry_of_its_holder(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    task = combined.retrying_join
-    with workers("tests.acceptance.combined_app", {**env, "C_FORCE_ROOT": "1"}, 1) as (worker,):
-        task.delay("k", 1, countdown=4, gate="it retries")
-        until(lambda: recorder.events("enter"), "it runs")
-        joiner = task.delay("k", 2)
-        until(lambda: times_joined(worker, joiner) > 0, "it has joined")
-        open_gate(recorder, "it retries")
-
-        assert joiner.get(timeout=20) == 1
-
-
-def test_a_joiner_takes_no_result_of_an_earlier_run_of_the_same_task_id(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    task = combined.by_policy["join"]
-    with workers("tests.acceptance.combined_app", {**env, "C_FORCE_ROOT": "1"}, 1) as (worker,):
-        with pytest.raises(ValueError, match="1"):
-            task.apply_async(("k", 1), {"fails": True}, task_id="nightly").get(timeout=10)
-        task.apply_async(("k", 2, 0.0, "it ends"), task_id="nightly")
-        until(lambda: len(recorder.events("enter")) == 2, "it runs again")
-        joiner = task.delay("k", 3)
-        until(lambda: times_joined(worker, joiner) >= 2, "it has joined, and looked")
-        open_gate(recorder, "it ends")
-
-        assert joiner.get(timeout=10) == 2
-
-
 def times_joined(worker: Worker, joiner: Any) -> int:
     """By the line of Celery; ours is at INFO for the first time only."""
     return worker.log().count(f"[{joiner.id}] retry:")

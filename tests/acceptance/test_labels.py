@@ -9,10 +9,7 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock.operations.cli import singleton
-from celery_singleton_lock.stores.records import Claim, Facts
-from celery_singleton_lock.stores.redis.store import RedisStore
 from tests.recorder import Recorder
-from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
@@ -48,7 +45,7 @@ def test_operators_read_it_beside_the_key(
         until(lambda: len(recorder.events("enter")) == 2, "they run")
         rows = {(row["task_name"], row["state"]): row["label"] for row in json.loads(listed("--json"))}
         head, *lines = listed().splitlines()
-        assert "lock.unlabelled" not in worker.log()
+        assert "lock.label_failed" not in worker.log()
         assert "supplier 7" not in worker.log()
 
     assert rows == {
@@ -61,12 +58,6 @@ def test_operators_read_it_beside_the_key(
     assert queued.id in listed("--wide")
 
 
-def test_without_labels_there_is_no_column(tasks: Any, listed: Callable[..., str], env: dict[str, str]) -> None:
-    tasks.queued_unlabelled.apply_async(("k", 8), queue="nobody")
-
-    assert "LABEL" not in listed()
-
-
 @pytest.mark.parametrize("name", ["failing", "failing_in_the_queue"])
 def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
     tasks: Any, env: dict[str, str], caplog: pytest.LogCaptureFixture, name: str
@@ -74,29 +65,13 @@ def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
     task = getattr(tasks, name)
     with workers(APP, env, 1) as (worker,):
         assert task.delay("k", 7).get(timeout=PROMPTLY) == "ran"
-        lines = [line for line in worker.log().splitlines() if "lock.unlabelled" in line]
+        lines = [line for line in worker.log().splitlines() if "lock.label_failed" in line]
 
     (line,) = lines
     assert all(word in line for word in ("WARNING", f"key={task.lock_key_for('k', 7)} task_id=", "AttributeError"))
     assert "lock_label" in line
-    published = [record for record in caplog.records if record.getMessage().startswith("lock.unlabelled")]
+    published = [record for record in caplog.records if record.getMessage().startswith("lock.label_failed")]
     assert len(published) == (name == "failing_in_the_queue")
 
 
 # What it costs.
-
-
-def test_a_run_with_a_label_sends_two_commands_as_any_other(valkey: Server) -> None:
-    store = RedisStore(valkey.url, {})
-    wanted = Claim("singleton:v3:{a:00}", "a", 30.0, facts=Facts("id", hostname="w", pid=1, label="supplier 7"))
-    store.acquire(wanted)
-    store.release(wanted, 1)
-    with valkey.client() as client:
-        client.config_resetstat()
-        store.acquire(wanted)
-        store.release(wanted, 1)
-        sent = {name: facts["calls"] for name, facts in client.info("commandstats").items()}
-    store.close()
-
-    assert sent["cmdstat_evalsha"] == 2
-    assert not any(name.startswith(("cmdstat_eval|", "cmdstat_script")) for name in sent)

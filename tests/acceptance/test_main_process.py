@@ -7,11 +7,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from billiard.exceptions import WorkerLostError
-from celery import Celery
 
 from tests.acceptance import combined_app as combined
-from tests.acceptance.conftest import APP as ACCEPTANCE
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -46,31 +43,6 @@ def test_a_worker_outlives_an_expired_message_that_makes_no_key(
     assert recorder.events("enter") == []
 
 
-@pytest.mark.parametrize("kind", ["a format", "a callable"])
-def test_a_message_that_makes_no_key_fails(tasks: Any, worker: Worker, kind: str) -> None:
-    result = tasks.app.send_task(combined.keyed_by[kind].name, ("no number",))
-
-    with pytest.raises(Exception, match=r"no number|format code|concatenate"):
-        result.get(timeout=PROMPTLY)
-    assert result.state == "FAILURE"
-    assert lives(worker)
-
-
-@pytest.mark.prove
-def test_a_killed_child_fails_although_the_main_process_can_make_no_key(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
-    task = combined.keyed_by["a callable of children"]
-    result = task.delay("k", 30)
-    os.kill(until(lambda: recorder.events("enter"), "it runs")[0].pid, signal.SIGKILL)
-
-    with pytest.raises(WorkerLostError):
-        result.get(timeout=PROMPTLY)
-    assert result.state == "FAILURE"
-    assert lives(worker)
-    until(lambda: not task.lock_holders("k"), "its key is free")
-
-
 @pytest.mark.prove
 def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = combined.keyed_by["a callable on record"]
@@ -90,19 +62,3 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worke
 
     makers = {int(pid) for pid in recorder._client.smembers("makers of keys")}
     assert worker.pid not in makers
-
-
-@pytest.mark.prove
-@pytest.mark.skipif(not hasattr(Celery().conf, "worker_soft_shutdown_timeout"), reason="it is new in Celery 5.5")
-def test_an_end_outlives_the_shutdown_of_its_worker(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    # While a soft shutdown waits, the worker reads of no end; then it takes all it knows for calls to be tried again.
-    with workers(ACCEPTANCE, {**env, "TEST_SOFT_SHUTDOWN": "3"}, 1) as (worker,):
-        result = tasks.retrying.delay("k", attempts=0, finish=1.0, fails=True)
-        until(lambda: recorder.events("enter"), "it runs")
-        worker.send(signal.SIGQUIT)
-        until(lambda: result.state == "FAILURE", "it has ended")
-        worker.wait()
-
-        assert "Cold shutdown" in worker.log()
-        # Asked for anew, because the first has been told of an end.
-        assert tasks.app.AsyncResult(result.id).state == "FAILURE"

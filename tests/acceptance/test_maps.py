@@ -5,33 +5,16 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import LockHeld
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
-from tests.recorder import Event, Recorder, overlaps
-from tests.servers import Server
+from tests.recorder import Recorder, of_key, overlaps
 from tests.waiting import until
-from tests.workers import workers
 
-APP = "tests.acceptance.combined_app"
 PROMPTLY = 15
 
 
-@pytest.fixture(scope="module")
-def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
-    return valkey_process
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _worker(valkey: Server) -> Iterator[None]:
-    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=4):
-        yield
-
-
-def of_key(recorder: Recorder, key: str) -> list[Event]:
-    return [event for event in recorder.events() if event.key == key]
+valkey, worker = one_worker(4, autouse=True)
 
 
 @pytest.fixture
@@ -77,32 +60,6 @@ def test_an_item_that_is_skipped_has_no_result(tasks: Any, held: Any, form: str)
     assert FORMS[form](combined.mapped["skip"], key).apply_async().get(timeout=PROMPTLY) in (expected, [expected])
 
 
-def test_an_item_that_is_skipped_has_the_result_that_its_task_says(tasks: Any, held: Any) -> None:
-    task, key = combined.mapped_with_result, "with-result"
-    held(task, key)
-
-    assert task.map([key, "free"]).apply_async().get(timeout=PROMPTLY) == ["skipped", "ran"]
-
-
-def test_an_item_that_is_refused_fails_its_map(tasks: Any, held: Any) -> None:
-    task, key = combined.mapped["raise"], "refused"
-    holder = held(task, key)
-
-    with pytest.raises(LockHeld, match=holder.id):
-        task.map([key]).apply_async().get(timeout=PROMPTLY)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("policy", ["reschedule", "wait", "join", "rerun", "replace"])
-def test_an_item_that_may_wait_waits_its_turn(tasks: Any, recorder: Recorder, held: Any, policy: str) -> None:
-    task, key = combined.mapped[policy], f"waits-{policy}"
-    holder = held(task, key, 1.5)
-
-    assert task.map([key, key]).apply_async().get(timeout=PROMPTLY) == ["ran", "ran"]
-    holder.get(timeout=PROMPTLY, propagate=False)
-    assert overlaps(of_key(recorder, key)) == []
-
-
 @pytest.mark.prove
 def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(tasks: Any, recorder: Recorder) -> None:
     task, key = combined.mapped["replace"], "replaced-item"
@@ -111,16 +68,3 @@ def test_an_item_that_is_replaced_has_no_result_and_its_map_goes_on(tasks: Any, 
 
     assert task.delay(key, 3).get(timeout=PROMPTLY) == "ran"
     assert items.get(timeout=PROMPTLY) == [None, "ran"]
-
-
-@pytest.mark.prove
-def test_who_joins_an_item_ends_with_a_result_of_its_own(tasks: Any, recorder: Recorder) -> None:
-    task, key = combined.mapped["join"], "joined-item"
-    items = task.starmap([(key, 1, 0, key), ("free", 2)]).apply_async()
-    until(lambda: of_key(recorder, key), "the item runs")
-    joiner = task.delay(key, 3)
-    until(lambda: joiner.state == "RETRY", "it has joined")
-    open_gate(recorder, key)
-
-    assert joiner.get(timeout=PROMPTLY) == "ran"
-    assert items.get(timeout=PROMPTLY) == ["ran", "ran"]

@@ -3,18 +3,18 @@
 import json
 import os
 import signal
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Task
-from celery.exceptions import NotRegistered, TaskRevokedError
+from celery.exceptions import NotRegistered
 from kombu import serialization
 
 from celery_singleton_lock import LockHeld, SingletonTask
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
-from tests.recorder import Event, Recorder
+from tests.recorder import Recorder, of_key
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -23,22 +23,7 @@ APP = "tests.acceptance.combined_app"
 PROMPTLY = 10
 
 
-@pytest.fixture(scope="module")
-def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
-    return valkey_process
-
-
-@pytest.fixture(scope="module")
-def worker(valkey: Server) -> Iterator[Worker]:
-    """One for all tests, each of which has a key of its own."""
-    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=6) as (worker,):
-        yield worker
-
-
-def entered(recorder: Recorder, key: str) -> list[Event]:
-    return [event for event in recorder.events("enter") if event.key == key]
+valkey, worker = one_worker(6)
 
 
 def published(task: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +50,7 @@ def test_a_call_that_ended_without_a_run_is_queued_no_more(
 ) -> None:
     task, key = combined.unique[policy], f"without-a-run-{policy}"
     first = task.delay(key, 1, gate=key)
-    until(lambda: entered(recorder, key), "the first runs")
+    until(lambda: of_key(recorder, key, "enter"), "the first runs")
 
     second = task.delay(key, 2)
     second.get(timeout=PROMPTLY, propagate=False)
@@ -82,25 +67,6 @@ def test_a_call_that_fails_before_its_body_starts_is_queued_no_more(tasks: Any, 
         first.get(timeout=PROMPTLY)
 
     assert new_call(combined.stumbling, "stumbles", first).get(timeout=PROMPTLY) == 3
-
-
-def test_a_callback_that_is_a_duplicate_does_not_fail_the_call_that_has_it(tasks: Any, worker: Worker) -> None:
-    unique = combined.unique["raise"]
-    queued = unique.apply_async(("callback", 1), countdown=600)
-    try:
-        first = combined.by_policy["skip"].apply_async(("has-a-callback", 2), link=unique.si("callback", 3))
-        until(lambda: f"holder={queued.id}" in worker.log(), "the callback has come, and was refused", timeout=30)
-
-        assert first.get(timeout=PROMPTLY) == 2
-    finally:
-        queued.revoke()
-
-
-def test_a_call_that_is_rejected_before_its_body_starts_is_queued_no_more(tasks: Any, worker: Worker) -> None:
-    first = combined.stumbling.delay("rejected", stumbles="rejects")
-    until(lambda: "it is refused" in worker.log(), "it is rejected")
-
-    assert new_call(combined.stumbling, "rejected", first).get(timeout=PROMPTLY) == 3
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
@@ -135,7 +101,7 @@ def test_a_duplicate_of_a_call_that_waits_for_the_retry_of_a_lost_child_is_not_p
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:
     first = combined.dying.delay("lost-child", 1, 30)
-    os.kill(until(lambda: entered(recorder, "lost-child"), "it runs")[0].pid, signal.SIGKILL)
+    os.kill(until(lambda: of_key(recorder, "lost-child", "enter"), "it runs")[0].pid, signal.SIGKILL)
     until(lambda: first.state == "RETRY", "it waits for its retry", timeout=20)
 
     assert combined.dying.delay("lost-child", 2).id == first.id
@@ -149,7 +115,7 @@ def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_mo
 ) -> None:
     task, key = combined.dying_at_once, "lost-for-good"
     first = task.delay(key, 1, 30)
-    until(lambda: entered(recorder, key), "it runs")
+    until(lambda: of_key(recorder, key, "enter"), "it runs")
     second = task.delay(key, 2)
     until(lambda: f"task_id={second.id} holder" in worker.log(), "the other one waits")
 
@@ -162,23 +128,6 @@ def test_a_waiting_call_whose_child_is_lost_after_its_last_retry_is_queued_no_mo
 
     until(lambda: task.delay(key, 3).id != second.id, "it is queued no more", timeout=20)
     first.revoke(terminate=True, signal="SIGKILL")
-
-
-@pytest.mark.prove
-def test_calls_that_expire_while_they_come_again_leave_nothing(
-    tasks: Any, worker: Worker, recorder: Recorder, valkey: Server
-) -> None:
-    task, key = combined.rescheduled, "expiring"
-    holder = task.delay(key, 1, 4)
-    until(lambda: entered(recorder, key), "it runs")
-    expiring = [task.apply_async((key, 2), expires=1.5) for _ in range(3)]
-    for result in expiring:
-        with pytest.raises(TaskRevokedError):
-            result.get(timeout=PROMPTLY)
-
-    holder.get(timeout=PROMPTLY)
-    with valkey.client(database=2) as locks:
-        until(lambda: not locks.exists(task.lock_key_for(key)), "nothing is left", timeout=3)
 
 
 @pytest.mark.parametrize("mode", combined.waiting_by_mode)
@@ -205,20 +154,4 @@ def test_a_queued_call_of_later_does_not_keep_a_retry_out(tasks: Any, worker: Wo
         assert first.get(timeout=2 * PROMPTLY) == 1
     finally:
         later.revoke()
-    assert [event.facts["attempt"] for event in entered(recorder, key)] == [0, 1]
-
-
-@pytest.mark.prove
-def test_a_duplicate_of_a_call_that_waits_for_its_retry_is_not_published(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
-    task, key = combined.retrying_by_mode["until_executed"], "waits-for-its-retry"
-    first = task.delay(key, 1, countdown=5)
-    until(lambda: first.state == "RETRY", "it waits for its retry")
-
-    second = task.delay(key, 2)
-
-    assert second.id == first.id
-    assert first.get(timeout=2 * PROMPTLY) == 1
-    assert [event.facts["number"] for event in entered(recorder, key)] == [1, 1]
-    assert new_call(task, key, first).get(timeout=PROMPTLY) == 3
+    assert [event.facts["attempt"] for event in of_key(recorder, key, "enter")] == [0, 1]

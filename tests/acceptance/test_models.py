@@ -6,12 +6,9 @@ from typing import Any
 
 import pytest
 from celery.app import base
-from celery.exceptions import TaskRevokedError
 
-from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server
-from tests.waiting import until
 from tests.workers import Worker, workers
 
 pytestmark = pytest.mark.prove
@@ -37,31 +34,6 @@ def models(tasks: Any) -> Any:
 
 def publish(models: Any, by_name: bool, *args: Any) -> Any:
     return models.app.send_task(models.load.name, args) if by_name else models.load.delay(*args)
-
-
-@pytest.mark.parametrize("by_name", [False, True], ids=["delay", "send_task"])
-def test_a_default_of_the_model_counts_as_if_it_had_been_passed(
-    models: Any, worker: Worker, recorder: Recorder, by_name: bool
-) -> None:
-    holder = publish(models, by_name, {"supplier_id": 1}, "ends")
-    until(lambda: recorder.events("enter"), "it runs")
-    duplicate = publish(models, by_name, {"supplier_id": 1, "full": False}, "ends")
-
-    with pytest.raises(TaskRevokedError, match=holder.id):
-        duplicate.get(timeout=PROMPTLY)
-    assert publish(models, by_name, {"supplier_id": 1, "full": True}).get(timeout=PROMPTLY) == "ran"
-    open_gate(recorder, "ends")
-    assert holder.get(timeout=PROMPTLY) == "ran"
-
-
-@pytest.mark.parametrize("name", ["load", "load_once"])
-def test_what_is_no_model_is_published_and_fails_in_the_worker(models: Any, worker: Worker, name: str) -> None:
-    result = getattr(models, name).delay({"supplier_id": "none"})
-
-    with pytest.raises(Exception, match="ValidationError"):
-        result.get(timeout=PROMPTLY)
-    assert result.state == "FAILURE"
-    assert models.load.delay({"supplier_id": 1}).get(timeout=PROMPTLY) == "ran"
 
 
 def test_the_main_process_makes_no_model(models: Any, worker: Worker, recorder: Recorder) -> None:

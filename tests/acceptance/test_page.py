@@ -12,9 +12,8 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -25,8 +24,8 @@ from click.testing import CliRunner
 
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
@@ -36,7 +35,6 @@ from tests.waiting import until
 from tests.workers import workers
 
 PROMPTLY = 30
-MOST_ROWS = 200
 OF_ONE_PROCESS = "memory of one process"
 EVIL = "<script>alert(1)</script>' onload=a \" onclick=b &"
 
@@ -92,33 +90,21 @@ def test_a_page_without_locks_says_so(reader: Visitor) -> None:
     assert OF_ONE_PROCESS not in words_in(reply.body)
 
 
-def test_a_page_of_locks_in_memory_says_that_it_sees_those_of_its_process_alone(tasks: Any, reader: Visitor) -> None:
-    tasks.app.conf.singleton_lock_url = "memory://page"
-
-    assert OF_ONE_PROCESS in words_in(reader.get().body)
-
-
 def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reader: Visitor, store: Store) -> None:
     held, queued = tasks.skipped.lock_key_for("k"), tasks.refused.lock_key_for("k")
     store.acquire(claim(held, "id-1"))
     store.mark_queued(queued, "id-q", 60.0, limit=0, quiet=0.0)
-    with store.waiter(claim(held, token="w")) as waiter:
-        waiter.ask()
+    waits, lock = store.waiter(claim(held, "id-w", token="w")), store.waiter(claim(held, token="l"))
+    with waits, lock:
+        waits.ask()
+        lock.ask()
         said = words_in(reader.get().body)
 
-    assert f"{tasks.skipped.name} {held} held id-1 w1@web:7" in said
+    assert f"{tasks.skipped.name} {held} waiting: id-w, a Lock held id-1 w1@web:7" in said
     # It is due since the publication, and 60 of its 3600 seconds are left.
     assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - 59m\d\ds", said)
-    assert "Held 1 Waiting 1 Queued 1" in said
-    assert re.search(rf"By task .* {re.escape(tasks.skipped.name)} 1 1 0 \d+\.\ds", said)
-
-
-def test_a_mount_without_a_slash_at_its_end_is_the_page(reader: Visitor) -> None:
-    reply = reader.get("", SCRIPT_NAME="/ops/locks")
-
-    assert reply.status == 200
-    assert 'action="/ops/locks/"' in reply.body
-    assert 'href="/ops/locks/locks.json"' in reply.body
+    assert "Held 1 Waiting 2 Queued 1" in said
+    assert re.search(rf"By task .* {re.escape(tasks.skipped.name)} 1 2 0 \d+\.\ds", said)
 
 
 def test_a_mount_leads_to_no_other_host(operator: Visitor) -> None:
@@ -136,36 +122,6 @@ def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor,
     assert json.loads(reader.get("/locks.json", "name=nothing").body) == []
 
 
-@pytest.mark.parametrize("pattern", ["skipped", "*.skipped", "tests.acceptance.app.skippe[d]"])
-def test_a_filter_is_a_part_of_a_name_or_a_glob(tasks: Any, reader: Visitor, store: Store, pattern: str) -> None:
-    for task in (tasks.skipped, tasks.refused):
-        store.acquire(claim(task.lock_key_for("k")))
-
-    reply = reader.get("/", f"name={pattern}")
-
-    assert tasks.skipped.lock_key_for("k") in reply.body
-    assert tasks.refused.lock_key_for("k") not in reply.body
-    assert f'value="{pattern}"' in reply.body
-
-
-def test_a_page_has_an_end(reader: Visitor, store: Store) -> None:
-    for number in range(MOST_ROWS + 3):
-        store.mark_queued(f"singleton:v3:{{shop.{number:03}:{number:032}}}", f"id-{number}", 60.0, limit=0, quiet=0.0)
-
-    said = words_in(reader.get().body)
-
-    assert said.count(" queued id-") == MOST_ROWS
-    assert "And 3 more" in said
-    assert f"Queued {MOST_ROWS + 3}" in said
-
-
-def test_a_page_is_loaded_again_only_if_it_is_asked_to(reader: Visitor) -> None:
-    assert "http-equiv" not in reader.get().body
-    assert '<meta http-equiv="refresh" content="5">' in reader.get("/", "refresh=5").body
-    assert 'content="2"' in reader.get("/", "refresh=0").body
-    assert "http-equiv" not in reader.get("/", "refresh=1;url=https://evil.example").body
-
-
 def test_names_are_text_and_no_part_of_the_page(operator: Visitor, store: Store) -> None:
     name = EVIL.replace("{", "%7B")
     store.acquire(claim(f"singleton:v3:{{{name}:{0:032}}}", EVIL))
@@ -176,6 +132,19 @@ def test_names_are_text_and_no_part_of_the_page(operator: Visitor, store: Store)
     assert "script" not in seen.tags
     assert {name for name in seen.attributes if name.startswith("on")} == set()
     assert EVIL in words_in(body)
+
+
+def test_of_many_that_wait_the_first_are_named_once(tasks: Any, reader: Visitor, store: Store) -> None:
+    key = tasks.skipped.lock_key_for("k")
+    for token in "ab":
+        store.acquire(claim(key, f"id-{token}", token, limit=2))
+    with ExitStack() as waiting:
+        for number in range(12):
+            waiting.enter_context(store.waiter(claim(key, f"w-{number}", token=f"w{number}", limit=2))).ask()
+        said = words_in(reader.get().body)
+
+    assert said.count("waiting: w-0, w-1,") == 1
+    assert "w-9 and 2 more" in said
 
 
 def test_no_token_is_shown(tasks: Any, operator: Visitor, store: Store) -> None:
@@ -217,23 +186,6 @@ def test_a_page_without_its_store_says_why(reader: Visitor, away: str) -> None:
     assert "pa55" not in reply.body
 
 
-@pytest.mark.prove
-def test_programs_are_told_that_the_store_is_away(reader: Visitor, away: str) -> None:
-    reply = reader.get("/locks.json")
-
-    assert reply.status == 503
-    assert "pa55" not in reply.body
-    assert json.loads(reply.body)["problem"]
-    assert reader.get("/healthz").status == 503
-
-
-def test_a_setting_that_cannot_work_is_told(tasks: Any, reader: Visitor) -> None:
-    tasks.app.conf.singleton_lock_url = "ftp://somewhere"
-
-    assert reader.get().status == 503
-    assert "unknown scheme" in reader.get().body
-
-
 def test_health_is_that_of_the_store(reader: Visitor) -> None:
     assert (reader.get("/healthz").status, reader.get("/healthz").body) == (200, "ok\n")
 
@@ -262,13 +214,6 @@ def test_what_is_held_and_what_was_counted_is_told_to_prometheus(tasks: Any, rea
     assert not any("of-user" in line or "celery." in line for line in lines)
 
 
-def test_prometheus_is_told_that_the_store_is_away(reader: Visitor, away: str) -> None:
-    reply = reader.get("/metrics")
-
-    assert reply.status == 200
-    assert [line for line in reply.body.splitlines() if not line.startswith("#")] == ["singleton_lock_up 0.0"]
-
-
 def test_a_user_who_may_not_walk_the_keys_has_the_counters(tasks: Any, reader: Visitor, valkey: Server) -> None:
     with valkey.client() as client:
         client.execute_command("ACL", "SETUSER", "scraper", "reset", "on", ">pa55", "~*", "&*", "+@all", "-scan")
@@ -294,17 +239,6 @@ def test_pages_are_read_and_nothing_else(reader: Visitor, method: str, path: str
     reply = reader.ask(method, path)
 
     assert (reply.status, ", ".join(sorted(reply.headers["Allow"].split(", ")))) == (405, "GET, HEAD, OPTIONS")
-
-
-def test_a_head_has_no_body(reader: Visitor) -> None:
-    reply = reader.ask("HEAD", "/")
-
-    assert (reply.status, reply.body) == (200, "")
-    assert int(reply.headers["Content-Length"]) > 500
-
-
-def test_what_is_not_there_is_not_found(reader: Visitor) -> None:
-    assert reader.get("/admin").status == 404
 
 
 # Who may break.
@@ -375,10 +309,6 @@ def test_a_holder_that_came_meanwhile_is_not_broken_with_the_marks(tasks: Any, o
     assert store.broken_by(mine) is None
 
 
-def test_a_holder_that_is_gone_is_told_as_nothing(tasks: Any, operator: Visitor) -> None:
-    assert sent(operator, {"key": tasks.skipped.lock_key_for("k"), "holder": "id-1"}) == (303, "/?said=nothing")
-
-
 @pytest.mark.parametrize("key", ["", "*", "singleton:v3:{a:0}", "celery-task-meta-1"])
 def test_only_one_key_of_this_app_can_be_broken(operator: Visitor, key: str) -> None:
     assert sent(operator, {"key": key, "holder": "x"})[0] == 400
@@ -434,13 +364,6 @@ def test_a_form_with_another_token_is_refused(tasks: Any, operator: Visitor, tok
     assert sent(operator, {"key": tasks.skipped.lock_key_for("k"), "holder": "x", "csrf_token": token})[0] == 400
 
 
-def test_a_form_that_is_too_large_is_not_read(operator: Visitor) -> None:
-    page = operator.get()
-    reply = operator.send("/break", "a=1&" * 5000, HTTP_COOKIE=page.cookie())
-
-    assert reply.status == 413
-
-
 def test_a_token_is_kept_from_scripts_and_from_other_sites(operator: Visitor) -> None:
     cookie = operator.get("/", SCRIPT_NAME="/ops").headers["Set-Cookie"]
 
@@ -470,13 +393,6 @@ def basic(user: str, password: str) -> str:
 # What an operator asked for.
 
 
-def test_the_page_shows_the_label_of_a_call(reader: Visitor, store: Store) -> None:
-    key = f"singleton:v3:{{shop.import:{0:032}}}"
-    store.acquire(Claim(key, "t", 30.0, facts=Facts("id-1", label="supplier <9>")))
-
-    assert "shop.import supplier <9> singleton" in words_in(reader.get().body)
-
-
 def test_who_has_asked_a_holder_to_stop_is_shown_until_it_has_ended(
     tasks: Any, operator: Visitor, store: Store
 ) -> None:
@@ -493,22 +409,6 @@ def test_who_has_asked_a_holder_to_stop_is_shown_until_it_has_ended(
     store.release(mine, granted.place)
     store.acquire(claim(mine.key, "id-2", token="next"))
     assert "asked to stop" not in words_in(Visitor(application(tasks.app)).get().body)
-
-
-def test_a_beat_is_marked_as_one_and_cannot_be_broken_by_a_mistake(operator: Visitor, store: Store) -> None:
-    mine = Claim(f"singleton:v3:{{celery.beat.shop:{0:032}}}", "t", 30.0, facts=Facts("", "celery.beat", "web1", 7))
-    store.acquire(mine)
-
-    page = operator.get().body
-    assert "} beat - web1:7" in words_in(page)
-    assert "Ask to stop" not in page
-    assert sent(operator, {"key": mine.key, "holder": "web1:7"}) == (303, "/?said=beat")
-    assert store.broken_by(mine) is None
-
-
-def test_a_person_switches_refreshing_on_and_off(reader: Visitor) -> None:
-    assert 'href="/?name=shop.*&amp;refresh=5"' in reader.get("/", "name=shop.*").body
-    assert 'href="/?name=shop.*"' in reader.get("/", "name=shop.*&refresh=5").body
 
 
 def test_a_missing_extra_is_one_line_with_the_command_to_type(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -610,25 +510,8 @@ def test_a_place_where_others_would_come_is_refused(tasks: Any, bind: str, says:
     assert says in done.stderr
 
 
-def test_a_port_that_is_taken_is_told(tasks: Any, valkey: Server) -> None:
-    bind = f"127.0.0.1:{valkey.port}"
-    done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
+def test_prometheus_is_told_that_the_store_is_away(reader: Visitor, away: str) -> None:
+    reply = reader.get("/metrics")
 
-    assert done.exit_code == 1
-    assert f"cannot listen on {bind}" in done.stderr
-    assert OF_ONE_PROCESS not in done.stderr
-
-
-def test_the_command_says_that_locks_in_memory_are_those_of_one_process(tasks: Any, valkey: Server) -> None:
-    tasks.app.conf.singleton_lock_url = "memory://page"
-    # A port that is taken, so that it ends.
-    bind = f"127.0.0.1:{valkey.port}"
-    done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
-
-    assert done.stderr.find(OF_ONE_PROCESS) >= 0
-
-
-def test_the_style_is_in_the_package() -> None:
-    folder = Path(str(sys.modules["celery_singleton_lock.web"].__file__)).parent
-
-    assert "prefers-color-scheme: dark" in (folder / "page.css").read_text(encoding="utf-8")
+    assert reply.status == 200
+    assert [line for line in reply.body.splitlines() if not line.startswith("#")] == ["singleton_lock_up 0.0"]

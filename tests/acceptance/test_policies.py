@@ -1,23 +1,17 @@
 """P3 and P5: what the caller of a run without the lock sees, for each policy, in each place of a canvas."""
 
 import json
-import os
 import re
-import signal
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from celery import chain, chord, group, states
-from celery.exceptions import ChordError, TaskRevokedError
+from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
-from tests.servers import FakeClock
 from tests.waiting import until
 from tests.workers import Worker, workers
 
@@ -48,13 +42,6 @@ def hold(
 def before_the_gate(policy: str) -> int:
     """Seconds of sleep; a run that is replaced is interrupted in it, and not while it asks about the gate."""
     return 30 if policy == "replace" else 0
-
-
-def hold_also(tasks: Any, recorder: Recorder, policy: str) -> Any:
-    """A run that has begun, and whose key and gate have the name of its policy."""
-    held = tasks.by_policy[policy].delay(policy, 1, before_the_gate(policy), gate=policy)
-    until(lambda: policy in [event.key for event in recorder.events("enter")], "the holder runs")
-    return held
 
 
 def met(worker: Worker) -> set[str]:
@@ -97,65 +84,6 @@ def test_join_ends_with_the_holders_result(tasks: Any, worker: Worker, recorder:
     assert after_a_holder(tasks, worker, recorder, "join") == [1, [1, 0], ["after", 1], [1, 0], 1]
 
 
-@contextmanager
-def listening(app: Any) -> Iterator[tuple[list[dict[str, Any]], Any]]:
-    """What workers say of conflicts meanwhile, to whoever listens, and the state of all tasks as a monitor has it."""
-    heard: list[dict[str, Any]] = []
-    monitor = app.events.State()
-
-    def hear(event: dict[str, Any]) -> None:
-        monitor.event(event)
-        heard.extend([event] if event["type"] == "lock-conflict" else [])
-
-    with app.connection_for_read() as connection:
-        receiver = app.events.Receiver(connection, handlers={"*": hear})
-        listener = threading.Thread(target=receiver.capture, kwargs={"timeout": 60, "wakeup": False})
-        listener.start()
-        yield heard, monitor
-        receiver.should_stop = True
-        listener.join(25)
-
-
-@pytest.mark.prove
-def test_an_event_tells_of_a_conflict_where_somebody_listens(
-    env: dict[str, str], tasks: Any, broker: str, recorder: Recorder
-) -> None:
-    with listening(tasks.app) as (heard, _), workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E"):
-        (holder,) = hold(tasks, recorder, "skip", "k", seconds=30)
-        duplicate = tasks.by_policy["skip"].delay("k")
-
-        event = until(lambda: heard, "the event is heard")[0]
-        assert (event["uuid"], event["holder"], event["outcome"]) == (duplicate.id, holder.id, "skipped")
-
-
-@pytest.mark.prove
-def test_a_monitor_sees_each_call_end(env: dict[str, str], tasks: Any, broker: str, recorder: Recorder) -> None:
-    with (
-        listening(tasks.app) as (_, monitor),
-        workers(APP, {**env, "TEST_BROKER": broker}, 1, "-E", concurrency=6) as (worker,),
-    ):
-        holders = {policy: hold_also(tasks, recorder, policy) for policy in ("skip", "reschedule", "replace")}
-        later = {policy: tasks.by_policy[policy].delay(policy, 2) for policy in holders}
-        for policy in ("skip", "reschedule"):
-            told = f"task_id={later[policy].id} holder={holders[policy].id}"
-            until(lambda told=told: told in worker.log(), "they meet")  # type: ignore[misc]
-            open_gate(recorder, policy)
-
-        def seen() -> dict[str, tuple[str, str]]:
-            return {
-                policy: (monitor.tasks[holders[policy].id].state, monitor.tasks[later[policy].id].state)
-                for policy in holders
-                if {holders[policy].id, later[policy].id} <= set(monitor.tasks)
-            }
-
-        expected = {
-            "skip": ("SUCCESS", "REVOKED"),
-            "reschedule": ("SUCCESS", "SUCCESS"),
-            "replace": ("REVOKED", "SUCCESS"),
-        }
-        until(lambda: seen() == expected, "all have ended", timeout=40)
-
-
 def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
     (holder,) = hold(tasks, recorder, "skip", "k", seconds=30)
@@ -171,21 +99,6 @@ def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: R
     assert header.get(timeout=PROMPTLY) == [None, 0]
 
 
-def test_raise_fails_with_the_holder_named(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    task = tasks.by_policy["raise"]
-    (holder,) = hold(tasks, recorder, "raise", "k", seconds=30)
-
-    single, members = task.delay("k"), group(task.s("k"), task.s("free")).delay()
-    steps = chain(task.si("k"), tasks.after.s()).delay()
-    header, body = chord([task.s("k"), task.s("free2")])(tasks.collect.s()), chord([task.s("free3")])(task.si("k"))
-
-    for result in (single, members, steps, body):
-        with pytest.raises(LockHeld, match=holder.id):
-            result.get(timeout=PROMPTLY)
-    with pytest.raises((LockHeld, ChordError), match=holder.id):
-        header.get(timeout=PROMPTLY)
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize(
     ("policy", "reason"), [("skip", "skipped"), ("raise", "raised"), ("rerun", "superseded"), ("replace", "replaced")]
@@ -197,10 +110,9 @@ def test_what_is_stored_says_as_data_which_call_was_left_the_work(
     (holder,) = hold(tasks, recorder, policy, "k", seconds=20)
     second = task.delay("k", 2)
     until(lambda: f"task_id={second.id} holder={holder.id}" in worker.log(), "it is refused")
-    undone, other = {
-        "superseded": lambda: (second, task.delay("k", 3)),
-        "replaced": lambda: (holder, second),
-    }.get(reason, lambda: (second, holder))()
+    undone, other = {"superseded": lambda: (second, task.delay("k", 3)), "replaced": lambda: (holder, second)}.get(
+        reason, lambda: (second, holder)
+    )()
 
     undone.get(timeout=15, propagate=False)
     stored = json.loads(tasks.app.backend.get(tasks.app.backend.get_key_for_task(undone.id)))["result"]
@@ -215,39 +127,6 @@ def test_what_is_stored_says_as_data_which_call_was_left_the_work(
         assert (stored["exc_type"], facts) == ("CallRevoked", [key, other.id, reason])
         assert other.id in text
     assert undone.result.reason == reason
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("policy", ["reschedule", "wait"])
-def test_who_has_waited_long_enough_fails_and_leaves_no_trace(
-    tasks: Any, worker: Worker, recorder: Recorder, policy: str
-) -> None:
-    task = tasks.impatient[policy]
-    holder = task.delay("k", 1, gate="the other has failed")
-    until(lambda: recorder.events("enter"), "the holder runs")
-
-    with pytest.raises(LockHeld, match=holder.id):
-        task.delay("k", 2).get(timeout=PROMPTLY)
-
-    open_gate(recorder, "the other has failed")
-    assert holder.get(timeout=PROMPTLY) == 1
-    assert task.delay("k", 3).get(timeout=PROMPTLY) == 3
-
-
-def test_of_the_calls_that_come_while_one_runs_the_newest_runs_next_and_the_others_name_it(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
-    task = tasks.by_policy["rerun"]
-    (holder,) = hold(tasks, recorder, "rerun", "k", seconds=0, gate="the newest is next")
-    older, newest = task.delay("k", 2), task.delay("k", 3)
-    with pytest.raises(TaskRevokedError, match=newest.id):
-        older.get(timeout=PROMPTLY)
-    open_gate(recorder, "the newest is next")
-
-    assert (holder.get(timeout=PROMPTLY), newest.get(timeout=PROMPTLY)) == (1, 3)
-    assert [event.facts["number"] for event in recorder.events("enter")] == [1, 3]
-    assert worker.log().count("outcome=superseded") == 1
-    assert overlaps(recorder.events()) == []
 
 
 @pytest.mark.prove
@@ -292,30 +171,3 @@ def test_join_ends_with_the_holders_error(tasks: Any, worker: Worker, recorder: 
         with pytest.raises(ValueError, match="7"):
             result.get(timeout=PROMPTLY)
     assert len(recorder.events("enter")) == 1
-
-
-@pytest.mark.prove
-def test_a_joiner_runs_where_the_holder_has_died(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    hold(tasks, recorder, "join", "k", seconds=60)
-    joiners = [tasks.by_policy["join"].delay("k", number, 2) for number in (2, 3)]
-    until(lambda: len(met(worker)) == 2, "they have joined")
-    os.kill(recorder.events("enter")[0].pid, signal.SIGKILL)
-
-    results = [result.get(timeout=20) for result in joiners]
-    assert results in ([2, 2], [3, 3])
-    assert len(recorder.events("enter")) == 2
-
-
-@pytest.mark.parametrize("policy", ["reschedule", "wait"])
-def test_how_long_a_call_waits_is_not_for_the_clock_of_a_worker(
-    tasks: Any, env: dict[str, str], broker: str, recorder: Recorder, wall_clock: FakeClock, policy: str
-) -> None:
-    wall_clock.step("+40")
-    task = tasks.patient[policy]
-    # Not so short that a machine with much else to do ends the lease.
-    with workers(APP, {**env, **wall_clock.env, "TEST_TTL": "30", "TEST_BROKER": broker}, 1):
-        first = task.delay("k", 1, 4.0)
-        until(lambda: recorder.events("enter"), "the first runs", timeout=60)
-        second = task.delay("k", 2)
-
-        assert (first.get(timeout=30), second.get(timeout=30)) == (1, 2)

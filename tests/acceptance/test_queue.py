@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from celery import chain, chord, group
-from celery.exceptions import TaskRevokedError
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import LockHeld
@@ -86,43 +85,6 @@ def test_a_body_of_until_executing_runs_without_a_lock_and_its_call_is_queued_no
         assert first.get(timeout=PROMPTLY) == 1
 
 
-@pytest.mark.prove
-@pytest.mark.parametrize("mode", ["until_executing", "until_and_while_executing"])
-def test_a_member_of_a_canvas_beside_an_equal_queued_call_is_settled_when_it_runs(
-    tasks: Any, env: dict[str, str], recorder: Recorder, mode: str
-) -> None:
-    task = tasks.by_mode[mode]
-    with workers(APP, env, 1):
-        queued = task.apply_async(("k", 1), countdown=6)
-        member, free = group(task.s("k", 2), task.s("free", 3)).delay().results
-        steps = chain(task.si("k", 4), tasks.after.s()).delay()
-
-        assert free.get(timeout=PROMPTLY) == 3
-        for refused in (member, steps):
-            with pytest.raises(TaskRevokedError, match=queued.id):
-                refused.get(timeout=PROMPTLY)
-        header = chord([task.s("k", 5), task.s("free", 6)])(tasks.collect.s())
-        assert header.get(timeout=PROMPTLY) == [None, 6]
-        # Nothing of that has ended its mark.
-        assert task.delay("k", 7).id == queued.id
-        assert queued.get(timeout=PROMPTLY) == 1
-
-
-@pytest.mark.prove
-def test_a_member_of_a_canvas_of_until_executing_comes_again_until_the_queued_call_has_begun(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    task = tasks.rescheduled_until_executing
-    with workers(APP, env, 1, concurrency=2):
-        queued = task.apply_async(("k", 1), {"gate": "it ends"}, countdown=3)
-        member = chain(task.si("k", 2), tasks.after.s()).delay()
-
-        assert member.get(timeout=PROMPTLY) == ["after", 2]
-        assert [event.facts["number"] for event in recorder.events("enter")] == [1, 2]
-        open_gate(recorder, "it ends")
-        assert queued.get(timeout=PROMPTLY) == 1
-
-
 def test_with_raise_a_duplicate_is_refused_where_it_is_published(tasks: Any) -> None:
     task = tasks.refusing_duplicates
     first = task.delay("k")
@@ -145,24 +107,10 @@ def test_a_call_that_could_not_be_published_leaves_no_mark(tasks: Any, valkey: S
     assert task.delay("k").id == task.delay("k").id == only_message(valkey)
 
 
-def test_an_interrupted_call_leaves_no_mark(tasks: Any, valkey: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = tasks.by_mode["until_executed"]
-    monkeypatch.setattr(tasks.app, "send_task", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        task.delay("k")
-    monkeypatch.undo()
-
-    assert task.delay("k").id == task.delay("k").id == only_message(valkey)
-
-
 def only_message(valkey: Server) -> str:
     with valkey.client() as broker:
         (message,) = broker.lrange("celery", 0, -1)
     return str(json.loads(message)["headers"]["id"])
-
-
-def interrupt(*_: Any, **__: Any) -> None:
-    raise KeyboardInterrupt
 
 
 @every_mode
@@ -204,21 +152,6 @@ def test_a_worker_that_is_killed_leaves_no_mark(
     with workers(APP, env, 1):
         following = until(lambda: other_than(first, task.delay("k", 2)), "another is published", timeout=10)
         assert following.get(timeout=10) == 2
-
-
-def test_the_publishers_key_counts_whatever_the_worker_would_make_of_the_arguments(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
-    task = tasks.by_mode["until_executed"]
-    task.delay("k")
-    with valkey.client() as broker:
-        (message,) = broker.lrange("celery", 0, -1)
-    assert json.loads(message)["headers"]["singleton_lock"]["key"] == task.lock_key_for("k")
-
-    other = "singleton:v3:{made-before-the-deploy:0}"
-    tasks.app.send_task(task.name, ("l", 1, 2), headers={"singleton_lock": {"key": other}})
-    with workers(APP, env, 1), valkey.client(database=2) as locks:
-        until(lambda: locks.exists(other), "the run holds the key it was published under")
 
 
 @every_mode

@@ -8,7 +8,7 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from tests.acceptance.request_app import TASKS, careful
+from tests.acceptance.request_app import TASKS
 from tests.recorder import Recorder
 from tests.waiting import until
 from tests.workers import workers
@@ -31,17 +31,6 @@ def test_the_key_of_a_killed_child_is_free_within_seconds_and_their_class_is_tol
         told = until(lambda: len(found := recorder.events("told")) == len(TASKS) and found, "theirs is told")
 
     assert {event.key for event in told} == set(TASKS)
-
-
-@pytest.mark.parametrize("pool", ["prefork", "solo", "threads"])
-def test_their_class_decides_whether_a_message_is_acknowledged(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pool: str
-) -> None:
-    with workers(APP, env, 1, pool=pool, concurrency=1):
-        careful.delay("k")
-        until(lambda: recorder.events("saved"), "it has come again")
-
-    assert [event.name for event in recorder.events()] == ["enter", "leave", "unsaved", "enter", "leave", "saved"]
 
 
 @pytest.mark.parametrize("given", [7, "no.such.module:Request", "celery:NoSuchRequest", len])

@@ -1,6 +1,5 @@
 """A retry runs under the key of its own arguments, when it was asked to."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -8,32 +7,16 @@ import pytest
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
-from tests.recorder import Event, Recorder, overlaps
-from tests.servers import Server
+from tests.recorder import Recorder, of_key, overlaps
 from tests.waiting import until
-from tests.workers import Worker, workers
+from tests.workers import Worker
 
-APP = "tests.acceptance.combined_app"
 PROMPTLY = 10
 
 
-@pytest.fixture(scope="module")
-def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
-    return valkey_process
-
-
-@pytest.fixture(scope="module")
-def worker(valkey: Server) -> Iterator[Worker]:
-    """One for all tests, each of which has a key of its own."""
-    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=4) as (worker,):
-        yield worker
-
-
-def of_key(recorder: Recorder, key: str) -> list[Event]:
-    return [event for event in recorder.events() if event.key == key]
+valkey, worker = one_worker(4)
 
 
 @pytest.mark.parametrize("mode", ["until_executed", "until_and_while_executing"])
@@ -63,14 +46,6 @@ def test_a_retry_with_other_arguments_does_not_run_beside_another_call_of_them(
 
     assert (other.get(timeout=PROMPTLY), retried.get(timeout=PROMPTLY)) == (1, 2)
     assert overlaps(of_key(recorder, new)) == []
-
-
-def test_a_retry_does_not_wait_for_the_cool_down_of_its_own_run(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    assert combined.retrying_cooling.delay("cools", 1, countdown=1).get(timeout=20) == 1
-
-    first, second = [event for event in of_key(recorder, "cools") if event.name == "enter"]
-    # Its lock_min_hold is five seconds.
-    assert 0.9 < second.at - first.at < 4.5
 
 
 @pytest.mark.parametrize("policy", combined.retrying_or_ending)

@@ -10,8 +10,9 @@ from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import LockHeld
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
-from tests.recorder import Event, Recorder, most_at_once
+from tests.recorder import Recorder, most_at_once, of_key
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
@@ -22,21 +23,7 @@ APP = "tests.acceptance.combined_app"
 PROMPTLY = 10
 
 
-@pytest.fixture(scope="module")
-def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
-    return valkey_process
-
-
-@pytest.fixture(scope="module")
-def worker(valkey: Server) -> Iterator[Worker]:
-    with workers(APP, {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1"}, 1, concurrency=6) as (worker,):
-        yield worker
-
-
-def of_key(recorder: Recorder, key: str) -> list[Event]:
-    return [event for event in recorder.events() if event.key == key]
+valkey, worker = one_worker(6)
 
 
 @pytest.fixture
@@ -68,12 +55,6 @@ def test_with_a_greater_limit_a_second_run_begins_beside_one_of_the_old_version(
     assert old.get(timeout=PROMPTLY) == 0
 
 
-def test_with_a_greater_limit_a_run_begins_in_the_cool_down_of_the_old_version(tasks: Any, worker: Worker) -> None:
-    assert combined.cooling_one.delay("cools", 1).get(timeout=PROMPTLY) == 1
-
-    assert combined.cooling_two.delay("cools", 2).get(timeout=PROMPTLY) == 2
-
-
 @pytest.mark.parametrize("number", [1, 2])
 def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
     tasks: Any, worker: Worker, recorder: Recorder, opened: list[str], number: int
@@ -88,32 +69,6 @@ def test_with_a_smaller_limit_a_run_is_refused_as_its_policy_says(
         refused["raise"].get(timeout=PROMPTLY)
     open_gate(recorder, key)
     assert refused["reschedule"].get(timeout=PROMPTLY) == 5
-
-
-@pytest.mark.parametrize("policy", ["skip", "raise", "reschedule"])
-def test_a_call_that_was_queued_by_the_old_version_is_queued_no_more_once_it_has_ended(
-    tasks: Any,
-    worker: Worker,
-    recorder: Recorder,
-    opened: list[str],
-    valkey: Server,
-    monkeypatch: pytest.MonkeyPatch,
-    policy: str,
-) -> None:
-    task, key = combined.by_policy[policy], f"queued-before-{policy}"
-    holding(recorder, opened, task, key)
-    monkeypatch.setattr(task, "lock_mode", "until_and_while_executing")
-    queued = task.delay(key, 1)
-
-    if policy == "reschedule":
-        open_gate(recorder, key)
-    queued.get(timeout=PROMPTLY, propagate=False)
-
-    # Its result is there a moment before its mark ends.
-    until(lambda: task.delay(key, 2).id != queued.id, "another call is published", timeout=PROMPTLY)
-    open_gate(recorder, key)
-    with valkey.client(database=2) as locks:
-        until(lambda: not locks.exists(task.lock_key_for(key)), "nothing is left", timeout=PROMPTLY)
 
 
 @pytest.mark.skipif(

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -16,15 +15,13 @@ from celery.worker import WorkController
 
 from celery_singleton_lock import SingletonTask
 from tests.proxy import Proxy
-from tests.servers import SERVERS, Server, running
+from tests.servers import Server, running
 from tests.waiting import until
 
 APP = "tests.acceptance.start_app"
 BEAT = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler", "--pidfile", "")
 BOUND = 1.0
 """Seconds for which a start waits for its store, as the docs say."""
-SLACK = 1.0
-"""For a machine that has other things to do."""
 
 
 def env_of(valkey: Server, *tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
@@ -136,24 +133,6 @@ def start(request: pytest.FixtureRequest) -> Start:
 # What can never work.
 
 
-@pytest.mark.prove
-def test_each_setting_that_cannot_work_is_a_line_and_nothing_starts(start: Start, valkey: Server) -> None:
-    lines = start(env_of(valkey, {}, {}, singleton_lock_ttl="30s", singleton_lock_on_conflict="skp")).refused()
-
-    assert len(lines) == 2
-    assert all(word in lines[0] for word in ("singleton_lock_ttl", "'30s'", "a number of seconds"))
-    assert all(word in lines[1] for word in ("singleton_lock_on_conflict", "'skp'", "'skip'"))
-
-
-@pytest.mark.prove
-def test_each_task_that_cannot_work_is_a_line(start: Start, valkey: Server) -> None:
-    lines = start(env_of(valkey, {"lock_on_conflict": "join"}, {"lock_on_conflict": "join"}, {})).refused()
-
-    assert len(lines) == 2
-    for number, line in enumerate(lines):
-        assert all(word in line for word in (f"task-{number}", "lock_on_conflict='join'", "result_backend"))
-
-
 FAULTY: list[dict[str, Any]] = [
     {"lock_on_conflict": "skpi", "lock_limit": 0, "lock_name": 7},
     {"lock_tll": 5, "is_shared": True},
@@ -198,28 +177,19 @@ def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path:
         assert [line for line in lines if words in line]
 
 
-def test_a_task_that_cannot_work_is_an_error_in_a_shell(valkey: Server) -> None:
-    env = {**os.environ, **env_of(valkey, {"lock_on_conflict": "skpi"})}
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", APP, "shell", "--python"],
-        input="app.tasks['task-0']\n",
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-
-    assert "ConfigurationError: task task-0: lock_on_conflict='skpi'" in done.stderr
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_kill_is_refused_where_runs_have_no_process_of_their_own(
-    worker: Callable[..., Process], valkey: Server, pool: str
+def test_a_task_with_options_of_ours_and_without_the_base_is_a_warning(
+    valkey: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (line,) = worker(env_of(valkey, {"lock_on_lost": "kill"}), pool).refused()
+    app = app_of(valkey.url)
 
-    assert all(word in line for word in ("task-0", "lock_on_lost='kill'", "--pool prefork", "'abort'"))
+    @app.task(name="bare", shared=False, lock_key=("a",), lock_ttl=10)
+    def bare(a: int) -> None: ...
+
+    check_worker(app, "solo")
+
+    (record,) = [record for record in caplog.records if record.getMessage().startswith("lock.no_base: task bare (")]
+    assert record.levelname == "WARNING"
+    assert f"{__file__}:{bare.run.__code__.co_firstlineno}) has lock_key, lock_ttl and no base=" in record.getMessage()
 
 
 def raising(name: str, args: Any, kwargs: Any, options: Any, task: Any = None) -> Any:
@@ -256,40 +226,6 @@ def test_kill_starts_with_prefork(valkey: Server) -> None:
 
 
 @pytest.mark.prove
-def test_a_beat_whose_own_settings_cannot_work_is_refused(beat: Start, valkey: Server) -> None:
-    lines = beat(env_of(valkey, singleton_beat_ttl="30s", singleton_beat_name=7)).refused()
-
-    assert len(lines) == 2
-    assert "singleton_beat_name=7" in lines[0]
-    assert "singleton_beat_ttl='30s'" in lines[1]
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
-def test_a_worker_is_refused_with_a_beat_inside_that_cannot_work(
-    worker: Callable[..., Process], valkey: Server, tasks: list[Any]
-) -> None:
-    env = {**env_of(valkey, singleton_beat_ttl="30s", singleton_beat_name=7), "TEST_TASKS": json.dumps(tasks)}
-
-    lines = worker(env, "prefork", "-B", *BEAT[:2]).refused()
-
-    assert len(lines) == 2
-    assert "singleton_beat_name=7" in lines[0]
-    assert "singleton_beat_ttl='30s'" in lines[1]
-
-
-@pytest.mark.prove
-def test_a_worker_without_tasks_of_ours_is_refused_with_a_beat_that_has_no_store(
-    worker: Callable[..., Process], valkey: Server
-) -> None:
-    env = {**env_of(valkey, singleton_lock_url="nowhere://"), "TEST_TASKS": "[]"}
-
-    (line,) = worker(env, "prefork", "-B", *BEAT[:2]).refused()
-
-    assert "nowhere" in line
-
-
-@pytest.mark.prove
 @pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
 def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey: Server, tasks: list[Any]) -> None:
     env = {**env_of(valkey, singleton_lock_url="memory://"), "TEST_TASKS": json.dumps(tasks)}
@@ -297,83 +233,6 @@ def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey
     (line,) = beat(env).refused()
 
     assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat", "'redis://localhost:6379/0'"))
-
-
-@pytest.mark.prove
-def test_so_is_one_inside_a_worker_which_may_have_its_locks_there(
-    worker: Callable[..., Process], valkey: Server
-) -> None:
-    (line,) = worker(env_of(valkey, singleton_lock_url="memory://"), "threads", "-B", *BEAT[:2]).refused()
-
-    assert all(word in line for word in ("singleton_lock_url='memory://'", "each beat"))
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("more", [(), ("-B",)], ids=["no beat", "a beat of Celery's own"])
-def test_the_settings_of_a_beat_that_is_not_inside_do_not_matter(
-    worker: Callable[..., Process], valkey: Server, more: tuple[str, ...], tmp_path: Path
-) -> None:
-    env = env_of(valkey, singleton_beat_ttl="30s", beat_schedule_filename=str(tmp_path / "schedule"))
-
-    assert worker(env, "prefork", *more).started().lines("lock.misconfigured") == []
-
-
-@pytest.fixture(params=SERVERS)
-def own(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each kind that belongs to one test, which may mistreat it."""
-    with running(request.param) as server:
-        yield server
-
-
-def refused(app: Celery, caplog: pytest.LogCaptureFixture) -> str:
-    """The line that says why a worker of that app does not start."""
-    with pytest.raises(SystemExit, match="1"):
-        check_worker(app, "solo")
-    (record,) = [record for record in caplog.records if record.name == "celery_singleton_lock"]
-    assert record.levelname == "CRITICAL"
-    return record.getMessage()
-
-
-RIGHTS = {
-    "channel": "~* +@all resetchannels",
-    "evalsha": "~* &* +@all -evalsha",
-    "key": "~shop:* &* +@all",
-    "publish": "~* &* +@all -publish",
-    "hrandfield": "~* &* +@all -hrandfield",
-}
-"""What is missing in the rights of a user, and the rights."""
-
-
-# At the lowest priority of a busy machine the store answered later than the second that the start waits for it.
-@pytest.mark.prove
-@pytest.mark.parametrize("missing", RIGHTS)
-def test_a_user_without_a_right_is_refused(own: Server, missing: str, caplog: pytest.LogCaptureFixture) -> None:
-    with own.client() as client:
-        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", *RIGHTS[missing].split())
-
-    line = refused(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), caplog)
-
-    for word in (missing, f"127.0.0.1:{own.port}", "singleton_lock_url", "user shop", "ACL SETUSER"):
-        assert word in line
-    assert "secret" not in line
-
-
-def test_a_user_needs_no_right_but_to_what_begins_with_the_prefix(own: Server) -> None:
-    with own.client() as client:
-        client.execute_command("ACL", "SETUSER", "shop", "on", ">secret", "~singleton:*", "&singleton:*", "+@all")
-
-    check_worker(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), "solo")
-
-
-@pytest.mark.prove
-def test_a_wrong_password_is_refused(start: Start, valkey: Server) -> None:
-    with running("valkey") as server, server.client() as client:
-        client.config_set("requirepass", "right-secret")
-        url = f"redis://:wr0ng-secret@127.0.0.1:{server.port}/0"
-        (line,) = start(env_of(valkey, singleton_lock_url=url)).refused()
-
-    assert all(word in line for word in (f"127.0.0.1:{server.port}", "password", "singleton_lock_url"))
-    assert "wr0ng-secret" not in line
 
 
 # What may pass.
@@ -406,9 +265,7 @@ def black_hole() -> Iterator[tuple[str, Callable[[], Any]]]:
 AWAY = {"closed": closed, "black hole": black_hole}
 
 
-def test_a_store_that_is_far_away_is_no_fault(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_store_that_is_far_away_is_no_fault(caplog: pytest.LogCaptureFixture) -> None:
     with running("valkey") as server, Proxy(server.port) as proxy, server.client() as client:
         client.config_set("requirepass", "secret")
         proxy.delay(0.03)
@@ -437,7 +294,7 @@ def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_th
     env = env_of(valkey, singleton_lock_url=url, result_backend=valkey.url.removesuffix("/0") + "/1")
     process = worker(env, pool).started()
 
-    (line,) = process.lines("lock.unready")
+    (line,) = process.lines("lock.store_unreachable")
     assert all(word in line for word in (url, "1 s", "singleton_lock_url", "lock_on_store_error"))
     come_back()
     app = Celery("publisher", broker=valkey.url, backend=valkey.url.removesuffix("/0") + "/1", set_as_current=False)
@@ -446,42 +303,8 @@ def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_th
         assert app.send_task("task-0", [True]).get(timeout=30) == "ran"
     finally:
         app.close()
-    assert len(process.lines("lock.unready")) == 1
+    assert len(process.lines("lock.store_unreachable")) == 1
     assert process.lines("lock.misconfigured") == []
-
-
-@pytest.mark.prove
-def test_a_beat_starts_without_its_store_with_one_line_and_leads_once_it_is_there(
-    beat: Start, valkey: Server, away: Away
-) -> None:
-    url, come_back = away
-    process = beat(env_of(valkey, singleton_lock_url=url)).started()
-    (line,) = process.lines("lock.unready")
-    assert url in line
-
-    come_back()
-
-    until(lambda: process.lines("beat.leads"), "it leads")
-    assert len(process.lines("lock.unready")) == 1
-
-
-@pytest.mark.prove
-def test_a_beat_inside_a_worker_does_not_tell_it_again(worker: Callable[..., Process], valkey: Server) -> None:
-    with closed() as (url, _):
-        process = worker(env_of(valkey, singleton_lock_url=url), "prefork", "-B", *BEAT[:2]).started()
-        until(lambda: process.lines("beat.unanswered"), "the beat has started")
-
-        assert len(process.lines("lock.unready")) == 1
-
-
-def test_a_start_waits_no_longer_than_its_bound(away: Away) -> None:
-    def took() -> float:
-        began = time.monotonic()
-        check_worker(app_of(away[0]), "solo")
-        return time.monotonic() - began
-
-    # Not every one on a machine that is paused.
-    assert any(took() < BOUND + SLACK for _ in range(3))
 
 
 # A process that publishes.
@@ -499,61 +322,8 @@ def published(env: dict[str, str], seconds: float = 0.0) -> tuple[float, list[st
 def test_a_process_that_publishes_tells_it_once_and_does_not_wait(valkey: Server, away: Away) -> None:
     def does_not_wait() -> bool:
         longest, (line,) = published(env_of(valkey, singleton_lock_url=away[0]), seconds=2 * BOUND)
-        assert line.startswith(f"lock.unready store={away[0]}")
+        assert line.startswith(f"lock.store_unreachable store={away[0]}")
         return longest < BOUND / 2
 
     # Not every one on a machine that is paused.
     assert any(does_not_wait() for _ in range(3))
-
-
-def test_a_process_that_publishes_tells_of_all_settings_and_goes_on(valkey: Server) -> None:
-    settings = {"singleton_lock_ttl": "30s", "singleton_lock_min_hold": "1h"}
-    _, lines = published(env_of(valkey, {"lock_ttl": 5, "lock_min_hold": 1}, **settings), seconds=BOUND)
-
-    assert [line.partition("=")[0] for line in lines] == [
-        "lock.misconfigured: singleton_lock_ttl",
-        "lock.misconfigured: singleton_lock_min_hold",
-    ]
-
-
-def test_a_process_that_publishes_tells_of_marks_in_its_own_memory(valkey: Server) -> None:
-    env = env_of(valkey, {"lock_mode": "until_executed"}, singleton_lock_url="memory://")
-
-    (line,) = published(env)[1]
-
-    for words in ("lock.misconfigured: singleton_lock_url='memory://'", "task-0", "'redis://localhost:6379/0'"):
-        assert words in line
-
-
-# Where nothing is looked at.
-
-
-@pytest.mark.prove
-def test_a_worker_that_locks_nothing_is_not_looked_at(worker: Callable[..., Process], valkey: Server) -> None:
-    with running("valkey") as server, server.client() as client:
-        env = {**env_of(valkey, singleton_lock_url=server.url, singleton_lock_ttl="30s"), "TEST_TASKS": "[]"}
-        process = worker(env).started()
-
-        assert "lock." not in process.log()
-        # This one's.
-        assert client.info("stats")["total_connections_received"] <= 2
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("command", [("call", "task-0"), ("inspect", "ping"), ("report",)], ids=lambda it: it[0])
-def test_a_command_that_runs_nothing_is_not_looked_at(valkey: Server, command: tuple[str, ...]) -> None:
-    env = {**os.environ, **env_of(valkey, singleton_lock_ttl="30s")}
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", APP, *command], env=env, capture_output=True, text=True, timeout=60
-    )
-
-    assert "lock.misconfigured" not in done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_trial_leaves_nothing(own: Server) -> None:
-    with own.client() as client:
-        check_worker(app_of(own.url), "solo")
-
-        assert client.keys("*") == []
-        until(lambda: len(client.client_list()) == 1, "its connections are closed")

@@ -1,6 +1,5 @@
 """Waiting in place, several at once, and a cool-down, on real workers."""
 
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -43,70 +42,6 @@ def test_a_call_that_waited_for_its_timeout_is_refused_with_the_holder_named(
 
         with pytest.raises(LockHeld, match=holder.id):
             tasks.waiting_half_a_second.delay("k").get(timeout=10)
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(
-    ("task", "of_the_call", "of_the_worker"),
-    [
-        ("waiting_within_a_limit", {}, ()),
-        ("waiting", {"soft_time_limit": 8}, ()),
-        ("waiting", {}, ("--time-limit", "8")),
-    ],
-    ids=["of the task", "of the call", "of the worker"],
-)
-def test_a_call_that_waits_does_not_burn_its_time_limit(
-    tasks: Any, env: dict[str, str], recorder: Recorder, task: str, of_the_call: Any, of_the_worker: tuple[str, ...]
-) -> None:
-    runs = getattr(tasks, task)
-    with workers(APP, env, 1, *of_the_worker) as (worker,):
-        first = runs.apply_async(("k", 1, 6), **of_the_call)
-        until(lambda: recorder.events("enter"), "the first one runs")
-        second = runs.apply_async(("k", 2, 4), **of_the_call)
-        assert [first.get(timeout=20), second.get(timeout=20)] == [1, 2]
-        told = f"lock.waiting key={runs.lock_key_for('k')} task_id={second.id} holder={first.id}"
-        assert told in worker.log()
-
-    assert overlaps(recorder.events()) == []
-
-
-@pytest.mark.prove
-def test_where_the_pool_enforces_no_limit_a_call_waits_in_its_place(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, pool="threads") as (worker,):
-        first = tasks.waiting_within_a_limit.delay("k", 1, 4)
-        until(lambda: recorder.events("enter"), "the first one runs")
-        second = tasks.waiting_within_a_limit.delay("k", 2)
-        assert [first.get(timeout=20), second.get(timeout=20)] == [1, 2]
-
-        assert "outcome=rescheduled" not in worker.log()
-
-
-@pytest.mark.prove
-def test_waiting_is_told_by_events(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
-    told: list[Any] = []
-    with tasks.app.connection() as connection, workers(APP, env, 1, "-E"):
-        receiver = tasks.app.events.Receiver(connection, handlers={"*": told.append})
-        with receiver.consumer_context(wakeup=False) as (listening, *_):
-            first = tasks.waiting.delay("k", 1, 4)
-            until(lambda: recorder.events("enter"), "the first one runs")
-            second = tasks.waiting.delay("k", 2)
-
-            def has_ended() -> bool:
-                with suppress(TimeoutError):
-                    listening.drain_events(timeout=0.1)
-                return any(event["type"] == "task-succeeded" and event["uuid"] == second.id for event in told)
-
-            until(has_ended, "the second one has ended")
-
-    waited = [event for event in told if event["type"].startswith("lock-")]
-    assert [(event["type"], event["uuid"]) for event in waited] == [
-        ("lock-waiting", second.id),
-        ("lock-acquired", second.id),
-    ]
-    assert waited[0]["holder"] == first.id
-    assert 0.5 < waited[1]["waited"] < 10
 
 
 def test_as_many_run_at_once_as_the_limit_says(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:

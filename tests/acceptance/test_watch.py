@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.conftest import APP
-from tests.servers import Server, free_port, running
+from tests.servers import free_port
 from tests.waiting import until
 
 CELERY, INTERVAL = [sys.executable, "-m", "celery", "-A"], ["singleton", "watch", "--interval", "0.1"]
@@ -134,14 +134,6 @@ def test_whose_holder_has_died_is_told_apart(store: Store, watch: Callable[..., 
     assert watching.told(3)[1:] == [("acquired", "id-a"), ("expired", "id-a")]
 
 
-@pytest.mark.prove
-def test_a_pattern_is_about_lock_names(store: Store, watch: Callable[..., Watch]) -> None:
-    store.acquire(claim("a", key="singleton:v3:{other:00}"))
-    store.acquire(claim("b"))
-
-    assert watch("sho*").told(1) == [("acquired", "id-b")]
-
-
 def test_the_token_is_in_no_line(store: Store, watch: Callable[..., Watch]) -> None:
     store.acquire(claim("secret"))
     watching = watch()
@@ -161,28 +153,6 @@ def test_a_store_that_is_away_at_first_is_told_by_the_exit_code(env: dict[str, s
     assert (done.returncode, done.stdout) == (69, "")
     assert "did not answer" in done.stderr
     assert "pa55" not in done.stderr
-
-
-@pytest.mark.prove
-def test_a_store_that_goes_and_comes_back_is_watched_again(watch: Callable[..., Watch]) -> None:
-    with running("valkey") as server:
-        store = store_at(server)
-        store.acquire(claim("a"))
-        watching = watch(TEST_LOCKS=server.url)
-        assert watching.told(1) == [("acquired", "id-a")]
-        server.stop()
-        until(lambda: watching.errors, "it is told", timeout=PATIENCE)
-        server.start()
-        store.acquire(claim("b"))
-
-        assert {*watching.told(3)[1:]} == {("released", "id-a"), ("acquired", "id-b")}
-        store.close()
-
-
-def store_at(server: Server) -> Store:
-    from celery_singleton_lock.stores import store_from_url
-
-    return store_from_url(server.url)
 
 
 # As a person reads it.

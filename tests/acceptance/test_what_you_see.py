@@ -24,7 +24,7 @@ HEAD = """# What you see when ...
 
 Each section says what is in the log, which state the result has, and what its `.get()` does. The messages are those of
 real runs: `tests/acceptance/situations.py` plays each, and `make seen` writes this page. `<key>` is a lock key,
-`<n>` a number, and other words in angle brackets stand for task ids and the like. [log.md](log.md) has every line of
+`<n>` a number, and other words in angle brackets stand for task ids. [log.md](log.md) has every line of
 the log with its meaning, and [results.md](results.md) says how a program reads a result.
 """
 

@@ -25,5 +25,5 @@ DIFFERENT = {
     "test_tasks.py::test_tasks::test_expired": (
         "four equal calls are to fill the pool; with the lock they run one at a time, so the next task finds a process "
         "free, and does not expire"
-    ),
+    )
 }

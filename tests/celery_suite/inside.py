@@ -1,7 +1,4 @@
-"""A plugin inside the pytest that plays Celery's tests: it writes down what comes of each, and brings in the lock.
-
-What it is to do is in the environment: `CELERY_SUITE_OUTCOMES` names the file, `CELERY_SUITE_LOCKED` asks for the lock.
-"""
+"""A plugin inside the pytest that plays Celery's tests: it writes down what comes of each, and brings in the lock."""
 
 import json
 import os

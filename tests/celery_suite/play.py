@@ -49,13 +49,7 @@ class Outcome:
 def play_both(
     *, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float
 ) -> tuple[list[Outcome], list[Outcome]]:
-    """What comes of Celery's tests without the lock, and with it, both at the same time.
-
-    Arguments:
-        only: Names of tests, without their parameters; empty for all.
-        without: Names of tests that are left out.
-        seconds: The most that they may take.
-    """
+    """What comes of Celery's tests without the lock, and with it, both at the same time."""
     fetch()
     with ThreadPoolExecutor(2) as pool:
         sides = [pool.submit(_play, only, without, seconds, locked=locked) for locked in (False, True)]

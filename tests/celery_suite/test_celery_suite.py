@@ -6,7 +6,7 @@ import pytest
 
 from tests.celery_suite.comparison import differences
 from tests.celery_suite.exceptions import DIFFERENT, LEFT_OUT
-from tests.celery_suite.play import Outcome, play_both
+from tests.celery_suite.play import play_both
 from tests.servers import missing
 
 # Of each kind something, and nothing that takes long.
@@ -44,27 +44,8 @@ def requirements() -> None:
             missing(f"{name} is not installed")
 
 
-def outcome(test: str, what: str) -> Outcome:
-    return Outcome(test, what, 0.1, "")
-
-
 def test_a_part_of_celerys_tests_ends_with_the_lock_as_without_it(requirements: None) -> None:
     plain, locked = play_both(only=PART, without=tuple(LEFT_OUT), seconds=900)
 
     assert not differences(plain, locked, DIFFERENT), "\n".join(map(str, differences(plain, locked, DIFFERENT)))
     assert len({outcome.test for outcome in plain}) > len(PART)
-
-
-def test_what_differs_is_found() -> None:
-    plain = [outcome("one", "passed"), outcome("other", "passed"), outcome("other", "passed")]
-
-    assert differences(plain, plain) == []
-    assert [found.test for found in differences(plain, [*plain[:2], outcome("other", "failed")])] == ["other"]
-    assert [found.test for found in differences(plain, plain[1:])] == ["one"]
-
-
-def test_what_has_to_differ_and_does_not_is_found() -> None:
-    plain, locked = [outcome("one", "passed")], [outcome("one", "failed")]
-
-    assert differences(plain, locked, {"one": "a reason"}) == []
-    assert [found.test for found in differences(plain, plain, {"one": "a reason"})] == ["one"]

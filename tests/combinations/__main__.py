@@ -1,4 +1,4 @@
-"""`make combinations`: programs drawn from a seed, played on real workers, checked, and shrunk where they fail."""
+"""`make combinations`: programs drawn from a seed, played on real workers, and checked."""
 
 import argparse
 import json
@@ -16,20 +16,15 @@ from pathlib import Path
 import celery
 from rich.console import Console
 
-from tests.combinations.cover import covered
-from tests.combinations.factors import why_not
+from tests.combinations.cover import pairs_of, possible
+from tests.combinations.factors import STAGE, why_not
 from tests.combinations.found import FOUND
 from tests.combinations.play import BOUND, Played, play
 from tests.combinations.program import HANDFUL, Program, draw, read
-from tests.combinations.shrink import plainer_stages, shrink
 from tests.combinations.stage import Servers, Stage
 
 # Two workers each, which mostly wait.
 STAGES_ABREAST = 5
-# Who is shrunk hangs often; what a healthy call may take is known by then.
-BOUND_OF_A_TRY = 20.0
-# Seconds for one program.
-LONGEST_SHRINKING = 180.0
 LOGS = Path(__file__).parent / "out"
 
 
@@ -44,13 +39,9 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--only", default="", help="of the stages, those with these factors: pool=prefork,broker=redis")
     parser.add_argument("--seconds", type=float, default=3600, help="begin no further stage after so many")
-    parser.add_argument(
-        "--shrink", type=int, default=3, help="how many of the failing to shrink (default: %(default)s)"
-    )
     parser.add_argument("--found", action="store_true", help="nothing new: the programs that have found something")
     parser.add_argument("--bound", type=float, default=BOUND, help="seconds a call may take (default: %(default)s)")
     parser.add_argument("--logs", action="store_true", help="keep those of every stage, not only of those that fail")
-    parser.add_argument("--plain", action="store_true", help="without the lock: what is Celery's own doing?")
     return parser.parse_args()
 
 
@@ -70,14 +61,6 @@ class Run:
         with ThreadPoolExecutor(STAGES_ABREAST) as pool:
             for played in pool.map(lambda hand: self._stage(hand) if time.monotonic() < end else [], hands(programs)):
                 self.played += played
-
-    def again(self, programs: Sequence[Program], bound: float = BOUND_OF_A_TRY) -> list[Played]:
-        """Play them once more, in the order in which they are given."""
-        found: dict[str, Played] = {}
-        for hand in hands(programs):
-            with Stage(self._servers, hand, next(self._numbers)) as stage:
-                found |= {played.program.line(): played for played in play(stage, hand, bound)}
-        return [found[program.line()] for program in programs]
 
     def _stage(self, hand: Sequence[Program]) -> list[Played]:
         began, number = time.monotonic(), next(self._numbers)
@@ -104,8 +87,6 @@ class Run:
 def main() -> int:
     options = arguments()
     console = Console(highlight=False, soft_wrap=True)
-    if options.plain:
-        os.environ["COMBINATIONS_PLAIN"] = "1"
     LOGS.mkdir(exist_ok=True)
     # Who is told to end takes its workers and servers along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -119,10 +100,9 @@ def main() -> int:
         began = time.monotonic()
         run.play(programs, options.seconds)
         failed = [some for some in run.played if some.findings]
-        for some in different(failed)[: options.shrink]:
-            console.print("\n".join(shrunk(run, some)), markup=False)
     console.print(f"{len(run.played)} programs, {len(failed)} failed, in {time.monotonic() - began:.0f} s")
-    console.print(f"covered: {covered(row for some in run.played for row in some.program.rows)}")
+    pairs = {pair for some in run.played for row in some.program.rows for pair in pairs_of(row)}
+    console.print(f"covered: {len(pairs)} of {len(possible())} pairs")
     return 1 if failed or run.troubles else 0
 
 
@@ -137,10 +117,9 @@ def playable(programs: Sequence[Program], console: Console) -> list[Program]:
 
 def drawn(options: argparse.Namespace) -> list[Program]:
     """As many as are wanted, of the stages that are wanted."""
-    wanted = dict(pair.split("=") for pair in options.only.split(",") if pair)
-    programs = draw(options.seed, 2000 if wanted else options.programs)
-    fitting = [some for some in programs if all(str(some.stage[name]) == value for name, value in wanted.items())]
-    return fitting[: options.programs]
+    texts = (pair.split("=") for pair in options.only.split(",") if pair)
+    wanted = {name: next(value for value in STAGE[name] if str(value) == text) for name, text in texts}
+    return draw(options.seed, options.programs, wanted)
 
 
 def hands(programs: Sequence[Program]) -> list[list[Program]]:
@@ -158,35 +137,6 @@ def tell(some: Played) -> Iterator[str]:
     """What is wrong with a program, and the line that replays it."""
     yield from (f"  {finding}" for finding in some.findings)
     yield f"    make combinations REPLAY='{some.program.line()}'"
-
-
-def different(failed: Sequence[Played]) -> list[Played]:
-    """One of each kind of failure, the simplest."""
-    found: dict[frozenset[str], Played] = {}
-    for some in sorted(failed, key=lambda some: len(some.program.line())):
-        found.setdefault(frozenset(finding.rule for finding in some.findings), some)
-    return list(found.values())
-
-
-def shrunk(run: Run, some: Played) -> Iterator[str]:
-    """A failing program as simple as it was found to fail."""
-    rules = {finding.rule for finding in some.findings}
-
-    end = time.monotonic() + LONGEST_SHRINKING
-
-    def fails(programs: Sequence[Program]) -> list[bool]:
-        if time.monotonic() > end:
-            return [False for _ in programs]
-        return [bool(rules & {finding.rule for finding in played.findings}) for played in run.again(programs)]
-
-    yield f"shrunk: {', '.join(sorted(rules))}"
-    if not fails([some.program])[0]:
-        yield "  played alone it does not fail again"
-        yield f"    make combinations REPLAY='{some.program.line()}'"
-        return
-    program = shrink(some.program, fails)
-    program = next((plainer for plainer in plainer_stages(program) if fails([plainer])[0]), program)
-    yield from tell(run.again([program])[0])
 
 
 if __name__ == "__main__":

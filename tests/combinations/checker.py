@@ -8,29 +8,17 @@ from itertools import combinations, pairwise, permutations
 import celery
 from celery.app import trace
 
-from tests.combinations.history import Answer, Body, Held, History, Known, read
-from tests.combinations.program import ROLLING, TTL, Call, Program, deployed_policy
+from tests.combinations.history import Answer, Body, History, Known, read
+from tests.combinations.program import Call
 
 # A call that comes more often than that is a flood: so often at once, and so often for each second of its life.
 MOST_DELIVERIES = 40
 MOST_A_SECOND = 5
-# A message to all goes to each worker, and comes again only where the policy says so.
-WORKERS = 2
 LOOPS = ("map", "starmap", "chunks")
 # Of each of them.
 ITEMS = 2
-# What is sent so has no notes of its own.
-WITHOUT_NOTES = ("send_task", "hands on by send_task")
 # A worker publishes these.
 STEPS = ("middle of a chain", "chord body")
-LINKS: dict[str, tuple[str, ...]] = {
-    "none": (),
-    "link": ("link",),
-    "link_error": ("link_error",),
-    "both": ("link", "link_error"),
-}
-# For which state of its call each is called.
-_LINK_OF = {"SUCCESS": "link", "FAILURE": "link_error"}
 # Their calls come again until they run, or until a newer one runs in their place.
 NEVER_GIVES_UP = {"rerun", "replace"}
 # Between the record and the store, a moment may pass.
@@ -43,8 +31,6 @@ LEAVES_RETRY_TO_US = hasattr(trace, "get_actual_ignore_result")
 # Of a body that has come to its own end, and of one that went on from there as another attempt.
 _COMPLETED = ("returned", "ValueError")
 _HANDED_ON = ("AgainError", "Retry", "Ignore", "Reject")
-# Of one after which its call is not over, so that another try may begin.
-_FAILED = ("ValueError", "SoftTimeLimitExceeded")
 _CUT_SHORT = ("revoke", "terminate", "kill", "hard limit", "soft limit", "before_start")
 _ERRORS = {
     "raise": ("ValueError",),
@@ -69,20 +55,17 @@ class Finding:
         return f"{self.rule}: {self.what}"
 
 
-def check(history: History, plain: bool = False) -> list[Finding]:
-    """What is wrong with it; of one that was played without the lock, only what Celery answers for."""
-    known = read(history, plain)
-    rules = OF_CELERY if plain else RULES
-    return [Finding(rule.__name__.replace("_", " "), what) for rule in rules for what in rule(known)]
+def check(history: History) -> list[Finding]:
+    """What is wrong with it."""
+    known = read(history)
+    return [Finding(rule.__name__.replace("_", " "), what) for rule in RULES for what in rule(known)]
 
 
 # One at a time.
 
 
 def one_body_of_a_message(known: Known) -> Iterator[str]:
-    """Two bodies of one task id never run at once; a message to all is several."""
-    if known.broadcast or known.eager:
-        return
+    """Two bodies of one task id never run at once."""
     # `retry` and `replace` publish before their body has left. Without a lease nothing keeps the next one waiting.
     overlap = 0.25 if known.program.mode == "until_executing" else 0.0
     for first, second in _at_once(_of_messages_of_ours(known)):
@@ -96,22 +79,8 @@ def one_at_a_time(known: Known) -> Iterator[str]:
         return
     for body in known.bodies:
         with_it = [other for other in known.bodies if other.key == body.key and _runs_at(other, body.entered)]
-        # An eager retry runs inside of what it is a retry of.
-        number = len({body.task_id for body in with_it}) if known.eager else len(with_it)
-        if number > known.program.limit:
+        if len(with_it) > known.program.limit:
             yield f"{len(with_it)} bodies of {body.key} at once: {', '.join(map(str, with_it))}"
-
-
-def a_lock_in_a_body_is_held_by_one(known: Known) -> Iterator[str]:
-    """Of a `Lock` never two are held at once; and where its key is one that a single run has, not beside that."""
-    runs = known.bodies if known.program.limit == 1 and known.program.mode != "until_executing" else []
-    for held in known.locks:
-        others: list[Body | Held] = [other for other in known.locks if other is not held and other.key == held.key]
-        others += [body for body in runs if body.key == held.key]
-        # Whoever entered first; of two at the same moment each did.
-        for other in others:
-            if _runs_at(other, held.entered) or (other in runs and _runs_at(held, other.entered)):
-                yield f"{held} of {held.key} and {other}"
 
 
 def _of_messages_of_ours(known: Known) -> list[Body]:
@@ -124,7 +93,7 @@ def _at_once(bodies: Sequence[Body]) -> Iterator[tuple[Body, Body]]:
         yield from ((first, second) for first in bodies[:index] if first.left > second.entered)
 
 
-def _runs_at(body: Body | Held, moment: float) -> bool:
+def _runs_at(body: Body, moment: float) -> bool:
     return body.entered <= moment < body.left
 
 
@@ -133,12 +102,11 @@ def fences_grow(known: Known) -> Iterator[str]:
     if known.program.mode == "until_executing":
         return
     for body in known.bodies:
-        granted = _granted_at(known, body)
         # One that was killed as it began may have left when it entered.
         fences = [
             other.fence
             for other in known.bodies
-            if other is not body and other.key == body.key and other.left <= granted
+            if other is not body and other.key == body.key and other.left <= body.entered
         ]
         if not body.fence:
             yield f"{body} ran without a lease"
@@ -146,24 +114,14 @@ def fences_grow(known: Known) -> Iterator[str]:
             yield f"{body} has fence {body.fence}, {max(fences)} was before it"
 
 
-def _granted_at(known: Known, body: Body) -> float:
-    """When it had its lease, at the latest."""
-    if not known.eager:
-        return body.entered
-    # What replaces a run goes on inside of it, and under its lease.
-    return min(other.entered for other in known.bodies if (other.task_id, other.fence) == (body.task_id, body.fence))
-
-
 # Nothing lost, nothing hangs.
 
 
 def every_call_can_be_sent(known: Known) -> Iterator[str]:
-    """Sending raises nothing but `LockHeld`, where that is the policy, from the very moment of a deploy.
-
-    It does so with any policy where a `Lock` has the key, because that has no id that could stand for the call's.
-    """
+    """Sending raises nothing but `LockHeld`, where that is the policy of a task that is unique in the queue."""
     for answer in known.history.answers:
-        if answer.state == "UNSENT" and not (answer.error == "LockHeld" and _may_be_refused(known, answer)):
+        refused = known.policy(answer) == "raise" and known.program.mode != "while_executing"
+        if answer.state == "UNSENT" and not (answer.error == "LockHeld" and refused):
             yield f"number {answer.call}: {answer.error}: {answer.text}"
 
 
@@ -180,11 +138,7 @@ def every_call_ends(known: Known) -> Iterator[str]:
 
 
 def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
-    """A call fails with an error that is in its program.
-
-    With a deploy in between, one that a policy allows which it has met: a `LockHeld` of `raise`, or another call's
-    error with `join`. Of a policy that was gone when it was sent, or has come after its end, it has none.
-    """
+    """A call fails with an error that is in its program."""
     for answer in known.history.answers:
         if answer.state == "FAILURE" and answer.error not in may_fail_with(known, answer):
             yield f"number {answer.call} failed with {answer.error}: {answer.text[:200]}"
@@ -196,12 +150,7 @@ def it_fails_for_what_it_does(known: Known) -> Iterator[str]:
 
 
 def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
-    """A call that was skipped, refused, superseded or replaced names another that has run; siblings have one id.
-
-    It does so under any policy, and so before a deploy and after it. But a `Lock` has no id that could be named.
-    """
-    if known.broadcast:
-        return
+    """A call that was skipped, refused, superseded or replaced names another that has run."""
     texts = {
         task_id: answer.text
         for answer in known.history.answers
@@ -218,8 +167,6 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
         if answer.merged or not (_is_refused(answer) or answer.state == "REVOKED") or _is_stopped(known, answer):
             continue
         named = _named(known, answer)
-        if not named and (_was_kept_out_by_a_lock(known, answer) or _is_kept_out_by_its_own_try(known, answer)):
-            continue
         if not named:
             yield f"number {answer.call} ({answer.task_id[:8]}) names nobody else: {answer.text[:200]}"
         elif not _leads_to_a_body(known, named, texts):
@@ -227,15 +174,14 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
 
 
 def who_succeeds_has_run(known: Known) -> Iterator[str]:
-    """A success has a body, unless it is that of another by declaration: if it may have been a `join` at any time."""
+    """A success has a body, unless it joins another."""
     for answer in known.history.answers:
         place = known.calls[answer.call].place
         if answer.state != "SUCCESS" or answer.merged or place == "chord header":
             continue
         ids = known.messages(answer)
-        # Two tries are one run of an item.
         own = [body for body in known.bodies if body.task_id in ids]
-        ran = len({body.again_of or body.run for body in own if body.outcome in _COMPLETED})
+        ran = sum(body.outcome in _COMPLETED for body in own)
         if place in LOOPS:
             # In the place of one that was skipped there is None, and who would join or come again waits.
             ran += len(known.skipped(ids))
@@ -243,7 +189,7 @@ def who_succeeds_has_run(known: Known) -> Iterator[str]:
             ran += sum(body.outcome == "LockLost" for body in own)
             if ran < ITEMS:
                 yield f"number {answer.call} ({place}) succeeded with {ran} items of {ITEMS}"
-        elif not ran and "join" not in _policies(known, answer):
+        elif not ran and known.policy(answer) != "join":
             yield f"number {answer.call} ({answer.task_id[:8]}) succeeded without a body"
 
 
@@ -262,22 +208,9 @@ def a_retry_makes_way_for_nobody_absent(known: Known) -> Iterator[str]:
                 yield f"number {answer.call} ({answer.task_id[:8]}) was skipped at its retry, and nobody ran"
 
 
-def an_id_can_be_used_again(known: Known) -> Iterator[str]:
-    """Another call with the same id is no copy of the first."""
-    for answer in known.history.answers:
-        if answer.ran_again is False:
-            yield f"number {answer.call} ({answer.task_id[:8]}) did not run when it was sent again"
-
-
 def the_newest_runs(known: Known) -> Iterator[str]:
-    """After `rerun` and `replace`, and after a deploy from one to the other, the newest call has run.
-
-    If a task has had another policy, nobody has promised that for the newest call of all; but see the next rule.
-    """
+    """After `rerun` and `replace` the newest call has run."""
     if not known.program.policies <= {"rerun", "replace"} or not known.history.answers:
-        return
-    if known.broadcast or known.eager:
-        # In eager mode nobody can come again, so both are as good as `raise`.
         return
     if any(_ends_early(known, call) for call in known.calls):
         return
@@ -293,11 +226,8 @@ def the_newest_runs(known: Known) -> Iterator[str]:
 
 
 def who_is_superseded_is_run_for(known: Known) -> Iterator[str]:
-    """If a call ended in favour of a newer one, that one runs, or one that is newer still; it may have run before.
-
-    The promise was made when it ended, so a deploy of any other policy keeps it.
-    """
-    if known.broadcast or known.eager or any(_ends_early(known, call) for call in known.calls):
+    """If a call ended in favour of a newer one, that one runs, or one that is newer still; it may have run before."""
+    if any(_ends_early(known, call) for call in known.calls):
         return
     answers = {answer.call: answer for answer in known.history.answers}
     for superseded in (refused for refused in known.refused if refused.outcome == "superseded"):
@@ -312,22 +242,15 @@ def who_is_superseded_is_run_for(known: Known) -> Iterator[str]:
 
 
 def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
-    """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs.
-
-    Both have to have met the same policy and no other: a call that came to wait by `rerun` is not replaced, it comes
-    after the one that replaces. Calls with `rerun` that come while one that replaces is next supersede nothing, so they
-    run in any order.
-    """
-    if known.broadcast or known.eager or known.program.limit > 1 or known.program.mode == "until_executing":
+    """Of two calls of a task with `rerun` or `replace` that wait at once, the one that was published last runs."""
+    if known.program.limit > 1 or known.program.mode == "until_executing":
         return
     plain = [answer for answer in known.history.answers if _waits_for_its_turn(known, answer)]
     for older, newer in permutations(plain, 2):
         its_task = known.calls[newer.call].task == known.calls[older.call].task
-        if _policies(known, older) != _policies(known, newer):
-            continue
         if not its_task or older.sent + SLACK > newer.sent:
             continue
-        if _policies(known, older) == {"rerun"} and "replace" in known.program.policies:
+        if known.policy(older) == "rerun" and "replace" in known.program.policies:
             continue
         entered, waits_until = known.of(older.task_id)[0].entered, known.of(newer.task_id)[0].entered
         if known.began[newer.task_id][0] + SLACK < entered < waits_until:
@@ -337,14 +260,9 @@ def nobody_older_runs_while_a_newer_one_waits(known: Known) -> Iterator[str]:
 def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
     """It is a message that has run, and nothing has cut it short before."""
     call, bodies = known.calls[answer.call], known.of(answer.task_id)
-    is_plain = (
-        call.place == "single"
-        and call.route in ("delay", "own id", "own UUID", "id of a class", "hands on")
-        and call.retries == "none"
-        and not call.other
-    )
+    is_plain = call.place == "single" and call.route != "send_task" and call.retries == "none" and not call.other
     stopped = call.ending in _CUT_SHORT or known.program.tasks[call.task]["autoretry"]
-    succeeds = _policies(known, answer) in ({"rerun"}, {"replace"})
+    succeeds = known.policy(answer) in ("rerun", "replace")
     return succeeds and is_plain and not stopped and bool(bodies)
 
 
@@ -358,7 +276,7 @@ def _published(known: Known, answer: Answer) -> float:
     """When it was, as far as its message tells; where it does not, its runs count as published when they begin."""
     call, ids = known.calls[answer.call], known.messages(answer)
     began = min(known.began.get(answer.task_id, [answer.sent]))
-    if call.route in WITHOUT_NOTES:
+    if call.route == "send_task":
         # Its message does not tell, so it counts when it comes.
         return began
     if call.place in STEPS:
@@ -375,99 +293,28 @@ def _published_at_latest(known: Known, answer: Answer) -> float:
     return min(known.began.get(answer.task_id, [answer.sent])) if is_step else _published(known, answer)
 
 
-# What is linked.
-
-
-def a_call_with_a_link_is_sent(known: Known) -> Iterator[str]:
-    """It is no duplicate of another one, because what is linked waits for this very call."""
-    for answer in known.history.answers:
-        if known.calls[answer.call].link != "none" and (answer.merged or answer.state == "UNSENT"):
-            yield f"number {answer.call} was not: {answer.error or f'it got the id {answer.task_id[:8]}'}"
-
-
-def what_is_linked_is_called(known: Known) -> Iterator[str]:
-    """As its call ends; of one that is revoked, skipped or rejected Celery calls nothing."""
-    called = _linked(known)
-    for answer in known.history.answers:
-        for number, link in sorted(is_linked(known.program, answer) - called.keys()):
-            yield f"the {link} of number {number} ({answer.task_id[:8]}), which ended with {answer.state}, was not"
-
-
-def what_is_linked_is_called_for_one_end(known: Known) -> Iterator[str]:
-    """Once, for the state that the sender has got.
-
-    Celery itself calls it twice after a hard time limit, and for a run that is revoked when it has ended.
-    """
-    if known.broadcast:
-        return
-    called = _linked(known)
-    for answer in known.history.answers:
-        if _is_cut_short(known.calls[answer.call]):
-            continue
-        for link in LINKS[known.calls[answer.call].link]:
-            times, due = called[answer.call, link], _LINK_OF.get(answer.state)
-            # A message that waits for long may be delivered twice, and this one has no lock.
-            if times > 1 and not known.program.stage["redelivers"]:
-                yield f"the {link} of number {answer.call} ({answer.task_id[:8]}) was called {times} times"
-            if times and answer.state in (*_LINK_OF, "REVOKED") and link != due:
-                yield f"the {link} of number {answer.call} ({answer.task_id[:8]}) was, which ended with {answer.state}"
-
-
-def is_linked(program: Program, answer: Answer) -> set[tuple[int, str]]:
-    """What is to be called for a call with this end: its number, and which of its links."""
-    due = _LINK_OF.get(answer.state, "")
-    return {(answer.call, due)} if not answer.merged and due in LINKS[program.calls[answer.call].link] else set()
-
-
-def _linked(known: Known) -> Counter[tuple[int, str]]:
-    events = (event.facts for event in known.history.events if event.name == "linked")
-    return Counter((facts["number"], facts["link"]) for facts in events)
-
-
 # Nothing twice.
 
 
 def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
     """A copy of a run that has ended is dropped."""
-    if known.broadcast:
-        return
-    used_again = {answer.task_id for answer in known.history.answers if answer.ran_again}
     # A message brings all items of a map, or one chunk.
     items = {answer.task_id: ITEMS for answer in known.history.answers if known.calls[answer.call].place in LOOPS}
     replaced = {body.task_id for body in known.bodies if known.calls[body.number].retries == "replace"}
-    completed = [body for body in _of_messages_of_ours(known) if _is_completed(known, body)]
-    # Of two tries each is.
-    told = Counter((body.task_id, body.attempt, body.key, bool(body.again_of)) for body in completed)
-    for (task_id, attempt, key, _), times in told.items():
-        # One whose id was used again is two calls, and a replacement begins to count its attempts anew.
-        if times > items.get(task_id, 1) + (task_id in used_again) + (task_id in replaced):
+    completed = [body for body in _of_messages_of_ours(known) if body.outcome in (*_COMPLETED, *_HANDED_ON)]
+    told = Counter((body.task_id, body.attempt, body.key) for body in completed)
+    for (task_id, attempt, key), times in told.items():
+        # A replacement begins to count its attempts anew.
+        if times > items.get(task_id, 1) + (task_id in replaced):
             yield f"attempt {attempt} of {task_id[:8]} on {key}: {times} times"
 
 
-def _is_completed(known: Known, body: Body) -> bool:
-    """It has come to its own end; not by what has replaced it, which in eager mode runs inside of it."""
-    inside = [other for other in known.of(body.task_id) if body.entered < other.entered and other.left < body.left]
-    return body.outcome in (*_COMPLETED, *_HANDED_ON) and not (known.eager and inside)
-
-
-def a_second_try_follows_an_error(known: Known) -> Iterator[str]:
-    """Whose call has ended, or goes on by another message, has no second body."""
-    bodies = {body.run: body for body in known.bodies}
-    for body in known.bodies:
-        first = bodies.get(body.again_of)
-        # An item is no message that could come again: a retry of it is an error, and publishes nothing.
-        allowed = (*_FAILED, "AgainError", "Retry") if body.is_item else _FAILED
-        if first is not None and first.outcome not in allowed:
-            yield f"{body} came after {first.outcome or 'nothing'}"
-
-
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:
-    """A run that was interrupted to make way does not come again, whatever its task's policy is by then."""
-    if known.broadcast or "replace" not in known.program.policies:
+    """A run that was interrupted to make way does not come again."""
+    if "replace" not in known.program.policies:
         return
-    # Of a map, one item makes way and the next one comes; and one whose id was used again is another call.
-    used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
-    messages = [body for body in known.bodies if not body.is_item and body.task_id not in used_again]
+    # Of a map, one item makes way and the next one comes.
+    messages = [body for body in known.bodies if not body.is_item]
     for first, second in pairwise(sorted(messages, key=lambda body: (body.task_id, body.entered))):
         if first.task_id == second.task_id and first.outcome == "LockLost":
             yield f"{second} came after {first} was told to make way"
@@ -476,23 +323,19 @@ def who_was_replaced_is_over(known: Known) -> Iterator[str]:
 def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
     """While a call is queued, or not over where the mode counts that, another is not sent."""
     tasks = known.program.tasks
-    if known.program.limit > 1 or known.broadcast or known.program.modes != {known.program.mode}:
-        return
-    if known.program.mode == "while_executing":
-        return
-    if any(task["queue_ttl"] for task in tasks) or known.program.stage["pool"] == "eager":
+    if known.program.limit > 1 or known.program.mode == "while_executing" or any(task["queue_ttl"] for task in tasks):
         return
     plain = [answer for answer in known.history.answers if _is_plain(known.calls[answer.call])]
     sent = [answer for answer in plain if not answer.merged and answer.state != "UNSENT"]
     for first, second in combinations(sorted(sent, key=lambda answer: answer.call), 2):
         # On a busy machine publishing begins long before the store is asked.
-        if _is_there(known, first, max(second.sent, second.published)) and not _is_between_tries(known, first, second):
+        if _is_there(known, first, max(second.sent, second.published)):
             yield f"number {second.call} was sent while number {first.call} ({first.task_id[:8]}) was there"
 
 
 def a_revoked_call_keeps_no_other_out(known: Known) -> Iterator[str]:
     """From Celery 5.7 on, the result of a call says `REVOKED` long before its message comes."""
-    if celery.VERSION < (5, 7) or known.program.stage["pool"] in ("solo", "eager"):
+    if celery.VERSION < (5, 7) or known.program.stage["pool"] == "solo":
         return
     if known.program.stage["results"] not in ("redis", "database"):
         return
@@ -509,14 +352,8 @@ def a_revoked_call_keeps_no_other_out(known: Known) -> Iterator[str]:
 
 def no_flood(known: Known) -> Iterator[str]:
     """One call does not become a thousand messages."""
-    comes_again = known.program.policies - {"skip", "raise"}
-    used_again = {answer.task_id for answer in known.history.answers if answer.ran_again is not None}
     for task_id, began in known.began.items():
-        in_its_life = MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0])
-        # If a process of theirs dies, its worker gets the message once more.
-        died = sum(body.task_id == task_id and body.outcome == "died" for body in known.bodies)
-        most = WORKERS + died if known.broadcast and not comes_again else in_its_life
-        if len(began) > most * (1 + (task_id in used_again)):
+        if len(began) > MOST_DELIVERIES + MOST_A_SECOND * (began[-1] - began[0]):
             yield f"{task_id[:8]} began {len(began)} times"
 
 
@@ -531,7 +368,6 @@ def nothing_is_left(known: Known) -> Iterator[str]:
 RULES = (
     one_body_of_a_message,
     one_at_a_time,
-    a_lock_in_a_body_is_held_by_one,
     fences_grow,
     every_call_can_be_sent,
     every_call_ends,
@@ -539,70 +375,23 @@ RULES = (
     who_does_not_run_names_who_does,
     who_succeeds_has_run,
     a_retry_makes_way_for_nobody_absent,
-    an_id_can_be_used_again,
     the_newest_runs,
     who_is_superseded_is_run_for,
     nobody_older_runs_while_a_newer_one_waits,
-    a_call_with_a_link_is_sent,
-    what_is_linked_is_called,
-    what_is_linked_is_called_for_one_end,
     an_attempt_is_completed_once,
-    a_second_try_follows_an_error,
     who_was_replaced_is_over,
     a_duplicate_is_not_sent,
     a_revoked_call_keeps_no_other_out,
     no_flood,
     nothing_is_left,
 )
-OF_CELERY = (every_call_can_be_sent, every_call_ends, it_fails_for_what_it_does, what_is_linked_is_called)
-
-
-def _policies(known: Known, answer: Answer) -> set[str]:
-    """Those that the call may have met: the old one until the last worker has the new one, that from the deploy on."""
-    task, deployed = known.program.tasks[known.calls[answer.call].task], known.history.deployed
-    becomes = deployed_policy(task)
-    if becomes is None:
-        return {str(task["policy"])}
-    came = [at for task_id in known.messages(answer) for at in known.began.get(task_id, ())]
-    met_old = min([answer.sent, *came]) < deployed + ROLLING + SLACK
-    met_new = max([answer.sent, answer.published, *came]) + SLACK > deployed
-    return {*([str(task["policy"])] if met_old else []), *([becomes] if met_new else [])}
-
-
-def _may_be_refused(known: Known, answer: Answer) -> bool:
-    if known.program.modes == {"while_executing"}:
-        return False
-    return "raise" in _policies(known, answer) or _was_kept_out_by_a_lock(known, answer)
-
-
-def _was_kept_out_by_a_lock(known: Known, answer: Answer) -> bool:
-    """When it was refused, a `Lock` in a body had the key, or a turn in its queue."""
-    ids = known.messages(answer)
-    moments = [each.at for each in known.refused if each.task_id in ids and not each.by][-1:]
-    # Who sends notes nothing.
-    since, until = (moments[0], moments[0]) if moments else (answer.sent, answer.sent + 1)
-    # Of one that has died, the key is free when its lease has ended.
-    return any(
-        held.asked - SLACK <= until and since <= held.left + SLACK + (2 * TTL if held.body.outcome == "died" else 0)
-        for held in known.locks
-        if moments or answer.state == "UNSENT"
-    )
-
-
-def _is_kept_out_by_its_own_try(known: Known, answer: Answer) -> bool:
-    """Its first try keeps a second one out for as long as its cool-down lasts."""
-    task = known.program.tasks[known.calls[answer.call].task]
-    return bool(task["again"] and task["min_hold"]) and answer.task_id in answer.text and bool(known.of(answer.task_id))
 
 
 def waits_for_celery(known: Known, answer: Answer) -> bool:
-    """Celery itself ends nothing that raises Ignore or Reject, and no map with an item that asks for a retry.
-
-    Who joins what was rejected has nothing to join.
-    """
+    """Celery itself ends nothing that raises Ignore or Reject, and no map with an item that asks for a retry."""
     if known.calls[answer.call].place in LOOPS and known.was_retried(answer):
         return True
-    is_ended_by_nobody = bool({"ignore", "reject"} & _endings(known, answer)) or answer.task_id in known.rejected
+    is_ended_by_nobody = known.calls[answer.call].ending in ("ignore", "reject") or answer.task_id in known.rejected
     joined = {some.by for some in known.refused if some.outcome == "joined" and some.task_id in known.messages(answer)}
     return is_ended_by_nobody or bool(joined & known.rejected) or _has_retry_stored_over_revoked(known, answer)
 
@@ -622,25 +411,18 @@ def _is_left_by_celery(known: Known, answer: Answer) -> bool:
     place = known.calls[answer.call].place
     is_ignored = known.program.tasks[known.calls[answer.call].task]["ignore"]
     waits = place == "before a group" or (is_ignored and place in ("first of a chain", "middle of a chain"))
-    return waits and answer.task_id in known.failed and not known.plain
+    return waits and answer.task_id in known.failed
 
 
 def may_fail_with(known: Known, answer: Answer) -> set[str]:
     task = known.program.tasks[known.calls[answer.call].task]
     # Who joins fails as another does.
-    policies = _policies(known, answer)
-    endings = {call.ending for call in known.calls} if "join" in policies else _endings(known, answer)
+    call, policy = known.calls[answer.call], task["policy"]
+    endings = {call.ending for call in known.calls} if policy == "join" else {call.ending}
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
-    call = known.calls[answer.call]
-    # An item, a message to all and a second try come again by no broker, so they wait in their place.
-    gives_up = policies - NEVER_GIVES_UP or call.place in LOOPS or known.broadcast or task["again"]
-    if "raise" in policies or (task["wait_timeout"] is not None and gives_up):
-        allowed.add("LockHeld")
-    if task["policy"] in ("wait", "reschedule", "rerun", "replace", "join") and known.program.stage["pool"] == "eager":
-        # There is nobody to come again.
-        allowed.add("LockHeld")
-    if call.ending in ("soft limit", "hard limit") and (known.broadcast or call.place in LOOPS or task["again"]):
-        # It waits in its place, for a part of its limit; so does a second try, which goes back to no broker.
+    # An item comes again by no broker, so it waits in its place.
+    gives_up = policy not in NEVER_GIVES_UP or call.place in LOOPS
+    if policy == "raise" or (task["wait_timeout"] is not None and gives_up):
         allowed.add("LockHeld")
     if task["autoretry"] and call.place in LOOPS:
         # An item is no message that could come again.
@@ -648,10 +430,6 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
     if task["autoretry"] and "LockHeld" in allowed:
         allowed.add("MaxRetriesExceededError")
     return allowed
-
-
-def _endings(known: Known, answer: Answer) -> set[str]:
-    return {known.calls[answer.call].ending}
 
 
 def _is_stopped(known: Known, answer: Answer) -> bool:
@@ -687,7 +465,7 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
         answer = next((answer for answer in known.history.answers if task_id in known.messages(answer)), None)
         if known.of(task_id) or (answer and known.calls[answer.call].ending in _CUT_SHORT):
             return True
-        if answer and (known.calls[answer.call].timing == "expires" or _was_kept_out_by_a_lock(known, answer)):
+        if answer and known.calls[answer.call].timing == "expires":
             return True
         open_ends += _ids_in(known, texts.get(task_id, ""))
     return False
@@ -696,7 +474,7 @@ def _leads_to_a_body(known: Known, named: Sequence[str], texts: Mapping[str, str
 def _is_plain(call: Call) -> bool:
     """It is sent as most are, and nothing cuts it short."""
     stopped = _is_cut_short(call) or call.retries == "other arguments" or call.other
-    return call.place == "single" and call.route == "delay" and call.link == "none" and not stopped
+    return call.place == "single" and call.route == "delay" and not stopped
 
 
 def _is_cut_short(call: Call) -> bool:
@@ -710,14 +488,3 @@ def _is_there(known: Known, answer: Answer, moment: float) -> bool:
         return False
     queued = began[0] - SLACK > moment
     return queued or (known.program.mode == "until_executed" and bodies[-1].left - SLACK > moment)
-
-
-def _is_between_tries(known: Known, first: Answer, second: Answer) -> bool:
-    """The second call was sent when a try of the first one was over, and the next one had not begun."""
-    bodies = {body.run: body for body in known.of(first.task_id)}
-    return any(
-        body.again_of
-        and second.sent < body.entered + SLACK
-        and (body.again_of not in bodies or bodies[body.again_of].left < max(second.sent, second.published) + SLACK)
-        for body in bodies.values()
-    )

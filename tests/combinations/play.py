@@ -2,44 +2,32 @@
 
 import dataclasses
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from math import inf
 from typing import Any
-from uuid import UUID
 
 from celery import chain, chord, group, uuid
 from celery.exceptions import TaskRevokedError
 from celery.exceptions import TimeoutError as NotWithin
 from celery.result import AsyncResult
-from celery.signals import before_task_publish
-from kombu.common import Broadcast
-from kombu.exceptions import OperationalError
 
-from celery_singleton_lock.runs.message import text_of
-from tests.combinations.app import OTHER, SENT_AS, deployed, name_of, sending
-from tests.combinations.checker import ITEMS, LINKS, LOOPS, WITHOUT_NOTES, Finding, check, is_linked
-from tests.combinations.eager import eagerly
+from tests.combinations.app import OTHER, SENT_AS, name_of
+from tests.combinations.checker import ITEMS, LOOPS, Finding, check
 from tests.combinations.history import Answer, History
 from tests.combinations.program import TTL, VISIBILITY, Call, Program
 from tests.combinations.stage import Stage
 from tests.fire.record import now
 from tests.recorder import Event
 
-# The one header of ours on a message, which a copy brings along.
-HEADER = "singleton_lock"
-
 # Within so many seconds of the last call every call has to have ended.
 BOUND = 45.0
 # Programs at a time, where there are not slots enough for all.
-_ABREAST = {"solo": 4, "eager": 4}
-# A retry with other arguments is on the next key, and a `Lock` in its body on the one after that.
-_MOST_KEYS = 4
+_ABREAST = {"solo": 4}
+# A retry with other arguments is on the next key, and one of a call on that key on the one after it.
+_MOST_KEYS = 3
 # As long as there may be between two signs of life of a program.
 _QUIET = 2.0
 # A holder that has died leaves its key for two ttl.
@@ -50,25 +38,6 @@ _STEP = 0.1
 _FOR_EVER = -1
 # Microseconds since the epoch; numbers below count something else.
 _A_MOMENT = 1e15
-# Longer than a cool-down.
-_AGAIN = 4
-# What is written on the messages that were sent, by their task ids.
-_notes: dict[str, Any] = {}
-# What is done to processes and stores, by `make fire`, or by a program of its own to its process.
-_OF_ALL = ("died", "stopped", "emptied", "fault", "healed")
-
-
-class Id(str):
-    """A task id that says something else of itself, as a member of an enumeration of texts does."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return "an id"
-
-
-# How a task id of one's own is made of a text.
-_IDS: dict[str, Callable[[str], Any]] = {"own id": str, "id again": str, "own UUID": UUID, "id of a class": Id}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,29 +78,21 @@ class Part:
         self._left: list[str] = []
         self._open: list[str] = []
         self._read, self._own = 0, list[Event]()
-        self._deploy, self._deployed = deployed(stage.path, key), inf
 
     def play(self) -> None:
-        if self._stage.facts["pool"] == "eager":
-            self.answers, self._open = eagerly(self._stage, self.program, self.key, self._bound)
-        else:
-            self.send_all()
-            self._await_all()
-            self._use_again()
+        self.send_all()
+        self._await_all()
         self._settle()
 
     def played(self) -> Played:
         answers = [self.answers[number] for number in sorted(self.answers)]
-        history = History(self.program, self.events(), answers, self._left, self._open, self._deployed)
-        return Played(self.program, history, check(history, plain="COMBINATIONS_PLAIN" in os.environ))
+        history = History(self.program, self.events(), answers, self._left, self._open)
+        return Played(self.program, history, check(history))
 
     # Sending.
 
     def send_all(self) -> None:
         began = time.monotonic()
-        if self.program.is_deployed:
-            self._deployed = now() + self.program.deployed_at
-            self._deploy.write_text(str(self._deployed), encoding="utf-8")
         for call in self.program.calls:
             time.sleep(max(0.0, began + call.at - time.monotonic()))
             self._send(call)
@@ -139,8 +100,7 @@ class Part:
     def _send(self, call: Call) -> None:
         sent, known = now(), self._ids()
         try:
-            with sending(self._deploy):
-                result, canvas = self._publish(call)
+            result, canvas = self._publish(call)
         except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
             self.answers[call.number] = Answer(
                 call.number, sent=sent, state="UNSENT", error=type(error).__name__, text=str(error)
@@ -148,8 +108,7 @@ class Part:
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
         parts = tuple(child.id for child in getattr(result, "results", None) or ())
-        # An `Id` calls itself something else.
-        task_id = text_of(result.id)
+        task_id = result.id
         merged = task_id in known
         self.answers[call.number] = Answer(call.number, task_id, sent, published=now(), merged=merged, parts=parts)
         if not merged:
@@ -159,15 +118,17 @@ class Part:
         """The call's own result, and that of its canvas, if there is one."""
         app, task = self._stage.app, self._task(call)
         key = self.key + OTHER if call.other else self.key
-        args = (key, call.number, self._script(call), *task.more)
+        args = (key, call.number, self._script(call))
         options = self._options(call)
-        if call.route in WITHOUT_NOTES:
+        if call.route == "send_task":
             return app.send_task(task.name, args, **options), None
         if call.place == "single":
-            own = {"task_id": _IDS[call.route](uuid())} if call.route in _IDS else {}
+            own = {"task_id": uuid()} if call.route == "own id" else {}
             return task.apply_async(args, **own, **options), None
         if call.place in LOOPS:
-            return self._loop(task, call, args).apply_async(**options), None
+            loops = {"map": lambda: task.map([args[0]] * ITEMS), "starmap": lambda: task.starmap([args] * ITEMS)}
+            loop = loops[call.place]() if call.place in loops else task.chunks([args] * ITEMS, 1).group()
+            return loop.apply_async(**options), None
         own = task.si(*args).set(**options, task_id=uuid())
         step = app.tasks["step"].si(self.key, call.number)
         canvas = _canvas(call.place, own, step).apply_async()
@@ -179,15 +140,8 @@ class Part:
         kept = call.place == "single" and call.retries == "none" and not self.program.tasks[call.task]["autoretry"]
         return {**call.script, "only": 1j} if call.serializer == "pickle" and kept else call.script
 
-    def _loop(self, task: Any, call: Call, args: tuple[Any, ...]) -> Any:
-        if call.place == "map":
-            return task.map([args[0]] * ITEMS)
-        if call.place == "starmap":
-            return task.starmap([args] * ITEMS)
-        return task.chunks([args] * ITEMS, 1).group()
-
     def _options(self, call: Call) -> dict[str, Any]:
-        headers = {SENT_AS: call.number, **(self._of_another() if call.route.startswith("hands on") else {})}
+        headers = {SENT_AS: call.number}
         options: dict[str, Any] = {"serializer": call.serializer, "headers": headers, **_LIMITS.get(call.ending, {})}
         if call.timing == "countdown":
             options["countdown"] = 1
@@ -196,17 +150,7 @@ class Part:
             options["eta"] = datetime.now(UTC) + timedelta(seconds=2.5)
         elif call.timing == "expires":
             options["expires"] = 1.5
-        for link in LINKS[call.link]:
-            options[link] = self._stage.app.tasks["linked"].si(self.key, call.number, link=link)
-        if self._stage.facts["broker"] == "broadcast":
-            queues = self._stage.app.amqp.queues.values()
-            options["queue"] = next(queue for queue in queues if isinstance(queue, Broadcast))
         return options
-
-    def _of_another(self) -> dict[str, Any]:
-        """The header of the first call that has one."""
-        notes = [_notes[answer.task_id] for answer in self.answers.values() if answer.task_id in _notes]
-        return {HEADER: notes[0]} if notes else {}
 
     def _strike(self, call: Call, result: AsyncResult) -> None:
         """Revoke it where its ending says so: at once, or when its body runs."""
@@ -218,9 +162,7 @@ class Part:
             self._timers.append(timer)
 
     def _revoke(self, result: AsyncResult, **options: Any) -> None:
-        # A broker that is down tells nobody: its call comes to its own end.
-        with suppress(OSError, OperationalError):
-            self._stage.app.control.revoke(result.id, **options)
+        self._stage.app.control.revoke(result.id, **options)
 
     def _task(self, call: Call) -> Any:
         return self._stage.app.tasks[name_of(self.program.tasks[call.task])]
@@ -246,19 +188,9 @@ class Part:
             else:
                 answer = dataclasses.replace(answer, state=self._ended(answer.task_id, self._patience(number, end)))
             self.answers[number] = answer
-        self._until(self._are_links_called, end - time.monotonic())
         if self._stage.facts["results"] == "forgotten":
             for result in self._results.values():
                 result.forget()
-        self.await_strikes()
-
-    def _are_links_called(self) -> bool:
-        linked = [event.facts for event in self.events() if event.name == "linked"]
-        called = {(facts["number"], facts["link"]) for facts in linked}
-        return all(is_linked(self.program, answer) <= called for answer in self.answers.values())
-
-    def await_strikes(self) -> None:
-        """Wait until whatever was to be terminated has been."""
         for timer in self._timers:
             timer.join()
 
@@ -299,29 +231,6 @@ class Part:
             time.sleep(_STEP)
         return "ENDED"
 
-    def _use_again(self) -> None:
-        """Send calls with an id of their own once more, when all is over: that is another call."""
-        for call in self.program.calls:
-            answer = self.answers[call.number]
-            if call.route != "id again" or answer.merged or answer.state == "UNSENT":
-                continue
-            self._until(lambda: self._is_quiet(_QUIET), self._bound / 2)
-            since = now()
-            args = (self.key, call.number, Call().script, *self._task(call).more)
-            again = Call(number=call.number, serializer=call.serializer)
-            options = {**self._options(again), "countdown": _AGAIN, "task_id": answer.task_id}
-            with sending(self._deploy):
-                self._task(call).apply_async(args, **options)
-
-            def has_run(task_id: str = answer.task_id, since: float = since) -> bool:
-                return any(
-                    event.name == "enter" and event.facts["task_id"] == task_id and event.at > since
-                    for event in self.events()
-                )
-
-            self._until(has_run, self._bound / 2)
-            self.answers[call.number] = dataclasses.replace(answer, ran_again=has_run())
-
     # What is left.
 
     def _settle(self) -> None:
@@ -329,12 +238,8 @@ class Part:
         quiet = VISIBILITY + 2 * _QUIET if self._stage.facts["redelivers"] else _QUIET
         self._until(lambda: self._is_quiet(quiet), self._bound / 2)
         self._open += [f"number {body.label} still runs" for body in self._bodies()]
-        self._left = self.left(_LONGEST_LEFT)
-
-    def left(self, within: float) -> list[str]:
-        """What is still in the store of locks when all should be gone."""
-        self._until(lambda: not self._holds_keys(), within)
-        return self._keys()
+        self._until(lambda: not self._holds_keys(), _LONGEST_LEFT)
+        self._left = self._keys()
 
     def _until(self, condition: Callable[[], bool], timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -370,10 +275,8 @@ class Part:
         return any(self._held(key) for key in self._lock_keys() if self._stage.locks.exists(key))
 
     def _lock_keys(self) -> list[str]:
-        if "COMBINATIONS_PLAIN" in os.environ:
-            return []
         task = self._task(self.program.calls[0])
-        return [task.lock_key_for(label, 0, None, *task.more) for label in self._labels()]
+        return [task.lock_key_for(label, 0, None) for label in self._labels()]
 
     def _ids(self) -> set[str]:
         """Of all messages that were sent for it."""
@@ -387,15 +290,9 @@ class Part:
         self._own += [
             event
             for event in unread
-            if event.key in labels or event.facts.get("task_id") in ids or event.name in _OF_ALL
+            if event.key in labels or event.facts.get("task_id") in ids or event.name == "died"
         ]
         return self._own
-
-
-@before_task_publish.connect
-def _read_notes(headers: dict[str, Any] | None = None, **_: Any) -> None:
-    if headers and HEADER in headers:
-        _notes[text_of(headers["id"])] = headers[HEADER]
 
 
 def _is_fact(name: str) -> bool:

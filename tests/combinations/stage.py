@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from celery import Celery
 
-from tests.combinations.program import ROLLING, Program, tasks_of
+from tests.combinations.program import Program, tasks_of
 from tests.fire.record import Record
 from tests.fire.watch import Watch
 from tests.rabbit import Rabbit
@@ -88,8 +88,8 @@ class Stage:
         path.write_text(json.dumps(self._setting()), encoding="utf-8")
         self.path = str(self.directory / "record.jsonl")
         self.env = {"COMBINATIONS_SETTING": str(path), "COMBINATIONS_RECORD": self.path}
-        # Pickle is among the serialisers, and whoever runs the tests may be root. And each worker has an order of sets.
-        self.env |= {"C_FORCE_ROOT": "1", "PYTHONHASHSEED": "random"}
+        # Pickle is among the serialisers, and whoever runs the tests may be root.
+        self.env |= {"C_FORCE_ROOT": "1"}
         self.record = Record(self.path)
         try:
             from celery.backends.database.session import SessionManager
@@ -102,8 +102,7 @@ class Stage:
                 # Before 5.5 Celery makes its tables when they are first asked for, and who asks meanwhile fails.
                 # With a manager of its own, for the one that all backends share makes the tables of one database only.
                 self.app.backend.ResultSession(SessionManager()).close()
-            if self.facts["pool"] != "eager":
-                self._start()
+            self._start()
             self.locks = self._stack.enter_context(self.servers.valkey.client(2))
             self.watch = self._stack.enter_context(Watch(self.path, self.record))
         except BaseException:
@@ -131,9 +130,8 @@ class Stage:
 
     def _start(self) -> None:
         pool = self.facts["pool"]
-        for lag, slots in enumerate(_SLOTS[pool]):
-            env = {**self.env, "COMBINATIONS_LAG": str(lag * ROLLING)}
-            worker = Worker("tests.combinations.app", env, pool=pool, concurrency=slots)
+        for slots in _SLOTS[pool]:
+            worker = Worker("tests.combinations.app", self.env, pool=pool, concurrency=slots)
             self._stack.callback(worker.close)
             self._workers.append(worker.start())
         for worker in self._workers:

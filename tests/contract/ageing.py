@@ -1,7 +1,4 @@
-"""Time for the locks in a real server, whose clock cannot be set.
-
-Instead, all that the locks say about time is moved: lua/parts tell what is in their hashes.
-"""
+"""Time for the locks in a real server, whose clock cannot be set."""
 
 from typing import Any
 
@@ -71,10 +68,7 @@ return now
 
 
 class StandingClock:
-    """A server's time as its locks see it: it stands still, but for `advance`.
-
-    Time goes on while a request is under way; `advance` takes that back.
-    """
+    """A server's time as its locks see it: it stands still, but for `advance`."""
 
     def __init__(self, client: Any) -> None:
         self._move = client.register_script(_MOVE)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.base import Store, Waiter
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Holder, Succession
 from celery_singleton_lock.stores.records import marker_of as marker_of_message
+from celery_singleton_lock.stores.redis.store import Store, Waiter
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
 OTHER = "singleton:v3:{shop.tasks.sync:11}"
@@ -108,12 +108,7 @@ def tokens(holders: Sequence[Holder]) -> list[str]:
 
 
 class Contract:
-    """What the chapters need.
-
-    A subclass gives the fixtures `store`, a store without any lock in it, and
-    `lose_all`, which makes the store forget everything. Its `pass_time` makes the
-    locks older without waiting, so that no test depends on how busy a machine is.
-    """
+    """What the chapters need."""
 
     @pytest.fixture
     def store(self) -> Store:

@@ -11,21 +11,16 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 from tests.proxy import Proxy
 from tests.servers import free_port, running
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
 MINE = Claim(KEY, "a", 30.0)
 OF_A_TASK = Claim(
-    KEY,
-    "b",
-    30.0,
-    facts=Facts(task_id="1", hostname="celery@host", pid=1, published=1),
-    message=1,
-    may_be_copy=True,
+    KEY, "b", 30.0, facts=Facts(task_id="1", hostname="celery@host", pid=1, published=1), message=1, may_be_copy=True
 )
 ENDING = Ending("ended", 60.0, is_due=True)
 
@@ -36,51 +31,51 @@ SLACK = 2.5
 # Stores that do not answer.
 
 
-def refused_port(cleanup: ExitStack) -> RedisStore:
-    return RedisStore(f"redis://127.0.0.1:{free_port()}/0", {})
+def refused_port(cleanup: ExitStack) -> Store:
+    return Store(f"redis://127.0.0.1:{free_port()}/0", {})
 
 
-def mute_listener(cleanup: ExitStack) -> RedisStore:
+def mute_listener(cleanup: ExitStack) -> Store:
     listener = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
-    return RedisStore(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
+    return Store(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
 
 
-def full_backlog(cleanup: ExitStack) -> RedisStore:
+def full_backlog(cleanup: ExitStack) -> Store:
     """A port whose connections are neither accepted nor refused."""
     listener = cleanup.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
     for _ in range(4):
         filler = cleanup.enter_context(socket.socket())
         filler.setblocking(False)
         filler.connect_ex(listener.getsockname())
-    return RedisStore(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
+    return Store(f"redis://127.0.0.1:{listener.getsockname()[1]}/0", {})
 
 
-def stopped_server(cleanup: ExitStack) -> RedisStore:
+def stopped_server(cleanup: ExitStack) -> Store:
     server = cleanup.enter_context(running("valkey"))
-    store = RedisStore(server.url, {})
+    store = Store(server.url, {})
     store.acquire(MINE)
     store.renew([MINE], 1.0)
     os.kill(server.pid, signal.SIGSTOP)
     return store
 
 
-def black_hole(cleanup: ExitStack) -> RedisStore:
+def black_hole(cleanup: ExitStack) -> Store:
     """A server that was there a moment ago, behind a network that is not any more."""
     server = cleanup.enter_context(running("valkey"))
     proxy = cleanup.enter_context(Proxy(server.port))
-    store = RedisStore(proxy.url, {})
+    store = Store(proxy.url, {})
     store.acquire(MINE)
     store.renew([MINE], 1.0)
     proxy.black_hole()
     return store
 
 
-def slow_server(cleanup: ExitStack) -> RedisStore:
+def slow_server(cleanup: ExitStack) -> Store:
     """A server whose every reply takes most of a second."""
     server = cleanup.enter_context(running("valkey"))
     proxy = cleanup.enter_context(Proxy(server.port))
     proxy.delay(0.9)
-    return RedisStore(proxy.url, {})
+    return Store(proxy.url, {})
 
 
 SILENT = [refused_port, mute_listener, full_backlog, stopped_server, black_hole]

@@ -9,14 +9,12 @@ from redis import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE
 from tests.servers import SERVERS, Server, certificate, free_port, running
 
-OTHER = Claim("singleton:v3:{other:00}", "b", 30.0)
 AT_ONCE = 4.0
 """Less than the bound of an acquire, on a machine with other things to do."""
 
@@ -61,7 +59,7 @@ def assert_that_all_works(store: Store, claim: Claim = MINE) -> None:
 def test_a_token_that_is_replaced_is_asked_for_again(own: Server) -> None:
     take_only(own, "first")
     provider = Tokens()
-    store = RedisStore(own.url, {"credential_provider": provider})
+    store = Store(own.url, {"credential_provider": provider})
     assert_that_all_works(store)
     take_only(own, "second")
     provider.token = "second"
@@ -79,7 +77,7 @@ def test_a_token_that_is_not_taken_is_told_at_the_first_try(own: Server) -> None
     provider, began = Tokens("s3cret"), clock()
 
     with pytest.raises(ConfigurationError) as refused:
-        RedisStore(own.url, {"credential_provider": provider}).acquire(MINE)
+        Store(own.url, {"credential_provider": provider}).acquire(MINE)
 
     assert clock() - began < AT_ONCE
     assert provider.asked == 1
@@ -87,20 +85,11 @@ def test_a_token_that_is_not_taken_is_told_at_the_first_try(own: Server) -> None
     assert "s3cret" not in str(refused.value) + repr(refused.value)
 
 
-def test_a_right_that_is_missing_is_told_of_the_user_whom_the_provider_names(own: Server) -> None:
-    take_only(own, "first")
-    with own.client() as client:
-        client.execute_command("ACL", "SETUSER", "shop", "-evalsha")
-
-    with pytest.raises(ConfigurationError, match=r"'evalsha'.*give the user that credential_provider names that right"):
-        RedisStore(own.url, {"credential_provider": Tokens()}).acquire(MINE)
-
-
 def test_a_provider_that_fails_is_as_good_as_a_store_that_is_away(own: Server) -> None:
     take_only(own, "s3cret")
     provider = Tokens("s3cret")
     provider.is_away = True
-    store = RedisStore(own.url, {"credential_provider": provider})
+    store = Store(own.url, {"credential_provider": provider})
 
     with pytest.raises(StoreError, match="credential_provider has failed with KeyError") as unanswered:
         store.renew([MINE], 2.0)
@@ -124,7 +113,7 @@ def test_a_socket_with_a_user_and_a_database(url: str, tmp_path: Path) -> None:
         app = Celery("shop", backend=url.format(path=path), set_as_current=False)
         app.conf.update(redis_username="shop", redis_password="first", redis_db=3)
         store = store_of(app)
-        store.try_out(f"{KEY}:trial", 5.0)
+        store.self_test(f"{KEY}:trial", 5.0)
         assert isinstance(store.acquire(MINE), Grant)
         with server.client(3) as client:
             assert client.exists(KEY)
@@ -181,20 +170,10 @@ def without(*commands: str) -> tuple[str, ...]:
 @pytest.mark.prove
 def test_a_service_that_refuses_what_is_for_operators_serves_us() -> None:
     with running("redis", *without(*REFUSED)) as server:
-        store = RedisStore(server.url, {})
+        store = Store(server.url, {})
 
-        store.try_out(f"{KEY}:trial", 5.0)
+        store.self_test(f"{KEY}:trial", 5.0)
         assert_that_all_works(store)
         with store.waiter(Claim(KEY, "waiter", 30.0)) as waiter:
             assert isinstance(waiter.ask(), Grant)
         store.close()
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("command", ["eval", "evalsha", "subscribe", "publish", "time", "hset"])
-def test_a_service_without_a_command_that_we_need_is_told_at_the_start(command: str) -> None:
-    with running("redis", *without(command)) as server, pytest.raises(ConfigurationError) as refused:
-        store_from_url(server.url).try_out(f"{KEY}:trial", 5.0)
-
-    for words in (f"'{command}'", "singleton_lock_url", "services"):
-        assert words in str(refused.value).lower()

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
 from tests.servers import Server
 
@@ -121,7 +120,7 @@ def test_no_order_of_events_lets_two_hold_the_lock_or_a_stranger_free_it() -> No
 
 @pytest.fixture
 def play(server: Server) -> Iterator[Callable[[tuple[Action, ...]], None]]:
-    store, admin = RedisStore(server.url, {}), server.client()
+    store, admin = Store(server.url, {}), server.client()
     clock = StandingClock(admin)
 
     def act(schedule: tuple[Action, ...]) -> None:

@@ -1,6 +1,5 @@
 """What the scripts cost on a server, and what they survive there."""
 
-import random
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,12 +8,10 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant, Succession
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Ending, Facts
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY
 from tests.contract.asking import OTHER as OTHER_KEY
-from tests.proxy import Proxy
 from tests.servers import Server
 
 MINE = Claim(KEY, "a", 30.0, facts=Facts(task_id="id-of-a"))
@@ -23,8 +20,8 @@ NEXT = replace(MINE, token="b", facts=Facts(task_id="id-of-b"), succeeds="rerun"
 
 
 @pytest.fixture
-def store(server: Server) -> Iterator[RedisStore]:
-    store = RedisStore(server.url, {})
+def store(server: Server) -> Iterator[Store]:
+    store = Store(server.url, {})
     yield store
     store.close()
 
@@ -37,7 +34,7 @@ def client(server: Server) -> Iterator[Any]:
 
 # What they cost.
 
-VERBS: dict[str, Callable[[RedisStore], Any]] = {
+VERBS: dict[str, Callable[[Store], Any]] = {
     "acquire": lambda store: store.acquire(MINE),
     "a refused acquire": lambda store: store.acquire(Claim(KEY, "b", 30.0)),
     "renew": lambda store: store.renew([MINE, Claim(OTHER_KEY, "a", 30.0)], 1.0),
@@ -52,7 +49,7 @@ VERBS: dict[str, Callable[[RedisStore], Any]] = {
 }
 
 
-def warmed_up(store: RedisStore) -> RedisStore:
+def warmed_up(store: Store) -> Store:
     """With open connections and loaded scripts."""
     store.acquire(MINE)
     store.renew([MINE], 1.0)
@@ -74,7 +71,7 @@ def commands_of(server: Server, body: Callable[[], Any]) -> list[str]:
     return sent
 
 
-def test_each_verb_is_one_round_trip(server: Server, store: RedisStore) -> None:
+def test_each_verb_is_one_round_trip(server: Server, store: Store) -> None:
     for verb in VERBS.values():
         verb(warmed_up(store))
 
@@ -84,7 +81,7 @@ def test_each_verb_is_one_round_trip(server: Server, store: RedisStore) -> None:
     assert all(commands[0].startswith("EVALSHA ") for commands in sent.values())
 
 
-def test_a_large_renewal_goes_in_parts(server: Server, store: RedisStore) -> None:
+def test_a_large_renewal_goes_in_parts(server: Server, store: Store) -> None:
     warmed_up(store)
     claims = [Claim(f"k{number}", "a", 30.0) for number in range(220)]
 
@@ -98,7 +95,7 @@ def test_a_large_renewal_goes_in_parts(server: Server, store: RedisStore) -> Non
 
 @pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
 def test_a_server_that_has_forgotten_the_scripts_is_told_them_again(
-    store: RedisStore, client: Any, verb: Callable[[RedisStore], Any]
+    store: Store, client: Any, verb: Callable[[Store], Any]
 ) -> None:
     warmed_up(store)
     store.acquire(MINE)
@@ -116,7 +113,7 @@ def out_of_memory(client: Any) -> Iterator[Callable[[], object]]:
     client.config_set("maxmemory", 0)
 
 
-def test_a_server_out_of_memory_grants_nothing(store: RedisStore, out_of_memory: Callable[[], object]) -> None:
+def test_a_server_out_of_memory_grants_nothing(store: Store, out_of_memory: Callable[[], object]) -> None:
     warmed_up(store)
 
     out_of_memory()
@@ -126,7 +123,7 @@ def test_a_server_out_of_memory_grants_nothing(store: RedisStore, out_of_memory:
 
 
 def test_a_lock_is_renewed_by_a_server_out_of_memory(
-    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+    store: Store, client: Any, out_of_memory: Callable[[], object]
 ) -> None:
     store.acquire(Claim(KEY, "a", 5.0))
 
@@ -137,31 +134,8 @@ def test_a_lock_is_renewed_by_a_server_out_of_memory(
     assert client.pttl(KEY) > 10_000
 
 
-def test_a_lock_beside_one_that_was_overwritten_is_renewed_by_a_server_out_of_memory(
-    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
-) -> None:
-    store.acquire(MINE)
-    client.set(OTHER_KEY, "somebody else's")
-
-    out_of_memory()
-
-    assert store.renew([replace(MINE, key=OTHER_KEY), MINE], 1.0) == [Answer.TAKEN, Answer.DONE]
-
-
-def test_a_lock_whose_key_needs_no_later_expiry_is_renewed_by_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object]
-) -> None:
-    store.acquire(Claim(KEY, "long", 600.0, 2))
-    store.acquire(Claim(KEY, "a", 5.0, 2))
-
-    out_of_memory()
-
-    assert store.renew([Claim(KEY, "a", 30.0, 2)], 1.0) == [Answer.DONE]
-    assert store.holders(KEY)[0].expires_in > 5
-
-
 def test_a_lock_is_released_by_a_server_out_of_memory(
-    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+    store: Store, client: Any, out_of_memory: Callable[[], object]
 ) -> None:
     store.acquire(MINE)
 
@@ -171,62 +145,8 @@ def test_a_lock_is_released_by_a_server_out_of_memory(
     assert not client.exists(KEY)
 
 
-def test_one_of_several_holders_is_released_by_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object]
-) -> None:
-    for token in "ab":
-        store.acquire(Claim(KEY, token, 30.0, 2))
-
-    out_of_memory()
-
-    assert store.release(Claim(KEY, "a", 30.0, 2), 1) is Answer.DONE
-    assert [holder.token for holder in store.holders(KEY)] == ["b"]
-
-
-def test_a_grant_whose_reply_was_lost_is_recognised_by_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object]
-) -> None:
-    first = store.acquire(MINE)
-
-    out_of_memory()
-    again = store.acquire(MINE)
-
-    assert isinstance(first, Grant)
-    assert isinstance(again, Grant)
-    assert again.fence == first.fence
-
-
-def test_a_lock_that_stays_taken_is_released_by_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object]
-) -> None:
-    mine = Claim(KEY, "a", 30.0, min_hold=10.0)
-    store.acquire(mine)
-
-    out_of_memory()
-
-    assert store.release(mine, 1) is Answer.DONE
-    assert store.renew([mine], 1.0) == [Answer.TAKEN]
-
-
-def test_a_lock_that_somebody_waits_for_is_released_by_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object]
-) -> None:
-    store.acquire(MINE)
-    with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
-        waiter.ask()
-
-        out_of_memory()
-
-        released = store.release(MINE, 1)
-        asleep_at = clock()
-        waiter.sleep(20)
-
-    assert released is Answer.DONE
-    assert clock() - asleep_at < 15
-
-
 def test_an_ending_is_kept_by_a_server_out_of_memory(
-    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
+    store: Store, client: Any, out_of_memory: Callable[[], object]
 ) -> None:
     store.acquire(MINE)
 
@@ -236,19 +156,9 @@ def test_an_ending_is_kept_by_a_server_out_of_memory(
     assert client.hexists(KEY, COPY.marker)
 
 
-def test_an_ending_of_a_lock_that_is_gone_is_kept_by_a_server_out_of_memory(
-    store: RedisStore, client: Any, out_of_memory: Callable[[], object]
-) -> None:
-    client.ping()
-    out_of_memory()
-
-    assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=False)) is Answer.GONE
-    assert client.hexists(KEY, COPY.marker)
-
-
 @pytest.mark.parametrize("wanted", [replace(MINE, token="b"), replace(COPY, token="b")])
 def test_a_conflict_is_told_by_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object], wanted: Claim
+    store: Store, out_of_memory: Callable[[], object], wanted: Claim
 ) -> None:
     store.acquire(MINE)
 
@@ -259,66 +169,4 @@ def test_a_conflict_is_told_by_a_server_out_of_memory(
     assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)
 
 
-@pytest.mark.parametrize("rule", ["rerun", "replace"])
-def test_a_call_is_next_by_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object], rule: Succession
-) -> None:
-    store.acquire(MINE)
-
-    out_of_memory()
-
-    for asked in (False, True):
-        conflict = store.acquire(replace(NEXT, succeeds=rule, asked=asked))
-        assert isinstance(conflict, Conflict)
-        assert (conflict.first.token, conflict.successor) == ("a", "id-of-b")
-    assert store.renew([MINE], 1.0) == [Answer.REPLACED if rule == "replace" else Answer.DONE]
-    store.unmark(KEY, "id-of-b")
-    assert store.renew([MINE], 1.0) == [Answer.DONE]
-
-
-def test_a_conflict_is_told_whatever_the_order_of_what_is_known(store: RedisStore, client: Any) -> None:
-    # As in a hash that was made a table, by waiters that are gone.
-    store.acquire(replace(MINE, facts=Facts(task_id="id-of-a", hostname="h", pid=1, attempt=2, published=3)))
-    known, draw = list(client.hgetall(KEY).items()), random.Random(5)
-    other = Claim(KEY, "b", 30.0)
-    told = store.acquire(other)
-    assert isinstance(told, Conflict)
-
-    for _ in range(100):
-        order = draw.sample(known, len(known))
-        client.delete(KEY)
-        client.hset(KEY, items=[part for pair in order for part in pair])
-        again = store.acquire(other)
-        assert isinstance(again, Conflict), order
-        assert replace(again.first, expires_in=0.0) == replace(told.first, expires_in=0.0), order
-
-
-def test_a_call_ends_what_it_has_left_in_a_server_out_of_memory(
-    store: RedisStore, out_of_memory: Callable[[], object]
-) -> None:
-    store.mark_queued(KEY, "id-of-a", 60.0, limit=0, quiet=5.0)
-    store.acquire(MINE)
-
-    out_of_memory()
-
-    assert store.unmark(KEY, "id-of-a") is None
-    (survey,) = store.survey([KEY])
-    assert survey.marks == ()
-    assert [holder.token for holder in survey.holders] == ["a"]
-
-
 # What they say when the reply is lost: they are asked again.
-
-
-@pytest.mark.parametrize("is_due", [True, False])
-def test_a_release_whose_reply_was_lost_tells_that_the_ending_was_kept(valkey: Server, is_due: bool) -> None:
-    with Proxy(valkey.port) as proxy:
-        store = warmed_up(RedisStore(proxy.url, {}))
-        store.acquire(MINE)
-        store.acquire(replace(COPY, token="a copy"))
-        proxy.lose_reply(to=b"EVALSHA")
-
-        # Else nobody would write that its result is stored, and its copies would run.
-        assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due)) is Answer.MARKED
-        assert isinstance(store.acquire(replace(COPY, token="b")), Done)
-        store.close()

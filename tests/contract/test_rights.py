@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Grant, Slot
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 from tests.servers import SERVERS, Server, running
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "start.md"
@@ -26,11 +26,11 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-def store_of(server: Server, *more: str) -> RedisStore:
+def store_of(server: Server, *more: str) -> Store:
     """As a user who has the rights of the page and *more*."""
     with server.client() as client:
         client.execute_command("ACL", "SETUSER", "shop", "reset", *RIGHTS, *more)
-    return RedisStore(f"redis://shop:secret@127.0.0.1:{server.port}/1", {})
+    return Store(f"redis://shop:secret@127.0.0.1:{server.port}/1", {})
 
 
 def test_all_that_runs_do_is_allowed(server: Server) -> None:
@@ -38,14 +38,13 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     claim = Claim(KEY, "a", 30.0, facts=FACTS)
     later = replace(claim, token="b", may_be_copy=True)
 
-    store.try_out(f"{KEY}:trial", 1.0)
+    store.self_test(f"{KEY}:trial", 1.0)
     store.now()
     assert isinstance(store.acquire(claim), Grant)
     with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
         assert isinstance(waiter.ask(), float)
     store.acquire(later)
     store.renew([claim], 1.0)
-    store.remaining([claim], 1.0)
     store.holders(KEY)
     store.acquire(replace(claim, token="c", succeeds="replace", supersedes_for=30.0, asked=True))
     store.mark_queued(KEY, "u", 30.0, limit=1, quiet=1.0)
@@ -75,7 +74,7 @@ def test_who_lists_locks_needs_one_right_more(server: Server) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_start_asks_for_each_right(server: Server, command: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        store_of(server, f"-{command}").try_out(f"{KEY}:{command}", 1.0)
+        store_of(server, f"-{command}").self_test(f"{KEY}:{command}", 1.0)
 
     assert f"'{command}'" in str(refused.value)
     assert "ACL SETUSER" in str(refused.value)
@@ -89,7 +88,7 @@ def test_the_start_asks_for_keys_and_channels(server: Server, pattern: str, what
         client.execute_command("ACL", "SETUSER", "shop", "reset", *others)
 
     with pytest.raises(ConfigurationError) as refused:
-        RedisStore(f"redis://shop:secret@127.0.0.1:{server.port}/1", {}).try_out(f"{KEY}:{what}", 5.0)
+        Store(f"redis://shop:secret@127.0.0.1:{server.port}/1", {}).self_test(f"{KEY}:{what}", 5.0)
 
     assert what in str(refused.value)
     assert "ACL SETUSER" in str(refused.value)
@@ -103,7 +102,7 @@ def test_who_may_not_wake_waiters_releases_all_the_same(server: Server) -> None:
         assert isinstance(waiter.ask(), float)
         with server.client() as client:
             client.execute_command("ACL", "SETUSER", "mute", "reset", *RIGHTS, "resetchannels")
-        mute = RedisStore(f"redis://mute:secret@127.0.0.1:{server.port}/1", {})
+        mute = Store(f"redis://mute:secret@127.0.0.1:{server.port}/1", {})
 
         assert mute.release(holder, 1) is Answer.DONE
 

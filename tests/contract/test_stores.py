@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
 from tests.contract.asking import KEY, LATE, claim, granted, refused
 from tests.contract.chapters.acquire import Acquire
@@ -94,25 +94,13 @@ class TestMemoryStore(StoreContract):
 
             granted(store.acquire(claim("b")))
 
-    def test_fences_grow_even_while_the_clock_stands_still(self) -> None:
-        moment = time.time()
-        store = MemoryStore()
-        store._server.time = lambda: moment
 
-        fences = []
-        for token in "abc":
-            fences.append(granted(store.acquire(claim(token))).fence)
-            store.release(claim(token), 1)
-
-        assert fences == sorted(set(fences))
-
-
-class TestRedisStore(StoreContract, Keys, Markers, Listening):
+class TestStore(StoreContract, Keys, Markers, Listening):
     """The contract, on each server, and what only a server has: keys and listeners."""
 
     @pytest.fixture
     def store(self, server: Server) -> Iterator[Store]:  # type: ignore[override]
-        store = RedisStore(server.url, {})
+        store = Store(server.url, {})
         yield store
         store.close()
 

@@ -1,8 +1,9 @@
-"""Two workers and their servers, in containers or, with `--celery-nodes=process`, as processes of this machine."""
+"""Two workers and their Redis in containers, by pytest-celery, and a second Redis that keeps the record."""
 
 import gc
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import docker
 import pytest
@@ -13,62 +14,47 @@ from pytest_celery import (
     CeleryBrokerCluster,
     CeleryTestSetup,
     CeleryWorkerCluster,
-    RabbitMQTestBroker,
+    RedisTestBackend,
     RedisTestBroker,
 )
 from pytest_docker_tools import network, volume
 from pytest_docker_tools.wrappers import Container
 
 from tests.docker import containers
-from tests.docker.containers import APP, RabbitContainer, StoreContainer, StoreNode, WorkerContainer, WorkerNode
-from tests.docker.processes import StoreProcess, WorkerProcess
-from tests.docker.site import Site, Store
+from tests.docker.containers import StoreContainer, WorkerContainer, WorkerNode
 from tests.docker.tasks import SETTINGS
-from tests.rabbit import rabbitmq
-from tests.recorder import Recorder
-from tests.servers import Server, missing, running
+from tests.recorder import Event, Recorder
+from tests.servers import missing
 from tests.waiting import until
-from tests.workers import workers
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--celery-nodes", choices=["docker", "process"], default="docker", help="where tests/docker runs")
+@dataclass(frozen=True)
+class Site:
+    """Two workers, the store of their locks, and the record of what their bodies did."""
 
+    workers: Sequence[Any]
+    store: Any
+    recorder: Recorder
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return f"celery nodes: {nodes(config)}"
+    def begun(self) -> Event:
+        """The first body, once it runs."""
+        return until(lambda: self.recorder.events("enter"), "a body has begun")[0]
 
+    def worker_of(self, event: Event) -> Any:
+        return next(worker for worker in self.workers if worker.runs(event))
 
-def nodes(config: pytest.Config) -> str:
-    # The option is unknown where this folder is met only on the way through all tests.
-    return str(config.getoption("celery_nodes", "docker"))
+    def lock_keys(self) -> list[str]:
+        # The counts of all tasks are no lock.
+        return [key for key in self.store.container.client.scan_iter("singleton:*") if "{" in key]
 
-
-class Kinds(NamedTuple):
-    """What is broker, and what keeps the locks and results; one server does both where they are the same."""
-
-    broker: str
-    store: str
+    def keys_without_expiry(self) -> list[str]:
+        client = self.store.container.client
+        return [key for key in client.scan_iter("singleton:*") if client.ttl(key) == -1]
 
 
 @pytest.fixture(autouse=True)
 def no_shared_tasks() -> None:
     """Here they are those of the tests: the apps that pytest-celery makes get them so."""
-
-
-@pytest.fixture(params=[Kinds("redis", "redis"), Kinds("rabbitmq", "valkey")], ids="-".join)
-def kinds(request: pytest.FixtureRequest) -> Kinds:
-    return request.param
-
-
-@pytest.fixture
-def site(request: pytest.FixtureRequest, kinds: Kinds) -> Iterator[Site]:
-    """A site with nothing on it but two idle workers."""
-    site: Site = request.getfixturevalue(f"site_by_{nodes(request.config)}")
-    yield site
-    site.recorder.close()
-    # Results that are collected only when the server is gone complain.
-    gc.collect()
 
 
 class Publisher(CeleryTestSetup):
@@ -79,53 +65,9 @@ class Publisher(CeleryTestSetup):
         app.conf.update(SETTINGS)
 
 
-def empty(publisher: Celery, store: Store, record: str) -> Recorder:
-    """Leave nothing of an earlier test behind, neither in memory nor in what a restart would load."""
-    with store.client() as client:
-        client.flushall()
-        client.save()
-    publisher.control.purge()
-    with redis.Redis.from_url(record) as client:
-        client.flushall()
-    return Recorder(record)
-
-
-# As processes.
-
-
 @pytest.fixture(scope="session")
-def rabbitmq_process() -> Iterator[str]:
-    with rabbitmq() as url:
-        yield url
-
-
-@pytest.fixture(scope="session")
-def witness_process() -> Iterator[Server]:
-    """Keeps the record, and is not restarted."""
-    with running("valkey") as server:
-        yield server
-
-
-@pytest.fixture
-def site_by_process(request: pytest.FixtureRequest, kinds: Kinds, witness_process: Server) -> Iterator[Site]:
-    store: Server = request.getfixturevalue(f"{kinds.store}_process")
-    broker = request.getfixturevalue("rabbitmq_process") if kinds.broker == "rabbitmq" else store.url
-    publisher = Publisher.create_setup_app({"broker_url": broker, "result_backend": store.url}, "publisher")
-    recorder = empty(publisher, StoreProcess(store), witness_process.url)
-    env = {"CELERY_BROKER_URL": broker, "CELERY_RESULT_BACKEND": store.url, "TEST_RECORD": witness_process.url}
-    with workers(APP, env, 2) as pair:
-        yield Site([WorkerProcess(worker) for worker in pair], StoreProcess(store), recorder)
-    publisher.close()
-
-
-# As containers.
-
-
-@pytest.fixture(scope="session")
-def docker_client(pytestconfig: pytest.Config) -> Iterator["docker.DockerClient"]:
+def docker_client() -> Iterator["docker.DockerClient"]:
     """The engine; without one the test is skipped, or fails in CI."""
-    if nodes(pytestconfig) == "process":
-        pytest.skip("asked to do without a Docker engine")
     try:
         client = docker.from_env()
     except docker.errors.DockerException as error:
@@ -135,11 +77,9 @@ def docker_client(pytestconfig: pytest.Config) -> Iterator["docker.DockerClient"
 
 
 default_pytest_celery_network = network(scope="session")
-redis_data, valkey_data, witness_data = (volume(scope="session") for _ in range(3))
-redis_container = containers.store("redis:7-alpine", "redis_data")
-valkey_container = containers.store("valkey/valkey:9", "valkey_data")
-witness_container = containers.store("redis:7-alpine", "witness_data")
-rabbitmq_container = containers.server("rabbitmq:latest", "5672/tcp", RabbitContainer)
+store_data, witness_data = (volume(scope="session") for _ in range(2))
+store_container = containers.store("store_data")
+witness_container = containers.store("witness_data")
 celery_base_worker_image = containers.worker_image()
 first_worker_container = containers.worker("celery_base_worker_image")
 second_worker_container = containers.worker("celery_base_worker_image")
@@ -151,23 +91,29 @@ def celery_setup_cls() -> type[CeleryTestSetup]:
 
 
 @pytest.fixture
-def celery_backend_cluster(request: pytest.FixtureRequest, kinds: Kinds) -> Iterator[CeleryBackendCluster]:
-    node = StoreNode(request.getfixturevalue(f"{kinds.store}_container"))
+def celery_backend_cluster(store_container: StoreContainer) -> Iterator[CeleryBackendCluster]:
+    node = RedisTestBackend(store_container)
     yield CeleryBackendCluster(node)
     node.teardown()
 
 
 @pytest.fixture
-def celery_broker_cluster(request: pytest.FixtureRequest, kinds: Kinds) -> CeleryBrokerCluster:
-    node = RabbitMQTestBroker if kinds.broker == "rabbitmq" else RedisTestBroker
-    return CeleryBrokerCluster(node(request.getfixturevalue(f"{kinds.broker}_container")))
+def celery_broker_cluster(store_container: StoreContainer) -> CeleryBrokerCluster:
+    return CeleryBrokerCluster(RedisTestBroker(store_container))
 
 
 @pytest.fixture
 def emptied(
     celery_setup_app: Celery, celery_backend_cluster: CeleryBackendCluster, witness_container: StoreContainer
 ) -> Recorder:
-    return empty(celery_setup_app, celery_backend_cluster[0], witness_container.host_url)
+    """Leave nothing of an earlier test behind, neither in memory nor in what a restart would load."""
+    client = celery_backend_cluster[0].container.client
+    client.flushall()
+    client.save()
+    celery_setup_app.control.purge()
+    with redis.Redis.from_url(witness_container.host_url) as witness:
+        witness.flushall()
+    return Recorder(witness_container.host_url)
 
 
 @pytest.fixture
@@ -188,6 +134,11 @@ def celery_worker_cluster(
 
 
 @pytest.fixture
-def site_by_docker(celery_setup: CeleryTestSetup, emptied: Recorder) -> Iterator[Site]:
-    yield Site(list(celery_setup.worker_cluster), celery_setup.backend, emptied)
+def site(celery_setup: CeleryTestSetup, emptied: Recorder) -> Iterator[Site]:
+    """A site with nothing on it but two idle workers."""
+    site = Site(list(celery_setup.worker_cluster), celery_setup.backend, emptied)
+    yield site
     celery_setup.app.close()
+    site.recorder.close()
+    # Results that are collected only when the server is gone complain.
+    gc.collect()

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import celery
-import redis
-from pytest_celery import CeleryTestWorker, CeleryWorkerContainer, RabbitMQContainer, RedisContainer, RedisTestBackend
+from pytest_celery import CeleryTestWorker, CeleryWorkerContainer, RedisContainer
 from pytest_docker_tools import build, container, fxtr
 from pytest_docker_tools.exceptions import ContainerFailed
 from pytest_docker_tools.wrappers import Container
@@ -48,12 +47,6 @@ class StoreContainer(PromptlyReady, RedisContainer):
         return self.ports["6379/tcp"][0]
 
 
-class RabbitContainer(PromptlyReady, RabbitMQContainer):
-    @property
-    def port(self) -> int:
-        return self.ports["5672/tcp"][0]
-
-
 class WorkerContainer(PromptlyReady, CeleryWorkerContainer):
     @classmethod
     def of(cls, begun: Container) -> "WorkerContainer":
@@ -74,35 +67,20 @@ class WorkerNode(CeleryTestWorker):
         return event.facts["worker"] == self.hostname()
 
 
-class StoreNode(RedisTestBackend):
-    """A store in a container, which can be restarted."""
-
-    def client(self) -> "redis.Redis":
-        return self.container.client
-
-
 # Fixtures, to be given a name in conftest.py. The servers live as long as the session, the workers as long as a test.
 
 
-def store(image: str, data: str) -> Any:
-    mounted = {f"{{{data}.name}}": {"bind": "/data", "mode": "rw"}}
-    return server(image, "6379/tcp", StoreContainer, command=keeping_nothing, volumes=mounted)
-
-
-def keeping_nothing() -> list[str]:
-    return StoreContainer.command()
-
-
-def server(image: str, port: str, wrapper: type, **options: Any) -> Any:
+def store(data: str) -> Any:
     return container(
-        image=image,
-        wrapper_class=wrapper,
+        image="redis:7-alpine",
+        wrapper_class=StoreContainer,
         scope="session",
         network="{default_pytest_celery_network.name}",
         # A port of our choice, because one of Docker's choice changes with a restart.
-        ports=lambda: {port: ("127.0.0.1", free_port())},
+        ports=lambda: {"6379/tcp": ("127.0.0.1", free_port())},
+        command=StoreContainer.command(),
+        volumes={f"{{{data}.name}}": {"bind": "/data", "mode": "rw"}},
         timeout=180,
-        **options,
     )
 
 

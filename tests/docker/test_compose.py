@@ -6,10 +6,9 @@ import secrets
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-import docker
 import pytest
 
 from tests.servers import missing
@@ -17,51 +16,25 @@ from tests.servers import missing
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@dataclass(frozen=True)
-class Compose:
-    """The project under a name of its own, so that it meets no other."""
+class Told(NamedTuple):
+    """How a story ended, of a project with a name of its own."""
 
-    command: tuple[str, ...]
-    lock: str
-    name: str
-
-    def story(self) -> "subprocess.CompletedProcess[str]":
-        """Bring it up, let the story end, and take everything down, whatever happens."""
-        try:
-            return self.run("up", "--no-color", "--exit-code-from", "story", timeout=300)
-        finally:
-            self.run("down", "-v", "--remove-orphans", timeout=90)
-
-    def run(self, *arguments: str, timeout: float) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [*self.command, "-p", self.name, *arguments],
-            cwd=ROOT,
-            env={**os.environ, "SHOP_LOCK": self.lock},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            encoding="utf-8",
-            timeout=timeout,
-        )
-
-
-@dataclass(frozen=True)
-class Told:
-    """How a story ended."""
-
-    project: Compose
+    project: str
     code: int
     output: str
 
-    def overlaps(self, title: str) -> int:
-        line = re.search(rf"{title} the lock: overlaps: (\d+) \(", self.output)
-        assert line, self.output
-        return int(line[1])
+
+def run(*command: str, timeout: float = 60, **env: str) -> "subprocess.CompletedProcess[str]":
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, encoding="utf-8", timeout=timeout, **streams)  # type: ignore[call-overload, no-any-return]
 
 
 @pytest.fixture(scope="module")
-def compose(docker_client: "docker.DockerClient") -> tuple[str, ...]:
+def compose() -> tuple[str, ...]:
     """The command, as a plugin of the client or as the program of old."""
-    if shutil.which("docker") and not subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+    if not shutil.which("docker") or run("docker", "info").returncode:
+        missing("no Docker engine answers")
+    if not run("docker", "compose", "version").returncode:
         return ("docker", "compose")
     if not shutil.which("docker-compose"):
         missing("docker compose is not installed")
@@ -71,32 +44,35 @@ def compose(docker_client: "docker.DockerClient") -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def stories(compose: tuple[str, ...]) -> dict[str, Told]:
     """Both at the same time, with the lock and without."""
-    projects = [Compose(compose, lock, f"shop-{lock}-{secrets.token_hex(4)}") for lock in ("on", "off")]
-    built = projects[0].run("build", timeout=300)
+    built = run(*compose, "build", timeout=300)
     assert built.returncode == 0, built.stdout
+
+    def story(lock: str) -> Told:
+        project = f"shop-{lock}-{secrets.token_hex(4)}"
+        command = (*compose, "-p", project)
+        try:
+            told = run(*command, "up", "--no-color", "--exit-code-from", "story", timeout=300, SHOP_LOCK=lock)
+        finally:
+            run(*command, "down", "-v", "--remove-orphans", timeout=90)
+        return Told(project, told.returncode, told.stdout)
+
     with ThreadPoolExecutor() as pool:
-        ended = zip(projects, pool.map(Compose.story, projects), strict=True)
-        return {project.lock: Told(project, result.returncode, result.stdout) for project, result in ended}
+        return dict(zip(("on", "off"), pool.map(story, ("on", "off")), strict=True))
 
 
-def test_with_the_lock_nothing_overlaps_and_the_story_ends_with_0(stories: dict[str, Told]) -> None:
-    told = stories["on"]
+@pytest.mark.parametrize(("lock", "title", "code"), [("on", "with", 0), ("off", "without", 1)])
+def test_with_the_lock_nothing_overlaps_and_without_it_much_does(
+    stories: dict[str, Told], lock: str, title: str, code: int
+) -> None:
+    told = stories[lock]
+    (overlaps,) = re.findall(rf"{title} the lock: overlaps: (\d+) \(", told.output)
 
-    assert told.overlaps("with") == 0
-    assert told.code == 0, told.output
-
-
-def test_without_the_lock_much_overlaps_and_the_story_ends_with_1(stories: dict[str, Told]) -> None:
-    told = stories["off"]
-
-    assert told.overlaps("without") > 0
-    assert told.code == 1, told.output
+    assert (told.code, int(overlaps) > 0) == (code, bool(code)), told.output
 
 
 @pytest.mark.parametrize("lock", ["on", "off"])
-def test_nothing_is_left_of_it(stories: dict[str, Told], lock: str, docker_client: "docker.DockerClient") -> None:
-    mine = {"label": f"com.docker.compose.project={stories[lock].project.name}"}
+def test_nothing_is_left_of_it(stories: dict[str, Told], lock: str) -> None:
+    mine = ("-q", "--filter", f"label=com.docker.compose.project={stories[lock].project}")
 
-    assert docker_client.containers.list(all=True, filters=mine) == []
-    assert docker_client.networks.list(filters=mine) == []
-    assert docker_client.volumes.list(filters=mine) == []
+    for listed in (("docker", "ps", "-a"), ("docker", "network", "ls"), ("docker", "volume", "ls")):
+        assert run(*listed, *mine).stdout == ""

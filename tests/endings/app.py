@@ -1,12 +1,10 @@
 """Tasks that end in every way there is."""
 
-import asyncio
 import ctypes
 import os
 import signal
 import sys
 import time
-from contextlib import suppress
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
@@ -126,16 +124,6 @@ def holds_the_gil(self: Any, key: Any, seconds: int) -> str:
     return "ran"
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=4)
-def computes(self: Any, key: Any, seconds: float) -> str:
-    """Leave no other greenlet a moment to run."""
-    with recorder.body(key, self.request.id):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            pass
-    return "ran"
-
-
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3, lock_on_conflict="reschedule")
 def aborted(self: Any, key: Any, seconds: float) -> str:
     """Sleep in one go, or in slices where the pool runs threads."""
@@ -145,26 +133,6 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
         except LockLost as lost:
             recorder.write("told", key, self.request.id, reason=lost.reason)
             raise
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3)
-def awaits(self: Any, key: Any, seconds: float) -> str:
-    """Wait in an event loop, in one go."""
-    with recorder.body(key, self.request.id):
-        asyncio.run(asyncio.sleep(seconds))
-    return "ran"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_ttl=3)
-def tries_again(self: Any, key: Any, seconds: float) -> str:
-    """Be at it again after an error, as long as that is a `TypeError`."""
-    with recorder.body(key, self.request.id):
-        try:
-            raise TypeError("another error")
-        except TypeError:
-            with suppress(TypeError):
-                nap(seconds)
     return "ran"
 
 

@@ -48,17 +48,7 @@ def _cut(stage: "Stage", run: Event, result: Any) -> None:
 
 @dataclass(frozen=True)
 class Ending:
-    """One row of the table.
-
-    Attributes:
-        name: As the table calls it.
-        how: What the body does.
-        act: What is done to it from outside, once it runs.
-        promised: What holds on all pools that are not in *elsewhere*.
-        elsewhere: What holds there, or the reason why it cannot happen.
-        dies: Nothing in the body's process runs to its end.
-        alone: The worker ends with it, or is set up for it.
-    """
+    """One row of the table."""
 
     name: str
     how: str = "stay"

@@ -41,34 +41,6 @@ def test_abort_ends_a_sleeping_body(pool: str, env: dict[str, str], recorder: Re
         assert tasks.aborted.delay("k", 0).get(timeout=10) == "ran"
 
 
-@pytest.mark.parametrize("pool", POOLS)
-def test_abort_ends_a_body_that_waits_in_an_event_loop(
-    pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
-    with workers(APP, env, pool=pool):
-        result = tasks.awaits.delay("k", 60)
-        begun(recorder)
-        forget_locks(valkey)
-
-        with pytest.raises(LockLost, match="expired"):
-            result.get(timeout=10)
-        assert tasks.awaits.delay("k", 0).get(timeout=10) == "ran"
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_abort_ends_a_body_that_handles_another_error(
-    pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
-    slices = {"TEST_SLICES": "yes"} if pool == "threads" else {}
-    with workers(APP, {**env, **slices}, pool=pool):
-        result = tasks.tries_again.delay("k", 60)
-        begun(recorder)
-        forget_locks(valkey)
-
-        with pytest.raises(LockLost, match="expired"):
-            result.get(timeout=30)
-
-
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_who_is_cut_off_from_the_store_is_told_before_the_next_run_begins(
     pool: str, env: dict[str, str], recorder: Recorder, valkey: Server
@@ -99,17 +71,6 @@ def test_a_body_that_holds_the_gil_keeps_its_lock_and_the_log_says_how_late_the_
         assert result.get(timeout=10) == "ran"
         until(lambda: "lock.late" in worker.log(), "the log says so")
         assert "raise lock_ttl" in worker.log()
-
-
-@pytest.mark.parametrize("pool", ["gevent", "eventlet"])
-def test_a_greenlet_that_computes_without_a_pause_keeps_its_lock(
-    pool: str, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, pool=pool):
-        result = tasks.computes.delay("k", 7)
-        assert gaps(tasks.computes, recorder) == 0
-
-        assert result.get(timeout=10) == "ran"
 
 
 def gaps(task: Any, recorder: Recorder) -> int:

@@ -1,24 +1,22 @@
 """The tasks under fire: every policy, every mode, and a note of each body outside the store of locks."""
 
 import faulthandler
-import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from celery import Celery, Task, current_task
+from celery import Celery, Task
 
 from celery_singleton_lock import SingletonTask, current_lease, signals
 from tests.fire.kinds import KINDS, STRIKE, Kind
 from tests.fire.record import Record
 
-BODIES = ("tests.fire.app", "tests.combinations.app")
 NOT_STRUCK = ("celery", "kombu", "amqp", "billiard", "tests")
 DAWDLES = 6.0
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -157,7 +155,7 @@ def strike(number: int, frame: FrameType | None) -> None:
     """Raise if a body or the library is interrupted, also in the midst of what it calls; Celery is not to be broken."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.startswith("celery_singleton_lock") or (module in BODIES and frame.f_code.co_name == "work"):
+        if module.startswith("celery_singleton_lock") or (module == __name__ and frame.f_code.co_name == "work"):
             raise StruckError(number)
         if module.startswith(NOT_STRUCK):
             return
@@ -178,40 +176,15 @@ def gather(self: Any, results: list[Any]) -> int:
         return len(results)
 
 
-def play_programs(tasks: Sequence[Mapping[str, Any]]) -> None:
-    """Make the tasks of programs, which declare no ttl, this app's as well."""
-    from tests.combinations.app import make_tasks
-    from tests.combinations.program import TTL
-
-    app.conf.update(
-        singleton_lock_ttl=TTL,
-        accept_content=["json", "pickle"],
-        # Steps of canvases and Celery's own tasks declare nothing, and are not to be lost.
-        task_acks_late=True,
-        task_reject_on_worker_lost=True,
-    )
-    make_tasks(app, tasks)
-
-
-if "FIRE_PROGRAMS" in os.environ:
-    play_programs(json.loads(Path(os.environ["FIRE_PROGRAMS"]).read_text(encoding="utf-8")))
-
-
-def _id_of(task: Any) -> Any:
-    """The task id of what runs; for an item of a map the map's, because an item has none of its own."""
-    is_item = task.request.called_directly and current_task
-    return current_task.request.id if is_item else task.request.id
-
-
 @signals.lock_conflict.connect
 def _conflict(sender: Any, key: str, holder: Any, outcome: str, **_: Any) -> None:
-    facts = {"task": sender.name, "task_id": _id_of(sender), "outcome": outcome, "holder": holder.task_id}
+    facts = {"task": sender.name, "task_id": sender.request.id, "outcome": outcome, "holder": holder.task_id}
     record().write("conflict", "", sender.request.get("fire_run") or "", **facts)
 
 
 @signals.lock_unanswered.connect
 def _unanswered(sender: Any, outcome: str, **_: Any) -> None:
-    record().write("unanswered", "", task=sender.name, task_id=_id_of(sender), outcome=outcome)
+    record().write("unanswered", "", task=sender.name, task_id=sender.request.id, outcome=outcome)
 
 
 @signals.lock_lost.connect

@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
@@ -28,13 +28,7 @@ _KINDS = {**KINDS, GATHER.name: GATHER}
 
 @dataclass(frozen=True)
 class Call:
-    """One that was sent, and what its sender would see in the end.
-
-    Attributes:
-        state, error: Celery's, and the name of the exception where it failed.
-        alone: No member of a canvas.
-        members: Of the body of a chord, the task ids in its header.
-    """
+    """One that was sent, and what its sender would see in the end."""
 
     task_id: str
     task: str
@@ -46,15 +40,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Remains:
-    """What is left once all is healed.
-
-    Attributes:
-        drained: Within the bound, every call had an outcome and no body ran any more.
-        messages: How many are left in the broker after the workers were shut down.
-        holders: Leases that nobody has given back, one ttl later.
-        without_expiry: Keys in the store of locks that would stay for ever.
-        troubles: What else went wrong, such as a worker that would not end.
-    """
+    """What is left once all is healed."""
 
     drained: bool = True
     messages: int = 0
@@ -65,11 +51,7 @@ class Remains:
 
 @dataclass(frozen=True)
 class History:
-    """All that is known.
-
-    Attributes:
-        forgetful: The broker may lose a message when a worker or it is killed.
-    """
+    """All that is known."""
 
     events: Sequence[Event]
     calls: Sequence[Call] = ()
@@ -111,7 +93,6 @@ class Run:
     kind: Kind
     pid: int
     began: float
-    published: int = 0
     label: str = ""
     entered: float = inf
     fence: int = 0
@@ -183,17 +164,15 @@ def unaccounted(history: History) -> list[Call]:
 # Reading.
 
 
-def read(events: Sequence[Event], kinds: Mapping[str, Kind] = _KINDS) -> list[Run]:
-    """The runs of these tasks, with all that happened to them."""
+def read(events: Sequence[Event]) -> list[Run]:
+    """The runs, with all that happened to them."""
     runs: dict[str, Run] = {}
     of: dict[int, list[Run]] = defaultdict(list)
     for event in events:
         if event.name == "began":
             task, task_id = event.facts["task"], event.facts["task_id"]
-            if task in kinds:
-                published = event.facts.get("published", 0)
-                runs[event.run] = run = Run(event.run, task, task_id, kinds[task], event.pid, event.at, published)
-                of[event.pid].append(run)
+            runs[event.run] = run = Run(event.run, task, task_id, _KINDS[task], event.pid, event.at)
+            of[event.pid].append(run)
         elif event.run in runs:
             _follow(runs[event.run], event)
         elif event.name == "died":
@@ -245,10 +224,7 @@ def _excuse(events: Sequence[Event], runs: list[Run]) -> None:
 
 
 def _cancel(events: Sequence[Event], runs: list[Run]) -> None:
-    """Find those that had ended when a cold shutdown cancelled them, because their worker had not read of it.
-
-    While a soft one waits, before it gets cold, the worker reads nothing.
-    """
+    """Find those that had ended when a cold shutdown cancelled them, because their worker had not read of it."""
     for since, until in _cold_shutdowns(events):
         for run in runs:
             if since - PROMPT < run.ended <= until and since <= run.process_died <= until:
@@ -267,24 +243,17 @@ def _cold_shutdowns(events: Sequence[Event]) -> Iterator[tuple[float, float]]:
 
 def exclusive(runs: Sequence[Run]) -> tuple[list[Finding], Counter[str]]:
     """At no moment more bodies of a key than its limit, but for what is declared; and how often that was."""
-    return crowded("one at a time", _by_label(runs), lambda run: run.kind.limit)
-
-
-def crowded(
-    promise: str, groups: Mapping[str, Sequence[Run]], limit_of: Callable[[Run], int]
-) -> tuple[list[Finding], Counter[str]]:
-    """The moments at which more of a group ran than may, and how often that was declared."""
     findings, excused = [], Counter[str]()
-    for label, alike in groups.items():
+    for label, alike in _by_label(runs).items():
         for run in alike:
             # The latest to come, or to lose its excuse, makes it too many.
             for moment in sorted({run.entered, *(until for _, until, _ in run.excuses if until < run.end)}):
                 others = [other for other in alike if other.runs_at(moment)]
                 counted = [other for other in others if other.counts_at(moment)]
-                limit = limit_of(run)
+                limit = run.kind.limit
                 if run in counted and len(counted) > limit:
                     what = f"{len(counted)} bodies at once, {limit} allowed: " + ", ".join(map(_name, counted))
-                    findings.append(Finding(promise, what, moment, label))
+                    findings.append(Finding("one at a time", what, moment, label))
                 elif len(others) > limit and moment == run.entered:
                     excused[next(filter(None, (other.excuse_at(moment) for other in others)), "")] += 1
     return findings, excused
@@ -443,20 +412,12 @@ def _has_lost_its_next_step(call: Call, traces: Traces) -> bool:
 
 
 def _may_count_twice(member: Traces) -> bool:
-    """Its process died as it stored its end, and its message came again.
-
-    Celery counts the parts of a chord as they come, and sends the body at the right number: it is lost if the process
-    dies after it has counted, before it has sent.
-    """
+    """Its process died as it stored its end, and its message came again."""
     return len(member.runs) > 1 and any(run.ended < inf and run.was_cut_short for run in member.runs)
 
 
 def _is_overwritten(late: bool, traces: Traces) -> bool:
-    """Celery has stored RETRY over the end of the call; it does not compare first.
-
-    An attempt without a lease, which holds up no other, was slow to store that it retries; or a cold shutdown took
-    a call that had ended for one that runs.
-    """
+    """Celery has stored RETRY over the end of the call; it does not compare first."""
     settled = traces.conflicts & {"skipped", "superseded"}
     ends = [run for run in traces.runs if run.outcome not in _NO_END or (settled and run.outcome == "Ignore")]
     if any(run.outcome == "Retry" and run.told < inf and run.ended > end.began for end in ends for run in traces.runs):

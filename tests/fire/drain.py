@@ -8,12 +8,10 @@ from contextlib import suppress
 import kombu
 
 from celery_singleton_lock.stores import store_from_url
-from tests.combinations.program import TTL
 from tests.fire.checker import Call, History, Remains, unaccounted
 from tests.fire.kinds import KINDS
 from tests.fire.load import states
-from tests.fire.programs import Programs
-from tests.fire.stacks import hangs_in_celery
+from tests.fire.stacks import hangs_in_the_lock
 from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.watch import Watch
 from tests.servers import Server
@@ -23,7 +21,7 @@ from tests.waiting import until
 _QUIET = 3.0
 
 
-def drain(stage: Stage, watch: Watch, programs: Programs, bound: float) -> History:
+def drain(stage: Stage, watch: Watch, bound: float) -> History:
     """Wait for the end of everything, shut the workers down, and return what is known."""
     end = time.monotonic() + bound
     stage.supervise()
@@ -32,16 +30,14 @@ def drain(stage: Stage, watch: Watch, programs: Programs, bound: float) -> Histo
     for host in stage.hosts:
         host.heal()
         until(host.is_ready, f"{host} is ready", timeout=60)
-    while not (drained := _is_drained(stage, watch, programs)) and time.monotonic() < end:
+    while not (drained := _is_drained(stage, watch)) and time.monotonic() < end:
         time.sleep(0.5)
         stage.supervise()
     stage.supervise()
     for host in stage.hosts:
         host.stop()
     staying = [host for host in stage.hosts if not _has_ended(host)]
-    troubles += [
-        f"{host} did not end when it was told to" for host in staying if not hangs_in_celery(host, watch.pids())
-    ]
+    troubles += [f"{host} did not end when it was told to" for host in staying if hangs_in_the_lock(host, watch.pids())]
     # With Redis as the broker a worker may fall over a broker that restarts; that is kombu's.
     gone = [] if stage.loses_messages else [event.facts["what"] for event in watch.events if event.name == "gone"]
     remains = Remains(drained, messages(stage), _holders(stage), _without_expiry(stage), [*troubles, *gone])
@@ -75,13 +71,13 @@ def messages(stage: Stage) -> int:
         return int(connection.default_channel.queue_declare("fire", passive=True).message_count)
 
 
-def _is_drained(stage: Stage, watch: Watch, programs: Programs) -> bool:
+def _is_drained(stage: Stage, watch: Watch) -> bool:
     latest = max((event.at for event in watch.events if event.name in ("began", "ended")), default=0.0)
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     if now - latest < _QUIET or watch.bodies() or messages(stage):
         return False
     # What kombu has lost does not come any more.
-    return stage.loses_messages or (not unaccounted(known(stage, watch)) and programs.have_ended())
+    return stage.loses_messages or not unaccounted(known(stage, watch))
 
 
 def _has_ended(host: Host) -> bool:
@@ -98,7 +94,7 @@ def _holders(stage: Stage) -> list[str]:
         surveys = store.survey(list(store.keys("singleton:")))
         return [f"{each.key} by {holder.task_id}" for each in surveys for holder in each.holders if holder.fence]
 
-    end = time.monotonic() + max(TTL, *(kind.ttl for kind in KINDS.values())) + 1
+    end = time.monotonic() + max(kind.ttl for kind in KINDS.values()) + 1
     while (holders := found()) and time.monotonic() < end:
         time.sleep(0.2)
     store.close()

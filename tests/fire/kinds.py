@@ -9,15 +9,7 @@ STRIKE = signal.SIGRTMIN + 3
 
 @dataclass(frozen=True)
 class Kind:
-    """One task.
-
-    Attributes:
-        name: Of the task.
-        policy, mode, limit, ttl: Its `lock_*` options.
-        lock: Its `lock_name`, which others may share.
-        late: Late acks, and rejected when its worker is lost, so that Celery never loses it.
-        how: `work`, `retry` twice by hand, or `fail` once and be retried by Celery.
-    """
+    """One task."""
 
     name: str
     policy: str = "reschedule"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.fire.kinds import KINDS, STRIKE
 from tests.fire.load import Load
 from tests.fire.record import now
-from tests.fire.stacks import IN_A_COLD_SHUTDOWN, group_of, hangs_in_celery, send
+from tests.fire.stacks import group_of, hangs_in_the_lock, send
 from tests.fire.stage import LONGEST_COLD_SHUTDOWN, LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.topologies import Strike
 from tests.fire.watch import Open, Watch
@@ -25,13 +25,7 @@ _LONGEST_GOODBYE = {"warm": LONGEST_WARM_SHUTDOWN, "soft": LONGEST_COLD_SHUTDOWN
 
 
 class Nemesis:
-    """Deals faults until its time is over. Each is dealt once before any is dealt again.
-
-    Arguments:
-        stage, watch, load: What it strikes, what it knows, and who sends the rivals of its victims.
-        seed: Decides what comes when.
-        tell: Is given each line of its story.
-    """
+    """Deals faults until its time is over. Each is dealt once before any is dealt again."""
 
     def __init__(self, stage: Stage, watch: Watch, load: Load, seed: int, tell: Callable[[str], None]) -> None:
         self._stage, self._watch, self._load, self._tell = stage, watch, load, tell
@@ -246,10 +240,8 @@ class Nemesis:
             try:
                 host.worker.wait(_LONGEST_GOODBYE[how])
             except subprocess.TimeoutExpired:
-                # Nothing but a deadlock of billiard's excuses a warm one.
-                excuses = () if how == "warm" else IN_A_COLD_SHUTDOWN
-                is_celerys = hangs_in_celery(host, self._watch.pids(), excuses)
-                self._stage.record.write("stuck", what=f"{how} shutdown of {host}", in_celery=is_celerys)
+                in_celery = not hangs_in_the_lock(host, self._watch.pids())
+                self._stage.record.write("stuck", what=f"{how} shutdown of {host}", in_celery=in_celery)
             host.clear()
             host.start()
 

@@ -1,16 +1,12 @@
 """What is set on fire: a store of locks, a broker, results, and workers that reach the first two through proxies."""
 
-import json
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Self
-
-import redis
+from typing import Self
 
 from tests.fire.record import Record
 from tests.fire.topologies import TOPOLOGIES
@@ -21,8 +17,6 @@ from tests.waiting import until
 from tests.workers import Worker
 
 CONCURRENCY = 4
-# What makes the tasks of fire, and those of programs, exclude nobody.
-_SABOTAGE = ("FIRE_SABOTAGE", "COMBINATIONS_PLAIN")
 # All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
 SOFT_SHUTDOWN = 1.5
 # When a worker has lost its connection and ends before it has another, it reads no more of the results of its children,
@@ -114,10 +108,7 @@ class Host:
         return False
 
     def has_lost_its_way(self) -> bool:
-        """Its main process cannot read what a child has written, and does not end.
-
-        A soft limit has struck the child as it wrote that its call had ended: billiard does not guard that.
-        """
+        """Its main process cannot read what a child has written, and does not end."""
         return "Unrecoverable error: UnpicklingError(" in self.worker.log()
 
     def stop(self) -> None:
@@ -135,23 +126,13 @@ class Host:
 
 
 class Stage:
-    """All of it, running.
-
-    Arguments:
-        out: Directory for the record and the logs.
-        hosts: How many workers.
-        store: Kind of the store of locks, `valkey` or `redis`; or one of `TOPOLOGIES`.
-        broker: `rabbitmq` or `redis`; None for the former where it is installed.
-        sabotage: Under a lock that excludes nobody.
-    """
+    """All of it, running."""
 
     def __init__(self, out: Path, hosts: int, store: str, broker: str | None, *, sabotage: bool) -> None:
         self._stack = ExitStack()
         self._out = out
         self.path = str(out / "record.jsonl")
-        # And what bodies of programs have written down of their first time.
-        for old in out.glob("record.jsonl*"):
-            old.unlink()
+        Path(self.path).unlink(missing_ok=True)
         self.record = Record(self.path)
         self.topology = TOPOLOGIES[store]() if store in TOPOLOGIES else None
         self.locks = Store("valkey" if self.topology else store)
@@ -160,7 +141,7 @@ class Stage:
         self.broker: Rabbit | Server = Rabbit() if kind == "rabbitmq" else Store("valkey")
         self._env = {"FIRE_RECORD": self.path, "FIRE_RESULTS": self.results.url}
         if sabotage:
-            self._env |= dict.fromkeys(_SABOTAGE, "1")
+            self._env["FIRE_SABOTAGE"] = "1"
         self._number = hosts
         self.hosts: list[Host] = []
 
@@ -169,30 +150,13 @@ class Stage:
         """Kombu takes a message from Redis before it has written down that it did."""
         return isinstance(self.broker, Server)
 
-    def client_of_locks(self) -> "redis.Redis":
-        """For the store of locks, wherever that is, if it is one server."""
-        return redis.Redis(port=self._way.port, decode_responses=True)
-
     @property
     def url_of_locks(self) -> str:
         """As nobody is kept from it."""
         return self._way.url if self.topology is None else self.topology.url
 
-    def declare(self, tasks: Sequence[Mapping[str, Any]]) -> None:
-        """Let the workers play programs with these tasks, too."""
-        if not tasks:
-            return
-        path = self._out / "tasks.json"
-        path.write_text(json.dumps(tasks), encoding="utf-8")
-        # Pickle is among the serialisers, and whoever plays this may be root.
-        self._env |= {"FIRE_PROGRAMS": str(path), "COMBINATIONS_RECORD": self.path, "C_FORCE_ROOT": "1"}
-
     def move_the_locks(self) -> Store:
-        """Have another server take over from the store of locks; who is connected stays at the old one.
-
-        Returns:
-            The old one.
-        """
+        """Have another server take over from the store of locks; who is connected stays at the old one."""
         old, heir = self.locks, self.locks.replica()
         self._stack.callback(heir.close)
         old.give_way_to(heir)
@@ -233,8 +197,7 @@ class Stage:
         self._way = self._stack.enter_context(Proxy(self.locks.port))
         # For the tasks as this process publishes them.
         os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self.url_of_locks, **self._env)
-        for name in _SABOTAGE:
-            os.environ.pop(name, None)
+        os.environ.pop("FIRE_SABOTAGE", None)
         for number in range(1, self._number + 1):
             self.hosts.append(self._host(number))
         for host in self.hosts:

@@ -1,6 +1,6 @@
-"""The checker sees each kind of wrong history, and none in a right one."""
+"""The checker finds what is wrong with a history, and nothing in a right one."""
 
-import dataclasses
+from itertools import count
 from typing import Any
 
 import pytest
@@ -10,481 +10,165 @@ from tests.fire.kinds import KINDS
 from tests.recorder import Event
 
 TTL = KINDS["reschedule_late"].ttl
-LABEL = KINDS["reschedule_late"].label("k")
+_numbers = count()
 
 
-class Story:
-    """A history that is told event by event."""
+def at(moment: float, name: str, *, key: str = "", run: str = "", pid: int = 0, **facts: Any) -> list[Event]:
+    return [Event(name, key, run, moment, pid, facts)]
 
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.calls: list[Call] = []
-        self._runs = 0
 
-    def at(self, moment: float, name: str, key: str = "", run: str = "", pid: int = 0, **facts: Any) -> None:
-        self.events.append(Event(name, key, run, moment, pid, facts))
+def run(
+    since: float,
+    until: float | None,
+    task_id: str = "a",
+    pid: int = 1,
+    fence: int | None = None,
+    task: str = "reschedule_late",
+    began: float | None = None,
+    outcome: str = "returned",
+) -> list[Event]:
+    """One body; without an end if *until* is None."""
+    name, label = str(next(_numbers)), KINDS[task].label("k")
+    fence = int(since * 1000) if fence is None else fence
+    events = at(since if began is None else began, "began", run=name, pid=pid, task=task, task_id=task_id, retries=0)
+    events += at(since, "enter", key=label, run=name, pid=pid, fence=fence, seconds=1)
+    if until is not None:
+        events += at(until, "leave", key=label, run=name, pid=pid)
+        events += at(until, "ended", run=name, pid=pid, outcome=outcome)
+    return events
 
-    def call(
-        self, task_id: str, state: str = "SUCCESS", error: str = "", task: str = "reschedule_late", members: str = ""
-    ) -> None:
-        self.calls.append(Call(task_id, task, state, error, members=tuple(members)))
 
-    def run(
-        self,
-        since: float,
-        until: float | None,
-        task_id: str = "a",
-        pid: int = 1,
-        fence: int | None = None,
-        task: str = "reschedule_late",
-        began: float | None = None,
-        outcome: str = "returned",
-    ) -> None:
-        """One body; without an end if *until* is None."""
-        self._runs += 1
-        run, label = f"{pid}-{self._runs}", KINDS[task].label("k")
-        began = since if began is None else began
-        self.at(began, "began", run=run, pid=pid, task=task, task_id=task_id, retries=0)
-        self.at(since, "enter", label, run, pid, fence=int(since * 1000) if fence is None else fence, seconds=1)
-        if until is not None:
-            self.at(until, "leave", label, run, pid)
-            self.at(until, "ended", "", run, pid, outcome=outcome)
+def b(since: float, until: float, **facts: Any) -> list[Event]:
+    return run(since, until, "b", pid=2, **facts)
 
-    def history(self, **more: Any) -> History:
-        return History(sorted(self.events, key=lambda event: event.at), self.calls, **more)
 
-    def promises(self, **more: Any) -> list[str]:
-        return sorted({finding.promise for finding in check(self.history(**more)).findings})
+def gates(number: int) -> list[Event]:
+    """So many at once, of which three may be."""
+    return [event for each in range(number) for event in run(1, 5, f"{each}", each, each + 1, "gates")]
 
 
-@pytest.fixture
-def story() -> Story:
-    return Story()
+def dies(moment: float, pid: int = 1) -> list[Event]:
+    return at(moment, "died", victim=pid, alive_at=moment - 0.1)
 
 
-def test_one_after_another_is_good(story: Story) -> None:
-    story.run(1, 2, "a")
-    story.run(2, 3, "b", pid=2)
-    story.call("a")
-    story.call("b")
+def stops(until: float, since: float = 1.5) -> list[Event]:
+    return at(until, "stopped", pids=[1], since=since)
 
-    verdict = check(story.history())
 
-    assert verdict.good
-    assert verdict.fates == {"ran": 2}
+def lost(moment: float, reason: str = "unreachable") -> list[Event]:
+    return at(moment, "lost", pid=1, task_id="a", reason=reason)
 
 
-def test_nothing_is_not_good(story: Story) -> None:
-    assert story.promises() == ["bite"]
+def says(outcome: str) -> list[Event]:
+    return at(1.5, "conflict", pid=3, task="skip", task_id="a", outcome=outcome, holder="b")
 
 
-# One at a time.
+EMPTIED = at(2.5, "emptied", down=2.0)
+SHUT_DOWN = [*at(1.9, "fault", what="cold shutdown of worker 1"), *at(5, "healed", what="cold shutdown of worker 1")]
 
 
-def test_two_at_once_are_seen(story: Story) -> None:
-    story.run(1, 3)
-    story.run(2, 4, "b", pid=2)
-
-    findings = check(story.history()).findings
-
-    assert [(finding.promise, finding.key, finding.at) for finding in findings] == [("one at a time", LABEL, 2)]
-
-
-def test_a_run_that_never_ends_is_in_the_way_of_all_after_it(story: Story) -> None:
-    story.run(1, None)
-    story.run(50, 51, "b", pid=2)
-
-    assert story.promises() == ["one at a time"]
-
-
-def test_as_many_as_the_limit_are_allowed_and_no_more(story: Story) -> None:
-    for number in range(3):
-        story.run(1 + number / 10, 5, f"{number}", pid=number, task="gates")
-    assert check(story.history()).good
-
-    story.run(4, 5, "one too many", pid=9, task="gates")
-
-    assert story.promises() == ["one at a time"]
-
-
-def test_tasks_that_share_a_lock_exclude_one_another(story: Story) -> None:
-    story.run(1, 3, task="skip")
-    story.run(2, 4, "b", pid=2, task="wait")
-
-    assert story.promises() == ["one at a time"]
-
-
-def test_what_is_unique_in_the_queue_only_may_run_at_once(story: Story) -> None:
-    story.run(1, 3, task="until_executing", fence=0)
-    story.run(2, 4, "b", pid=2, task="until_executing", fence=0)
-
-    assert check(story.history()).good
-
-
-def test_a_dead_process_runs_nothing_more(story: Story) -> None:
-    story.run(1, None)
-    story.at(2, "died", victim=1, alive_at=1.9)
-    story.run(2, 3, "b", pid=2)
-
-    assert check(story.history()).good
-
-
-def test_before_its_death_it_did(story: Story) -> None:
-    story.run(1, None)
-    story.run(2, 3, "b", pid=2)
-    story.at(2.5, "died", victim=1, alive_at=2.4)
-
-    assert story.promises() == ["one at a time"]
-
-
-def test_while_it_is_stopped_beyond_its_lease_another_may_run(story: Story) -> None:
-    story.run(1, 6.5, outcome="LockLost")
-    story.at(6, "stopped", pids=[1], since=1.5)
-    story.run(5, 7, "b", pid=2)
-    story.at(6.2, "lost", pid=1, task_id="a", reason="taken")
-
-    verdict = check(story.history())
-
-    assert verdict.good
-    assert verdict.excused == {"stopped beyond its lease": 1}
-
-
-def test_who_is_thawed_and_not_told_is_seen(story: Story) -> None:
-    story.run(1, 6 + PROMPT + 1)
-    story.at(6, "stopped", pids=[1], since=1.5)
-    story.run(5, 20, "b", pid=2)
-
-    assert story.promises() == ["one at a time"]
-
-
-def test_a_stop_that_is_shorter_than_the_lease_excuses_nothing(story: Story) -> None:
-    story.run(1, 4)
-    story.at(2.5, "stopped", pids=[1], since=2)
-    story.run(2.2, 3, "b", pid=2)
-
-    assert story.promises() == ["one at a time"]
-
-
-def test_a_store_that_lost_its_data_may_grant_twice_for_one_ttl(story: Story) -> None:
-    story.run(1, 4, outcome="LockLost")
-    story.at(2.5, "emptied", down=2.0)
-    story.run(3, 5, "b", pid=2)
-
-    assert check(story.history()).excused == {"the store lost its data": 1}
-    assert check(story.history()).good
-
-
-def test_after_that_it_may_not(story: Story) -> None:
-    story.run(1, 2.5 + TTL + PROMPT + 1)
-    story.at(2.5, "emptied", down=2.0)
-    story.run(3, 20, "b", pid=2)
-
-    assert story.promises() == ["one at a time"]
-
-
-def test_what_was_granted_after_the_loss_is_not_excused_by_it(story: Story) -> None:
-    story.at(2.5, "emptied", down=2.0)
-    story.run(2.6, 4)
-    story.run(3, 5, "b", pid=2)
-
-    assert story.promises() == ["one at a time"]
-
-
-# Told.
-
-
-def test_who_was_told_and_goes_on_is_seen(story: Story) -> None:
-    story.run(1, 3 + PROMPT)
-    story.at(2, "lost", pid=1, task_id="a", reason="unreachable")
-
-    assert story.promises() == ["told"]
-
-
-def test_who_was_told_and_comes_to_its_end_all_the_same_is_seen(story: Story) -> None:
-    story.run(1, 3)
-    story.at(2, "lost", pid=1, task_id="a", reason="unreachable")
-
-    assert story.promises() == ["told"]
-
-
-def test_who_was_told_while_it_published_its_retry_may_end_that(story: Story) -> None:
-    story.run(1, 3 + PROMPT, task="retrying", outcome="Retry")
-    story.run(4 + PROMPT, 5 + PROMPT, task="retrying")
-    story.call("a", task="retrying")
-    story.at(2, "lost", pid=1, task_id="a", reason="unreachable")
-
-    assert story.promises() == []
-
-
-def test_a_stop_before_it_was_told_is_no_excuse_for_going_on(story: Story) -> None:
-    story.run(1, 6.2 + PROMPT + 0.5, outcome="LockLost")
-    story.at(6, "stopped", pids=[1], since=1.5)
-    story.at(6.2, "lost", pid=1, task_id="a", reason="taken")
-
-    assert story.promises() == ["told"]
-
-
-def test_who_makes_way_still_has_its_lease(story: Story) -> None:
-    story.run(1, 4)
-    story.at(2, "lost", pid=1, task_id="a", reason="replaced")
-    story.run(3, 5, "b", pid=2)
-
-    assert story.promises() == ["one at a time"]
-
-
-# Fenced.
-
-
-def test_a_fence_that_does_not_grow_is_seen(story: Story) -> None:
-    story.run(1, 2, fence=7)
-    story.run(3, 4, "b", pid=2, fence=6)
-
-    assert story.promises() == ["fenced"]
-
-
-def test_a_fence_that_was_given_before_is_seen(story: Story) -> None:
-    story.run(1, 2, fence=7)
-    story.run(3, 4, "b", pid=2, fence=7)
-
-    assert story.promises() == ["fenced"]
-
-
-def test_a_fence_has_to_grow_across_a_loss_of_data_too(story: Story) -> None:
-    story.run(1, 2, fence=7)
-    story.at(2.5, "emptied", down=2.2)
-    story.run(3, 4, "b", pid=2, fence=1)
-
-    assert story.promises() == ["fenced"]
-
-
-def test_a_body_without_a_lease_is_seen(story: Story) -> None:
-    story.run(1, 2, fence=0)
-
-    assert story.promises() == ["fenced"]
-
-
-def test_who_asked_first_and_was_stopped_before_its_body_may_have_the_lower_fence(story: Story) -> None:
-    story.run(6, 6.1, fence=7, began=1)
-    story.at(5.9, "stopped", pids=[1], since=1.5)
-    story.run(5, 5.5, "b", pid=2, fence=8)
-
-    assert check(story.history()).good
-
-
-# Nothing lost.
-
-
-@pytest.mark.parametrize("state", ["PENDING", "RETRY", "STARTED"])
-def test_a_retry_that_celery_could_not_publish_is_told_apart_from_a_call_that_is_lost(story: Story, state: str) -> None:
-    story.run(1, 2, task="retrying", outcome="Reject")
-    story.call("a", state, task="retrying")
-
-    assert check(story.history()).fates == {"its retry could not be published": 1}
-
-
-@pytest.mark.parametrize("state", ["PENDING", "RETRY", "STARTED"])
-def test_a_call_without_an_end_is_seen(story: Story, state: str) -> None:
-    story.run(1, 2, "another")
-    story.call("a", state)
-
-    assert story.promises() == ["nothing lost"]
-    assert [call.task_id for call in unaccounted(story.history())] == ["a"]
-
-
-def test_an_end_over_which_an_earlier_attempt_without_a_lease_has_stored_its_retry_is_counted(story: Story) -> None:
-    story.run(1, 3.2, task="failing_at_first", outcome="Retry", pid=1)
-    story.call("a", "RETRY", task="failing_at_first")
-    story.run(3.1, 3.2, task="failing_at_first", pid=2)
-    assert "nothing lost" in story.promises()
-
-    story.at(3, "lost", pid=1, task_id="a", reason="taken")
-
-    assert check(story.history()).fates == {"ended, and RETRY was stored over that": 1}
+def promises(events: list[Event], *calls: Call, **more: Any) -> list[str]:
+    history = History(sorted(events, key=lambda event: event.at), calls, **more)
+    return sorted({finding.promise for finding in check(history).findings})
 
 
 @pytest.mark.parametrize(
-    ("how", "began", "died"),
+    ("events", "broken"),
     [
-        ("cold shutdown", 2.1, 4.1),
-        ("soft shutdown", 1.9, 4.1),
-        # It got cold, and hung.
-        ("soft shutdown", 1.8, 17.0),
+        ([], "bite"),
+        (run(1, 2) + b(2, 3), ""),
+        (run(1, 3) + b(2, 4), "one at a time"),
+        # A run that never ends is in the way of all after it, until its process dies.
+        (run(1, None) + b(50, 51), "one at a time"),
+        (run(1, None) + dies(2) + b(2, 3), ""),
+        (run(1, None) + b(2, 3) + dies(2.5), "one at a time"),
+        # Up to the limit, and no more; tasks may share a lock, and one of a queue mode has none around its body.
+        ([event for number in range(3) for event in run(1, 5, f"{number}", number, number + 1, "gates")], ""),
+        (
+            [event for number in range(4) for event in run(1, 5, f"{number}", number, number + 1, "gates")],
+            "one at a time",
+        ),
+        (run(1, 3, task="skip") + b(2, 4, task="wait"), "one at a time"),
+        (run(1, 3, task="until_executing", fence=0) + b(2, 4, task="until_executing", fence=0), ""),
+        # While it is stopped beyond its lease, and no longer.
+        (run(1, 6.5, outcome="LockLost") + stops(6) + b(5, 7) + lost(6.2), ""),
+        (run(1, 7 + PROMPT) + stops(6) + b(5, 20), "one at a time"),
+        (run(1, 4) + stops(2.5, since=2) + b(2.2, 3), "one at a time"),
+        # For one ttl after the store has lost its data.
+        (run(1, 4, outcome="LockLost") + EMPTIED + b(3, 5), ""),
+        (run(1, 3.5 + TTL + PROMPT) + EMPTIED + b(3, 20), "one at a time"),
+        (EMPTIED + run(2.6, 4) + b(3, 5), "one at a time"),
+        # Who makes way for a successor still has its lease.
+        (run(1, 4) + lost(2, "replaced") + b(3, 5), "one at a time"),
+        # Who has heard of its loss ends soon, and by that.
+        (run(1, 3 + PROMPT, outcome="LockLost") + lost(2), "told"),
+        (run(1, 3) + lost(2), "told"),
+        (run(1, 3 + PROMPT, task="retrying", outcome="Retry") + lost(2), ""),
+        # A fence only grows, also where the store has lost its data; but one may have asked long before it ran.
+        (run(1, 2, fence=7) + b(3, 4, fence=6), "fenced"),
+        (run(1, 2, fence=7) + b(3, 4, fence=7), "fenced"),
+        (run(1, 2, fence=7) + EMPTIED + b(3, 4, fence=1), "fenced"),
+        (run(1, 2, fence=0), "fenced"),
+        (run(6, 6.1, fence=7, began=1) + stops(5.9) + b(5, 5.5, fence=8), ""),
     ],
 )
-def test_an_end_over_which_a_cold_shutdown_has_stored_a_retry_is_counted(
-    story: Story, how: str, began: float, died: float
-) -> None:
-    story.run(1, 2, task="skip", outcome="Revoked")
-    story.call("a", "RETRY", task="skip")
-    story.at(died, "died", victim=1, alive_at=died)
-    assert "nothing lost" in story.promises()
-
-    story.at(began, "fault", what=f"{how} of worker 1")
-    story.at(died + 1, "healed", what=f"{how} of worker 1")
-
-    assert check(story.history()).fates == {"ended, and RETRY was stored over that": 1}
+def test_what_bodies_show(events: list[Event], broken: str) -> None:
+    assert promises(events) == ([broken] if broken else [])
 
 
 @pytest.mark.parametrize(
-    ("began", "healed", "died"),
+    ("call", "without", "explained_by"),
     [
-        pytest.param(5, 6, 5.5, id="its worker had read of the end long before"),
-        pytest.param(1.5, 2.5, 4, id="another worker was shut down"),
-        pytest.param(0.5, 0.9, 5, id="it ended after the shutdown"),
+        # Without the event that explains it, an end, or that there is none, is a loss.
+        (Call("a", "skip", "REVOKED"), [], says("skipped")),
+        (Call("a", "skip", "FAILURE", "LockHeld"), [], says("raised")),
+        (Call("a", "join", "SUCCESS"), [], says("joined")),
+        (Call("a", "join", "FAILURE", "StoreError"), [], says("joined")),
+        (
+            Call("a", "skip", "FAILURE", "StoreError"),
+            [],
+            at(1, "unanswered", task="skip", task_id="a", outcome="raised"),
+        ),
+        (Call("a", "skip", "FAILURE", "StruckError"), [], run(1, 2, task="skip", outcome="StruckError")),
+        (Call("a", "retrying", "RETRY"), [], run(1, 2, task="retrying", outcome="Reject")),
+        (Call("a", "skip"), run(1, None, task="skip"), dies(2)),
+        (Call("a", "skip"), run(1, 2, task="skip"), dies(2.1)),
+        (Call("a", "skip", "RETRY"), run(1, 2, task="skip", outcome="Revoked") + dies(4.5), SHUT_DOWN),
+        (
+            Call("a", "failing_at_first", "RETRY"),
+            run(1, 3.2, task="failing_at_first", outcome="Retry") + run(3.1, 3.2, task="failing_at_first", pid=2),
+            lost(3, "taken"),
+        ),
+        (Call("body", "gather", members=("a",)), run(1, 2), dies(2.1) + run(5, 6, pid=2)),
     ],
 )
-def test_a_shutdown_that_cannot_have_stored_a_retry_excuses_none(
-    story: Story, began: float, healed: float, died: float
-) -> None:
-    story.run(1, 2, task="skip", outcome="Revoked")
-    story.call("a", "RETRY", task="skip")
-    story.at(died, "died", victim=1, alive_at=died)
-    story.at(began, "fault", what="soft shutdown of worker 1")
-    story.at(healed, "healed", what="soft shutdown of worker 1")
+def test_an_end_has_to_be_explained(call: Call, without: list[Event], explained_by: list[Event]) -> None:
+    other = b(10, 11, task="until_executing", fence=0)
 
-    assert "nothing lost" in story.promises()
-
-
-def test_a_call_that_died_with_its_worker_after_an_early_ack_is_counted(story: Story) -> None:
-    story.run(1, None, task="skip")
-    story.at(2, "died", victim=1, alive_at=1.9)
-    story.call("a", "PENDING", task="skip")
-
-    verdict = check(story.history())
-
-    assert verdict.good
-    assert verdict.fates == {"killed after an early ack": 1}
-
-
-def test_one_that_died_before_its_result_was_stored_is_counted_as_well(story: Story) -> None:
-    story.run(1, 2, task="skip")
-    story.at(2.1, "died", victim=1, alive_at=2.05)
-    story.call("a", "PENDING", task="skip")
-
-    assert check(story.history()).fates == {"killed after an early ack": 1}
-
-
-def test_what_comes_again_does_not_die_with_the_process_that_sent_it(story: Story) -> None:
-    story.run(1, 2, task="reschedule", outcome="Retry")
-    story.at(2.1, "died", victim=1, alive_at=2.05)
-    story.call("a", "RETRY", task="reschedule")
-
-    assert story.promises() == ["nothing lost"]
-
-
-def test_with_a_late_ack_it_must_not_be_lost(story: Story) -> None:
-    story.run(1, None)
-    story.at(2, "died", victim=1, alive_at=1.9)
-    story.call("a", "PENDING")
-
-    assert story.promises() == ["nothing lost"]
-
-
-def test_the_body_of_a_chord_may_be_lost_with_the_process_that_has_counted_its_last_part(story: Story) -> None:
-    story.run(1, 2)
-    story.call("body", "PENDING", task="gather", members="a")
-    assert story.promises() == ["nothing lost"]
-
-    story.at(2.5, "died", victim=1, alive_at=2.4)
-    story.run(5, 6, pid=2)
-
-    assert check(story.history()).fates == {"its chord has counted a part twice": 1}
-    assert check(story.history()).good
-
-
-def test_a_chain_fails_if_its_next_step_cannot_be_published(story: Story) -> None:
-    story.run(1, 2)
-    story.call("a", "FAILURE", "OperationalError")
-    assert story.promises() == ["nothing lost"]
-
-    story.calls = [dataclasses.replace(story.calls[0], alone=False)]
-
-    assert check(story.history()).fates == {"what comes after it could not be published": 1}
-
-
-def test_what_a_forgetful_broker_loses_is_counted(story: Story) -> None:
-    story.run(1, 2, "another")
-    story.call("a", "PENDING")
-
-    verdict = check(story.history(forgetful=True))
-
-    assert verdict.good
-    assert verdict.fates == {"lost by the broker": 1}
-
-
-def test_a_success_without_a_run_is_seen(story: Story) -> None:
-    story.run(1, 2, "another")
-    story.call("a", "SUCCESS")
-
-    assert story.promises() == ["nothing lost"]
+    assert "nothing lost" in promises(without + other, call)
+    assert "nothing lost" not in promises(without + explained_by + other, call)
 
 
 @pytest.mark.parametrize(
-    ("state", "error", "outcome"),
-    [("REVOKED", "", "skipped"), ("FAILURE", "LockHeld", "raised"), ("SUCCESS", "", "joined")],
+    ("call", "events"),
+    [
+        # What comes again, or is acknowledged late, does not die with a process.
+        (Call("a", "reschedule", "RETRY"), run(1, 2, task="reschedule", outcome="Retry") + dies(2.1)),
+        (Call("a", "reschedule_late"), run(1, None) + dies(2)),
+        (Call("a", "reschedule_late", "STARTED"), b(1, 2)),
+        (Call("a", "reschedule_late", "SUCCESS"), b(1, 2)),
+        (Call("a", "reschedule_late", "FAILURE", "AttributeError"), run(1, 2, outcome="AttributeError")),
+        (Call("a", "reschedule_late", "FAILURE", "OperationalError"), run(1, 2)),
+    ],
 )
-def test_an_end_by_policy_is_one_that_the_policy_told_of(story: Story, state: str, error: str, outcome: str) -> None:
-    story.run(1, 2, "another")
-    story.call("a", state, error)
-    assert story.promises() == ["nothing lost"]
-
-    story.at(1.5, "conflict", pid=3, task="skip", task_id="a", outcome=outcome, holder="another")
-
-    assert check(story.history()).fates == {outcome: 1}
-    assert check(story.history()).good
+def test_a_lost_call_is_found(call: Call, events: list[Event]) -> None:
+    assert promises(events, call) == ["nothing lost"]
 
 
-def test_a_call_may_give_up_on_a_store_that_gave_no_answer(story: Story) -> None:
-    story.run(1, 2, "another")
-    story.call("a", "FAILURE", "StoreError")
-    assert story.promises() == ["nothing lost"]
+def test_who_waits_for_the_end_hears_which_calls_have_none() -> None:
+    history = History(b(1, 2), [Call("a", "reschedule_late"), Call("b", "reschedule_late", "SUCCESS")])
 
-    story.at(1.5, "unanswered", pid=3, task="skip", task_id="a", outcome="raised")
-
-    assert check(story.history()).fates == {"gave up": 1}
-    assert check(story.history()).good
-
-
-def test_a_call_may_fail_with_the_one_that_it_joined_and_that_gave_up(story: Story) -> None:
-    story.run(1, 2, "another")
-    story.call("a", "FAILURE", "StoreError")
-    assert story.promises() == ["nothing lost"]
-
-    story.at(1.5, "conflict", pid=3, task="join", task_id="a", outcome="joined", holder="another")
-
-    assert check(story.history()).fates == {"failed with another": 1}
-    assert check(story.history()).good
-
-
-def test_a_step_may_fail_with_the_one_before_it_that_gave_up(story: Story) -> None:
-    story.run(1, 2, "another")
-    story.calls.append(Call("a", "reschedule_late", "FAILURE", "StoreError", alone=False))
-
-    assert check(story.history()).fates == {"failed with another": 1}
-    assert check(story.history()).good
-
-
-def test_an_error_that_nobody_expects_is_seen(story: Story) -> None:
-    story.run(1, 2, outcome="AttributeError")
-    story.call("a", "FAILURE", "AttributeError")
-
-    assert story.promises() == ["nothing lost"]
-
-
-def test_a_call_may_fail_by_the_signal_that_struck_its_own_run(story: Story) -> None:
-    story.run(1, 2, outcome="StruckError")
-    story.call("a", "FAILURE", "StruckError")
-
-    assert check(story.history()).fates == {"struck": 1}
-    assert story.promises() == []
-
-    story.run(3, 4, "another")
-    story.call("another", "FAILURE", "StruckError")
-
-    assert story.promises() == ["nothing lost"]
-
-
-# What is left.
+    assert [call.task_id for call in unaccounted(history)] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -497,7 +181,5 @@ def test_a_call_may_fail_by_the_signal_that_struck_its_own_run(story: Story) -> 
         (Remains(without_expiry=["k"]), "no key without expiry"),
     ],
 )
-def test_what_is_left_is_seen(story: Story, left: Remains, promise: str) -> None:
-    story.run(1, 2)
-
-    assert story.promises(remains=left) == [promise]
+def test_what_is_left_is_seen(left: Remains, promise: str) -> None:
+    assert promises(run(1, 2), remains=left) == [promise]

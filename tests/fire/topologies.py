@@ -1,8 +1,4 @@
-"""Where the locks of fire are if not at one server: with Sentinel, or in a cluster, each with faults of its own.
-
-Workers reach the servers as these tell one another, so no proxy is in between. Each grant and each renewal waits for
-all replicas, so nothing has to be excused: a master that dies, hangs or is replaced makes no second holder.
-"""
+"""Where the locks of fire are if not at one server: with Sentinel, or in a cluster, each with faults of its own."""
 
 import os
 import random
@@ -36,12 +32,7 @@ Strike = Callable[[Fault, random.Random], None]
 
 
 class Topology(ABC):
-    """Several servers of locks, all up.
-
-    Attributes:
-        url: As `singleton_lock_url` has it.
-        replicas: How many each master has.
-    """
+    """Several servers of locks, all up."""
 
     url: str
     replicas: int
@@ -124,11 +115,7 @@ class Topology(ABC):
 
 
 class WithSentinel(Topology):
-    """A master, two replicas and three sentinels.
-
-    With one of the replicas to wait for, a failover by an operator makes two holders: the other one acknowledges what
-    the old master grants until that has heard of it.
-    """
+    """A master, two replicas and three sentinels."""
 
     replicas = 2
 

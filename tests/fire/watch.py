@@ -75,8 +75,7 @@ class Watch:
             self._look_after(event.pid)
         elif event.name == "enter" and event.pid in self._descriptors.values():
             # Else it has died before this could be read.
-            # A second try has begun with the first.
-            facts = self._began[event.facts.get("again_of") or event.run].facts
+            facts = self._began[event.run].facts
             self._open[event.run] = Open(
                 event.pid, facts["task"], facts["task_id"], event.key, event.at, event.facts["seconds"]
             )

@@ -14,11 +14,18 @@ print(json.dumps({name}()))
 """
 
 
+def manage(env: dict[str, str], *arguments: str) -> str:
+    """What a command of Django says in the shop."""
+    settings = {"DJANGO_SETTINGS_MODULE": "tests.frameworks.django_shop.settings", "PYTHONPATH": "."}
+    command = [sys.executable, "-m", "django", *arguments]
+    done = subprocess.run(command, env={**os.environ, **env, **settings}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def make_tables(env: dict[str, str]) -> None:
     """Those of the shop in Django, for its suppliers and its results."""
-    settings = {"DJANGO_SETTINGS_MODULE": "tests.frameworks.django_shop.settings", "PYTHONPATH": "."}
-    migrate = [sys.executable, "-m", "django", "migrate", "--run-syncdb", "--verbosity=0"]
-    subprocess.run(migrate, env={**os.environ, **env, **settings}, check=True, timeout=120)
+    manage(env, "migrate", "--run-syncdb", "--verbosity=0")
 
 
 def visited(visit: Callable[[], Any], env: dict[str, str]) -> Any:

@@ -1,7 +1,4 @@
-"""What becomes of a message, delivery by delivery: from a broker in memory, traced as a worker does it.
-
-Nothing waits for an eta here, and the clock of the locks is moved by hand.
-"""
+"""What becomes of a message, delivery by delivery: from a broker in memory, traced as a worker does it."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -222,18 +219,6 @@ def test_a_call_that_comes_again_is_the_same_and_never_far_away(world: World, po
     assert (survey.holders, survey.marks, world.sent) == ((), (), None)
 
 
-def test_a_call_comes_again_within_a_third_of_a_short_ttl(world: World) -> None:
-    world.define(lock_on_conflict="reschedule", lock_ttl=1.5)
-    world.is_held()
-    message = publish(world)
-
-    for _ in range(10):
-        world.deliver(message)
-        message = world.sent
-        assert message is not None
-        assert message.is_due_within(0.5)
-
-
 def test_a_call_that_comes_again_gives_up_after_lock_wait_timeout(world: World) -> None:
     world.define(lock_on_conflict="reschedule", lock_wait_timeout=20)
     world.is_held(ttl=3600)
@@ -246,53 +231,6 @@ def test_a_call_that_comes_again_gives_up_after_lock_wait_timeout(world: World) 
 
     assert isinstance(world.result.result, LockHeld)
     assert world.sent is None
-
-
-def test_a_call_that_comes_again_for_long_stays_queued(world: World) -> None:
-    world.define(lock_on_conflict="reschedule", lock_mode="until_and_while_executing", lock_queue_ttl=60)
-    world.is_held(ttl=3600)
-    message = publish(world)
-
-    for _ in range(3):
-        world.store.advance(25)
-        world.deliver(message)
-        message = world.sent
-
-    assert world.task.delay(1).id == ME
-
-
-def test_how_long_a_call_has_waited_counts_from_its_first_refusal(world: World) -> None:
-    waited: list[float] = []
-    world.define(lock_on_conflict="reschedule")
-    signals.lock_acquired.connect(lambda lease, **_: waited.append(lease.waited), sender=world.task, weak=False)
-    release = world.is_held(ttl=3600)
-
-    world.deliver(publish(world))
-    world.store.advance(7)
-    release()
-    world.deliver(world.sent)
-
-    assert waited == [pytest.approx(7, abs=1)]
-
-
-def test_one_that_waits_in_its_place_says_for_whom_and_how_long(world: World, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "celery_singleton_lock")
-    world.define(lock_on_conflict="wait")
-    release = world.is_held()
-
-    def release_once_it_waits() -> None:
-        until(lambda: "lock.waiting" in caplog.text, "it waits")
-        release()
-
-    thread = threading.Thread(target=release_once_it_waits)
-    thread.start()
-    assert world.deliver(publish(world)) == "SUCCESS"
-    thread.join()
-
-    key = world.task.lock_key_for()
-    assert f"lock.waiting key={key} task_id={ME} holder=the-holder" in caplog.messages
-    (granted,) = [line for line in caplog.messages if line.startswith("lock.acquired ")]
-    assert " waited=" in granted
 
 
 # Copies of a message.
@@ -431,24 +369,6 @@ def test_a_call_without_an_answer_comes_the_more_seldom_and_at_least_once_a_minu
     assert world.deliver(message) == "SUCCESS"
 
 
-def test_a_call_without_an_answer_gives_up_after_lock_wait_timeout_and_warns_twice(
-    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "celery_singleton_lock")
-    world.define(lock_wait_timeout=30)
-    message = publish(world)
-
-    with silence(world, monkeypatch):
-        while world.deliver(message) == "RETRY":
-            message = world.sent
-            assert message is not None
-            assert message.is_due_within(30)
-
-    assert isinstance(world.result.result, StoreError)
-    levels = [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]
-    assert [levels[0], *set(levels[1:-1]), levels[-1]] == ["WARNING", "INFO", "WARNING"]
-
-
 @pytest.mark.parametrize("wanted", ["reschedule", "raise", "run"])
 def test_a_grant_whose_answer_is_lost_is_given_back(world: World, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
     world.define(lock_on_store_error=wanted)
@@ -491,6 +411,9 @@ def test_that_a_call_comes_again_is_not_stored_over_an_end_that_comes_at_once(
     assert world.deliver(message) == states.REVOKED
 
 
+# Headers.
+
+
 def test_a_call_comes_again_though_its_state_cannot_be_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.define(lock_on_conflict="reschedule")
     world.is_held()
@@ -507,64 +430,3 @@ def test_a_call_comes_again_though_its_state_cannot_be_stored(world: World, monk
     world.deliver(message)
 
     assert world.sent is not None
-
-
-def test_a_call_whose_results_are_ignored_comes_again_without_a_result(world: World) -> None:
-    world.define(lock_on_conflict="reschedule", ignore_result=True)
-    world.is_held()
-
-    assert world.deliver(publish(world)) == "PENDING"
-    assert world.sent is not None
-
-
-def test_a_body_that_goes_on_after_its_retry_ends_as_it_does(world: World) -> None:
-    def body(task: Any, number: int) -> str:
-        task.retry(throw=False)
-        return "went on"
-
-    world.define(body)
-
-    assert by_message(world) == ("SUCCESS", "went on")
-
-
-def test_an_item_of_a_map_that_asks_for_a_retry_holds_nothing(world: World) -> None:
-    def body(task: Any, number: int) -> None:
-        raise task.retry(countdown=1)
-
-    world.define(body)
-
-    assert in_a_map(world)[0] == "RETRY"
-    assert world.store.held() == []
-
-
-# Headers.
-
-
-def test_a_call_that_bears_the_headers_of_another_has_the_key_of_its_arguments(world: World) -> None:
-    keys, own = [], []
-
-    def body(task: Any, number: int) -> None:
-        own.append(task.request.headers["mine"])
-        keys.append(task.lock.key)
-        if number == 1:
-            world.app.send_task("task", (2,), headers=task.request.headers)
-
-    world.define(body, lock_key=("number",))
-    world.task.apply_async((1,), task_id=ME, headers={"mine": "its own"})
-
-    world.deliver(world.sent)
-    world.deliver(world.sent)
-
-    assert keys == [world.task.lock_key_for(1), world.task.lock_key_for(2)]
-    assert own == ["its own"] * 2
-
-
-def test_an_event_that_cannot_be_sent_changes_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("the broker is down")
-
-    world.define()
-    world.is_held()
-    monkeypatch.setattr(world.task, "send_event", fail)
-
-    assert by_message(world)[0] == "REVOKED"

@@ -44,9 +44,7 @@ def held_by(app: Celery, key: str, by: str = "the-holder") -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize(
-    "delivery",
-    [{}, {"delivery_info": {"redelivered": True}}],
-    ids=["for the first time", "delivered again"],
+    "delivery", [{}, {"delivery_info": {"redelivered": True}}], ids=["for the first time", "delivered again"]
 )
 def test_the_second_body_runs_under_a_lease_of_its_own(app: Celery, delivery: Any) -> None:
     leases: list[Lease] = []
@@ -86,51 +84,3 @@ def test_a_call_that_finds_its_key_held_does_not_run_at_the_second_try(app: Cele
     if policy not in ends:
         with app.connection_for_read() as connection:
             assert connection.default_channel.queue_declare(queue, passive=True).message_count == 1
-
-
-def test_a_second_try_that_its_own_cool_down_refuses_ends_there(app: Celery) -> None:
-    bodies, queue = [], app.conf.task_default_queue
-
-    @app.task(base=TriesAgain, lock_min_hold=60)
-    def body() -> None:
-        bodies.append(1)
-        raise OSError
-
-    assert traced(body, delivery_info={"exchange": "", "routing_key": queue}).state == states.IGNORED
-
-    assert bodies == [1]
-    with app.connection_for_read() as connection:
-        assert connection.default_channel.queue_declare(queue).message_count == 0
-
-
-def test_a_map_in_the_body_of_an_item_leaves_its_lease_alone(app: Celery) -> None:
-    held = []
-
-    @app.task(base=SingletonTask, bind=True)
-    def body(self: Any, depth: int) -> None:
-        if depth:
-            self.map([depth - 1]).apply()
-        held.append((self.lock.held, len(self.lock_holders(depth))))
-
-    body.map([2]).apply().get()
-
-    assert held == [(True, 1)] * 3
-
-
-def test_a_hook_that_calls_its_task_goes_without_a_lock(app: Celery) -> None:
-    bodies = []
-
-    class CallsItselfAfterwards(SingletonTask):
-        abstract = True
-
-        def on_success(self, *_: Any) -> None:
-            release = held_by(app, self.lock_key_for(), by="another")
-            self()
-            release()
-
-    @app.task(base=CallsItselfAfterwards)
-    def body() -> None:
-        bodies.append(1)
-
-    assert traced(body) is None
-    assert bodies == [1, 1]

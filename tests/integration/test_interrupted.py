@@ -1,8 +1,4 @@
-"""R13: a time limit, or a signal that raises, may strike at any moment of ours, and harms nobody else.
-
-It strikes at many random moments of a process that has another lease beside. Then the keys are free within one ttl, the
-other lease is held, and each connection that is kept answers what it is asked, and not what was asked before.
-"""
+"""R13: a time limit, or a signal that raises, may strike at any moment of ours, and harms nobody else."""
 
 import random
 import signal

@@ -3,15 +3,13 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
 from celery import Celery, uuid
 from celery.app.trace import build_tracer
-from celery.signals import task_postrun
 
-from celery_singleton_lock import Lock, LockHeld, SingletonTask
+from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.servers import Server, missing
@@ -118,35 +116,6 @@ def test_a_run_tells_its_key_and_its_fence(app: Celery, instrumented: None, span
     assert (events_of(span), span.status.status_code) == ({}, StatusCode.UNSET)
 
 
-def test_a_run_that_is_skipped_tells_for_whom(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
-    task = task_of(app, nothing)
-    take(app, task.lock_key_for("k"))
-
-    run(task)
-
-    facts = {
-        "singleton_lock.key": task.lock_key_for("k"),
-        "singleton_lock.outcome": "skipped",
-        "singleton_lock.holder.task_id": "the-holder",
-    }
-    assert attributes_of(span_of_run(spans)) == facts
-    assert events_of(span_of_run(spans)) == {"singleton_lock.conflict": facts}
-
-
-def test_a_call_that_is_not_published_is_an_event_of_its_caller(
-    app: Celery, instrumented: None, spans: InMemorySpanExporter, provider: TracerProvider
-) -> None:
-    task = task_of(app, nothing, lock_mode="until_executed", lock_on_conflict="raise")
-    take(app, task.lock_key_for("k"))
-
-    with provider.get_tracer("a page").start_as_current_span("GET /"), suppress(LockHeld):
-        task.delay("k")
-
-    (span,) = spans.get_finished_spans()
-    assert attributes_of(span) == {}
-    assert events_of(span)["singleton_lock.conflict"]["singleton_lock.outcome"] == "unpublished"
-
-
 def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
     task = task_of(app, nothing, lock_on_conflict="wait")
     claim, grant = take(app, task.lock_key_for("k"))
@@ -194,59 +163,16 @@ def test_a_run_that_loses_its_lease_tells_why(
     assert span.status.status_code is StatusCode[status]
 
 
-def test_a_loss_is_told_while_the_body_goes_on(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
-    seen: list[Any] = []
-
-    def body(self: Any, key: str) -> None:
-        from opentelemetry import trace
-
-        span: Any = trace.get_current_span()
-        store_of(app).break_lock(self.lock.key, None, "alice", force=True)
-        until(lambda: span.events, "it is told", timeout=PROMPTLY)
-        seen.extend(span.events)
-
-    run(task_of(app, body, lock_ttl=1, lock_on_lost="warn"))
-
-    assert [event.name for event in seen] == ["singleton_lock.lost"]
-    assert span_of_run(spans).status.status_code is StatusCode.ERROR
-
-
-def test_a_lock_in_a_body_leaves_the_attributes_of_the_run(
-    app: Celery, instrumented: None, spans: InMemorySpanExporter
-) -> None:
-    def body(self: Any, key: str) -> None:
-        with Lock("another", app=app):
-            pass
-
-    task = task_of(app, body)
+def test_a_run_that_is_skipped_tells_for_whom(app: Celery, instrumented: None, spans: InMemorySpanExporter) -> None:
+    task = task_of(app, nothing)
+    take(app, task.lock_key_for("k"))
 
     run(task)
 
-    assert attributes_of(span_of_run(spans))["singleton_lock.key"] == task.lock_key_for("k")
-
-
-def test_it_is_off_until_it_is_switched_on(app: Celery, spans: InMemorySpanExporter, provider: TracerProvider) -> None:
-    receivers = list(task_postrun.receivers)
-    CeleryInstrumentor().instrument(tracer_provider=provider)
-    try:
-        task = task_of(app, nothing)
-        run(task)
-        otel.instrument(provider)
-        otel.instrument(provider)
-        otel.uninstrument()
-        run(task)
-    finally:
-        CeleryInstrumentor().uninstrument()
-
-    assert [attributes_of(span) for span in spans.get_finished_spans()] == [{}, {}]
-    assert task_postrun.receivers == receivers
-
-
-def test_without_a_span_nothing_is_told(app: Celery, provider: TracerProvider, spans: InMemorySpanExporter) -> None:
-    otel.instrument(provider)
-    try:
-        run(task_of(app, nothing))
-    finally:
-        otel.uninstrument()
-
-    assert spans.get_finished_spans() == ()
+    facts = {
+        "singleton_lock.key": task.lock_key_for("k"),
+        "singleton_lock.outcome": "skipped",
+        "singleton_lock.holder.task_id": "the-holder",
+    }
+    assert attributes_of(span_of_run(spans)) == facts
+    assert events_of(span_of_run(spans)) == {"singleton_lock.conflict": facts}

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_singleton_lock.stores.records import Claim
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 
 SCRATCH, TOKEN = "singleton:v3:{example:00}", "the-one-that-was-heard"
 
@@ -14,7 +14,7 @@ SCRATCH, TOKEN = "singleton:v3:{example:00}", "the-one-that-was-heard"
 def asked(client: Any, claims: list[Claim], *, waits: bool) -> Iterator[list[str]]:
     """The commands by which they ask for their lock, or for a turn; the server knows the script by now."""
     example = replace(claims[0], key=SCRATCH, token=TOKEN, facts=replace(claims[0].facts, task_id=f"id-of-{TOKEN}"))
-    store = RedisStore(f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0", {})
+    store = Store(f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0", {})
     # The first of a new connection may send the script as well.
     store.acquire(replace(example, token="holder") if waits else example)
     with client.monitor() as monitor:

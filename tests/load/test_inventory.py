@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.records import Claim, Facts
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 from tests.load.asking import asked
 from tests.servers import Server
 
@@ -32,13 +32,13 @@ def client(server: Server) -> Iterator[Any]:
 
 
 @pytest.fixture
-def store(server: Server) -> Iterator[RedisStore]:
-    store = RedisStore(server.url, {})
+def store(server: Server) -> Iterator[Store]:
+    store = Store(server.url, {})
     yield store
     store.close()
 
 
-def fill(client: Any, store: RedisStore) -> None:
+def fill(client: Any, store: Store) -> None:
     with client.pipeline(transaction=False) as pipeline:
         for number in range(FOREIGN):
             pipeline.set(f"celery-task-meta-{number}", "result")
@@ -54,9 +54,7 @@ def fill(client: Any, store: RedisStore) -> None:
         pipeline.execute()
 
 
-def test_no_call_of_a_list_stops_the_server(
-    store: RedisStore, client: Any, record_property: Any, server: Server
-) -> None:
+def test_no_call_of_a_list_stops_the_server(store: Store, client: Any, record_property: Any, server: Server) -> None:
     fill(client, store)
     client.slowlog_reset()
 

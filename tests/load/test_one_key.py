@@ -22,7 +22,6 @@ APP = "tests.acceptance.combined_app"
 CALLS = 2000
 WAITERS = 1000
 PLACES = 1000
-MEGABYTE = 1_000_000
 
 Report = Callable[[str, object], None]
 
@@ -107,33 +106,6 @@ def test_a_plain_task_is_served_while_thousands_wait_for_one_key(
     assert not holder.ready()
     open_gate(recorder, "crowd")
     assert holder.get(timeout=60) == 0
-
-
-def test_a_conflict_does_not_carry_the_arguments_of_the_successor(
-    worker: Worker, recorder: Recorder, locks: Server, record_property: Report
-) -> None:
-    task, large = combined.by_policy["rerun"], "x" * MEGABYTE
-    holder = task.delay("large", 1, gate="large")
-    until(lambda: recorder.events("enter"), "the holder runs")
-    before = sent_by(locks)
-
-    successor = task.delay("large", 2, filling=large)
-    until(lambda: f"task_id={successor.id} holder=" in worker.log(), "it waits for its turn")
-    for number in range(3, 7):
-        task.delay("large", number, filling=large).get(timeout=30, propagate=False)
-
-    conflicts = sent_by(locks) - before
-    record_property("bytes sent for five conflicts", conflicts)
-    assert conflicts < MEGABYTE / 4
-
-    before = sent_by(locks)
-    for _ in range(5):
-        assert task.lock_holders("large")
-    assert sent_by(locks) - before < MEGABYTE / 10
-
-    open_gate(recorder, "large")
-    assert holder.get(timeout=30) == 1
-    assert successor.get(timeout=30) == 6
 
 
 def test_threads_that_wait_for_one_lock_harm_no_other(locks: Server, record_property: Report) -> None:

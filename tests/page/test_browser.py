@@ -67,10 +67,11 @@ def shop(valkey: Store) -> Iterator[Celery]:
         return key_of(app, name, number)
 
     for number, (name, supplier) in enumerate([("import_catalogue", 7), ("import_catalogue", 8), ("send_invoices", 1)]):
-        facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number)
+        label = f"supplier {supplier}" if name == "import_catalogue" else ""
+        facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number, label=label)
         store.acquire(Claim(key(name, supplier), f"t{number}", 90.0, facts=facts))
     store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 3840.0, limit=0, quiet=0.0)
-    waiting = Claim(key("import_catalogue", 7), "w", 30.0, facts=Facts(ids(99), "", "w2@web", 14601))
+    waiting = Claim(key("import_catalogue", 7), "w", 30.0, facts=Facts(ids(0x6D2EA5), "", "w2@web", 14601))
     with store.waiter(waiting) as waiter:
         waiter.ask()
         yield app
@@ -99,6 +100,8 @@ def test_a_browser_shows_what_is_held_and_finds_nothing_to_complain_of(chromium:
     seen = browse(chromium, tmp_path, "--dump-dom", "--enable-logging=stderr", url)
 
     assert "shop.import_catalogue" in seen
+    assert "supplier 7" in seen
+    assert f"waiting: <code>{ids(0x6D2EA5)}" in seen
     assert "Ask to stop" in seen
     assert "Content Security Policy" not in seen
 

@@ -1,7 +1,6 @@
 """The kit's own borders: wrong use is told, and nothing of it is left."""
 
 import gc
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
@@ -79,34 +78,6 @@ def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
             assert f"advance({seconds!r})" in refusal(lambda seconds=seconds: store.advance(seconds))
 
 
-def test_nobody_can_expire_who_is_not_there(app: Celery, task: Any) -> None:
-    with memory_store(app), pytest.raises(SingletonLockError, match=r"expire\(kit.task\): key=.* has no holder"):
-        expire(task)
-
-
-def test_a_lock_that_is_held_is_not_held_once_more(app: Celery, task: Any) -> None:
-    with memory_store(app), hold(task):
-        with pytest.raises(SingletonLockError, match=f"task_id={HELD_BY_TEST}; let that run end first"), hold(task):
-            pass
-
-        assert [holder.task_id for holder in task.lock_holders()] == [HELD_BY_TEST]
-
-
-def test_a_copy_in_another_process_locks_nothing_without_a_word(app: Celery, task: Any) -> None:
-    def says() -> str:
-        try:
-            task.apply(throw=True)
-        except ConfigurationError as error:
-            return str(error)
-        return "ran"
-
-    with memory_store(app):
-        told = in_a_fork(says)
-
-        assert f"memory_store() was entered in process {os.getpid()}" in told
-        assert "'solo' or 'threads'" in told
-
-
 # What lasts as long as its block.
 
 
@@ -119,10 +90,7 @@ def living(signal: Any) -> int:
 
 def state_of(app: Celery) -> tuple[Any, ...]:
     told = (signals.lock_acquired, signals.lock_conflict, signals.lock_lost, signals.lock_released)
-    return (
-        dict(app.conf.changes),
-        [living(each) for each in (*told, signals.lock_unanswered)],
-    )
+    return (dict(app.conf.changes), [living(each) for each in (*told, signals.lock_unanswered)])
 
 
 @pytest.mark.prove
@@ -152,37 +120,6 @@ def test_nothing_is_left_whatever_happens(app: Celery, task: Any, url: str | Non
     assert task.lock_holders() == []
 
 
-def test_a_store_in_memory_takes_the_place_of_one_in_a_namespace() -> None:
-    class Settings:
-        SHOP_SINGLETON_LOCK_URL = "redis://redis.invalid:6379/0"
-
-    django = Celery("django", broker="memory://", set_as_current=False)
-    django.config_from_object(Settings, namespace="SHOP")
-    with memory_store(django) as store:
-        assert store_of(django) is store
-    assert store_of(django).address == "redis://redis.invalid:6379/0"
-
-
-@pytest.mark.prove
-def test_a_lock_goes_with_its_app_whenever_it_was_made(app: Celery) -> None:
-    app.conf.singleton_lock_url = "redis://redis.invalid:6379/0"
-    other = Lock("stock", url="memory://other", app=app)
-    before = Lock("stock", app=app)
-    inside = None
-    for _ in range(2):
-        with memory_store(app) as store:
-            inside = inside or Lock("stock", app=app)
-            with before:
-                assert inside.acquire(blocking=False) is None
-                with memory_store(app) as inner, inside:
-                    assert len(inner.held()) == len(store.held()) == 1
-                with other:
-                    assert len(store.held()) == 1
-        for lock in (inside, before):
-            with pytest.raises(StoreError, match=r"redis\.invalid"):
-                lock.acquire(blocking=False)
-
-
 # Holding and ending, in each store.
 
 
@@ -195,14 +132,6 @@ def somewhere(request: pytest.FixtureRequest, app: Celery) -> AbstractContextMan
         client.flushall()
     app.conf.singleton_lock_url = server.url.removesuffix("/0") + "/2"
     return ExitStack()
-
-
-def test_a_hold_lasts_longer_than_its_ttl(app: Celery, task: Any, somewhere: Any) -> None:
-    over = threading.Event()
-    with somewhere, hold(task):
-        assert not over.wait(4)
-        with pytest.raises(TaskRevokedError):
-            task.delay().get()
 
 
 def is_waited_for(app: Celery, key: str) -> bool:
@@ -232,45 +161,6 @@ def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
     assert got == [True]
 
 
-def test_with_a_limit_one_place_is_held(app: Celery, somewhere: Any) -> None:
-    @app.task(base=SingletonTask, name="kit.pair", lock_key=(), lock_limit=2)
-    def pair() -> str:
-        return "ran"
-
-    with somewhere, hold(pair):
-        assert pair.delay().get() == "ran"
-        with hold(pair):
-            with pytest.raises(TaskRevokedError):
-                pair.delay().get()
-            expire(pair)
-            assert pair.lock_holders() == []
-        assert pair.delay().get() == "ran"
-
-
-def test_a_lease_of_this_process_is_lost_at_once(app: Celery, somewhere: Any) -> None:
-    with somewhere, recorded() as record:
-        lock = Lock("stock", app=app, ttl=30)
-        with lock as lease:
-            expire(lock.key, app=app)
-
-            assert lease.lost_reason == "expired"
-            assert [lost.key for lost in record.lost] == [lock.key]
-            with Lock("stock", app=app) as successor:
-                assert successor.took_over
-        assert [released.key for released in record.released] == [lock.key]
-
-
-def test_what_has_expired_stays_so_although_its_body_goes_on(app: Celery, somewhere: Any) -> None:
-    with somewhere, recorded() as record:
-        lock = Lock("stock", app=app, ttl=1)
-        with lock:
-            expire(lock.key, app=app)
-            # Its heartbeat would have renewed it by then.
-            assert not threading.Event().wait(0.8)
-            assert store_of(app).holders(lock.key) == []
-        assert record.released == []
-
-
 def test_whoever_listens_is_told_before_it_goes_on(app: Celery) -> None:
     told: list[str] = []
 
@@ -285,41 +175,9 @@ def test_whoever_listens_is_told_before_it_goes_on(app: Celery) -> None:
         assert told == ["expired"]
 
 
-def test_a_lock_by_another_door_is_lost_at_once_as_well(app: Celery, valkey: Server) -> None:
-    app.conf.singleton_lock_url = valkey.url
-    with Lock("stock", app=app, url=valkey.url) as lease:
-        expire(lease.key, app=app)
-
-        assert lease.lost
-
-
 def test_locks_are_off_in_a_process_that_is_forked_inside(app: Celery, task: Any) -> None:
     with disabled():
         assert in_a_fork(lambda: task.delay().get()) == "'ran'"
-
-
-def test_locks_are_off_until_the_last_block_ends(app: Celery, task: Any) -> None:
-    with memory_store(app) as store:
-        with disabled():
-            with disabled():
-                pass
-            assert task.delay().get() == "ran"
-            leases = [Lock("stock", app=app).acquire(timeout=5) for _ in range(2)]
-            assert [lease is not None and lease.held for lease in leases] == [True, True]
-            assert store.held() == []
-        with Lock("stock", app=app):
-            assert len(store.held()) == 1
-
-
-def test_what_the_test_holds_is_free_although_it_was_taken_over(app: Celery, task: Any, somewhere: Any) -> None:
-    with somewhere:
-        with hold(task):
-            expire(task)
-            with hold(task):
-                pass
-            expired = task.lock_holders()
-        assert expired == task.lock_holders() == []
-        assert task.delay().get() == "ran"
 
 
 def test_a_hold_without_a_server_hints_at_the_store_in_memory() -> None:
@@ -331,3 +189,16 @@ def test_a_hold_without_a_server_hints_at_the_store_in_memory() -> None:
 
     with pytest.raises(StoreError, match=r"memory_store\(app\)"), hold(task):
         pass
+
+
+def test_nobody_can_expire_who_is_not_there(app: Celery, task: Any) -> None:
+    with memory_store(app), pytest.raises(SingletonLockError, match=r"expire\(kit.task\): key=.* has no holder"):
+        expire(task)
+
+
+def test_a_lock_that_is_held_is_not_held_once_more(app: Celery, task: Any) -> None:
+    with memory_store(app), hold(task):
+        with pytest.raises(SingletonLockError, match=f"task_id={HELD_BY_TEST}; let that run end first"), hold(task):
+            pass
+
+        assert [holder.task_id for holder in task.lock_holders()] == [HELD_BY_TEST]

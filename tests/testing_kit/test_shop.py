@@ -44,33 +44,8 @@ def passes(*arguments: str, **env: str) -> None:
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-def test_in_eager_mode() -> None:
-    passes("test_eager.py")
-
-
-@pytest.mark.prove
-def test_with_celery_worker() -> None:
-    passes("test_worker.py")
-
-
-# Its leases of three seconds expire on a machine that stands still for longer.
-@pytest.mark.prove
-def test_with_celery_worker_and_threads() -> None:
-    passes("test_worker.py", "-k", "waits or loses", SHOP_POOL="threads")
-
-
 def test_with_a_worker_of_processes(valkey: Server) -> None:
     passes("test_prefork.py", SHOP_REDIS=valkey.url)
-
-
-@pytest.mark.prove
-def test_beside_each_other(valkey: Server, tmp_path: Path) -> None:
-    passes("test_beside_each_other.py", "-n2", SHOP_REDIS=valkey.url, SHOP_DESK=str(tmp_path))
-
-
-@pytest.mark.prove
-def test_in_memory_beside_each_other() -> None:
-    passes("test_eager.py", "-n2")
 
 
 @pytest.mark.prove
@@ -84,15 +59,6 @@ def test_by_unittest() -> None:
     ran = subprocess.run(command, cwd=SHOP, env=mine, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr
     assert "Ran 1 test" in ran.stderr
-
-
-@pytest.mark.prove
-def test_celery_worker_with_processes_is_refused_before_it_starts() -> None:
-    ran = played("test_worker.py", "-k", "skipped", SHOP_POOL="prefork")
-
-    assert ran.returncode == 1
-    assert "lock.misconfigured: singleton_lock_url='memory://test-1'" in ran.stdout
-    assert "'prefork'" in ran.stdout
 
 
 def in_a_suite_of_its_own(folder: Path, code: str, conftest: str = "") -> str:
@@ -130,30 +96,6 @@ def test_a_test_without_an_app_is_told_how_to_name_it(tmp_path: Path) -> None:
     told = in_a_suite_of_its_own(tmp_path, "def test_it(singleton_locks):\n    pass\n")
 
     assert "define a fixture singleton_lock_app in conftest.py" in told
-
-
-NAMES_IT = """
-import pytest
-
-@pytest.fixture
-def singleton_lock_app():
-    from shop import app
-    return app
-"""
-
-
-@pytest.mark.prove
-def test_the_app_can_be_named(tmp_path: Path) -> None:
-    code = "def test_it(singleton_locks):\n    from shop import sell\n    assert sell() == 'sold'\n"
-
-    assert "1 passed" in in_a_suite_of_its_own(tmp_path, code, NAMES_IT)
-
-
-@pytest.mark.prove
-def test_a_conftest_may_import_the_kit_first(tmp_path: Path) -> None:
-    conftest = "from celery_singleton_lock.testing import hold\n"
-
-    assert "1 passed" in in_a_suite_of_its_own(tmp_path, "def test_it():\n    pass\n", conftest)
 
 
 @pytest.mark.parametrize("module", ["celery_singleton_lock", "celery_singleton_lock.beat"])

@@ -24,10 +24,3 @@ def import_catalogue(self: Any, supplier_id: int) -> str:
         wait_at(recorder, f"end of {self.request.id}")
         self.lock.check()
     return "imported"
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=(), lock_on_conflict="wait")
-def rebuild_index(self: Any) -> str:
-    with recorder.body("index", self.request.id):
-        wait_at(recorder, f"end of {self.request.id}")
-    return "rebuilt"

@@ -9,7 +9,7 @@ import pytest
 
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.redis import sentinel
-from celery_singleton_lock.stores.redis.store import RedisStore
+from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, clustered
 from tests.recorder import Recorder
 from tests.sentinels import Deployment, deployed
@@ -64,9 +64,9 @@ def nothing_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sentinel, "_told", {})
 
 
-def store_at(url: str) -> RedisStore:
+def store_at(url: str) -> Store:
     store = store_from_url(url)
-    assert isinstance(store, RedisStore)
+    assert isinstance(store, Store)
     return store
 
 

@@ -7,10 +7,10 @@ import pytest
 from redis.exceptions import MovedError
 
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster
 from tests.contract.asking import KEY
-from tests.contract.test_stores import TestRedisStore as OfOneServer
+from tests.contract.test_stores import TestStore as OfOneServer
 from tests.servers import Server
 
 

@@ -2,20 +2,21 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, RELEASE_BOUND, Store, clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.records import Answer, Conflict, Grant
+from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, clustered
 from tests.proxy import Proxy
+from tests.topologies.leases import TTL, claim_of, granted, held, opened, renewed_after, seconds_to_a_grant
 from tests.waiting import until
 
-TTL = 6.0
 NEXT_GRANT = 3.5
 """Seconds from the death of a master to the next grant of its locks, if it is taken for dead after one."""
 AT_ONCE = 2.0
@@ -25,57 +26,15 @@ ENOUGH = 60
 """Names, so that each server has some."""
 
 
-def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:
-    return Claim(f"singleton:v3:{{{name}:00}}", token, ttl)
-
-
 def names_at(cluster: Cluster, node: Node, number: int) -> list[int]:
     """So many names whose locks are at that server."""
     return [name for name in range(ENOUGH) if cluster.owner(claim_of(name).key) is node][:number]
-
-
-def opened(cleanup: ExitStack, cluster: Cluster, **options: Any) -> Store:
-    store = store_from_url(cluster.url, options)
-    cleanup.callback(store.close)
-    return store
-
-
-def held(cleanup: ExitStack, store: Store, name: object, ttl: float = TTL) -> Lease:
-    """A lease that the heartbeat keeps until the test ends."""
-    lease = Lease(store, claim_of(name, ttl, "held"))
-    assert lease.acquire() is None
-    cleanup.callback(lease.release)
-    return lease
-
-
-def seconds_to_a_grant(store: Store, name: object) -> float:
-    began = clock()
-    while not isinstance(granted(store, name), Grant):
-        assert clock() - began < 20
-    return clock() - began
-
-
-def granted(store: Store, name: object) -> Any:
-    with suppress(StoreError):
-        return store.acquire(claim_of(name))
-    return None
 
 
 def lasted(call: Callable[[], Any]) -> float:
     began = clock()
     call()
     return clock() - began
-
-
-def end_of(lease: Lease) -> float:
-    """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
-    return round(clock() + lease.remaining(), 1)
-
-
-def renewed_after(lease: Lease, what: str) -> None:
-    first = end_of(lease)
-    until(lambda: lease.lost or end_of(lease) > first, what)
-    assert not lease.lost
 
 
 def wait_until_replicated(master: Node) -> None:
@@ -115,7 +74,7 @@ def test_after_a_master_has_died_its_next_grant_comes_soon_its_leases_are_kept_a
     cluster_of_each_kind: Cluster, cleanup: ExitStack
 ) -> None:
     cluster = cluster_of_each_kind
-    store = opened(cleanup, cluster)
+    store = opened(cleanup, cluster.url)
     dead, alive, *_ = cluster.masters
     there, next_there, *_ = names_at(cluster, dead, 3)
     elsewhere = names_at(cluster, alive, 10)
@@ -136,7 +95,7 @@ def test_after_a_master_has_died_its_next_grant_comes_soon_its_leases_are_kept_a
 
 
 def test_a_master_that_hangs_is_as_good_as_dead(shaken_cluster: Cluster, cleanup: ExitStack) -> None:
-    store = opened(cleanup, shaken_cluster)
+    store = opened(cleanup, shaken_cluster.url)
     paused = shaken_cluster.masters[0]
     there, next_there = names_at(shaken_cluster, paused, 2)
     lease = held(cleanup, store, there)
@@ -153,7 +112,7 @@ def test_a_failover_by_hand_costs_next_to_nothing(
     cluster_of_each_kind: Cluster, cleanup: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = cluster_of_each_kind
-    store = opened(cleanup, cluster)
+    store = opened(cleanup, cluster.url)
     before = cluster.masters[0]
     there, next_there = names_at(cluster, before, 2)
     lease = held(cleanup, store, there, ttl=300.0)
@@ -179,7 +138,7 @@ def connections(client: Any) -> int:
 def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
     shaken_cluster: Cluster, cleanup: ExitStack
 ) -> None:
-    store = opened(cleanup, shaken_cluster)
+    store = opened(cleanup, shaken_cluster.url)
     dead = shaken_cluster.masters[0]
     (name,) = names_at(shaken_cluster, dead, 1)
     store.acquire(claim_of(name, ttl=60.0))
@@ -196,27 +155,8 @@ def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
         assert isinstance(waiter.ask(), Grant)
 
 
-def test_who_waits_at_a_master_that_hangs_is_woken_when_that_is_noticed(
-    shaken_cluster: Cluster, cleanup: ExitStack
-) -> None:
-    store = opened(cleanup, shaken_cluster)
-    paused = shaken_cluster.masters[0]
-    name, next_there = names_at(shaken_cluster, paused, 2)
-    store.acquire(claim_of(name, ttl=60.0))
-    with ThreadPoolExecutor(1) as pool, store.waiter(claim_of(name, token="waits")) as waiter:
-        assert isinstance(waiter.ask(), float)
-        wait_until_replicated(paused)
-        shaken_cluster.pause(paused)
-        noticed = pool.submit(seconds_to_a_grant, store, next_there)
-
-        # Nothing is said on its connection any more.
-        assert lasted(lambda: waiter.sleep(60)) < 40
-        noticed.result()
-        assert isinstance(waiter.ask(), float)
-
-
 def test_a_lease_that_was_not_replicated_is_told_as_lost_at_once(shaken_cluster: Cluster, cleanup: ExitStack) -> None:
-    store = opened(cleanup, shaken_cluster)
+    store = opened(cleanup, shaken_cluster.url)
     dead = shaken_cluster.masters[0]
     there, next_there = names_at(shaken_cluster, dead, 2)
     stop_replication(dead, shaken_cluster.replica_of(dead))
@@ -285,38 +225,10 @@ def test_a_silent_server_harms_no_lease_and_no_call_of_another(
     assert not any(lease.lost for lease in kept)
 
 
-def test_calls_to_a_silent_server_end_in_time(calm_cluster: Cluster, reached: Reached, behind: Store) -> None:
-    silent = calm_cluster.masters[0]
-    mine, another = map(claim_of, names_at(calm_cluster, silent, 2))
-    behind.acquire(mine)
-    reached.proxies[silent.port].black_hole()
-
-    assert lasted(lambda: failing(lambda: behind.renew([mine], 1.0))) < 1.0 + SLACK
-    assert lasted(lambda: failing(lambda: behind.release(mine, 1))) < RELEASE_BOUND + SLACK
-    error = failing(lambda: behind.acquire(another))
-    assert lasted(lambda: failing(lambda: behind.acquire(another))) < ACQUIRE_BOUND + SLACK
-    # As the one that is silent.
-    assert f" (127.0.0.1:{reached.proxies[silent.port].port}) did not answer" in str(error)
-
-
 def failing(call: Callable[[], Any]) -> StoreError:
     with pytest.raises(StoreError) as failed:
         call()
     return failed.value
-
-
-def test_a_renewal_tells_which_leases_were_not_answered(calm_cluster: Cluster, reached: Reached, behind: Store) -> None:
-    silent, *others = calm_cluster.masters
-    claims = [claim_of(name) for node in (silent, *others) for name in names_at(calm_cluster, node, 2)]
-    for claim in claims:
-        behind.acquire(claim)
-    behind.renew(claims, 1.0)
-    reached.proxies[silent.port].black_hole()
-
-    answers = behind.renew(claims, 1.0)
-
-    assert [type(answer) for answer in answers[:2]] == [StoreError] * 2
-    assert answers[2:] == [Answer.DONE] * 4
 
 
 def test_without_an_answer_of_any_server_each_call_ends_in_time(reached: Reached, behind: Store) -> None:
@@ -334,31 +246,9 @@ def test_without_an_answer_of_any_server_each_call_ends_in_time(reached: Reached
 # A cluster that is not whole.
 
 
-# Red once beside three other parts of CI: other servers were not asked within the bound, which is another text.
-@pytest.mark.nightly
-def test_a_slot_that_nobody_has_is_told_with_what_to_do(cleanup: ExitStack) -> None:
-    cluster = cleanup.enter_context(clustered("redis", "--cluster-require-full-coverage", "no", replicas=0))
-    store = opened(cleanup, cluster)
-    holder, *others = cluster.masters
-    missing, *_ = names_at(cluster, holder, 1)
-    whole, *_ = names_at(cluster, others[0], 1)
-    first, last = next((first, last) for first, last, port in holder.slots() if port == holder.port)
-    for node in cluster.nodes:
-        with suppress(Exception):
-            node.ask("DELSLOTSRANGE", first, last)
-    until(lambda: len(others[0].slots()) == 2, "it has gone")
-
-    told = str(failing(lambda: store.acquire(claim_of(missing))))
-
-    assert "\n" not in told
-    assert f"and {last - first} others" in told
-    assert "redis-cli --cluster fix" in told
-    assert isinstance(store.acquire(claim_of(whole)), Grant)
-
-
 def test_a_cluster_that_is_down_is_asked_until_it_is_whole(cleanup: ExitStack) -> None:
     cluster = cleanup.enter_context(clustered("redis", replicas=0))
-    store = opened(cleanup, cluster)
+    store = opened(cleanup, cluster.url)
     down, up, *_ = cluster.masters
     (name,) = names_at(cluster, up, 1)
     cluster.kill(down)

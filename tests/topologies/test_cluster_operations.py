@@ -14,14 +14,10 @@ from click.testing import CliRunner, Result
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.records import Answer, Claim, Facts
-from celery_singleton_lock.web import application
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.test_doctor import AT_LEISURE, NOWHERE, Diagnosis
-from tests.acceptance.test_watch import Watch
-from tests.browsing import Visitor
-from tests.clusters import Cluster, Node, clustered
-from tests.topologies.test_cluster_settings import RIGHTS, SECRET
+from tests.clusters import Cluster, Node
 from tests.waiting import until
 
 MANY = 30
@@ -97,46 +93,6 @@ def test_the_locks_of_all_servers_are_listed_and_each_is_shown(cluster: Cluster,
             assert claim.facts.task_id in operate(app, "show", *arguments).stdout
 
 
-def test_each_lock_can_be_broken_and_freed(cluster: Cluster, store: Store, app_of: AppOf) -> None:
-    app = app_of(cluster.url)
-    claims = held(app, store)
-
-    for claim in claims[:6]:
-        # There is no body that could hear of it.
-        operate(app, "break", claim.key, "--yes", "--wait", "0", code=1)
-    for claim in claims[6:12]:
-        operate(app, "break", claim.key, "--yes", "--force")
-
-    assert list(store.renew(claims[:12], 30.0)) == [Answer.BROKEN] * 6 + [Answer.GONE] * 6
-
-
-def test_a_watch_tells_of_each_server(cluster: Cluster, store: Store, app_of: AppOf, cleanup: ExitStack) -> None:
-    claims = held(app_of(cluster.url), store)
-    env = {"TEST_BROKER": "redis://127.0.0.1:1/0", "TEST_CLUSTER": cluster.url, "TEST_RECORD": "redis://127.0.0.1:1/0"}
-    watching = Watch(env, "--json", app="tests.topologies.cluster_app")
-    cleanup.callback(watching.close)
-
-    assert sorted(watching.told(MANY)) == sorted(("acquired", claim.facts.task_id) for claim in claims)
-    for claim in claims:
-        store.release(claim, 1)
-
-    assert {event for event, _ in watching.told(2 * MANY)[MANY:]} == {"released"}
-    assert watching.interrupted() == 0
-
-
-def test_the_page_shows_the_locks_of_all_servers_and_breaks_one(cluster: Cluster, store: Store, app_of: AppOf) -> None:
-    app = app_of(cluster.url)
-    claims = held(app, store)
-    operator = Visitor(application(app, allow_break=True))
-
-    page = operator.get()
-
-    assert all(claim.key in page.body for claim in claims)
-    form = {"key": claims[3].key, "csrf_token": page.token(), "holder": claims[3].facts.task_id}
-    assert operator.send("/break", form, HTTP_COOKIE=page.cookie()).status == 303
-    assert list(store.renew(claims[2:5], 30.0)) == [Answer.DONE, Answer.BROKEN, Answer.DONE]
-
-
 # The doctor.
 
 
@@ -152,62 +108,6 @@ def test_all_is_well_in_a_cluster_and_nothing_is_left(cluster: Cluster, app_of: 
     for name in ("server", "eviction", "persistence"):
         # All say the same, which is told once.
         assert "127.0.0.1" not in diagnosis.of(name)[1]
-
-
-def test_the_one_server_that_is_not_well_is_named(cluster: Cluster, app_of: AppOf, cleanup: ExitStack) -> None:
-    well, ill, *_ = cluster.masters
-    cleanup.callback(may_drop_locks, ill, "0", "noeviction")
-    may_drop_locks(ill, "1gb", "allkeys-lru")
-
-    diagnosis = examined(app_of(cluster.url))
-
-    assert diagnosis.wrong == ["eviction"]
-    detail = diagnosis.of("eviction")[1]
-    assert f"127.0.0.1:{ill.port}: maxmemory-policy allkeys-lru" in detail
-    assert str(well.port) not in detail
-
-
-def may_drop_locks(node: Node, memory: str, policy: str) -> None:
-    with node.client() as client:
-        client.config_set("maxmemory", memory)
-        client.config_set("maxmemory-policy", policy)
-
-
-def test_a_key_that_never_ends_is_found_at_whichever_server(cluster: Cluster, app_of: AppOf) -> None:
-    app = app_of(cluster.url)
-    keys = [app.tasks["sync"].lock_key_for(number) for number in range(MANY)]
-    chosen = {cluster.owner(key).port: key for key in keys}
-    for key in chosen.values():
-        with cluster.owner(key).client() as client:
-            client.hset(key, "a", "1")
-
-    diagnosis = examined(app)
-
-    assert diagnosis.wrong == ["expiry"]
-    assert all(key in diagnosis.of("expiry")[1] for key in chosen.values())
-
-
-def test_who_may_do_no_more_than_runs_do_is_not_told_that_something_is_wrong(app_of: AppOf, cleanup: ExitStack) -> None:
-    cluster = cleanup.enter_context(clustered("redis", replicas=0))
-    for node in cluster.nodes:
-        with node.client() as client:
-            client.execute_command("ACL SETUSER", "shop", *RIGHTS)
-
-    diagnosis = examined(app_of(f"redis+cluster://shop:{SECRET}@{cluster.hosts[0]}"))
-
-    assert diagnosis.wrong == []
-    assert set(diagnosis.unseen) >= {"server", "eviction", "persistence", "connections", "expiry"}
-    assert diagnosis.of("locking")[0]
-
-
-def test_a_server_that_refuses_a_list_is_named(shaken_cluster: Cluster, app_of: AppOf) -> None:
-    node = shaken_cluster.masters[0]
-    with node.client() as client:
-        client.execute_command("ACL", "SETUSER", "default", "-scan")
-
-    said = operate(app_of(shaken_cluster.url), "list", code=69).stderr
-
-    assert f"127.0.0.1:{node.port}) refuses us (NoPermissionError" in said
 
 
 @pytest.mark.parametrize("end", [Node.stop, silence], ids=["dead", "silent"])

@@ -2,18 +2,16 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 
 import pytest
 
 from celery_singleton_lock import Lease, StoreError
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, Store, clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
-from tests.clusters import Cluster, Node, clustered, slot_of
+from celery_singleton_lock.stores.redis.store import Store
+from tests.clusters import Cluster, Node, clustered
 from tests.replicas import go_on, halt
-from tests.topologies.test_cluster import of_a_message
 from tests.topologies.test_cluster_failover import TTL, names_at, renewed_after, stop_replication
 from tests.waiting import until
 
@@ -89,90 +87,13 @@ def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others
     assert careful.renew([theirs], 5.0) == [Answer.DONE]
 
 
-def test_a_renewal_tells_which_leases_no_replica_has(
-    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
-) -> None:
-    lonely, other, *_ = cluster.masters
-    claims = [claim_of(name) for node in (lonely, other) for name in names_at(cluster, node, 2)]
-    for claim in claims:
-        assert isinstance(careful.acquire(claim), Grant)
-    # Those that are forgotten take another way.
-    with lonely.client() as client:
-        client.script_flush()
-    halted(lonely)
-
-    answers = careful.renew(claims, 3.0)
-
-    assert all("acknowledged by 0 of its replicas" in str(answer) for answer in answers[:2])
-    assert answers[2:] == [Answer.DONE] * 2
-
-
-def test_a_lease_whose_slot_moves_is_renewed_where_its_key_is_and_counts_if_the_replica_there_has_it(
-    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
-) -> None:
-    mine = claim_of("moves")
-    assert isinstance(careful.acquire(mine), Grant)
-    source, target = cluster.begin_to_move(mine.key)
-    cluster.move_keys(slot_of(mine.key), source, target)
-
-    assert careful.renew([mine], 5.0) == [Answer.DONE]
-    halted(target)
-    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        careful.renew([mine], 2.0)
-
-    go_on(cluster.replica_of(target))
-    cluster.end_to_move(mine.key, source, target)
-    assert careful.renew([mine], 5.0) == [Answer.DONE]
-
-
-def test_a_copy_that_is_asked_for_while_its_slot_moves_counts_if_the_replica_has_it(
-    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
-) -> None:
-    copy = replace(of_a_message("copy", "copy", may_be_copy=True), patience=2.0)
-    # One of its two keys is there, so it is asked for in steps.
-    careful.mark_queued(copy.key, "another", 60.0, limit=0, quiet=0.0)
-    source, target = cluster.begin_to_move(copy.key)
-    halted(source)
-
-    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        careful.acquire(copy)
-
-    go_on(cluster.replica_of(source))
-    assert isinstance(careful.acquire(copy), Grant)
-    cluster.end_to_move(copy.key, source, target)
-
-
 def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> None:
     cluster = cleanup.enter_context(clustered("redis", replicas=0))
     store = store_from_url(cluster.url, replicas=1)
     cleanup.callback(store.close)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        store.try_out("singleton:v3:{trial:00}", 3.0)
-
-
-def test_a_server_of_a_cluster_that_lacks_a_replica_is_found_at_the_start(
-    cluster: Cluster, careful: Store, halted: Callable[[Node], None]
-) -> None:
-    careful.try_out("singleton:v3:{trial:00}", 30.0)
-    halted(cluster.masters[1])
-
-    with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        careful.try_out("singleton:v3:{trial:00}", 3.0)
-
-
-def test_the_setting_reaches_the_store_and_its_twin(cluster: Cluster, halted: Callable[[Node], None]) -> None:
-    from celery import Celery
-
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=cluster.url, singleton_lock_replicas=1)
-
-    for node in cluster.masters:
-        halted(node)
-    for store in (store_of(app), store_of(app).twin()):
-        with pytest.raises(StoreError, match="singleton_lock_replicas=1"):
-            store.acquire(replace(claim_of("set"), patience=1.0))
-        store.close()
+        store.self_test("singleton:v3:{trial:00}", 3.0)
 
 
 def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_one_grants_to_another(

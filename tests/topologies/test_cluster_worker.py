@@ -55,23 +55,6 @@ def test_a_run_goes_on_though_a_master_dies_and_its_key_stays_taken(
         assert "lock.lost" not in worker.log()
 
 
-def test_a_run_that_waits_begins_when_the_one_before_ends_though_their_slot_has_moved(
-    shaken_cluster: Cluster, environment: dict[str, str], recorder: Recorder, tasks: Any
-) -> None:
-    with workers(APP, environment) as (worker,):
-        first = tasks.rebuild_index.delay()
-        until(lambda: len(recorder.events("enter")) == 1, "the first call runs")
-        second = tasks.rebuild_index.delay()
-        until(lambda: "lock.waiting" in worker.log(), "the second one waits")
-        shaken_cluster.move(tasks.rebuild_index.lock_key_for())
-
-        open_gate(recorder, f"end of {first.id}")
-        open_gate(recorder, f"end of {second.id}")
-
-        assert [one.get(timeout=PATIENCE) for one in (first, second)] == ["rebuilt", "rebuilt"]
-        assert [event.run for event in recorder.events("enter")] == [first.id, second.id]
-
-
 def listed(environment: dict[str, str]) -> list[dict[str, Any]]:
     """What the command line finds, at whichever server."""
     command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "list", "--json"]

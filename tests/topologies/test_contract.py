@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.base import Store
-from celery_singleton_lock.stores.redis.store import RedisStore
-from tests.contract.test_stores import TestRedisStore as OfOneServer
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.test_stores import TestStore as OfOneServer
 from tests.replicas import replicated
 from tests.sentinels import Deployment
 from tests.servers import Server
@@ -30,7 +29,7 @@ class TestSentinelStore(OfOneServer):
 
     @pytest.fixture
     def store(self, server: Server, calm: Deployment) -> Iterator[Store]:  # type: ignore[override]
-        store = RedisStore(calm.url, {})
+        store = Store(calm.url, {})
         yield store
         store.close()
 
@@ -50,7 +49,7 @@ class TestReplicatedStore(OfOneServer):
 
     @pytest.fixture
     def store(self, server: Server) -> Iterator[Store]:  # type: ignore[override]
-        store = RedisStore(server.url, {}, 1)
+        store = Store(server.url, {}, 1)
         yield store
         store.close()
 

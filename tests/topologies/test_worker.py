@@ -106,7 +106,7 @@ def test_a_run_begins_once_a_replica_has_its_lease(record: str, recorder: Record
     halt(replica)
     env = {"TEST_SENTINELS": master.url, "TEST_RECORD": record, "TEST_REPLICAS": "1"}
     with workers(APP, env) as (worker,):
-        assert "lock.unready" in worker.log()
+        assert "lock.store_unreachable" in worker.log()
         call = import_catalogue.delay(7)
         until(lambda: "acknowledged by 0 of its replicas" in worker.log().partition(call.id)[2], "it has asked in vain")
         assert not recorder.events("enter")

@@ -1,23 +1,27 @@
 """The docs name what there is: files, tests, options, outcomes, every pair of mode and policy."""
 
 import ast
+import json
 import re
-import runpy
 import tomllib
-from collections.abc import Iterator
 from functools import cache
+from inspect import getdoc
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from celery.utils.dispatch import Signal
 
 import celery_singleton_lock
-from celery_singleton_lock import ConfigurationError, Lock, signals
+from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask, options, signals
 from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.operations.doctor import OTHERS
+from celery_singleton_lock.operations.inventory import Row, table
+from celery_singleton_lock.operations.watch import Event
 from celery_singleton_lock.options import check_pair
+from celery_singleton_lock.runs.endings import Reason
 from celery_singleton_lock.signals import ConflictOutcome, UnansweredOutcome
 from celery_singleton_lock.stores.inventory import MarkState
 
@@ -25,9 +29,9 @@ ROOT = Path(__file__).parents[2]
 MODES = ("while_executing", "until_executing", "until_executed", "until_and_while_executing")
 POLICIES = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
-SIGNALS = (ROOT / "docs" / "reference" / "signals.md").read_text(encoding="utf-8")
+SIGNALS = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
 RULES = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
-LOG = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+LOG = SIGNALS.partition("\n## The log\n")[2].partition("\n## ")[0]
 RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 PAIRS = (ROOT / "docs" / "modes-and-policies.md").read_text(encoding="utf-8")
 PAGES = [
@@ -66,12 +70,6 @@ def section(page: str, heading: str) -> str:
 # The rules.
 
 
-def test_the_rules_are_numbered() -> None:
-    numbers = [row[0].strip("* ") for row in rows_of(RULES)]
-
-    assert numbers == [f"R{number}" for number in range(1, 15)]
-
-
 @pytest.mark.parametrize("row", rows_of(RULES), ids=lambda row: row[0].strip("* "))
 def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
     _, rule, home, tests = row
@@ -86,12 +84,6 @@ def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
 
 
 # Modes and policies.
-
-
-def test_the_modes_are_described_in_their_order() -> None:
-    described = re.findall(r"^## `(\w+)`$", PAIRS, re.MULTILINE)
-
-    assert tuple(described) == MODES
 
 
 @pytest.mark.parametrize(("mode", "policy"), list(product(MODES, POLICIES)))
@@ -109,6 +101,22 @@ def test_every_pair_of_mode_and_policy_is_described_or_refused(mode: str, policy
 
 
 # Options, outcomes and names, and the docstring of the task.
+
+
+def test_every_option_is_told_with_its_default() -> None:
+    of_the_task = re.findall(r"^    lock_(\w+):", getdoc(SingletonTask) or "", re.MULTILINE)
+    rows = re.findall(r"^\| `lock_(\w+)` (\*?) ?\| (.*?) \|", OPTIONS, re.MULTILINE)
+    defaults = {name: default.strip('`"') for name, _, default in rows}
+
+    assert {*of_the_task} == {*defaults} == {*options.OPTIONS, "key", "name", "skip_result"}
+    assert {name for name, star, _ in rows if star} == {n for n, each in options.OPTIONS.items() if each.app_wide}
+    assert [name for name, each in options.OPTIONS.items() if defaults[name] != str(each.default)] == []
+
+
+def test_every_reason_is_told() -> None:
+    told = re.findall(r"^\| (?:`\w+`)? ?\| .*?\| `(\w+)` \| ", RESULTS, re.MULTILINE)
+
+    assert told == [LockHeld.reason, *get_args(Reason)]
 
 
 def test_every_outcome_is_told() -> None:
@@ -161,19 +169,6 @@ def test_each_page_is_on_the_site_and_on_its_first_page() -> None:
     assert [page for page in sorted(pages - {"index.md"}) if f"]({page})" not in first] == []
 
 
-def test_a_link_that_leaves_the_docs_leads_to_the_repository() -> None:
-    place = ROOT / "docs" / "links_to_the_repository.py"
-    hook = runpy.run_path(str(place))["on_page_markdown"]
-    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(ROOT / "docs" / "reference" / "start.md")))
-    config = SimpleNamespace(docs_dir=str(ROOT / "docs"), repo_url="https://example.com/lock/")
-    links = "[a](../../README.md#install) [b](../../tests/fire) [c](../log.md#x) [d](../../nothing.md)"
-
-    assert hook(links, page=page, config=config) == (
-        "[a](https://example.com/lock/blob/main/README.md#install) [b](https://example.com/lock/tree/main/tests/fire) "
-        "[c](../log.md#x) [d](../../nothing.md)"
-    )
-
-
 PLAYED = {
     "README.md": "tests/pages/test_readme.py",
     "docs/tutorial.md": "tests/pages/test_tutorial.py",
@@ -194,14 +189,6 @@ def test_the_code_of_each_page_is_played(page: Path) -> None:
     if "```python" in page.read_text(encoding="utf-8"):
         assert player.exists()
         assert name in PLAYED or f'"{name}"' in player.read_text(encoding="utf-8")
-
-
-def test_the_beat_of_the_page_is_the_one_that_is_played() -> None:
-    page = (ROOT / "docs" / "how-to" / "several-beats.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"```python\n(.*?)    pass\n```", page, re.DOTALL)
-    played = (ROOT / PLAYED["docs/how-to/several-beats.md"]).read_text(encoding="utf-8")
-
-    assert [line for line in snippet.splitlines() if line not in played] == []
 
 
 # Pages whose code is played.
@@ -231,24 +218,24 @@ def test_every_command_and_its_options_are_told(name: str) -> None:
     assert [names for names in options if not any(re.search(rf"[` ]{name}\b", OPERATIONS) for name in names)] == []
 
 
-def test_every_state_of_a_row_is_told() -> None:
-    states = [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index("| state |") :].partition("\n\n")[0])]
-
-    assert ["held", *get_args(MarkState)] == states
+def first_column(head: str) -> list[str]:
+    return [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index(head) :].partition("\n\n")[0])]
 
 
-SYMPTOMS = ["Stuck", "Skipped too often", "Waiting too long", "Lost leases", "The store is away"]
+def test_every_state_event_and_check_is_told() -> None:
+    assert first_column("| state |") == ["held", *get_args(MarkState)]
+    assert sorted(first_column("| event |")) == sorted(get_args(Event))
+    assert first_column("| check |") == ["store", *OTHERS, "tasks", "workers", "holders", "advice"]
 
 
-@pytest.mark.parametrize("symptom", SYMPTOMS)
-def test_each_symptom_has_a_command_its_output_and_a_remedy(symptom: str) -> None:
-    told = section(OPERATIONS, symptom)
-    command, _, output = told.partition("```console\n")[2].partition("```")[0].partition("\n")
+def test_the_output_that_is_shown_has_the_form_of_today() -> None:
+    head: list[Any] = table([Row("singleton:v3:{a:00}", "held", 0, 0.0)]).splitlines()[0].split()
+    heads = [line.split() for line in OPERATIONS.splitlines() if line.startswith("LOCK ")]
+    (shown,) = re.findall(r"^\[.*\]$", OPERATIONS, re.MULTILINE)[:1]
 
-    assert re.fullmatch(rf"\$ celery -A proj singleton ({'|'.join(singleton.commands)})\b.*", command)
-    assert output
-    assert f"(#{symptom.lower().replace(' ', '-')})" in OPERATIONS.partition("\n## ")[0]
-    assert re.search(r"\| do \||^- ", told, re.MULTILINE) or "make the key narrower" in told
+    assert heads
+    assert all(each in (head, [head[0], "LABEL", *head[1:]]) for each in heads)
+    assert [*json.loads(shown)[0]] == [*Row("singleton:v3:{a:00}", "held", 0, 0.0).as_json()]
 
 
 # CONTRIBUTING.
@@ -291,17 +278,17 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 ABOUT_NO_LOCK = (
     "lock.clock ",
     "lock.failover ",
-    "lock.heartbeat ",
+    "lock.heartbeat_error:",
     "lock.misconfigured:",
     "lock.moved ",
     "lock.no_base:",
-    "lock.unready ",
-    "lock.uncounted ",
-    "lock.unchecked:",
+    "lock.store_unreachable ",
+    "lock.counters_failed ",
+    "lock.check_failed:",
     "lock.signal_failed:",
-    "lock.unsure: the store ",
+    "lock.renewal_failed: the store ",
 )
-"""What docs/reference/signals.md says concerns a store or a process as a whole."""
+"""What docs/log.md says concerns a store or a process as a whole."""
 
 
 def lines_of_the_log() -> list[str]:
@@ -312,87 +299,33 @@ def lines_of_the_log() -> list[str]:
     return [text for text in texts if re.match(r"(lock|beat)\.\w+[ :]", text)]
 
 
-@pytest.mark.parametrize("line", [line for line in lines_of_the_log() if line.startswith("lock.")])
-def test_every_line_about_a_lock_names_its_key_and_its_task(line: str) -> None:
-    assert line.startswith(ABOUT_NO_LOCK) or re.match(r"lock\.\w+ key=%s task_id=(%s|None)([ :]|$)", line)
-
-
-LEVELS = {name: name.upper() for name in ("debug", "info", "warning", "error", "critical")} | {"exception": "ERROR"}
-
-
-def texts_logged() -> Iterator[tuple[str, str]]:
-    """The level and the text of each call of a logger, also if it is handed on by `partial`."""
-    for file in (ROOT / "celery_singleton_lock").rglob("*.py"):
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
-            constants = {
-                target.id: node.value
-                for node in ast.walk(function)
-                if isinstance(node, ast.Assign)
-                for target in node.targets
-                if isinstance(target, ast.Name)
-            }
-            for node in ast.walk(function):
-                if isinstance(node, ast.Call):
-                    called, *arguments = [node.func, *node.args]
-                    if isinstance(called, ast.Name) and called.id == "partial":
-                        called, *arguments = arguments
-                    if is_of_the_logger(called):
-                        levels, (text, *_) = levels_of(called, arguments, constants)
-                        text = constants[text.id] if isinstance(text, ast.Name) else text
-                        yield from ((level, ast.literal_eval(text)) for level in levels)
-
-
-def is_of_the_logger(node: ast.AST) -> bool:
-    """`logger.info`, `logger.log` and the like."""
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "logger"
-        and (node.attr in LEVELS or node.attr == "log")
-    )
-
-
-def levels_of(
-    called: ast.Attribute, arguments: list[ast.expr], constants: dict[str, ast.expr]
-) -> tuple[list[str], list[ast.expr]]:
-    """The levels that the line may have, and the other arguments."""
-    if called.attr in LEVELS:
-        return [LEVELS[called.attr]], arguments
-    level, *rest = arguments
-    # Of a parameter nothing is known; the same line stands elsewhere.
-    named = constants.get(level.id) if isinstance(level, ast.Name) else level
-    either = [named.body, named.orelse] if isinstance(named, ast.IfExp) else [named]
-    return [each.attr for each in either if isinstance(each, ast.Attribute)], rest
-
-
-def line_of(level: str, text: str) -> tuple[str, str, str]:
-    """Event, level and fields, as the table has them."""
+def line_of(text: str) -> tuple[str, str]:
+    """Event and fields, as the table has them."""
     event, *fields = text.partition(": ")[0].split()
     names = [field.partition("=")[0] for field in fields if "=" in field]
-    return f"`{event.rstrip(':')}`", level, " ".join(f"`{name}`" for name in names) or "—"
+    return f"`{event.rstrip(':')}`", " ".join(f"`{name}`" for name in names) or "—"
 
 
 def test_the_table_of_the_log_has_every_line() -> None:
-    in_the_code = {line_of(level, text) for level, text in texts_logged()}
     told = [(event, level, fields) for event, level, fields, *_ in rows_of(LOG)]
+    # Where the level stands beside the text.
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "celery_singleton_lock").rglob("*.py"))
+    beside = re.findall(r'logger\.(debug|info|warning|error|critical)\(\s*"((?:lock|beat)\.\w+[ :][^"]*)"', sources)
 
     assert len(told) == len(set(told))
-    assert set(told) == in_the_code
+    assert {(event, fields) for event, _, fields in told} == {line_of(text) for text in lines_of_the_log()}
+    assert len(beside) > 10
+    assert {(line_of(text)[0], level.upper(), line_of(text)[1]) for level, text in beside} <= set(told)
 
 
 def test_every_line_of_the_log_has_a_meaning_and_says_what_to_do() -> None:
     assert all(meaning.endswith(".") and advice.endswith(".") for *_, meaning, advice in rows_of(LOG))
 
 
-def test_no_line_of_the_log_is_overlooked() -> None:
-    found = {text for _, text in texts_logged()}
-
-    assert {*lines_of_the_log()} <= found
-
-
 def test_the_page_names_the_lines_that_are_about_no_lock() -> None:
     said = section(SIGNALS, "The log")
+    about_a_lock = [each for each in lines_of_the_log() if each[:4] == "lock" and not each.startswith(ABOUT_NO_LOCK)]
 
+    assert [each for each in about_a_lock if not re.match(r"lock\.\w+ key=%s task_id=(%s|None)([ :]|$)", each)] == []
     assert all(f"`{line.partition(' ')[0].rstrip(':')}`" in said for line in ABOUT_NO_LOCK)
     assert all(any(line.startswith(start) for line in lines_of_the_log()) for start in ABOUT_NO_LOCK)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from celery import Celery
 from celery.backends.base import Backend
-from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock import (
     CallRevoked,
@@ -65,38 +64,10 @@ def test_an_error_survives_the_json_result_backend(error: SingletonLockError) ->
     assert_same(backend.exception_to_python(stored), error)
 
 
-@pytest.mark.parametrize("error", EXAMPLES)
-def test_an_error_survives_the_pickle_result_backend(error: SingletonLockError) -> None:
-    backend = result_backend("pickle")
-
-    stored = pickle.loads(pickle.dumps(backend.prepare_exception(error)))
-
-    assert_same(backend.exception_to_python(stored), error)
-
-
-@pytest.mark.parametrize("error", EXAMPLES)
-def test_the_arguments_of_an_error_are_plain_values(error: SingletonLockError) -> None:
-    assert json.loads(json.dumps(error.args)) == list(error.args)
-
-
 def test_the_examples_cover_every_error_there_is() -> None:
     defined = {value for value in vars(errors).values() if isinstance(value, type)}
 
     assert {*defined, CallRevoked} - {SingletonLockError} == {type(example.values[0]) for example in EXAMPLES}
-
-
-def test_every_error_is_a_singleton_lock_error() -> None:
-    defined = [value for value in vars(errors).values() if isinstance(value, type)]
-
-    assert all(issubclass(error, SingletonLockError) for error in defined)
-    assert SingletonLockError.__base__ is Exception
-
-
-def test_a_configuration_error_is_a_value_error_and_no_other_error_is() -> None:
-    values = [type(example.values[0]) for example in EXAMPLES if isinstance(example.values[0], ValueError)]
-
-    assert all(issubclass(value, ConfigurationError) for value in values)
-    assert ConfigurationError in values
 
 
 @pytest.mark.parametrize(
@@ -114,17 +85,6 @@ def test_a_configuration_error_is_a_value_error_and_no_other_error_is() -> None:
 )
 def test_an_error_can_be_asked_for_its_facts(error: SingletonLockError, attributes: dict[str, Any]) -> None:
     assert vars(error) == attributes
-
-
-def test_the_name_that_is_stored_with_a_revoked_call_is_no_file_of_ours() -> None:
-    stored = result_backend("json").prepare_exception(CallRevoked("it is held", KEY, None, "skipped"))
-
-    assert (stored["exc_module"], stored["exc_type"]) == ("celery_singleton_lock", "CallRevoked")
-
-
-def test_a_revoked_call_is_caught_by_the_name_that_celery_has_for_it() -> None:
-    with pytest.raises(TaskRevokedError, match=r"^it is held$"):
-        raise CallRevoked("it is held", KEY, "id-of-holder", "skipped")
 
 
 READER = """
@@ -157,27 +117,3 @@ def test_a_process_without_this_library_reads_the_facts(error: Exception, state:
     answer = subprocess.run([sys.executable, "-c", READER, stored], capture_output=True, text=True, check=True)
 
     assert answer.stdout.strip() == read
-
-
-def test_held_names_the_key_the_holder_and_the_time_left() -> None:
-    message = str(LockHeld(KEY, "id-of-holder", 12.54))
-
-    assert f"key={KEY}" in message
-    assert "task_id=id-of-holder" in message
-    assert "12.5 s" in message
-
-
-@pytest.mark.parametrize("reason", ["expired", "taken", "unreachable"])
-def test_lost_names_the_key_and_the_reason_and_warns_of_another_run(reason: str) -> None:
-    message = str(LockLost(KEY, reason))
-
-    assert f"key={KEY}" in message
-    assert f"({reason})" in message
-    assert "another run may have begun" in message
-
-
-def test_unanswered_names_the_store_and_what_its_client_said() -> None:
-    message = str(StoreError("redis://host:6379/0", "TimeoutError: no reply"))
-
-    assert "redis://host:6379/0" in message
-    assert "TimeoutError: no reply" in message

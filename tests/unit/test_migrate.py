@@ -1,8 +1,6 @@
 """The snippets of docs/migrate.md, executed."""
 
 import re
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +9,9 @@ from celery import Celery, uuid
 from celery_singleton import Singleton
 from celery_singleton.util import generate_lock
 
-from celery_singleton_lock import Lock, SingletonOptions, SingletonTask
+from celery_singleton_lock import SingletonOptions, SingletonTask
 from tests.acceptance.test_start import check_worker
-from tests.servers import Server, missing
-from tests.waiting import until
+from tests.servers import Server
 
 PAGE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -62,25 +59,6 @@ def test_the_clean_up_matches_each_key_of_celery_singleton_and_none_of_ours() ->
         vars(ours).pop("lock_options", None)
         assert ours.lock_key_for().startswith(f"{prefix}:v")
         assert not re.fullmatch(pattern, ours.lock_key_for())
-
-
-@pytest.mark.prove
-def test_who_follows_the_page_keeps_the_locks_that_are_held(valkey: Server) -> None:
-    """Even if the prefix was carried over, against the advice."""
-    if shutil.which("redis-cli") is None:
-        missing("redis-cli is not installed")
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=valkey.url, singleton_lock_prefix="SINGLETONLOCK_")
-    theirs = [generate_lock("shop.sync", task_args=[number]) for number in range(3)]
-    command = CLEAN_UP.replace("redis-cli", f"redis-cli -p {valkey.port}")
-    with valkey.client() as client, Lock("import", app=app, ttl=1) as lease:
-        client.mset(dict.fromkeys(theirs, "task id"))
-        subprocess.run(["/bin/sh", "-c", command], check=True, timeout=30)
-
-        assert client.exists(*theirs) == 0
-        before = lease.remaining()
-        until(lambda: lease.remaining() > before, "it is renewed")
-        assert (client.exists(lease.key), lease.lost) == (1, False)
 
 
 def test_a_task_can_be_moved_while_others_are_with_celery_singleton(valkey: Server) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from celery import Celery, Signature, uuid
@@ -16,7 +15,6 @@ from celery.signals import before_task_publish
 from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, signals
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Holder
-from tests.waiting import until
 
 HOUR = 3600.0
 """The default of `lock_queue_ttl`."""
@@ -51,28 +49,6 @@ def unique(on_conflict: str = "raise") -> Any:
     return task
 
 
-def test_a_call_whose_options_are_given_by_position_is_published_as_any_other() -> None:
-    task = unique("skip")
-    first = task.apply_async((1,), {}, "the-first", None, None)
-
-    assert first.id == "the-first"
-    assert task.apply_async((1,), None, None, None).id == "the-first"
-    with pytest.raises(TypeError):
-        task.apply_async((1,), None, None, None, None, None, None, "one too many")
-    with pytest.raises(TypeError):
-        task.apply_async((1,), None, "by position", task_id="by name")
-
-
-@pytest.mark.parametrize("options", [{"task_id": "mine"}, {"parent_id": "the-call-before", "root_id": "the-first"}])
-def test_a_call_that_is_always_sent_counts_as_queued_all_the_same(options: dict[str, str]) -> None:
-    task = unique("skip")
-
-    sent = task.apply_async(**options)
-
-    assert sent.id == options.get("task_id", sent.id)
-    assert task.delay().id == sent.id
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -95,43 +71,6 @@ def test_a_call_that_is_always_sent_is_sent_beside_one_that_is_queued(options: d
     assert held.value.holder_task_id == queued.id
 
 
-class Primary(str):
-    """Such as Django's `SafeString`."""
-
-    __slots__ = ()
-
-
-@pytest.mark.parametrize("task_id", [uuid4(), Primary("mine")], ids=["UUID", "text of a kind"])
-def test_a_task_id_may_be_all_that_celery_takes(task_id: Any) -> None:
-    task = unique("raise")
-
-    assert task.apply_async(task_id=task_id).id == task_id
-    with pytest.raises(LockHeld) as held:
-        task.delay()
-    assert held.value.holder_task_id == str(task_id)
-
-
-@pytest.mark.parametrize("task_id", [uuid4(), Primary("mine")], ids=["UUID", "text of a kind"])
-def test_an_eager_call_with_such_an_id_leaves_no_mark(task_id: Any) -> None:
-    task = unique("raise")
-    task.app.conf.task_always_eager = True
-
-    assert task.apply_async(task_id=task_id).successful()
-
-    assert store_of(task.app).holders(task.lock_key_for()) == []
-    assert task.apply_async().successful()
-
-
-def test_a_call_that_is_always_sent_begins_the_cool_down_of_its_key() -> None:
-    task = unique("skip")
-    task.lock_min_hold = 60
-
-    sent = task.apply_async(task_id="mine")
-    store_of(task.app).unmark(task.lock_key_for(), "mine", quiet=False)
-
-    assert task.delay().id == sent.id
-
-
 @pytest.mark.parametrize(
     ("options", "longer"),
     [
@@ -151,39 +90,7 @@ def test_a_mark_lasts_until_the_message_may_run_and_then_as_long_as_lock_queue_t
     assert lasts(options()) == pytest.approx(HOUR + longer, abs=10)
 
 
-def test_the_expiry_of_the_task_counts_as_well() -> None:
-    assert lasts({}, expires=90) == pytest.approx(HOUR + 90, abs=5)
-    assert lasts({"expires": 30}, expires=90) == pytest.approx(HOUR + 30, abs=5)
-
-
 # A mark may outlive its call.
-
-
-def test_a_queued_call_that_has_ended_keeps_no_other_out() -> None:
-    task = unique("raise")
-    task.app.conf.result_backend = "cache+memory://"
-    revoked = task.delay()
-    # As a worker does that is told to revoke it, long before its message comes.
-    task.backend.mark_as_revoked(revoked.id)
-
-    again = task.delay()
-
-    assert again.id != revoked.id
-    with pytest.raises(LockHeld) as held:
-        task.delay()
-    assert held.value.holder_task_id == again.id
-
-
-def test_a_call_that_has_ended_keeps_its_key_quiet_all_the_same() -> None:
-    task = unique("raise")
-    task.app.conf.result_backend = "cache+memory://"
-    task.lock_min_hold = 60
-    ended = task.delay()
-    task.backend.mark_as_done(ended.id, None)
-
-    with pytest.raises(LockHeld) as held:
-        task.delay()
-    assert held.value.holder_task_id == ended.id
 
 
 # Whose result the caller of a duplicate gets.
@@ -226,16 +133,6 @@ def test_where_nobody_can_read_the_others_result_a_duplicate_ends_as_if_it_was_s
     assert (result.result.holder_task_id, result.result.reason) == (result.id, "unpublished")
 
 
-@pytest.mark.parametrize("why", UNREADABLE)
-def test_where_nobody_can_read_it_lock_skip_result_is_in_its_place(why: str) -> None:
-    assert duplicate(*UNREADABLE[why], lock_skip_result="skipped").get(timeout=1) == "skipped"
-
-
-@pytest.mark.parametrize("why", UNREADABLE)
-def test_who_wants_no_result_gets_none(why: str) -> None:
-    assert duplicate(*UNREADABLE[why], {"ignore_result": True}).get(timeout=1) is None
-
-
 @pytest.mark.parametrize("holder", [{}, {"hostname": "celery@a-host"}, {"task_name": "unknown here"}], ids=str)
 def test_a_result_that_can_be_read_is_the_others(holder: dict[str, Any]) -> None:
     result = duplicate("cache+memory://", holder)
@@ -268,23 +165,6 @@ def test_a_duplicate_that_is_not_sent_is_told_in_the_log_and_by_a_signal(
     assert outcome == "unpublished"
     assert line.startswith(f"lock.conflict key={key} task_id=None holder={standing} ")
     assert line.endswith("outcome=unpublished")
-
-
-@pytest.mark.parametrize(("wanted", "outcome"), [("raise", "raised"), ("skip", "published"), ("run", "published")])
-def test_a_call_that_the_store_does_not_answer_is_told_in_the_log(
-    caplog: pytest.LogCaptureFixture, wanted: str, outcome: str
-) -> None:
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "redis://127.0.0.1:1/0"
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_store_error=wanted)
-    def task() -> None: ...
-
-    with suppress(StoreError):
-        task.delay()
-
-    (line,) = [each for each in caplog.messages if each.startswith("lock.unanswered ")]
-    assert f" outcome={outcome}: " in line
 
 
 # A store that is away.
@@ -333,23 +213,6 @@ def test_ten_calls_wait_once_for_a_store_that_is_away(
     assert len(refused) == (10 if policy == "raise" else 0)
 
 
-def test_a_mark_that_was_made_without_an_answer_is_ended_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    task = publisher("memory://", lock_on_store_error="raise")
-    store = store_of(task.app)
-    mark = store.mark_queued
-
-    def lost(*asked: Any, **how: Any) -> None:
-        mark(*asked, **how)
-        raise StoreError("memory://", "no answer")
-
-    monkeypatch.setattr(store, "mark_queued", lost)
-
-    with pytest.raises(StoreError):
-        task.delay()
-
-    until(lambda: mark(task.lock_key_for(), "another", 1, limit=0, quiet=0) is None, "the mark is gone")
-
-
 def test_headers_of_the_caller_stay_the_callers_and_a_key_of_ours_is_refused() -> None:
     task, headers = unique("skip"), {"mine": 1}
 
@@ -358,15 +221,6 @@ def test_headers_of_the_caller_stay_the_callers_and_a_key_of_ours_is_refused() -
     assert headers == {"mine": 1}
     with pytest.raises(ConfigurationError, match="give a header of your own another name"):
         task.apply_async(headers={"singleton_lock": "mine"})
-
-
-def test_until_its_retry_runs_a_call_counts_as_queued() -> None:
-    task = unique("raise")
-
-    task.apply_async(task_id="me", retries=1, countdown=60)
-
-    with pytest.raises(LockHeld, match="me"):
-        task.delay()
 
 
 def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
@@ -380,10 +234,6 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
 
     task.app.conf.task_always_eager = False
     assert task.delay().id
-
-
-class Opaque:
-    """A value that makes no key."""
 
 
 def sent_by(call: Callable[[Any], Any], **options: Any) -> list[Any]:
@@ -438,20 +288,6 @@ def test_a_key_that_is_needed_at_once_or_made_by_user_code_travels_with_the_call
     assert [notes["key"]] == keys
 
 
-def test_a_default_that_can_make_no_key_fails_where_the_call_is_published() -> None:
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(base=SingletonTask)
-    def task(number: int, other: Any = Opaque()) -> None: ...  # noqa: B008 (that is the point)
-
-    with pytest.raises(ConfigurationError, match="cannot be serialised"):
-        task.delay(1)
-    with pytest.raises(ConfigurationError, match="cannot be serialised"):
-        task.delay(1, other=Opaque())
-    assert task.delay(1, other=2).id
-
-
 def test_a_call_that_was_given_the_headers_of_another_has_an_age_of_its_own() -> None:
     def call(task: Any) -> None:
         first = {"singleton_lock": {"task_id": "another", "published": 1}}
@@ -465,13 +301,13 @@ def test_a_call_that_was_given_the_headers_of_another_has_an_age_of_its_own() ->
     assert again["published"] == 1
 
 
-def test_a_call_that_was_given_the_date_of_another_has_one_of_its_own() -> None:
-    def call(task: Any) -> None:
-        task.apply_async((1,), headers={"singleton_lock": 1})
-        # As a retry has it.
-        task.apply_async((1,), headers={"singleton_lock": 1}, task_id="another")
+def test_a_call_whose_options_are_given_by_position_is_published_as_any_other() -> None:
+    task = unique("skip")
+    first = task.apply_async((1,), {}, "the-first", None, None)
 
-    new, again = sent_by(call)
-
-    assert new["published"] > 1
-    assert again["published"] == 1
+    assert first.id == "the-first"
+    assert task.apply_async((1,), None, None, None).id == "the-first"
+    with pytest.raises(TypeError):
+        task.apply_async((1,), None, None, None, None, None, None, "one too many")
+    with pytest.raises(TypeError):
+        task.apply_async((1,), None, "by position", task_id="by name")

@@ -13,20 +13,20 @@ from redis.crc import key_slot
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim
-from celery_singleton_lock.stores.redis.clock import ServerClock
 from celery_singleton_lock.stores.redis.connection import (
     OURS,
     Call,
     Command,
     Connections,
     RetryLoop,
-    parts_of,
+    hosts_of,
     settle,
     where,
 )
-from celery_singleton_lock.stores.redis.encoding import Script, milliseconds
+from celery_singleton_lock.stores.redis.encoding import RENEW, Script, milliseconds
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, is_elsewhere, none_of
-from celery_singleton_lock.stores.redis.store import ANSWERS, RENEW, RedisStore, with_tag
+from celery_singleton_lock.stores.redis.inventory import with_tag
+from celery_singleton_lock.stores.redis.store import ANSWERS, ServerClock, Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -49,8 +49,7 @@ class NodeConnections(Connections):
 
     publish, _subscribe = "SPUBLISH", "SSUBSCRIBE"
 
-    def spelled(self, script: Script) -> Script:
-        """With SPUBLISH."""
+    def form_of(self, script: Script) -> Script:
         return script.sharded
 
 
@@ -79,7 +78,7 @@ class Cluster(NodeConnections):
     ) -> None:
         scheme, rest = url.partition("://")[0], dict(options)
         example = f"{scheme}://host:port;host:port"
-        self._seeds, said = parts_of(url, scheme, _PORT, "a server of one cluster", example)
+        self._seeds, said = hosts_of(url, scheme, _PORT, "a server of one cluster", example)
         rest = {**said, **rest}
         address = f"{scheme}://{';'.join(map(where, self._seeds))}"
         _refuse_database(rest.pop("db", 0), said.get("db"), address)
@@ -178,22 +177,18 @@ class Cluster(NodeConnections):
             raise
 
     def to_masters(self, timeout: float) -> Sequence[Connections]:
-        """To each server that has slots, asked for anew."""
         self._learn(timeout)
         return [self.at(node) for node in self.masters]
 
     def close(self) -> None:
-        """Close the idle connections."""
         for each in list(self._nodes.values()):
             each.close()
 
     @property
     def masters(self) -> list[Node]:
-        """The servers that have slots."""
         return sorted({node for node in self._owners if node is not None})
 
     def at(self, node: Node) -> NodeConnections:
-        """Connections to one server."""
         found = self._nodes.get(node)
         if found is None:
             host, port = node
@@ -225,7 +220,7 @@ class Cluster(NodeConnections):
             holes = sum(owner is None for owner in self._owners)
             raise NotUsable(
                 f"no server of the cluster has slot {key_slot(key.encode())} and {holes - 1} others: bring back the "
-                "server that had them, or give them to another one (redis-cli --cluster fix)"
+                "server that had them, or assign them to another one (redis-cli --cluster fix)"
             )
         return node
 
@@ -268,9 +263,9 @@ class Cluster(NodeConnections):
         owners: list[Node | None] = [None] * _SLOTS
         known = set[Node]()
         for start, end, *servers in rows:
-            told = [self._reached(node[0] if host in (None, "", "?") else host, port) for host, port, *_ in servers]
-            owners[start : end + 1] = [told[0]] * (end + 1 - start)
-            known.update(told)
+            nodes = [self._reached(node[0] if host in (None, "", "?") else host, port) for host, port, *_ in servers]
+            owners[start : end + 1] = [nodes[0]] * (end + 1 - start)
+            known.update(nodes)
         self._order = sorted(known, key=lambda each: (where(each) in answers or each in self._doubted, each))
         self._doubted = set()
         self._take(owners)
@@ -295,7 +290,7 @@ class Cluster(NodeConnections):
         return reached_host, reached_port
 
 
-class ClusterStore(RedisStore):
+class ClusterStore(Store):
     """Locks in a cluster of Redis or Valkey.
 
     Arguments:
@@ -314,7 +309,7 @@ class ClusterStore(RedisStore):
         self._parts: dict[Node, tuple[RetryLoop, ServerClock]] = {}
         return Cluster(url, options, self._reconnected, self._slots_moved)
 
-    def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:  # noqa: ARG002 (only administrators may read after how long a server is taken for dead)
+    def self_test(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:  # noqa: ARG002 (only administrators may read after how long a server is taken for dead)
         """Try each server that has slots, because the rights of a user can differ between them."""
         give_up_at = clock() + bound
         masters, _ = self._loop.persist(self._servers.to_masters, bound)
@@ -323,7 +318,7 @@ class ClusterStore(RedisStore):
             another = with_tag(key, number)
             keys.setdefault(self._servers.known_owner(another), another)
         for another in keys.values():
-            self._loop.persist(partial(self._try_out, another), give_up_at - clock())
+            self._loop.persist(partial(self._self_test, another), give_up_at - clock())
 
     def _other_commands(self, key: str) -> list[Command]:  # noqa: ARG002 (it is used only while slots move)
         # Then it is too late to find out that this right is missing.
@@ -346,7 +341,7 @@ class ClusterStore(RedisStore):
                 if not isinstance(reply, exceptions.RedisError):
                     del calls[number]
                     answers[number] = ANSWERS[reply[0]]
-                    self._of(claims[number].key)[1].tells(reply[-1], sent_at)
+                    self._of(claims[number].key)[1].compare(reply[-1], sent_at)
             accepted(replies)
 
         try:
@@ -370,8 +365,6 @@ class ClusterStore(RedisStore):
         return part
 
     def _slots_moved(self, changes: set[tuple[Node, Node]], gone: set[Node]) -> None:
-        for before, after in changes:
-            self._part(after)[1].follow(self._part(before)[1])
         # If slots have moved, the locks have moved along with them.
         for before, after in sorted({before: after for before, after in changes if before in gone}.items()):
             event = "lock.moved store=%s master=%s before=%s: all leases are renewed at the new master"
@@ -392,7 +385,7 @@ def _refuse_database(database: Any, in_the_url: Any, address: str) -> None:
 def _checked(remap: Any) -> Callable[[Node], Node]:
     if remap is not None and not callable(remap):
         raise ConfigurationError(
-            f"address_remap={remap!r} is not allowed: give a function that takes (host, port) as the cluster tells it, "
-            "and returns (host, port) as this process reaches it"
+            f"address_remap={remap!r} is not allowed: give a function that takes (host, port) as the cluster reports "
+            "it and returns (host, port) as this process reaches it"
         )
     return remap or (lambda address: address)

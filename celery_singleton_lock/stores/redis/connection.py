@@ -106,7 +106,10 @@ class Connections:
         reconnected: Called when there is a connection again after one was lost.
     """
 
-    publish, _subscribe = "PUBLISH", "SUBSCRIBE"
+    publish: str = "PUBLISH"
+    _subscribe = "SUBSCRIBE"
+    pool: ConnectionPool
+    address: str
 
     def __init__(self, pool: ConnectionPool, address: str, reconnected: Callable[[], None]) -> None:
         self.pool, self.address = pool, address
@@ -138,7 +141,8 @@ class Connections:
             # From far away, where opening takes long, the first answer may as well.
             until = max(until, 2 * clock() - began)
         try:
-            connection.send_packed_command([b"".join(map(_packed, commands))], check_health=False)
+            packed = _packed(commands[0]) if len(commands) == 1 else b"".join(map(_packed, commands))
+            connection.send_packed_command([packed], check_health=False)
             replies = []
             for _ in commands:
                 left = until - clock()
@@ -158,8 +162,7 @@ class Connections:
         self._idle.append(connection)
         return replies
 
-    def spelled(self, script: Script) -> Script:
-        """*script* in the form for this server."""
+    def form_of(self, script: Script) -> Script:
         return script
 
     def run(self, script: Script, calls: Sequence[Call], timeout: float, replicas: int = 0) -> list[Any]:
@@ -174,7 +177,7 @@ class Connections:
         """
         until = clock() + timeout
         plain = [(str(len(keys)), *keys, *arguments) for keys, arguments in calls]
-        script = self.spelled(script)
+        script = self.form_of(script)
         commands: list[Command] = [("EVALSHA", script.digest, *each) for each in plain]
         if replicas:
             commands.append(wait_for(replicas, timeout))
@@ -215,14 +218,12 @@ class Connections:
         return connection
 
     def to_masters(self, timeout: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
-        """Connections to each server that has locks."""
         return [self]
 
-    def weigh(self, ttls: Iterable[float]) -> None:
-        """Tell in the log, once, if leases of so many seconds do not outlast a failover of the store."""
+    def warn_if_ttl_too_short(self, ttls: Iterable[float]) -> None:
+        """Log once if leases of so many seconds do not outlast a failover of the store."""
 
     def close(self) -> None:
-        """Close the idle connections."""
         with suppress(IndexError):
             while True:
                 self._idle.pop().disconnect()
@@ -352,7 +353,6 @@ class RetryLoop:
         return is_passing(error) or (self._signs_in and "Authentication required" in str(error))
 
     def unanswered(self, error: exceptions.RedisError) -> StoreError:
-        """What to tell the caller."""
         problem, advice = problem_of(error), advice_about(error, self._user)
         if advice is not None:
             return StoreRefused(self._address, problem, advice)
@@ -423,7 +423,7 @@ def _settle_provider(arguments: dict[str, Any]) -> None:
         arguments.pop(stood_for, None)
 
 
-def parts_of(url: str, scheme: str, port: int, one: str, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+def hosts_of(url: str, scheme: str, port: int, one: str, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     """Host and port of each part of *url*, between semicolons, and what else they say; the first to say it counts.
 
     Arguments:
@@ -465,7 +465,6 @@ def parts_of(url: str, scheme: str, port: int, one: str, example: str) -> tuple[
 
 
 def where(node: tuple[str, int]) -> str:
-    """Host and port."""
     host, port = node
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

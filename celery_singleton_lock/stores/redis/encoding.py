@@ -33,6 +33,9 @@ class Script:
         verb: What it does; the name of the file.
     """
 
+    text: str
+    digest: str
+
     def __init__(self, verb: str) -> None:
         folder = resources.files(__package__).joinpath("lua")
 
@@ -53,7 +56,18 @@ class Script:
         return script
 
 
-def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) -> list[str]:
+ACQUIRE = Script("acquire")
+RELEASE = Script("release")
+RENEW = Script("renew")
+MARK_QUEUED = Script("mark_queued")
+UNMARK = Script("unmark")
+MARK_DONE = Script("mark_done")
+CLAIM_SLOT = Script("claim_slot")
+SURVEY = Script("survey")
+BREAK = Script("break")
+
+
+def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
     """The arguments of acquire.lua; few, because each one costs the server as much as the client."""
     facts = claim.facts
     is_plain = not (waits or claim.heeds_queued or claim.succeeds or claim.asked or claim.queued_for)
@@ -66,12 +80,10 @@ def arguments_of(claim: Claim, *, waits: bool = False, lowest_fence: int = 0) ->
         facts.hostname,
     ]
     marker = claim.marker if claim.may_be_copy else ""
-    if facts.task_name or facts.label or marker or lowest_fence:
+    if facts.task_name or facts.label or marker:
         arguments.append(f"{facts.task_name}{_SEPARATOR}{facts.label}" if facts.label else facts.task_name)
-    if marker or lowest_fence:
+    if marker:
         arguments.append(marker)
-    if lowest_fence:
-        arguments.append(str(lowest_fence))
     return arguments
 
 
@@ -166,5 +178,4 @@ def milliseconds(seconds: float) -> str:
 
 
 def microseconds(time: Sequence[str]) -> int:
-    """The time in an answer to TIME."""
     return int(time[0]) * 1_000_000 + int(time[1])

@@ -101,9 +101,9 @@ class NotUsable(exceptions.ConnectionError):
 
 
 def not_connected(error: BaseException, *, is_provided: bool) -> NotUsable:
-    """What redis-py has stumbled over as it connected; its text may hold a secret, so it is not told."""
+    """What redis-py raised as it connected; its text may hold a secret, so it is not shown."""
     if isinstance(error, UnicodeError):
-        return NotUsable("the host cannot be one of a host: it has too long a part, or an empty one")
+        return NotUsable("the host name is not valid: a part of it is empty or too long")
     if is_provided:
         # Whatever it asks may be there again soon.
         return NotUsable(f"credential_provider has failed with {type(error).__name__}, or an option cannot be used")
@@ -115,11 +115,11 @@ def not_connected(error: BaseException, *, is_provided: bool) -> NotUsable:
     )
 
 
-def accepted(replies: Iterable[Any], spared: str = "\0") -> list[Any]:
-    """The same replies; raise the first error that does not begin with *spared*."""
+def accepted(replies: Iterable[Any]) -> list[Any]:
+    """The same replies; raise the first error among them."""
     replies = list(replies)
     for reply in replies:
-        if isinstance(reply, exceptions.RedisError) and not str(reply).startswith(spared):
+        if isinstance(reply, exceptions.RedisError):
             raise reply
     return replies
 
@@ -151,8 +151,8 @@ def none_of(
 ) -> NotUsable:
     """The error that no server of several has said what we need, with what each has answered."""
     errors = [each for each in answers.values() if not isinstance(each, str)]
-    told = [each if isinstance(each, str) else problem_of(each).partition(": ")[2] for each in answers.values()]
-    lines = "; ".join(f"{who}: {why}" for who, why in zip(answers, told, strict=True))
+    reasons = [each if isinstance(each, str) else problem_of(each).partition(": ")[2] for each in answers.values()]
+    lines = "; ".join(f"{who}: {why}" for who, why in zip(answers, reasons, strict=True))
     advice = [each for error in errors if (each := advise(error)) is not None]
     # A refusal by one of several may be the fault of that one.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)

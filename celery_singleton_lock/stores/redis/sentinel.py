@@ -16,7 +16,7 @@ from celery_singleton_lock.stores.redis.connection import (
     OURS,
     Command,
     Connections,
-    parts_of,
+    hosts_of,
     settle,
     where,
 )
@@ -87,7 +87,7 @@ class AllSentinels(Sentinel):
             except exceptions.RedisError as error:
                 answers[where(host)] = error
                 silent.add(host)
-            except Exception as error:  # noqa: BLE001 (of a credential provider, or a sentinel that is none; it is told)
+            except Exception as error:  # noqa: BLE001 (of a credential provider, or a sentinel that is none; it is settings)
                 answers[where(host)] = not_connected(error, is_provided=True)
             else:
                 states.append(state)
@@ -127,7 +127,7 @@ class SentinelConnections(Connections):
 
     def __init__(self, url: str, options: Mapping[str, Any], reconnected: Callable[[], None]) -> None:
         rest = dict(options)
-        hosts, said = parts_of(url, "sentinel", rest.pop("default_port", _PORT), "a sentinel", _EXAMPLE)
+        hosts, said = hosts_of(url, "sentinel", rest.pop("default_port", _PORT), "a sentinel", _EXAMPLE)
         rest = {**said, **rest}
         address = f"sentinel://{';'.join(map(where, hosts))}/{rest.get('db', '')}"
         name = _take_name(rest, address)
@@ -169,7 +169,7 @@ class SentinelConnections(Connections):
             raise exceptions.ConnectionError("another server is the master by now")
         return replies
 
-    def weigh(self, ttls: Iterable[float]) -> None:
+    def warn_if_ttl_too_short(self, ttls: Iterable[float]) -> None:
         """A lease must outlast the silence of a dead master and the failover, at any moment between two renewals."""
         down_after, shortest = self._sentinels.down_after, min(ttls, default=math.inf)
         if (
@@ -215,7 +215,7 @@ def advise(error: exceptions.RedisError) -> str | None:
         return "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
     if advice_about(error) is not None:
         return (
-            "give what the sentinels want of us, such as username, password, ssl and ssl_ca_certs, in sentinel_kwargs "
+            "give what the sentinels require, such as username, password, ssl and ssl_ca_certs, in sentinel_kwargs "
             f"{_WHERE}; their user needs the right +sentinel|master"
         )
     return None
@@ -224,7 +224,7 @@ def advise(error: exceptions.RedisError) -> str | None:
 def _take_name(options: dict[str, Any], address: str) -> str:
     named = {option: options.pop(option, None) for option in ("master_name", "service_name")}
     given = {option: name for option, name in named.items() if name is not None}
-    told = " and ".join(f"{option}={name!r}" for option, name in given.items())
+    settings = " and ".join(f"{option}={name!r}" for option, name in given.items())
     if not given:
         raise ConfigurationError(
             f"singleton_lock_url: {address} does not say which master: set master_name, as the sentinels call it, "
@@ -233,7 +233,7 @@ def _take_name(options: dict[str, Any], address: str) -> str:
     name, *others = given.values()
     if not isinstance(name, str) or not name or others not in ([], [name]):
         raise ConfigurationError(
-            f"{told} is not allowed: give what the sentinels call the master, as master_name alone"
+            f"{settings} is not allowed: give what the sentinels call the master, as master_name alone"
         )
     return name
 

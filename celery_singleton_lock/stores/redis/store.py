@@ -1,16 +1,15 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 from redis import exceptions
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, Store, Waiter, clock
+from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, clock
 from celery_singleton_lock.stores.records import (
     Answer,
     Claim,
@@ -20,60 +19,82 @@ from celery_singleton_lock.stores.records import (
     Grant,
     Holder,
     Outcome,
-    Sent,
+    PublishMode,
     Slot,
 )
-from celery_singleton_lock.stores.redis.clock import ServerClock
 from celery_singleton_lock.stores.redis.connection import (
     REPLY_TIMEOUT,
-    Command,
     Connections,
     RetryLoop,
     TooFewReplicas,
     pool_of,
-    replicated,
-    wait_for,
 )
 from celery_singleton_lock.stores.redis.encoding import (
+    ACQUIRE,
+    CLAIM_SLOT,
+    MARK_DONE,
+    MARK_QUEUED,
+    RELEASE,
+    RENEW,
+    UNMARK,
     Script,
     arguments_of,
     conflict_in,
     grant_in,
-    holders_in,
-    microseconds,
     milliseconds,
     release_arguments,
     renewals_of,
 )
 from celery_singleton_lock.stores.redis.errors import accepted
-from celery_singleton_lock.stores.redis.inventory import SURVEY, RedisInventory
+from celery_singleton_lock.stores.redis.inventory import RedisInventory
 
-ACQUIRE = Script("acquire")
-RELEASE = Script("release")
-RENEW = Script("renew")
-MARK_QUEUED = Script("mark_queued")
-UNMARK = Script("unmark")
-MARK_DONE = Script("mark_done")
-CLAIM_SLOT = Script("claim_slot")
-
-# A refusal that begins so is about one key alone: another program has written it.
-OVERWRITTEN = "WRONGTYPE"
-# Seconds after which the rest of a broken-off trial expires.
-_TRIAL_TTL = 1.0
-# So many slots are looked at that one server of a cluster does not have all of them by luck.
-_OTHER_SLOTS = 20
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
 # Seconds of the bound for listening, so that enough of it is left for the question.
 _LISTEN_BOUND = 2.0
 # A server of a cluster says so when its channel has moved to another server; the next `ask` listens there.
 _LEFT = "sunsubscribe"
+# Clocks of two machines drift apart, and network and processes take their time.
+_SMALLEST_STEP = 0.5
+_WORST_RATE = 0.0001
+# Seconds between two comparisons with our own clock.
+_COMPARE_EVERY = 1.0
 # Longer than a year, for an entry that is due once a year.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
-class RedisWaiter(Waiter):
-    """A turn in a queue, with a connection that hears the release."""
+class ServerClock:
+    """Compares a server's time with the local clock, which never steps.
+
+    Arguments:
+        stepped: Called with the seconds by which the server's clock was set.
+    """
+
+    def __init__(self, stepped: Callable[[float], None]) -> None:
+        self._stepped = stepped
+        self._compare_at = self._seen_at = float("-inf")
+        # How far the server's clock is ahead of ours, at least and at most.
+        self._ahead = float("-inf"), float("inf")
+
+    def compare(self, now: int, sent_at: float) -> None:
+        """The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*."""
+        if sent_at < self._compare_at:
+            return
+        answered_at, seconds = clock(), now / 1_000_000
+        least_before, most_before = self._ahead
+        self._ahead = least, most = seconds - answered_at, seconds - sent_at
+        step = least - most_before if least > most_before else most - least_before if most < least_before else 0.0
+        drift = (answered_at - self._seen_at) * _WORST_RATE
+        self._seen_at, self._compare_at = answered_at, answered_at + _COMPARE_EVERY
+        if abs(step) > _SMALLEST_STEP + drift:
+            self._stepped(step)
+
+
+class Waiter:
+    """A turn in a lock's queue, from `__enter__` until it is granted or `__exit__`; its connection hears the release.
+
+    A waiter that leaves without a grant still has to release the claim, to pass the turn on.
+    """
 
     def __init__(
         self, servers: Connections, claim: Claim, ask: Callable[[float], Grant | Conflict | Done | float]
@@ -82,43 +103,56 @@ class RedisWaiter(Waiter):
         self._channel = f"{claim.key}:{claim.token}"
         self._ask = ask
         self._patience = claim.patience
-        self._ears: Any = None
+        self._subscription: Any = None
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect, so that the server passes over a turn that may be left."""
-        if self._ears is not None:
-            self._ears.disconnect()
+        if self._subscription is not None:
+            self._subscription.disconnect()
 
     def ask(self) -> Grant | Conflict | Done | float:
-        """Listen first, and then run acquire.lua to take a turn, so that no wake-up is missed."""
+        """Take the place if it is this one's turn, else return how many seconds to sleep at most.
+
+        Returns:
+            The grant; the seconds; or, for a copy, a conflict with its own run or that it is done.
+
+        Raises:
+            StoreError: No answer within 5 s, all tries together.
+        """
         give_up_at = clock() + ACQUIRE_BOUND
         self._listen()
         return self._ask(give_up_at - clock())
 
     def sleep(self, seconds: float) -> None:
-        """Wait for a message on the channel."""
+        """Return when woken by a release, and at the latest after *seconds*."""
         try:
-            if self._ears is not None and self._ears.can_read(timeout=min(seconds, _LONGEST_SLEEP)):
-                message = self._ears.read_response()
+            if self._subscription is not None and self._subscription.can_read(timeout=min(seconds, _LONGEST_SLEEP)):
+                message = self._subscription.read_response()
                 if message[0] == _LEFT:
-                    self._ears.disconnect()
-                    self._ears = None
+                    self._subscription.disconnect()
+                    self._subscription = None
                     return
         except exceptions.RedisError:
-            self._ears.disconnect()
-            self._ears = None
-        if self._ears is None:
+            self._subscription.disconnect()
+            self._subscription = None
+        if self._subscription is None:
             # It cannot hear a release, so it looks a little more often; `ask` reports a broken store.
             time.sleep(min(seconds, REPLY_TIMEOUT))
 
     def _listen(self) -> None:
-        if self._ears is None:
+        if self._subscription is None:
             with suppress(exceptions.RedisError):
-                self._ears = self._servers.listen(self._channel, min(_LISTEN_BOUND, self._patience))
+                self._subscription = self._servers.listen(self._channel, min(_LISTEN_BOUND, self._patience))
 
 
-class RedisStore(RedisInventory, Store):
+class Store(RedisInventory):
     """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
+
+    Every call is bounded in time and raises `StoreError` if no usable answer came. Such a call may have worked
+    nevertheless, so each is safe to repeat: acquire recognises the token it has already granted, and renew and release
+    touch nothing that another token holds.
 
     Arguments:
         url: `redis://`, `rediss://` or `unix://`, as redis-py reads it, or `sentinel://`.
@@ -128,8 +162,16 @@ class RedisStore(RedisInventory, Store):
 
     Raises:
         ConfigurationError: The URL or an option is not one that redis-py knows.
+
+    Attributes:
+        has_parts: It has several parts, each of which answers, or is silent, by itself.
+        on_reconnect: Called when a store that was out of reach is there again, in whichever thread finds out.
+        on_clock_step: Called with the seconds by which the store's clock was set, in whichever thread finds out.
     """
 
+    has_parts = False
+    on_reconnect: Callable[[], None] | None = None
+    on_clock_step: Callable[[float], None] | None = None
     # One server, whose word is enough.
     _is_plain = False
 
@@ -151,26 +193,26 @@ class RedisStore(RedisInventory, Store):
 
     @property
     def address(self) -> str:
-        """Scheme, host, port and database; of Sentinel, all hosts and the name of the master."""
+        """Where the store is, fit for logs: never with credentials."""
         return self._servers.address
 
-    def twin(self) -> Self:
-        """Another client of the same store."""
+    def part_of(self, key: str) -> Hashable:  # noqa: ARG002 (for a store that has parts)
+        """The part of the store that has *key* now."""
+        return self
+
+    def clone(self) -> Self:
         return type(self)(self._url, self._options, self._replicas)
 
-    def try_out(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
-        """Use each command, run acquire.lua and release.lua, and listen."""
-        self._loop.persist(partial(self._try_out, key), bound)
-        self._servers.weigh(ttls)
-
-    def now(self) -> int:
-        """Ask the server for its time."""
-        return microseconds(self._call("TIME"))
-
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
-        """Run acquire.lua."""
+        """Take a free place, or return the holders that have them all.
+
+        For a claim that may be a copy, the store first looks whether its message is done, or has a run that lives.
+
+        Raises:
+            StoreError: No answer within 5 s, all tries together.
+        """
         reply, sent_at = None, clock()
-        if self._is_plain and not (self._clock.is_behind or self._loop.is_away) and claim.patience > REPLY_TIMEOUT:
+        if self._is_plain and not self._loop.is_away and claim.patience > REPLY_TIMEOUT:
             command = ("EVALSHA", ACQUIRE.digest, "1", claim.key, *arguments_of(claim))
             try:
                 (reply,) = self._servers.ask(claim.key, (command,), claim.patience)
@@ -179,7 +221,8 @@ class RedisStore(RedisInventory, Store):
                     raise self._loop.unanswered(error) from error
             else:
                 self._loop.has_answered = True
-                if type(reply) is int and self._clock.goes_on(reply, sent_at):
+                if type(reply) is int:
+                    self._clock.compare(reply, sent_at)
                     return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=sent_at)
                 reply = self._believed(reply, claim.key)
         if reply is None:
@@ -190,33 +233,41 @@ class RedisStore(RedisInventory, Store):
         return answer
 
     def waiter(self, claim: Claim) -> Waiter:
-        """Queue with acquire.lua and listen on a channel of its own."""
-        return RedisWaiter(self._servers, claim, lambda bound: self._take(claim, bound, waits=True))
+        """Queue for a place: first come, first served, woken by the release."""
+        return Waiter(self._servers, claim, lambda bound: self._take(claim, bound, waits=True))
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> Sequence[Answer | StoreError]:
-        """Run renew.lua, all parts in one go."""
+        """Restart the ttl of each claim; one answer each, in order.
+
+        `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to make way.
+        An error is that of one part of the store, which has not answered while another one has.
+
+        Raises:
+            StoreError: No answer within *timeout* seconds. Some may have been renewed.
+        """
         calls = list(renewals_of(claims))
         run = partial(self._servers.run, RENEW, calls, replicas=self._replicas)
         replies, sent_at = self._loop.persist(lambda left: accepted(run(timeout=left)), timeout) if calls else ([], 0.0)
         if replies:
-            self._clock.tells(replies[-1][-1], sent_at)
-        self._servers.weigh(claim.ttl for claim in claims)
+            self._clock.compare(replies[-1][-1], sent_at)
+        self._servers.warn_if_ttl_too_short(claim.ttl for claim in claims)
         return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
-
-    def remaining(self, claims: Sequence[Claim], timeout: float) -> list[float | None]:
-        """Run survey.lua for each, because the deadlines of a server count by its own clock."""
-        ask = partial(self._servers.run, SURVEY, [([claim.key], ("",)) for claim in claims])
-        replies, _ = self._loop.persist(lambda left: accepted(ask(left), OVERWRITTEN), timeout)
-        found = list[float | None]()
-        for claim, reply in zip(claims, replies, strict=True):
-            holders = [] if isinstance(reply, Exception) else holders_in(claim.key, reply[0], reply[4])
-            found.append(next((each.expires_in for each in holders if each.token == claim.token), None))
-        return found
 
     def release(
         self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
     ) -> Answer:
-        """Run release.lua, until the next waiters have been told."""
+        """Give back the place, or the turn in the queue; if *place* is None, any place or turn that the token has.
+
+        Arguments:
+            claim: What was granted, or asked for.
+            place: The place that was granted.
+            bound: Seconds for all tries together, or for one try if that takes longer.
+            ending: What later deliveries of the message have to know, if its run has ended for good.
+
+        Returns:
+            `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN`
+            and `GONE`, if it had been lost before, *ending* was kept as well.
+        """
         arguments = release_arguments(claim, place, ending)
         tries = 0
         if self._is_plain and bound > REPLY_TIMEOUT:
@@ -248,60 +299,92 @@ class RedisStore(RedisInventory, Store):
 
     def _wake_the_rest(self, claim: Claim, bound: float) -> None:
         give_up_at = clock() + bound
-        # It is released even if this fails. Waiters look after their turn by themselves, if rarely.
+        # It is released even if this fails. Waiters also check their turn by themselves, if rarely.
         with suppress(StoreError):
             while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0 0")), list):
                 if clock() > give_up_at:
                     break
 
     def mark_queued(
-        self, key: str, task_id: str, seconds: float, *, limit: int, quiet: float, label: str = "", sent: Sent = ""
+        self,
+        key: str,
+        task_id: str,
+        seconds: float,
+        *,
+        limit: int,
+        quiet: float,
+        label: str = "",
+        sent: PublishMode = "",
     ) -> Holder | None:
-        """Run mark_queued.lua."""
+        """Mark a call as the one that is queued, for so many seconds.
+
+        Arguments:
+            key: The lock key.
+            task_id: The call's.
+            seconds: How long the mark lasts if nobody comes for it.
+            limit: A number of runs: if at least so many hold the key, they are in the way as well; 0 for never.
+            quiet: Seconds for which no other call of the key is published.
+            label: What operators read beside the key.
+            sent: If it is sent whatever is found: what its mark goes before.
+
+        Returns:
+            None if the call is marked now, else the call that is queued, runs or keeps the key quiet.
+
+        Raises:
+            StoreError: No answer within 2 s, all tries together.
+        """
         in_the_way = f"{limit} {sent}".strip()
         arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [label])
         reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
         return None if reply == 1 else conflict_in(key, reply).first
 
     def unmark(self, key: str, task_id: str, *, quiet: bool = True, heeds: bool = False) -> Conflict | None:
-        """Run unmark.lua."""
+        """End what a call has left: it is queued and next no longer.
+
+        Arguments:
+            key: The lock key.
+            task_id: The call's.
+            quiet: It does not keep the key quiet any more, either.
+            heeds: Leave everything if another call is queued.
+
+        Returns:
+            The conflict with the call that is queued, or None.
+        """
         words = " ".join(word for word, is_said in {"quiet": quiet, "heeds": heeds}.items() if is_said)
         reply = self._ask(UNMARK, key, (task_id, words))
         return None if reply == 1 else conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
-        """Run mark_done.lua."""
+        """Write the marker of a message, unless more is known: a later attempt, or the last word on this one."""
         self._ask(MARK_DONE, key, (marker, str(attempt), outcome, milliseconds(seconds)))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Run claim_slot.lua."""
+        """Claim a slot, or note that it was sent, if *slot* says when; False if that was done, or others lead."""
         moments = (str(slot.due), str(slot.fence), str(slot.sent), milliseconds(_SLOTS_ARE_KEPT))
         return bool(self._ask(CLAIM_SLOT, key, (slot.entry, *moments)))
 
     def slots(self, key: str) -> dict[str, Slot]:
-        """Read the hash."""
+        """The last slot of each entry."""
         fields = self._call("HGETALL", key)
         pairs = zip(fields[::2], fields[1::2], strict=True)
         return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in pairs}
 
     def close(self) -> None:
-        """Close the idle connections."""
         self._servers.close()
 
     def _take(
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
-        loop, seen = self._of(claim.key)
-        lowest = seen.lowest_fence()
-        arguments = arguments_of(claim, waits=waits, lowest_fence=lowest)
+        arguments = arguments_of(claim, waits=waits)
 
         def ask(timeout: float) -> Any:
             return self._ask_for_place(claim.key, arguments, timeout)
 
         # A `Lock`, and a run with a turn in the queue, persists.
         is_one_of_many = bool(claim.facts.task_id) and not waits
+        loop, _ = self._of(claim.key)
         reply, sent_at = loop.persist(ask, min(bound, claim.patience), is_one_of_many=is_one_of_many)
-        return self._answer(claim, reply, sent_at, bound, is_above=bool(lowest))
+        return self._answer(claim, reply, sent_at)
 
     def _ask_for_place(self, key: str, arguments: Sequence[str], timeout: float) -> Any:
         give_up_at = clock() + timeout
@@ -326,14 +409,11 @@ class RedisStore(RedisInventory, Store):
             return None
         return reply
 
-    def _answer(
-        self, claim: Claim, reply: Any, sent_at: float, bound: float = ACQUIRE_BOUND, *, is_above: bool = False
-    ) -> Grant | Conflict | Done | float:
+    def _answer(self, claim: Claim, reply: Any, sent_at: float) -> Grant | Conflict | Done | float:
         _, seen = self._of(claim.key)
-        seen.tells(reply if isinstance(reply, int) else reply[1], sent_at)
+        seen.compare(reply if isinstance(reply, int) else reply[1], sent_at)
         if isinstance(reply, int) or reply[0] == GRANTED:
-            grant = grant_in(reply, sent_at)
-            return grant if seen.has_given(grant.fence) or is_above else self._take_above(claim, bound, grant)
+            return grant_in(reply, sent_at)
         if reply[0] == _QUEUED:
             return float(reply[2]) / 1_000_000
         return Done(*reply[2:]) if reply[0] == _DONE else conflict_in(claim.key, reply)
@@ -342,50 +422,9 @@ class RedisStore(RedisInventory, Store):
         """The data about the server that has *key*."""
         return self._loop, self._clock
 
-    def _take_above(self, claim: Claim, bound: float, grant: Grant) -> Grant | Conflict | Done | float:
-        """Ask again for a higher fence, because the first grant has shown that the server's clock was set back."""
-        again = self._take(claim, bound)
-        return replace(again, took_over=grant.took_over) if isinstance(again, Grant) else again
-
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
         run = partial(self._servers.run, script, [([key], arguments)])
         return self._of(key)[0].persist(lambda left: accepted(run(left))[0], bound)[0]
-
-    def _try_out(self, key: str, timeout: float) -> None:
-        """Use each command, take a lock and queue for it, release it, and hear of that.
-
-        All in one go, for a server that is far away.
-        """
-        give_up_at = clock() + timeout
-        holder, waiter = Claim(key, "holder", _TRIAL_TTL), Claim(key, "waiter", _TRIAL_TTL)
-        steps = [
-            (ACQUIRE, arguments_of(holder)),
-            (ACQUIRE, arguments_of(waiter, waits=True)),
-            (RELEASE, (holder.token, "0", "1 0")),
-            (RELEASE, (waiter.token, "0", "0 0")),
-        ]
-        calls = [(self._servers.spelled(script), ("1", key, *arguments)) for script, arguments in steps]
-        commands = [*commands_on(key, self._servers.publish), *self._other_commands(key)]
-        ears = self._servers.listen(f"{key}:{waiter.token}", timeout)
-        try:
-            known = [("EVALSHA", script.digest, *rest) for script, rest in calls]
-            replies = self._servers.ask(key, [*commands, *known], give_up_at - clock())
-            if any(isinstance(reply, exceptions.NoScriptError) for reply in replies[-len(calls) :]):
-                accepted(replies[: -len(calls)])
-                texts = [("EVAL", script.text, *rest) for script, rest in calls]
-                replies = self._servers.ask(key, texts, give_up_at - clock())
-            accepted(replies)
-            if not ears.can_read(timeout=max(0.0, give_up_at - clock())):
-                raise exceptions.TimeoutError("the waiter was not woken in time")
-        finally:
-            ears.disconnect()
-        if self._replicas:
-            writing = [("HSET", key, "a", "0"), ("PEXPIRE", key, "1000"), wait_for(self._replicas, timeout)]
-            replicated(self._servers.ask(key, writing, give_up_at - clock()), self._replicas)
-
-    def _other_commands(self, key: str) -> list[Command]:
-        # A server that answers for all of these keys is not one of several in a cluster.
-        return [("HLEN", with_tag(key, number)) for number in range(_OTHER_SLOTS)]
 
     def _reconnected(self) -> None:
         if self.on_reconnect is not None:
@@ -398,20 +437,6 @@ class RedisStore(RedisInventory, Store):
 
 def _is_conflict(reply: Any) -> bool:
     return not isinstance(reply, int) and reply[0] not in (GRANTED, _QUEUED, _DONE)
-
-
-def with_tag(key: str, number: int) -> str:
-    """A key beside *key*, with a hash tag of its own, so it is in another slot."""
-    return f"{key.removesuffix('}')}:{number}}}"
-
-
-def commands_on(key: str, publish: str) -> list[tuple[str, ...]]:
-    """Each command that our scripts and clients need, once, because a user may lack any right. They leave nothing."""
-    writing = [("HSET", key, "a", "0"), ("PEXPIRE", key, "1000"), ("HSETNX", key, "b", "0"), ("HINCRBY", key, "a", "1")]
-    reading = [("HGET", key, "a"), ("HMGET", key, "a"), ("HEXISTS", key, "a")]
-    reading_all = [("HGETALL", key), ("HRANDFIELD", key, "1"), ("HLEN", key), ("EXISTS", key)]
-    others = [("TIME",), ("EVAL", "return 1", "0"), (publish, f"{key}:nobody", "")]
-    return [*others, ("DEL", key), *writing, *reading, *reading_all, ("HDEL", key, "a", "b")]
 
 
 GRANTED, _QUEUED, _DONE = 1, 2, 3

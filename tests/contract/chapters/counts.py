@@ -1,6 +1,6 @@
 """Numbers to which processes add."""
 
-from celery_singleton_lock.stores.base import Store
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Contract
 
 COUNTS = "singleton:v3:stats"

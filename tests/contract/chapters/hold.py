@@ -2,18 +2,9 @@
 
 import pytest
 
-from celery_singleton_lock.stores.base import Store, clock
 from celery_singleton_lock.stores.records import Answer
-from tests.contract.asking import (
-    CLOCKS_DIFFER_BY,
-    KEY,
-    SHORT,
-    Contract,
-    claim,
-    granted,
-    queued,
-    refused,
-)
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, SHORT, Contract, claim, granted, refused
 
 
 class Hold(Contract):
@@ -33,15 +24,6 @@ class Hold(Contract):
         assert 0 < conflict.first.expires_in <= 2 * SHORT
         assert not granted(store.acquire(claim("b"))).took_over
         assert self.now() >= asked_at + 2 * SHORT - CLOCKS_DIFFER_BY
-
-    def test_a_place_may_stay_taken_for_longer_than_its_lease_would_have_lasted(self, store: Store) -> None:
-        mine = claim("a", ttl=SHORT, min_hold=10 * SHORT)
-        store.acquire(mine)
-        store.release(mine, 1)
-
-        self.pass_time(5 * SHORT)
-
-        assert refused(store.acquire(claim("b"))).first.expires_in > 4 * SHORT
 
     def test_a_place_that_was_held_long_enough_is_free_at_once(self, store: Store) -> None:
         mine = claim("a", min_hold=SHORT)
@@ -71,44 +53,6 @@ class Hold(Contract):
         assert released == [Answer.TAKEN, Answer.TAKEN]
         refused(store.acquire(claim("c")))
 
-    def test_one_place_that_stays_taken_leaves_the_others_alone(self, store: Store) -> None:
-        long, short = claim("long", limit=2, min_hold=30.0), claim("short", limit=2)
-        for mine in [long, short]:
-            place = granted(store.acquire(mine)).place
-            store.release(mine, place)
-
-        grant = granted(store.acquire(claim("newcomer", limit=2)))
-
-        assert (grant.place, grant.took_over) == (2, False)
-        assert len(refused(store.acquire(claim("one-more", limit=2))).holders) == 2
-
-    def test_a_waiter_is_told_when_a_place_that_stays_taken_is_free(self, store: Store) -> None:
-        mine = claim("a", min_hold=2 * SHORT)
-        store.acquire(mine)
-        with store.waiter(claim("w")) as waiter:
-            queued(waiter.ask())
-            store.release(mine, 1)
-            asleep_at = clock()
-            waiter.sleep(3)
-            awake_after = clock() - asleep_at
-
-            wait = queued(waiter.ask())
-            self.pass_time(wait + 0.01)
-
-            assert awake_after < 1.5
-            assert wait <= 2 * SHORT
-            assert not granted(waiter.ask()).took_over
-
-    def test_nobody_holds_a_lock_that_nobody_took(self, store: Store) -> None:
-        assert store.holders(KEY) == []
-
-    def test_its_clock_is_the_one_by_which_it_grants(self, store: Store) -> None:
-        before = store.now()
-        grant = granted(store.acquire(claim("a")))
-
-        assert before <= grant.since * 1_000_000 + 1
-        assert grant.since * 1_000_000 <= store.now() + 1
-
     def test_a_holder_is_described_as_it_described_itself(self, store: Store) -> None:
         grant = granted(
             store.acquire(
@@ -122,16 +66,3 @@ class Hold(Contract):
         assert (holder.task_id, holder.task_name) == ("id-of-a", "shop.tasks.other")
         assert (holder.hostname, holder.pid, holder.attempt) == ("w1@höst", 42, 3)
         assert 0 <= holder.age < 60
-
-    def test_a_task_that_gives_no_name_has_that_of_the_lock(self, store: Store) -> None:
-        store.acquire(claim("a", task_id="id-of-a"))
-
-        assert store.holders(KEY)[0].task_name == "shop.tasks.sync"
-
-    def test_a_holder_that_is_no_task_has_no_name(self, store: Store) -> None:
-        store.acquire(claim("a"))
-
-        (holder,) = store.holders(KEY)
-
-        assert (holder.task_id, holder.task_name, holder.hostname, holder.pid) == (None, None, None, None)
-        assert holder.attempt == 0

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Ending
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
     KEY,
-    LATE,
-    SHORT,
     Contract,
     again,
     call,
@@ -24,7 +23,6 @@ from tests.contract.asking import (
     granted,
     mark_queued,
     marker_of,
-    succeed,
     succeeding,
 )
 from tests.waiting import until
@@ -43,29 +41,6 @@ class Keys(Contract):
         store.acquire(claim("b", limit=3))
 
         assert client.keys() == [KEY]
-
-    def test_counts_are_kept_for_a_month(self, store: Store, client: Any) -> None:
-        store.count("singleton:v3:stats", {"late::shop.sync": 1}, 30.0)
-
-        assert 29 * 24 * 3600 < client.ttl("singleton:v3:stats") <= 30 * 24 * 3600
-
-    def test_a_released_lock_leaves_no_key(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a"))
-
-        store.release(claim("a"), 1)
-
-        assert client.keys() == []
-
-    @pytest.mark.parametrize("order", ["abc", "cba", "bac"])
-    def test_the_last_of_several_holders_leaves_no_key(self, store: Store, client: Any, order: str) -> None:
-        places = {token: granted(store.acquire(claim(token, limit=3))).place for token in "abc"}
-
-        left = []
-        for token in order:
-            store.release(claim(token, limit=3), places[token])
-            left.append(client.exists(KEY))
-
-        assert left == [1, 1, 0]
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_every_key_expires_at_all_times(self, store: Store, client: Any, limit: int) -> None:
@@ -88,58 +63,6 @@ class Keys(Contract):
                 assert 0 < client.pttl(key) <= 60_000
 
         assert seen >= len(steps) - 1
-
-    @pytest.mark.parametrize("limit", [1, 2])
-    def test_a_key_that_somebody_waits_for_expires_at_all_times_too(
-        self, store: Store, client: Any, limit: int
-    ) -> None:
-        long, short = claim("long", limit=limit, min_hold=5.0), claim("short", limit=limit, ttl=5)
-        with store.waiter(claim("w1", limit=limit)) as first, store.waiter(claim("w2", limit=limit)) as second:
-            steps: list[Callable[[], Any]] = [
-                lambda: [store.acquire(mine) for mine in [long, short]],
-                first.ask,
-                second.ask,
-                lambda: store.renew([long, short], 1.0),
-                lambda: store.release(short, None),
-                lambda: store.release(long, 1),
-                first.ask,
-                lambda: store.release(claim("w1", limit=limit), None),
-                second.ask,
-            ]
-            for step in steps:
-                step()
-                assert client.keys() == [KEY]
-                assert 0 < client.pttl(KEY) <= 60_000
-
-    def test_a_key_with_nobody_but_waiters_expires_and_not_before_their_turns(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a", ttl=1.0))
-        with self.waiting(store, "w"):
-            store.release(claim("a"), 1)
-
-            assert store.holders(KEY) == []
-            assert 1000 * (0.5 + LATE) < client.pttl(KEY) <= 60_000
-
-    def test_a_lock_that_somebody_waited_for_leaves_no_key(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a"))
-        with self.waiting(store, "w1", "w2") as waiters:
-            store.release(claim("a"), 1)
-            granted(waiters["w1"].ask())
-            store.release(claim("w1"), 1)
-            granted(waiters["w2"].ask())
-
-        store.release(claim("w2"), 1)
-
-        assert client.keys() == []
-
-    def test_an_empty_queue_leaves_no_fields(self, store: Store, client: Any) -> None:
-        for token in "ab":
-            store.acquire(claim(token, limit=2))
-        before = set(client.hkeys(KEY))
-        with self.waiting(store, "w1", "w2", limit=2):
-            store.release(claim("w1", limit=2), None)
-            store.release(claim("w2", limit=2), None)
-
-        assert set(client.hkeys(KEY)) == before
 
     def steps(self, store: Store) -> dict[str, Callable[[], Any]]:
         """Every verb, about two calls and a copy."""
@@ -195,13 +118,6 @@ class Keys(Contract):
             assert set(left) <= {"fence", marker_of("a")}, (order, client.hgetall(KEY))
             assert left == [] or marker_of("a") in left, order
 
-    def test_a_released_key_with_a_successor_has_an_expiry(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a", ttl=1))
-        assert succeed(store, call("b"), "rerun") == "b"
-        store.release(claim("a", ttl=1), 1)
-
-        assert 0 < client.pttl(KEY) <= 30_000
-
     def test_the_key_of_a_dead_holder_is_gone_two_ttl_after_its_last_renewal(self, store: Store, client: Any) -> None:
         store.acquire(claim("a", ttl=REAL))
         renewed = clock()
@@ -214,22 +130,6 @@ class Keys(Contract):
         assert still_there or clock() > renewed + 2 * REAL
         assert clock() >= renewed + 2 * REAL - CLOCKS_DIFFER_BY
 
-    def test_a_renewal_moves_the_expiry_of_the_key(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a", ttl=5))
-
-        store.renew([claim("a", ttl=30)], 1.0)
-
-        assert 50_000 < client.pttl(KEY) <= 60_000
-
-    def test_a_successors_key_does_not_outlive_it_by_the_ttl_of_the_dead(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-        client.pexpire(KEY, 600_000)
-        self.let_expire(store)
-
-        store.acquire(claim("b", ttl=5))
-
-        assert client.pttl(KEY) <= 10_000
-
     def test_a_key_of_another_kind_is_left_alone(self, store: Store, client: Any) -> None:
         client.set(KEY, "somebody else's")
 
@@ -237,16 +137,6 @@ class Keys(Contract):
             store.acquire(claim("a"))
 
         assert client.get(KEY) == "somebody else's"
-
-    def test_a_key_that_was_overwritten_hides_no_other_lock(self, store: Store, client: Any) -> None:
-        granted(store.acquire(claim("a")))
-        foreign = KEY.replace(":00}", ":99}")
-        assert foreign != KEY
-        client.set(foreign, "somebody else's")
-
-        assert list(store.keys("singleton:v3:")) == [KEY]
-        assert [survey.key for survey in store.survey([KEY])] == [KEY]
-        assert list(store.without_expiry("singleton:v3:")) == [foreign]
 
     @pytest.mark.parametrize("overwritten", [0, 1, 2])
     def test_a_key_that_was_overwritten_costs_no_other_lease_its_renewal(
@@ -257,27 +147,12 @@ class Keys(Contract):
             granted(store.acquire(mine))
         client.set(claims[overwritten].key, "somebody else's")
 
-        assert [left is None for left in store.remaining(claims, 1.0)] == [n == overwritten for n in range(3)]
         answers = store.renew([dataclasses.replace(mine, ttl=30) for mine in claims], 1.0)
 
         assert answers == [Answer.TAKEN if number == overwritten else Answer.DONE for number in range(3)]
         assert client.get(claims[overwritten].key) == "somebody else's"
         for number in {0, 1, 2} - {overwritten}:
             assert client.pttl(claims[number].key) > 50_000
-
-    def test_a_held_lock_takes_little_memory(self, store: Store, client: Any) -> None:
-        key = "singleton:v3:{shop.tasks.synchronise:9f62a583b84f8227e6432bfe2c555eb2}"
-        store.acquire(
-            claim(
-                "x" * 16,
-                key=key,
-                task_id="0b0e7a0c-5d5b-4f0c-9d57-8a5d5f9d2f3b",
-                hostname="celery@worker-1",
-                pid=12345,
-            )
-        )
-
-        assert client.memory_usage(key) <= 400
 
     def test_a_fence_is_the_servers_time_in_microseconds_or_more(self, store: Store, client: Any) -> None:
         seconds, microseconds = client.time()

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Claim
-from tests.contract.asking import KEY, Contract, again, call, found, granted, mark_queued, refused, succeed
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import KEY, Contract, call, found, granted, mark_queued, refused, succeed
 
 LABEL = "supplier 7, 100 % of Müller"
 
@@ -33,28 +33,6 @@ class Labels(Contract):
             assert (holder.label, holder.task_id) == (LABEL, "a")
             assert holder.task_name == (task_name or "shop.tasks.sync")
 
-    def test_without_a_label_there_is_none(self, store: Store) -> None:
-        granted(store.acquire(call("a")))
-        mark_queued(store, "q")
-        (survey,) = store.survey([KEY])
-
-        assert survey.holders[0].label is None
-        assert survey.marks[0].label is None
-
-    def test_a_release_leaves_nothing_of_it(self, store: Store) -> None:
-        wanted = labelled(call("a"))
-        granted(store.acquire(wanted))
-        store.release(wanted, 1)
-
-        self.nothing_is_left(store)
-
-    def test_a_place_that_is_taken_over_has_the_label_of_its_holder(self, store: Store) -> None:
-        granted(store.acquire(labelled(replace(call("a"), ttl=10.0))))
-        self.let_expire(store)
-        granted(store.acquire(call("b")))
-
-        assert store.holders(KEY)[0].label is None
-
     def test_a_queued_call_is_told_with_its_label(self, store: Store) -> None:
         mark_labelled(store, "q")
         (survey,) = store.survey([KEY])
@@ -71,17 +49,6 @@ class Labels(Contract):
         granted(store.acquire(call("q", heeds_queued=True)))
 
         assert store.survey([KEY])[0].marks == ()
-
-    def test_a_mark_ends_with_its_call(self, store: Store) -> None:
-        mark_labelled(store, "q")
-        store.unmark(KEY, "q")
-
-        self.nothing_is_left(store)
-
-    def test_a_rerun_finds_a_newer_run_of_its_task_whatever_its_label(self, store: Store) -> None:
-        granted(store.acquire(labelled(call("a", 3000))))
-
-        assert succeed(store, labelled(again(call("b", 2000)), "another"), "rerun") == "a"
 
     def test_a_successor_is_known_by_its_task_whatever_its_label(self, store: Store) -> None:
         granted(store.acquire(call("holder")))

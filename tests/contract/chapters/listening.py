@@ -2,18 +2,10 @@
 
 from typing import Any
 
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Grant
-from tests.contract.asking import (
-    CLOCKS_DIFFER_BY,
-    KEY,
-    Contract,
-    claim,
-    granted,
-    queued,
-    refused,
-    tokens,
-)
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, Contract, claim, granted, queued, refused
 from tests.waiting import until
 
 REAL = 0.3
@@ -35,16 +27,6 @@ class Listening(Contract):
 
             refused(store.acquire(claim("newcomer")))
             granted(waiters["w"].ask())
-
-    def test_waiters_that_nobody_hears_any_more_leave_no_key(self, store: Store, client: Any) -> None:
-        store.acquire(claim("a"))
-        with self.waiting(store, "dead1", "dead2"):
-            pass
-        until(lambda: not client.pubsub_channels("singleton:*"), "the server knows that they are gone")
-
-        store.release(claim("a"), 1)
-
-        assert client.keys() == []
 
     def test_a_waiter_listens_on_one_connection_and_closes_it(self, store: Store, client: Any) -> None:
         store.acquire(claim("a"))
@@ -83,13 +65,3 @@ class Listening(Contract):
             until(lambda: isinstance(waiter.ask(), Grant), "it is granted", timeout=REAL)
 
         assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
-
-    def test_a_lease_ends_by_the_servers_own_clock(self, store: Store) -> None:
-        asked_at = clock()
-        store.acquire(claim("a", ttl=REAL))
-        refused(store.acquire(claim("b")))
-
-        until(lambda: isinstance(store.acquire(claim("b")), Grant), "the lease has ended")
-
-        assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
-        assert tokens(store.holders(KEY)) == ["b"]

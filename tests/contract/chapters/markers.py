@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Answer, Done, Ending
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, SHORT, Contract, call, claim, delivery, granted, mark_queued, marker_of
 
 DUE = Ending("ended", 60.0, is_due=True)
@@ -21,52 +21,6 @@ class Markers(Contract):
         assert client.keys() == [KEY]
         assert set(client.hkeys(KEY)) == {"fence", mine.marker}
         assert 59_000 < client.pttl(KEY) <= 60_000
-
-    def test_a_marker_of_a_lock_that_nobody_knows_has_an_expiry(self, store: Store, client: Any) -> None:
-        store.mark_done(KEY, marker_of("a"), 0, "stored", 30.0)
-
-        assert 29_000 < client.pttl(KEY) <= 30_000
-
-    def test_a_short_lease_does_not_shorten_a_marker(self, store: Store, client: Any) -> None:
-        store.mark_done(KEY, marker_of("a"), 0, "stored", 600.0)
-        mine = claim("b", ttl=SHORT)
-
-        granted(store.acquire(mine))
-        store.renew([mine], 1.0)
-        store.release(mine, 1)
-
-        assert client.pttl(KEY) > 590_000
-        assert store.acquire(delivery("copy")) == Done(0, "stored")
-
-    def test_a_marker_ends_at_its_own_deadline_in_a_key_that_is_used_on(self, store: Store) -> None:
-        store.mark_done(KEY, marker_of("a"), 0, "stored", 2 * SHORT)
-        granted(store.acquire(call("holder")))
-        for _ in range(3):
-            self.pass_time(0.6 * SHORT)
-            store.renew([call("holder")], 1.0)
-            assert store.acquire(delivery("copy")) == Done(0, "stored")
-        self.pass_time(0.6 * SHORT)
-        store.release(call("holder"), 1)
-
-        granted(store.acquire(delivery("copy")))
-
-    def test_a_marker_that_is_over_costs_a_key_that_is_used_on_nothing(self, store: Store, client: Any) -> None:
-        store.mark_done(KEY, marker_of("a"), 0, "stored", SHORT)
-        granted(store.acquire(call("holder")))
-        self.pass_time(2 * SHORT)
-
-        store.release(call("holder"), 1)
-
-        self.nothing_is_left(store)
-
-    def test_a_marker_that_is_over_goes_with_the_mark_of_a_call(self, store: Store) -> None:
-        mark_queued(store, "q", seconds=600.0)
-        store.mark_done(KEY, marker_of("a"), 0, "stored", SHORT)
-        self.pass_time(2 * SHORT)
-
-        store.unmark(KEY, "q")
-
-        self.nothing_is_left(store)
 
     def test_a_living_marker_survives_all_that_ends_beside_it(self, store: Store, client: Any) -> None:
         store.mark_done(KEY, marker_of("a"), 0, "stored", 600.0)
@@ -92,33 +46,6 @@ class Markers(Contract):
         left = client.hkeys(KEY)
         assert sum(field.startswith("done:new") for field in left) == 200
         assert sum(field.startswith("done:old") for field in left) < 50
-
-    def test_they_are_swept_from_a_key_that_writes_no_more_of_them(self, store: Store, client: Any) -> None:
-        for number in range(100):
-            store.mark_done(KEY, marker_of(f"old{number}"), 0, "stored", SHORT)
-        self.pass_time(0.9 * SHORT)
-        for _ in range(60):
-            self.pass_time(0.05 * SHORT)
-            granted(store.acquire(claim("run")))
-            store.release(claim("run"), 1)
-
-        self.nothing_is_left(store)
-
-    def test_a_fence_grows_beside_a_marker(self, store: Store) -> None:
-        mine = delivery("a")
-        before = granted(store.acquire(mine)).fence
-        store.release(mine, 1, ending=DUE)
-
-        assert granted(store.acquire(claim("b"))).fence > before
-
-    def test_messages_of_one_task_id_have_markers_of_their_own(self, store: Store) -> None:
-        # A task id may be used again.
-        mine = delivery("original", message=1)
-        granted(store.acquire(mine))
-        store.release(mine, 1, ending=DUE)
-
-        assert store.acquire(delivery("copy", message=1)) == Done(0, "ended")
-        granted(store.acquire(delivery("another", message=2)))
 
     def test_a_key_with_nothing_but_markers_is_a_lock_that_nobody_holds(self, store: Store) -> None:
         mine = delivery("a")

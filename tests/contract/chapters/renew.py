@@ -1,23 +1,12 @@
 """To keep a lock."""
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import pytest
 
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Answer
-from tests.contract.asking import (
-    KEY,
-    OTHER,
-    SHORT,
-    Contract,
-    claim,
-    granted,
-    queued,
-    refused,
-    tokens,
-)
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import KEY, OTHER, SHORT, Contract, claim, granted, queued, refused, tokens
 
 
 class Renew(Contract):
@@ -40,40 +29,6 @@ class Renew(Contract):
 
         assert tokens(store.holders(KEY)) == ["a"]
 
-    def test_a_renewal_changes_neither_fence_nor_facts(self, store: Store) -> None:
-        grant = granted(store.acquire(claim("a", task_id="id-of-a")))
-
-        store.renew([claim("a")], 1.0)
-
-        (holder,) = store.holders(KEY)
-        assert (holder.fence, holder.task_id) == (grant.fence, "id-of-a")
-        assert holder.acquired_at == datetime.fromtimestamp(grant.since, UTC)
-
-    def test_a_renewal_by_a_stranger_leaves_the_lock_alone(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=5))
-
-        answers = store.renew([claim("b", ttl=300)], 1.0)
-
-        assert answers == [Answer.TAKEN]
-        assert tokens(store.holders(KEY)) == ["a"]
-        assert store.holders(KEY)[0].expires_in <= 5
-
-    def test_a_lock_that_is_gone_is_not_made_again(self, store: Store) -> None:
-        answers = store.renew([claim("a")], 1.0)
-
-        assert answers == [Answer.GONE]
-        assert store.holders(KEY) == []
-        granted(store.acquire(claim("b")))
-
-    def test_a_released_lock_is_not_revived(self, store: Store) -> None:
-        store.acquire(claim("a"))
-        store.release(claim("a"), 1)
-
-        answers = store.renew([claim("a")], 1.0)
-
-        assert answers == [Answer.GONE]
-        assert store.holders(KEY) == []
-
     def test_a_lease_past_its_deadline_is_renewed_while_nobody_else_has_had_its_place(self, store: Store) -> None:
         granted(store.acquire(claim("a", ttl=SHORT, limit=2)))
         granted(store.acquire(claim("long", limit=2)))  # so that the key stays
@@ -85,16 +40,6 @@ class Renew(Contract):
         assert ended == ["long"]
         assert answers == [Answer.DONE]
         assert tokens(refused(store.acquire(claim("b", limit=2))).holders) == ["a", "long"]
-
-    def test_a_lease_whose_key_is_gone_is_not_made_again(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-        self.pass_time(2.5 * SHORT)
-
-        answers = store.renew([claim("a", ttl=SHORT)], 1.0)
-
-        assert answers == [Answer.GONE]
-        assert store.holders(KEY) == []
-        granted(store.acquire(claim("b")))
 
     def test_a_lease_past_its_deadline_is_renewed_until_a_waiter_has_its_place(self, store: Store) -> None:
         store.acquire(claim("a", ttl=SHORT))
@@ -110,16 +55,6 @@ class Renew(Contract):
         assert before == [Answer.DONE]
         assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Answer.TAKEN]
         assert tokens(store.holders(KEY)) == ["w"]
-
-    def test_a_lock_that_has_gone_to_another_is_not_revived(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=SHORT))
-        self.let_expire(store)
-        store.acquire(claim("b"))
-
-        answers = store.renew([claim("a")], 1.0)
-
-        assert answers == [Answer.TAKEN]
-        assert tokens(store.holders(KEY)) == ["b"]
 
     @pytest.mark.parametrize("limit", [1, 2])
     def test_a_lock_that_another_had_in_between_is_not_revived(self, store: Store, limit: int) -> None:
@@ -160,36 +95,3 @@ class Renew(Contract):
         )
 
         assert answers == [Answer.GONE, Answer.DONE, Answer.TAKEN, Answer.DONE]
-
-    def test_very_many_renewals_are_answered_in_their_order(self, store: Store) -> None:
-        claims = [claim(f"t{number}", key=f"singleton:v3:{{many:{number}}}", ttl=10) for number in range(250)]
-        for mine in claims:
-            granted(store.acquire(mine))
-        strange, gone = {0, 99, 100, 249}, {1, 101, 248}
-        for number in gone:
-            store.release(claims[number], 1)
-        renewals = [
-            claim("stranger" if number in strange else mine.token, key=mine.key, ttl=30)
-            for number, mine in enumerate(claims)
-        ]
-
-        answers = store.renew(renewals, 1.0)
-
-        expected = {**dict.fromkeys(strange, Answer.TAKEN), **dict.fromkeys(gone, Answer.GONE)}
-        assert answers == [expected.get(number, Answer.DONE) for number in range(250)]
-        assert store.holders(claims[247].key)[0].expires_in > 10
-
-    def test_no_renewals_have_no_answers(self, store: Store) -> None:
-        assert store.renew([], 1.0) == []
-
-    def test_each_claim_is_told_how_long_it_lasts_without_a_renewal(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=30))
-        store.acquire(claim("b", ttl=60, key=OTHER))
-
-        first, second, stranger, nobody = store.remaining(
-            [claim("a"), claim("b", key=OTHER), claim("stranger"), claim("a", key=f"{KEY}-not-held")], 1.0
-        )
-
-        assert (stranger, nobody) == (None, None)
-        assert 25 < (first or 0) <= 30
-        assert 55 < (second or 0) <= 60

@@ -2,12 +2,9 @@
 
 import dataclasses
 
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Slot
-from tests.contract.asking import (
-    SLOTS,
-    Contract,
-)
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import SLOTS, Contract
 
 
 class Slots(Contract):

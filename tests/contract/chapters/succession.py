@@ -1,12 +1,10 @@
 """Which call runs next: with `rerun` and `replace` it is the newest, and older ones end in its favour."""
 
-import dataclasses
-
 import pytest
 
-from celery_singleton_lock.stores.base import Store
 from celery_singleton_lock.stores.records import Answer
 from celery_singleton_lock.stores.records import Succession as Rule
+from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
     MEMORY,
@@ -14,10 +12,7 @@ from tests.contract.asking import (
     Contract,
     again,
     call,
-    claim,
     granted,
-    mark_queued,
-    queued,
     refused,
     succeed,
     succeeding,
@@ -79,69 +74,12 @@ class Succession(Contract):
         granted(store.acquire(succeeding(again(call("b", 2000)), rule)))
 
     @either
-    def test_one_that_has_not_asked_yet_runs_after_a_newer_one(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-        self.run(store, "c", 3000)
-
-        granted(store.acquire(succeeding(call("late", 2500), rule)))
-
-    @either
-    def test_a_newer_one_that_finds_the_key_free_runs_at_once(self, store: Store, rule: Rule) -> None:
-        """Else, nobody would run while newer ones come faster than the next one comes again."""
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        store.release(call("a"), 1)
-
-        newer = succeeding(call("c", 3000), rule)
-        store.release(newer, granted(store.acquire(newer)).place)
-
-        assert succeed(store, again(call("b", 2000)), rule) == "c"
-
-    @either
-    def test_so_does_one_that_comes_after_the_next_was_given_up(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(claim("a", ttl=PATIENCE + 5, task_id="a", published=10**12)))
-        succeed(store, call("b", 2000), rule)
-        self.pass_time(PATIENCE + 6)
-
-        newer = succeeding(call("c", 3000), rule)
-        grant = granted(store.acquire(newer))
-        assert granted(store.acquire(newer)).fence == grant.fence, "a lost reply costs no place"
-        store.release(newer, grant.place)
-
-        assert succeed(store, again(call("b", 2000)), rule) == "c"
-
-    @either
     def test_an_older_one_does_not_run_before_the_next(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("c", 3000), rule)
         store.release(call("a"), 1)
 
         assert succeed(store, call("b", 2000), rule) == "c"
-
-    @either
-    def test_other_calls_wait_for_the_next(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        store.release(call("a"), 1)
-
-        conflict = refused(store.acquire(call("stranger", 5000)))
-
-        assert (conflict.successor, conflict.first.task_id) == (None, "b")
-        self.run(store, "b", 2000)
-        self.nothing_is_left(store)
-
-    @either
-    def test_the_next_that_is_refused_again_stays_next(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(claim("a", ttl=100.0, task_id="a", published=10**12)))
-        succeed(store, call("b", 2000), rule)
-        for _ in range(3):
-            self.pass_time(PATIENCE - 5)
-            assert succeed(store, again(call("b", 2000)), rule) == "b"
-        store.release(call("a"), 1)
-        refused(store.acquire(call("stranger", 5000)))
 
     @either
     def test_the_next_is_next_no_more_once_it_runs(self, store: Store, rule: Rule) -> None:
@@ -158,15 +96,6 @@ class Succession(Contract):
         self.nothing_is_left(store)
 
     @either
-    def test_a_lost_reply_makes_nobody_next_in_place_of_a_newer_one(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        assert succeed(store, call("c", 3000), rule) == "c"
-        assert succeed(store, call("c", 3000), rule) == "c"
-        assert succeed(store, call("b", 2000), rule) == "c"
-        assert succeed(store, call("b", 2000), rule) == "c"
-        assert successor_of(store) == "c"
-
-    @either
     def test_a_place_is_kept_for_the_next_for_so_long_and_not_longer(self, store: Store, rule: Rule) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, call("b", 2000), rule)
@@ -178,78 +107,7 @@ class Succession(Contract):
 
         granted(store.acquire(call("c", 3000)))
 
-    @either
-    def test_one_that_was_given_up_gives_way_to_a_newer_run(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        self.pass_time(PATIENCE + 1)
-        store.release(call("a"), 1)
-        granted(store.acquire(call("newer", 3000)))
-
-        assert succeed(store, again(call("b", 2000)), rule) == "newer"
-
-    @either
-    def test_one_that_was_given_up_and_then_superseded_is_told_as_well(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(claim("a", ttl=100.0, task_id="a", published=10**12)))
-        succeed(store, call("b", 2000), rule)
-        self.pass_time(PATIENCE + 1)
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-        self.run(store, "c", 3000)
-
-        assert succeed(store, again(call("b", 2000)), rule) == "c"
-
-    @either
-    def test_one_that_was_given_up_is_next_again_while_only_older_ones_run(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(claim("a", ttl=100.0, task_id="a", published=10**12)))
-        succeed(store, call("b", 2000), rule)
-        self.pass_time(PATIENCE + 1)
-
-        assert succeed(store, again(call("b", 2000)), rule) == "b"
-
-    @either
-    def test_no_call_ends_in_favour_of_a_lock_that_was_taken_later(self, store: Store, rule: Rule) -> None:
-        # It has no task id, and does not do the work of the call.
-        granted(store.acquire(claim("lock")))
-
-        assert succeed(store, again(call("b", 2000)), rule) == "b"
-
-    @either
-    def test_but_in_favour_of_a_newer_one_behind_it(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(claim("lock", limit=2)))
-        granted(store.acquire(call("newer", 3000, limit=2)))
-
-        assert succeed(store, again(call("b", 2000)), rule) == "newer"
-
-    @either
-    def test_nobody_ends_in_favour_of_a_run_that_has_ended_and_keeps_its_place(self, store: Store, rule: Rule) -> None:
-        newer = call("newer", 3000, min_hold=20.0)
-        granted(store.acquire(newer))
-        store.release(newer, 1)
-
-        assert succeed(store, again(call("b", 2000)), rule) == "b"
-        assert tokens(store.holders(KEY)) == ["~newer"]
-
-    @either
-    def test_a_run_that_is_queued_or_waits_leaves_the_next_as_it_is(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        mark_queued(store, "q")
-        succeed(store, call("b", 2000), rule)
-        store.release(call("a"), 1)
-
-        store.release(call("q"), granted(store.acquire(call("q", 3000))).place)
-        with store.waiter(call("w", 3000)) as waiter:
-            granted(waiter.ask())
-
-        assert successor_of(store) == "b"
-
     # Rerun.
-
-    def test_a_run_that_goes_on_is_in_nobodys_favour_who_has_yet_to_ask(self, store: Store) -> None:
-        granted(store.acquire(call("newer", 3000)))
-
-        assert succeed(store, call("b", 2000), "rerun") == "b"
-        assert store.renew([call("newer")], 1.0) == [Answer.DONE]
 
     def test_a_rerun_asks_no_holder_to_make_way(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
@@ -271,12 +129,6 @@ class Succession(Contract):
         granted(store.acquire(succeeding(again(call("other", 2000)), "rerun", "shop.other")))
         assert succeed(store, again(call("mine", 1500)), "rerun") == "mine"
 
-    def test_nor_does_a_run_of_another_task(self, store: Store) -> None:
-        newer = call("newer", 3000)
-        granted(store.acquire(dataclasses.replace(newer, facts=dataclasses.replace(newer.facts, task_name="other"))))
-
-        assert succeed(store, again(call("b", 2000)), "rerun") == "b"
-
     # Replace.
 
     def test_a_holder_is_asked_to_make_way_only_when_its_successor_has_come_again(self, store: Store) -> None:
@@ -294,7 +146,7 @@ class Succession(Contract):
 
         assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
         assert tokens(store.holders(KEY)) == ["a"]
-        assert (store.remaining([call("a")], 1.0)[0] or 0) > 25
+        assert store.holders(KEY)[0].expires_in > 25
         assert granted(store.acquire(call("a", 1000))).place == 1
         assert successor_of(store) == "b"
         assert refused(store.acquire(succeeding(again(call("b", 2000)), "replace"))).first.token == "a"
@@ -311,16 +163,6 @@ class Succession(Contract):
 
         assert store.renew([call(name) for name in "zyx"], 1.0) == [Answer.DONE, Answer.DONE, Answer.REPLACED]
 
-    def test_a_cool_down_is_not_asked_to_make_way(self, store: Store) -> None:
-        cooling = call("x", 1000, limit=2, min_hold=20.0)
-        store.release(cooling, granted(store.acquire(cooling)).place)
-        granted(store.acquire(call("y", 1000, limit=2)))
-
-        succeed(store, again(call("b", 2000, limit=2)), "replace")
-
-        assert store.renew([call("y")], 1.0) == [Answer.REPLACED]
-        assert tokens(store.holders(KEY)) == ["y", "~x"]
-
     def test_a_holder_stays_if_its_successor_gets_another_place(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000, limit=2)))
         granted(store.acquire(call("b", 1500, limit=2)))
@@ -332,17 +174,6 @@ class Succession(Contract):
         assert store.renew([call("a"), call("c")], 1.0) == [Answer.DONE, Answer.DONE]
         assert tokens(store.holders(KEY)) == ["a", "c"]
 
-    def test_or_if_a_newer_one_gets_it(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000, limit=2)))
-        granted(store.acquire(call("b", 1500, limit=2)))
-        succeed(store, again(call("c", 2000, limit=2)), "replace")
-        store.release(call("b", 1500), 2)
-
-        granted(store.acquire(succeeding(call("d", 3000, limit=2), "replace")))
-
-        assert store.renew([call("a"), call("d")], 1.0) == [Answer.DONE, Answer.DONE]
-        assert succeed(store, again(call("c", 2000, limit=2)), "replace") == "d"
-
     def test_an_older_call_replaces_neither_a_newer_run_nor_its_successor(self, store: Store) -> None:
         granted(store.acquire(call("a", 2000)))
 
@@ -352,28 +183,6 @@ class Succession(Contract):
         succeed(store, call("b", 3000), "replace")
         assert succeed(store, again(call("retry", 2500)), "replace") == "b"
         assert successor_of(store) == "b"
-
-    def test_the_next_of_another_task_is_superseded_as_well(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "replace", "shop.other")
-
-        assert succeed(store, call("c", 3000), "replace") == "c"
-        assert succeed(store, again(call("b", 2000)), "replace", "shop.other") == "c"
-
-    def test_a_replace_goes_before_an_older_rerun_which_comes_again(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), "rerun")
-
-        assert succeed(store, call("c", 3000), "replace") == "c"
-        assert succeed(store, again(call("b", 2000)), "rerun") is None
-        store.release(call("a"), 1)
-        self.run(store, "c", 3000)
-        granted(store.acquire(succeeding(again(call("b", 2000)), "rerun")))
-
-    def test_one_that_was_replaced_learns_of_it_though_it_asks_for_a_rerun_now(self, store: Store) -> None:
-        granted(store.acquire(call("newer", 3000)))
-
-        assert succeed(store, again(call("b", 2000)), "rerun") == "newer"
 
     # Several at once.
 
@@ -404,24 +213,6 @@ class Succession(Contract):
         store.release(call("a"), 1)
         self.nothing_is_left(store)
 
-    @either
-    def test_an_older_one_runs_if_the_one_that_has_superseded_it_ends_before(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.unmark(KEY, "c")
-
-        assert succeed(store, again(call("b", 2000)), rule) == "b"
-
-    @either
-    def test_a_superseded_one_that_ends_leaves_the_newer_one_next(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.unmark(KEY, "b")
-
-        assert successor_of(store) == "c"
-
     def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, again(call("b", 2000)), "replace")
@@ -432,51 +223,3 @@ class Succession(Contract):
         assert store.renew([call("a")], 1.0) == [Answer.DONE]
         store.release(call("a"), 1)
         self.nothing_is_left(store)
-
-    def test_but_not_if_another_one_comes_next(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, again(call("b", 2000)), "replace")
-        succeed(store, call("c", 3000), "replace")
-
-        store.unmark(KEY, "b")
-
-        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
-
-    @either
-    def test_what_is_remembered_is_forgotten_by_itself(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-        self.run(store, "c", 3000)
-
-        self.pass_time(MEMORY + 1)
-
-        self.nothing_is_left(store)
-
-    @either
-    def test_a_break_ends_the_turn_of_the_next(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-
-        assert "next" in store.break_lock(KEY, None, "alice", force=True).dropped
-        self.nothing_is_left(store)
-        granted(store.acquire(succeeding(again(call("b", 2000)), rule)))
-
-    @either
-    def test_a_break_of_one_holder_leaves_the_next_as_it_is(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-
-        assert store.break_lock(KEY, "a", "alice", force=False).dropped == ()
-        assert successor_of(store) == "b"
-
-    def test_a_waiter_keeps_its_turn_beside_the_next(self, store: Store) -> None:
-        granted(store.acquire(call("a", 1000)))
-        with store.waiter(call("w", 1500)) as waiter:
-            queued(waiter.ask())
-            succeed(store, call("b", 2000), "rerun")
-            store.release(call("a"), 1)
-            granted(waiter.ask())
-        assert successor_of(store) == "b"

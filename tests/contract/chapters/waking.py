@@ -3,18 +3,13 @@
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import pytest
 
-from celery_singleton_lock.stores.base import Store, clock
+from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Grant
-from tests.contract.asking import (
-    Contract,
-    claim,
-    granted,
-    queued,
-)
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import Contract, claim, granted, queued
 
 
 class Waking(Contract):
@@ -85,28 +80,3 @@ class Waking(Contract):
         assert most <= limit
         assert served == 6 * 8
         granted(store.acquire(claim("afterwards", limit=limit)))
-
-    def test_few_wake_at_the_next_deadline_and_the_rest_rely_on_being_woken(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=5))
-        with ExitStack() as stack:
-            waiters = [stack.enter_context(store.waiter(claim(f"w{number}"))) for number in range(12)]
-
-            waits = [queued(waiter.ask()) for waiter in waiters]
-
-            assert [wait <= 5 for wait in waits] == [True] * 8 + [False] * 4
-            assert max(waits) <= 20
-
-    def test_a_waiter_that_has_come_near_hears_when_the_next_deadline_is(self, store: Store) -> None:
-        store.acquire(claim("a", ttl=5))
-        with ExitStack() as stack:
-            waiters = [stack.enter_context(store.waiter(claim(f"w{number}"))) for number in range(12)]
-            for waiter in waiters:
-                waiter.ask()
-            store.release(claim("w0"), None)
-            asleep_at = clock()
-
-            waiters[8].sleep(15)
-
-            assert clock() - asleep_at < 10
-            assert queued(waiters[8].ask()) <= 5
-            assert queued(waiters[9].ask()) > 5

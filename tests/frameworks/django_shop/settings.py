@@ -15,6 +15,7 @@ DATABASES = {
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 INSTALLED_APPS = ["django_celery_results", "tests.frameworks.django_shop"]
+INSTALLED_APPS += ["celery_singleton_lock.contrib.django"]
 
 # What the admin wants.
 INSTALLED_APPS += [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages", "sessions")]

@@ -1,15 +1,10 @@
 """The tasks."""
 
 from celery import shared_task
-from celery.contrib.django.task import DjangoTask
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.contrib.django import SingletonDjangoTask
 from tests.frameworks.django_shop.models import Supplier
 from tests.frameworks.feed import pages
-
-
-class SingletonDjangoTask(SingletonTask, DjangoTask):
-    abstract = True
 
 
 @shared_task(base=SingletonDjangoTask, lock_key=("supplier_id",))

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from threading import Thread
 
 import freezegun
 import pytest
@@ -13,7 +11,7 @@ import time_machine
 from celery.exceptions import TaskRevokedError
 from shop import import_catalogue, import_slowly, send_report
 
-from celery_singleton_lock.testing import SingletonLocks, expire, hold
+from celery_singleton_lock.testing import SingletonLocks, hold
 
 pytestmark = pytest.mark.usefixtures("eager")
 NEW_YEAR = datetime(2030, 1, 1, tzinfo=UTC)
@@ -57,24 +55,6 @@ def test_a_cool_down_ends_by_the_clock_of_the_locks_alone(at: Moved, singleton_l
             send_report.delay().get()
         singleton_locks.advance(2 * 3600)
         assert send_report.delay().get() == "sent"
-
-
-def test_a_loss_is_told_while_the_clock_stands_still(
-    at: Moved, singleton_locks: SingletonLocks, began: Path, wait_for: Callable[[Callable[[], object]], None]
-) -> None:
-    def end_it() -> None:
-        wait_for(began.exists)
-        expire(import_slowly, str(began))
-
-    with at(timedelta()):
-        thread = Thread(target=end_it)
-        thread.start()
-        try:
-            assert import_slowly.delay(str(began)).get() == "lost: expired"
-        finally:
-            thread.join()
-
-    assert [lost.reason for lost in singleton_locks.lost] == ["expired"]
 
 
 def test_a_lease_is_renewed_while_the_clock_stands_still(at: Moved, singleton_locks: SingletonLocks) -> None:

@@ -16,7 +16,6 @@
 -- ARGV[6]  its hostname, or an empty text
 -- ARGV[7]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
 -- ARGV[8]  marker of the message, if this may be a later delivery of it; otherwise an empty text, or nothing
--- ARGV[9]  a fence that this one has to be above, because this server has told a later time before; or nothing
 --
 -- Returns  fence                               granted place 1 of a lock of which nothing was known
 --          {1, now, place, fence, took_over, since}  granted
@@ -29,7 +28,7 @@
 
 -- @include time
 local key, token, ttl = KEYS[1], ARGV[1], ARGV[2]
-local size = ARGV[9] and -1 or call('HLEN', key)
+local size = call('HLEN', key)
 if size == 0 and ARGV[3] ~= '0' then
   local fence = format('%d', now)
   -- One write before all others, so that a server out of memory refuses it as a whole.
@@ -64,7 +63,7 @@ local PATIENCE = 30000000 -- nobody waits for a successor that has not come for 
 
 ttl = tonumber(ttl)
 local words, task_id, named, marker = ARGV[3], ARGV[5], ARGV[7] or '', ARGV[8] or ''
-local limit, lowest_fence = tonumber(string.match(words, '^%d+')), tonumber(ARGV[9] or 0)
+local limit = tonumber(string.match(words, '^%d+'))
 local attempt, published = string.match(ARGV[4], '^%S+ (%d+) (%d+)$')
 local policy, memory = string.match(words, ' (re%a+)=(%d+)')
 local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token)
@@ -74,7 +73,7 @@ local places = read_places(key, highest, now + ttl * 1000)
 local is_copy = marker ~= ''
 attempt, published = tonumber(attempt), published ~= '0' and tonumber(published) or now
 
-local function says(word)
+local function has_flag(word)
   return string.find(words, word, 1, true)
 end
 
@@ -126,14 +125,7 @@ local function grant_again(each)
   -- First, because a server out of memory refuses HSET if the script has written nothing before.
   expire_after(key, 2000 * ttl)
   set_deadline(key, each, now + ttl * 1000)
-  local fence = grant.fence
-  if lowest_fence > fence then
-    fence = math.max(lowest_fence, tonumber(known[1]) + 1)
-    local facts = redis.call('HGET', key, each.place .. ':')
-    facts = string.gsub(facts, '^(%d+) %S+', '%1 ' .. integer(fence - grant.since))
-    redis.call('HSET', key, 'fence', integer(fence), each.place .. ':', facts)
-  end
-  return {1, now, each.place, fence, 0, grant.since}
+  return {1, now, each.place, grant.fence, 0, grant.since}
 end
 
 -- The successor that goes before this call for good, or after it: the newest call of a task wins with `rerun`, of the lock
@@ -145,7 +137,7 @@ local is_of_one_kind = successor and successor.policy == policy
   and (policy == 'replace' or successor.task_name == task_name)
 local is_superseded, supersedes
 if policy and successor and not is_next then
-  local is_remembered = successor.deadline == 0 and successor.supersedes > now and says('asked')
+  local is_remembered = successor.deadline == 0 and successor.supersedes > now and has_flag('asked')
   local is_newer = successor.published >= published
   is_superseded = is_newer and (is_coming or is_remembered) and (is_of_one_kind or policy == 'replace')
   supersedes = is_of_one_kind and not is_newer and successor.deadline > 0
@@ -242,7 +234,7 @@ end
 
 -- The caller is kept out if at least as many calls go before it as there are free places.
 local free, before = limit - held, {}
-local function goes_before(each)
+local function ranks_before(each)
   before[#before + 1] = each
   if free > 0 then
     soonest = math.min(soonest, each.deadline)
@@ -255,15 +247,15 @@ end
 -- wait for each other. A call does not wait for a successor that ends in its favour, or nobody would run while such calls
 -- come faster than the successor comes again.
 local is_queued = queued and queued.task_id == task_id
-if is_coming and not is_next and not supersedes and not is_queued and not says('waits') then
-  goes_before(successor)
+if is_coming and not is_next and not supersedes and not is_queued and not has_flag('waits') then
+  ranks_before(successor)
 end
-if queued and not is_queued and says('heeds') and not says('waits') then
-  goes_before(queued)
+if queued and not is_queued and has_flag('heeds') and not has_flag('waits') then
+  ranks_before(queued)
 end
 
 if first and free > #before then
-  local front = walk_queue(key, first, (ticket or last + 1) - 1, goes_before)
+  local front = walk_queue(key, first, (ticket or last + 1) - 1, ranks_before)
   begin_queue_at(key, first, front, last)
   first = front
 end
@@ -275,7 +267,7 @@ if free > #before then
     empty_place(key, place, dead_token)
   end
   local took_over = dead_token and not is_on_hold(dead_token) and 1 or 0
-  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now, lowest_fence))
+  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now))
 end
 
 -- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends by itself.
@@ -285,7 +277,7 @@ if queued_for and is_queued and queued.deadline < now + queued_for * 1000 then
   expire_after(key, queued_for * 1000)
 end
 
-if says('waits') then
+if has_flag('waits') then
   local turn = ticket or (last or 0) + 1
   local wait = soonest - now
   if turn - (first or turn) >= NEAR then
@@ -350,6 +342,6 @@ local function next_of(asks_again)
   return task_id
 end
 
-local next_one = policy and next_of(says('asked')) or ''
+local next_one = policy and next_of(has_flag('asked')) or ''
 local holders = described(key, places, A_FEW)
 return refuse(0, next_one, #holders > 0 and holders or described_turns(before))

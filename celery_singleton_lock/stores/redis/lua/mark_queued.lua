@@ -1,4 +1,4 @@
--- Mark a call as the one that is queued, or tell which call is queued, or runs, in its place.
+-- Mark a call as the one that is queued, or say which call is queued, or runs, in its place.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id

@@ -1,12 +1,11 @@
 -- Tell an operator all that is known of a lock, and change nothing.
 --
 -- KEYS[1]  lock key
--- ARGV[1]  task id of a call that may wait, or an empty text
 --
--- Returns  {now, fence, waiters, marks, holders, turn, asked}  the greatest fence, or an empty text; the marks in force, five
---          values each: what it is, until when, task id, task name and label, or empty texts; every holder, seven
---          values each; until when that call has a turn, or an empty text; for each holder, who has asked it to
---          end, or an empty text
+-- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
+--          that wait; the marks in force, five values each: what it is, until when, task id, task name and label, or
+--          empty texts; every holder, seven values each; the first of those that wait, two values each: until when
+--          it has a turn, and its task id, or an empty text; for each holder, who has asked it to end, or an empty text
 
 -- @include time
 -- @include lock
@@ -16,11 +15,10 @@ local key = KEYS[1]
 local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'quiet', 'next')
 local first, last, successor, marks = tonumber(known[3]), tonumber(known[4]), successor_in(known[7]), {}
 
--- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter. A call has a turn until
--- the second moment, if it is found among them.
-local function look_at_queue(task_id)
+-- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
+local function look_at_queue()
   local stop = math.min(last, first + LONGEST_WALK - 1)
-  local count, turn, names = last - stop, '', {}
+  local count, turns, names = last - stop, {}, {}
   for ticket = first, stop do
     names[#names + 1] = 'q' .. ticket
   end
@@ -28,10 +26,11 @@ local function look_at_queue(task_id)
     local waiter = waiter_in(value)
     if waiter and waiter.deadline > now then
       count = count + 1
-      turn = task_id ~= '' and waiter.task_id == task_id and integer(waiter.deadline) or turn
+      turns[#turns + 1] = integer(waiter.deadline)
+      turns[#turns + 1] = waiter.task_id
     end
   end
-  return count, turn
+  return count, turns
 end
 
 local function add(word, deadline, task_id, task_name, label)
@@ -52,13 +51,13 @@ if successor and successor.deadline > now then
   add('next', successor.deadline, successor.task_id, successor.task_name, '')
 end
 add_mark('quiet', known[6])
-local waiters, turn = 0, ''
+local waiters, turns = 0, {}
 if first then
-  waiters, turn = look_at_queue(ARGV[1])
+  waiters, turns = look_at_queue()
 end
 local holders = described(key, read_places(key, tonumber(known[1] or 1), math.huge), math.huge)
 local asked = {}
 for i = 2, #holders, 7 do
   asked[#asked + 1] = redis.call('HGET', key, 'broken:' .. holders[i]) or ''
 end
-return {now, known[2] or '', waiters, marks, holders, turn, asked}
+return {now, known[2] or '', waiters, marks, holders, turns, asked}

@@ -4,7 +4,7 @@
 --   w<token>      its ticket
 local GRACE = 2000000 -- a waiter may be this late for its turn
 local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken
-local FAR = 20000000 -- and look after their turn no more often than this
+local FAR = 20000000 -- and check their turn no more often than this
 local STRIDE, LONGEST_WALK = 50, 200 -- so many tickets are read in one go, and by one script
 
 local function waiter_in(value)

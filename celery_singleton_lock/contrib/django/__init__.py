@@ -1,0 +1,18 @@
+"""The locks in Django's admin, and a task class for projects in Django.
+
+`INSTALLED_APPS += ["celery_singleton_lock.contrib.django"]` adds a page to the admin, with two permissions that
+`migrate` creates: `celery_singleton_lock.view_lock` sees the locks, and `celery_singleton_lock.break_lock` may ask a
+holder to stop as well. It needs Django's admin, and the Celery app that the project imports at its start.
+"""
+
+from celery.contrib.django.task import DjangoTask
+
+from celery_singleton_lock import SingletonTask
+
+__all__ = ["SingletonDjangoTask"]
+
+
+class SingletonDjangoTask(SingletonTask, DjangoTask):
+    """A `SingletonTask` with `delay_on_commit` and `apply_async_on_commit`, for `@shared_task(base=...)`."""
+
+    abstract = True

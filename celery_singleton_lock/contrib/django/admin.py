@@ -1,0 +1,89 @@
+"""The page of the locks, as a part of the admin."""
+
+from typing import Any
+from urllib.parse import urlencode
+
+from celery.app import app_or_default
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import path, reverse
+from django.views.decorators.http import require_POST
+
+from celery_singleton_lock.contrib.django.models import Lock
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.operations.inventory import shown
+from celery_singleton_lock.web.page import DONE, RESULTS, Looks, contents
+
+_PAGE, _BREAK = "celery_singleton_lock_lock_changelist", "celery_singleton_lock_lock_break"
+# In the thread that loads the project: Celery has a current app for each thread, and the others may have another one.
+_looks = Looks(app_or_default())
+
+
+@admin.register(Lock)
+class LockAdmin(admin.ModelAdmin):
+    """The page, for users with the permission to see it; its buttons, for those with the permission to break."""
+
+    def get_urls(self) -> list[Any]:
+        """The page and its button; a lock has no page of its own."""
+        page, button = (self.admin_site.admin_view(view) for view in (self.changelist_view, self.break_view))
+        return [path("", page, name=_PAGE), path("break/", require_POST(button), name=_BREAK)]
+
+    def has_break_permission(self, request: HttpRequest) -> bool:
+        """Whether the user may ask a holder to stop."""
+        return bool(request.user.has_perm("celery_singleton_lock.break_lock"))
+
+    def has_view_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
+        """Whether the user may see the locks, as everybody may who may break one."""
+        return super().has_view_permission(request, obj) or self.has_break_permission(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 (Django's signature)
+        """Nobody may: a lock is taken by a run."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002 (the same)
+        """Nobody may."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002 (the same)
+        """Nobody may: a holder is asked to give it back."""
+        return False
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """The page."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        facts = contents(_looks, request.GET.get("name", ""))
+        context = {
+            **self.admin_site.each_context(request),
+            **facts,
+            **(extra_context or {}),
+            "title": f"Locks of {facts['name']}",
+            "opts": self.model._meta,  # noqa: SLF001 (Django's name for what its own templates get)
+            "may_break": self.has_break_permission(request),
+            "break_url": self._url_of(_BREAK),
+        }
+        # By which the names of URLs in the template are those of this admin, if a project has several.
+        request.current_app = self.admin_site.name
+        return TemplateResponse(request, "singleton_locks.html", context, status=503 if "problem" in facts else 200)
+
+    def break_view(self, request: HttpRequest) -> HttpResponse:
+        """A button of the page."""
+        if not self.has_break_permission(request):
+            raise PermissionDenied
+        key, holder, name = (request.POST.get(field, "") for field in ("key", "holder", "name"))
+        user, address = request.user.get_username(), request.META.get("REMOTE_ADDR")
+        try:
+            result = _looks.break_by_button(key, holder, user, address)
+        except (ConfigurationError, StoreError) as error:
+            self.message_user(request, shown(str(error)), messages.ERROR)
+        else:
+            self.message_user(request, RESULTS[result], messages.SUCCESS if result in DONE else messages.WARNING)
+            if result in DONE:
+                self.log_change(request, Lock(key), f"Asked {holder} to stop." if holder else "Dropped its marks.")
+        return redirect(f"{self._url_of(_PAGE)}?{urlencode({'name': name})}")
+
+    def _url_of(self, view: str) -> str:
+        return str(reverse(f"admin:{view}", current_app=self.admin_site.name))

@@ -1,0 +1,32 @@
+"""What permissions and entries of the admin's log are about: a lock, which is in no table."""
+
+from typing import Any, ClassVar
+
+from django.db import models
+
+
+class _Nothing(models.Manager):
+    """No rows, so that `dumpdata`, which asks each model for its rows, does not look for the table."""
+
+    def get_queryset(self) -> Any:
+        return super().get_queryset().none()
+
+
+class Lock(models.Model):
+    """A lock."""
+
+    key = models.TextField(primary_key=True)
+
+    objects = _Nothing()
+
+    class Meta:
+        """Its permissions."""
+
+        managed = False
+        base_manager_name = "objects"
+        default_permissions = ("view",)
+        permissions: ClassVar = [("break_lock", "Can ask the holder of a lock to stop")]
+
+    def __str__(self) -> str:
+        """The key, in the log of the admin."""
+        return str(self.key)

@@ -1,0 +1,151 @@
+"""The text for Prometheus: its form, its names, and what it tells though nothing has happened."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from celery import Celery
+from prometheus_client.parser import text_string_to_metric_families
+
+from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.operations.inventory import Row
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.signals import ConflictOutcome
+from celery_singleton_lock.web import metrics
+from tests.servers import Server
+
+DOCS = Path(__file__).parents[2] / "docs"
+DASHBOARD = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
+ALERTS = (DOCS / "alerts.yml").read_text(encoding="utf-8")
+OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
+COUNTED = {
+    "acquired::shop.sync": 5,
+    "conflicts:skipped:shop.sync": 2,
+    "held:0.1:shop.sync": 3,
+    "held:10:shop.sync": 1,
+    "held:+Inf:shop.sync": 1,
+    "held:sum:shop.sync": 12_500_000,
+    "acquired::": 7,
+}
+
+
+Samples = dict[tuple[str, ...], float]
+
+
+def sample(name: str, **labels: str) -> tuple[str, ...]:
+    return name, *(f"{label}={value}" for label, value in sorted(labels.items()))
+
+
+def read(text: str) -> Samples:
+    """Each sample by its name and its labels."""
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation[0].isupper(), family
+        assert family.documentation[-1] == ".", family
+        for each in family.samples:
+            key = sample(each.name, **each.labels)
+            assert key not in samples, each
+            samples[key] = each.value
+    return samples
+
+
+@pytest.fixture
+def app(valkey: Server) -> Iterator[Celery]:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = valkey.url
+
+    def sync() -> None: ...
+
+    app.task(base=SingletonTask, name="shop.sync", shared=False)(sync)
+    yield app
+    store_of(app).close()
+    app.close()
+
+
+ROWS = [
+    Row("singleton:v3:{shop.sync:00}", "held", 1, 30.0, held=4.5, task_name="shop.sync"),
+    Row("singleton:v3:{shop.sync:01}", "held", 0, 30.0, held=1.0, task_name="shop.sync"),
+    Row("singleton:v3:{shop.sync:02}", "queued", 0, 30.0, task_id="q", queued_for=600.0),
+]
+
+
+def told(app: Celery, counted: dict[str, int] | None = None, rows: Sequence[Row] | None = ROWS) -> Samples:
+    if counted:
+        store_of(app).count("singleton:v3:stats", counted, 5.0)
+    return read(metrics.exposition(app, rows, 0.25).decode())
+
+
+def test_counters_are_told_with_their_labels(app: Celery) -> None:
+    samples = told(app, COUNTED)
+
+    assert samples[sample("singleton_lock_acquired_total", task="shop.sync")] == 5
+    assert samples[sample("singleton_lock_acquired_total", task="")] == 7
+    assert samples[sample("singleton_lock_conflicts_total", task="shop.sync", outcome="skipped")] == 2
+
+
+def test_what_has_not_happened_is_told_as_zero_so_that_a_first_event_is_a_rise(app: Celery) -> None:
+    samples = told(app)
+
+    for outcome in get_args(ConflictOutcome):
+        assert samples[sample("singleton_lock_conflicts_total", task="shop.sync", outcome=outcome)] == 0
+    assert samples[sample("singleton_lock_lost_total", task="shop.sync", reason="unreachable")] == 0
+    assert samples[sample("singleton_lock_unanswered_total", task="shop.sync", policy="reschedule")] == 0
+    assert samples[sample("singleton_lock_taken_over_total", task="shop.sync")] == 0
+
+
+def test_the_buckets_of_a_histogram_add_up(app: Celery) -> None:
+    samples = told(app, COUNTED)
+    bucket = {
+        bound: samples[sample("singleton_lock_held_seconds_bucket", task="shop.sync", le=bound)]
+        for bound in ("0.01", "0.1", "1", "10", "7200", "+Inf")
+    }
+
+    assert bucket == {"0.01": 0, "0.1": 3, "1": 3, "10": 4, "7200": 4, "+Inf": 5}
+    assert samples[sample("singleton_lock_held_seconds_count", task="shop.sync")] == 5
+    assert samples[sample("singleton_lock_held_seconds_sum", task="shop.sync")] == 12.5
+
+
+# The docs.
+
+
+def test_docs_dashboard_and_alerts_know_what_is_told_and_nothing_else(app: Celery) -> None:
+    names = {name for name, *_ in told(app, {**COUNTED, "waited:0.01:shop.sync": 5})}
+    series = {re.sub(r"(?<=_seconds)_(bucket|sum|count)$", "", name) for name in names}
+    alerts = re.findall(r"^ +- alert: (\w+)$", ALERTS, re.MULTILINE)
+    asked = set(re.findall(r"\bsingleton_lock_[a-z_]+", json.dumps(DASHBOARD) + ALERTS))
+
+    assert len(asked) > 10
+    assert asked <= names
+    assert alerts
+    assert [each for each in (*series, *alerts) if f"`{each}`" not in OPERATIONS] == []
+
+
+# Prometheus' own judgement, where Debian's `prometheus` is installed.
+
+PROMTOOL = shutil.which("promtool")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_prometheus_reads_the_text_the_alerts_and_the_dashboard_and_raises_each_alert_where_it_should(
+    app: Celery, tmp_path: Path
+) -> None:
+    store_of(app).count("singleton:v3:stats", COUNTED, 5.0)
+    asked = set(re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', json.dumps(DASHBOARD)))
+    plain = [json.loads(each).replace("$__rate_interval", "5m").replace("$task", ".*") for each in asked]
+    rules = [{"record": f"asked:{number}", "expr": each} for number, each in enumerate(plain)]
+    dashboard = tmp_path / "dashboard.yml"
+    dashboard.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert len(rules) > 10
+
+    def promtool(*command: object, text: str = "") -> None:
+        done = subprocess.run([str(PROMTOOL), *map(str, command)], input=text, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    promtool("check", "metrics", text=metrics.exposition(app, ROWS, 0.1).decode())
+    promtool("check", "rules", DOCS / "alerts.yml", dashboard)
+    promtool("test", "rules", Path(__file__).with_name("alerts_test.yml"))

@@ -1,0 +1,62 @@
+"""Leases at a store whose master goes: who gets one when, and who keeps one."""
+
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.redis.store import Store
+from tests.waiting import until
+
+TTL = 6.0
+
+
+def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:
+    return Claim(f"singleton:v3:{{{name}:00}}", token, ttl)
+
+
+def opened(cleanup: ExitStack, url: str, **options: Any) -> Store:
+    store = store_from_url(url, options)
+    cleanup.callback(store.close)
+    return store
+
+
+def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Lease:
+    """A lease that the heartbeat keeps until the test ends."""
+    lease = Lease(store, claim_of(name, ttl, "held"))
+    assert lease.acquire() is None
+    cleanup.callback(lease.release)
+    return lease
+
+
+def seconds_to_a_grant(store: Store, name: object = "next") -> float:
+    """How long acquire takes; more often than not a lock is asked for once."""
+    began = clock()
+    while not isinstance(granted(store, name), Grant):
+        assert clock() - began < 20
+    return clock() - began
+
+
+def granted(store: Store, name: object) -> Any:
+    return answered(lambda: store.acquire(claim_of(name)))
+
+
+def answered(ask: Callable[[], Any]) -> Any:
+    """What *ask* returns, or nothing if the store did not answer."""
+    with suppress(StoreError):
+        return ask()
+    return None
+
+
+def end_of(lease: Lease) -> float:
+    """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
+    return round(clock() + lease.remaining(), 1)
+
+
+def renewed_after(lease: Lease, what: str) -> None:
+    first = end_of(lease)
+    until(lambda: lease.lost or end_of(lease) > first, what)
+    assert not lease.lost
