@@ -7,7 +7,7 @@ decides nothing: only the heartbeat finds out that a lease is lost.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,10 +46,11 @@ class ChildLeaseRenewer:
             # In slices, because a lease with a shorter ttl may come meanwhile.
             while (left := began + self._pause - clock()) > 0:
                 time.sleep(min(left, _LONGEST_SLEEP))
-            claims: dict[Store, list[Claim]] = {}
+            # By the part that answers, or is silent, by itself.
+            claims: dict[tuple[Store, Hashable], list[Claim]] = {}
             for store, claim in self._late():
-                claims.setdefault(store, []).append(claim)
-            for store, held in claims.items():
+                claims.setdefault((store, store.part_of(claim.key)), []).append(claim)
+            for (store, _), held in claims.items():
                 # The child reports any error.
                 with suppress(Exception):
                     _renew(store, held)

@@ -20,7 +20,6 @@ import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
-from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from types import NoneType
 from typing import Any
 
@@ -55,12 +54,6 @@ class _Encoder(json.JSONEncoder):
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
-# `encode` makes an encoder in C for each call, which takes longer than its work. This is the same, made once.
-_written: Callable[[Any, int], Iterable[str]] = (
-    c_make_encoder(None, _ENCODER.default, encode_basestring_ascii, None, ":", ",", True, False, True)
-    if c_make_encoder is not None
-    else lambda subject, _: _ENCODER.encode(subject)
-)
 
 
 class KeyMaker:
@@ -250,7 +243,7 @@ def digest(subject: Any) -> str:
         ConfigurationError: *subject* cannot be written as kombu's JSON.
     """
     try:
-        text = "".join(_written(plain(subject), 0))
+        text = _ENCODER.encode(plain(subject))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"lock_key: {_shown(subject)} cannot be serialised ({error}); "

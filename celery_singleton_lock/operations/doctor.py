@@ -146,15 +146,15 @@ def _about_store(app: Celery, locks: Locks | None, problem: Finding, timeout: fl
         return [problem, *unseen(OTHERS, _SEE_STORE)], False
     store = locks.store
     try:
-        echo = store.latency(timeout)
+        latency = store.latency(timeout)
     except StoreError as error:
         return [Finding("store", False, str(error)), *unseen(OTHERS, _SEE_STORE)], True
-    slow = "; that is slow, and each task waits for two answers" if echo.round_trip > _SLOW else ""
+    slow = "; that is slow, and each task waits for two answers" if latency.round_trip > _SLOW else ""
     return [
-        Finding("store", True, f"{store.address} answers in {echo.round_trip * 1000:.2f} ms{slow}"),
+        Finding("store", True, f"{store.address} answers in {latency.round_trip * 1000:.2f} ms{slow}"),
         _locking(app, timeout),
         *if_allowed(SERVER, lambda: _about_servers(store.about_servers(timeout))),
-        _clock(echo.ahead),
+        _clock(latency.ahead),
         *if_allowed(("expiry",), lambda: [_expiry(sorted(store.without_expiry(locks.start)))]),
     ], False
 

@@ -141,8 +141,7 @@ class Connections:
             # From far away, where opening takes long, the first answer may as well.
             until = max(until, 2 * clock() - began)
         try:
-            packed = _packed(commands[0]) if len(commands) == 1 else b"".join(map(_packed, commands))
-            connection.send_packed_command([packed], check_health=False)
+            connection.send_packed_command([b"".join(map(_packed, commands))], check_health=False)
             replies = []
             for _ in commands:
                 left = until - clock()

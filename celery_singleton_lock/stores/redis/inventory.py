@@ -3,7 +3,7 @@
 import re
 import statistics
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, get_args
@@ -47,8 +47,8 @@ _OUR_KEY = re.compile(r"[^{}]*\{[^{}]*\}")
 _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
 
-class RedisInventory:
-    """The requests of operators to a store in Redis."""
+class RedisInventory(ABC):
+    """What operators, checks and metrics ask a store in Redis."""
 
     _loop: RetryLoop
     _servers: Connections
@@ -226,7 +226,7 @@ class RedisInventory:
         ]
         calls = [(self._servers.form_of(script), ("1", key, *arguments)) for script, arguments in steps]
         commands = [*commands_on(key, self._servers.publish), *self._other_commands(key)]
-        ears = self._servers.listen(f"{key}:{waiter.token}", timeout)
+        subscription = self._servers.listen(f"{key}:{waiter.token}", timeout)
         try:
             known = [("EVALSHA", script.digest, *rest) for script, rest in calls]
             replies = self._servers.ask(key, [*commands, *known], give_up_at - clock())
@@ -235,10 +235,10 @@ class RedisInventory:
                 texts = [("EVAL", script.text, *rest) for script, rest in calls]
                 replies = self._servers.ask(key, texts, give_up_at - clock())
             accepted(replies)
-            if not ears.can_read(timeout=max(0.0, give_up_at - clock())):
+            if not subscription.can_read(timeout=max(0.0, give_up_at - clock())):
                 raise exceptions.TimeoutError("the waiter was not woken in time")
         finally:
-            ears.disconnect()
+            subscription.disconnect()
         if self._replicas:
             writing = [("HSET", key, "a", "0"), ("PEXPIRE", key, "1000"), wait_for(self._replicas, timeout)]
             replicated(self._servers.ask(key, writing, give_up_at - clock()), self._replicas)
