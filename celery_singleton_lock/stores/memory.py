@@ -170,16 +170,18 @@ class OwnMemory(Connections):
         self._server, self._refuse_a_copy = server, refuse_a_copy
         arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": _introduce_nobody}
         pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)
-        super().__init__(pool, "memory://", self._never_lost)
+        super().__init__(pool, "memory://")
+
+    def _begin(self) -> None:
+        if self._pid:
+            self._refuse_a_copy(self._pid)
+            self._server.after_fork()
+        super()._begin()
 
     def _open(self, until: float) -> Any:
         if self._pid != os.getpid():
-            self._refuse_a_copy(self._pid)
-            self._server.after_fork()
+            self._begin()
         return super()._open(until)
-
-    def _never_lost(self) -> None:
-        """There is nothing to report."""
 
 
 def _introduce_nobody(connection: Any) -> None:

@@ -1,4 +1,4 @@
-"""Requests to a store of locks, and its answers."""
+"""Requests to a store of locks, and its answers. Durations are seconds; moments are microseconds since the epoch."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,62 +13,35 @@ PublishMode = Literal["", "anyway", "over"]
 
 @dataclass(slots=True)
 class Facts:
-    """The facts about a claimant that others may know.
+    """The facts about a claimant that others may know."""
 
-    Attributes:
-        task_id: Its task id; empty if it is no task.
-        task_name: The task's name, if it is not the name of the lock.
-        hostname: Of the worker, or of the machine.
-        pid: Its process.
-        attempt: How many times its call was retried before.
-        published: When its call was published first, in microseconds since the epoch; 0 if that is not known.
-        label: What operators read beside the key, or an empty text.
-    """
-
-    task_id: str = ""
-    task_name: str = ""
+    task_id: str = ""  # empty if it is no task
+    task_name: str = ""  # if it is not the name of the lock
     hostname: str = ""
     pid: int = 0
     attempt: int = 0
-    published: int = 0
+    published: int = 0  # when its call was published first; 0 if that is not known
     label: str = ""
 
 
 @dataclass(slots=True)
 class Claim:
-    """One execution's wish to hold a lock.
-
-    Attributes:
-        key: The lock key.
-        token: Proof of this claim, fresh for each execution.
-        ttl: Seconds the lease lasts without renewal.
-        limit: How many may hold the lock at once, for this claim.
-        facts: What others may know about the claimant.
-        min_hold: Seconds for which a released place stays taken, counted from its grant.
-        message: What distinguishes this message from others of its task id: the time of its publication.
-        may_be_copy: This may be a later delivery of a message, so the store looks for its run first.
-        heeds_queued: A free place belongs to the call that is queued.
-        succeeds: By which rule it becomes the successor if it is refused, if it does.
-        supersedes_for: Seconds for which older calls end in its favour if it becomes the successor in their place.
-        asked: It has asked to be the successor before.
-        queued_for: Seconds for which it goes on to count as queued if it is refused; 0 if it has left no mark.
-        patience: Seconds for which it may ask at most, all tries together.
-    """
+    """One execution's wish to hold a lock."""
 
     key: str
-    token: str
+    token: str  # fresh for each execution
     ttl: float
     limit: int = 1
     facts: Facts = field(default_factory=Facts)
-    min_hold: float = 0.0
-    message: int = 0
-    may_be_copy: bool = False
-    heeds_queued: bool = False
-    succeeds: Succession | None = None
-    supersedes_for: float = 0.0
-    asked: bool = False
-    queued_for: float = 0.0
-    patience: float = float("inf")
+    min_hold: float = 0.0  # how long a released place stays taken, counted from its grant
+    message: int = 0  # its publication, which distinguishes the messages of one task id
+    may_be_copy: bool = False  # so the store first looks for a run of this message
+    heeds_queued: bool = False  # a free place belongs to the call that is queued
+    succeeds: Succession | None = None  # becomes the successor if it is refused
+    supersedes_for: float = 0.0  # for how long older calls then end in its favour
+    asked: bool = False  # before, to be the successor
+    queued_for: float = 0.0  # for how long it still counts as queued if it is refused
+    patience: float = float("inf")  # for how long it may ask at most, all tries together
 
     @property
     def marker(self) -> str:
@@ -76,72 +49,46 @@ class Claim:
 
 
 def marker_of(task_id: str, message: int) -> str:
-    """The name of a message among those of which a run has ended; a task id alone may be used again."""
+    """The field that says that a run of a message has ended; a task id alone may be used again."""
     return f"done:{task_id}:{message}"
 
 
 @dataclass(slots=True)
 class Grant:
-    """The claim was granted.
+    """The claim was granted."""
 
-    Attributes:
-        place: Which of the lock's places it has, from 1.
-        fence: A number greater than that of any earlier grant of the key.
-        took_over: The place was left by a holder that never released it.
-        since: When it was granted, by the server's clock, in seconds since the epoch.
-        sent_at: `clock()` before the request that was answered; the ttl counts from here.
-    """
-
-    place: int
+    place: int  # from 1
     fence: int
     took_over: bool
-    since: float
-    sent_at: float
+    since: float  # when it was granted, by the server's clock, in seconds since the epoch
+    sent_at: float  # `clock()` before the request; the ttl counts from here
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A run of this very message has ended, so the claim is that of a copy.
-
-    Attributes:
-        attempt: Which attempt it was.
-        outcome: `stored` once its result is stored, `ended` until then; `retried` if another attempt follows.
-    """
+    """A run of this very message has ended, so the claim is that of a copy."""
 
     attempt: int
-    outcome: Outcome
+    outcome: Outcome  # `stored` once its result is stored, `ended` until then; `retried` if another attempt follows
 
 
 @dataclass(slots=True)
 class Ending:
-    """The end of a run, recorded at its release, for later deliveries of its message.
-
-    Attributes:
-        outcome: `ended`, or `retried` if another attempt follows.
-        kept: Seconds for which the broker may deliver the message again.
-        is_due: Later deliveries are likely, although none has come yet.
-    """
+    """The end of a run, recorded at its release, for later deliveries of its message."""
 
     outcome: Outcome
-    kept: float
-    is_due: bool
+    kept: float  # for how long the broker may deliver the message again
+    is_due: bool  # later deliveries are likely, although none has come yet
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One moment at which a beat has to send an entry.
-
-    Attributes:
-        entry: The entry's name.
-        due: The moment, in microseconds since the epoch.
-        fence: Of the lease under which it is claimed.
-        sent: When the entry was last sent, in microseconds since the epoch; 0 for never.
-    """
+    """One moment at which a beat has to send an entry."""
 
     entry: str
     due: int
-    fence: int
-    sent: int = 0
+    fence: int  # of the lease under which it is claimed
+    sent: int = 0  # when the entry was last sent; 0 for never
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,23 +126,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Every place is held, or belongs to a call that goes before.
-
-    Attributes:
-        key: The lock key.
-        holders: A few of those whose deadline lies ahead; the lease that ends first, first.
-            If nobody holds it, those that go before.
-        successor: For a claim that `succeeds`: task id of the call that runs next, which is this one or has superseded
-            it; None while neither is known.
-        at: When the store answered, by its clock, in microseconds.
-        is_own: The holder is another delivery of the same message.
-    """
+    """Every place is held, or belongs to a call that goes before."""
 
     key: str
-    holders: tuple[Holder, ...]
-    successor: str | None = None
-    at: int = 0
-    is_own: bool = False
+    holders: tuple[Holder, ...]  # a few, the lease that ends first before the others; or else those that go before
+    successor: str | None = None  # task id of the call that runs next, for a claim that `succeeds`; it may be its own
+    at: int = 0  # when the store answered, by its clock
+    is_own: bool = False  # the holder is another delivery of the same message
 
     @property
     def first(self) -> Holder:

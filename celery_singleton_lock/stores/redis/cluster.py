@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -10,23 +9,13 @@ import redis.cluster
 from redis import Connection, ConnectionPool, SSLConnection, exceptions
 from redis.crc import key_slot
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Answer, Claim
-from celery_singleton_lock.stores.redis.connection import (
-    OURS,
-    Call,
-    Command,
-    Connections,
-    RetryLoop,
-    hosts_of,
-    settle,
-    where,
-)
-from celery_singleton_lock.stores.redis.encoding import RENEW, Script, milliseconds
-from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, is_elsewhere, none_of
+from celery_singleton_lock.stores.redis.connection import Call, Command, Connections, RetryLoop, hosts_of, settled, where
+from celery_singleton_lock.stores.redis.encoding import Script
+from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, none_of
 from celery_singleton_lock.stores.redis.inventory import with_tag
-from celery_singleton_lock.stores.redis.store import ANSWERS, ServerClock, Store
+from celery_singleton_lock.stores.redis.store import ServerClock, Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -58,43 +47,35 @@ class Cluster(NodeConnections):
 
     What is known is replaced as a whole, so a signal may raise anywhere.
 
-    Arguments:
-        url: Some of the servers, between semicolons.
-        options: Arguments for redis-py's connections, and `address_remap`, as redis-py has it for clusters.
-        reconnected: Called when there is a connection again after one was lost.
-        changed: Called when slots have moved, with pairs of servers, each the old and the new one, and with the
-            servers that have no slots any more.
-
     Raises:
         ConfigurationError: The URL or an option is not one that redis-py knows.
     """
 
-    def __init__(
-        self,
-        url: str,
-        options: Mapping[str, Any],
-        reconnected: Callable[[], None],
-        changed: Callable[[set[tuple[Node, Node]], set[Node]], None],
-    ) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         scheme, rest = url.partition("://")[0], dict(options)
         example = f"{scheme}://host:port;host:port"
         self._seeds, said = hosts_of(url, scheme, _PORT, "a server of one cluster", example)
-        rest = {**said, **rest}
         address = f"{scheme}://{';'.join(map(where, self._seeds))}"
-        _refuse_database(rest.pop("db", 0), said.get("db"), address)
-        self._remap, self._changed = _checked(rest.pop("address_remap", None)), changed
-        try:
-            kind = SSLConnection if scheme.startswith("rediss") else Connection
-            pool = ConnectionPool(kind, **{**rest, **_PARSER, **OURS})
-            settle(pool)
-        except (TypeError, exceptions.RedisError) as error:
-            raise ConfigurationError(f"singleton_lock_url: {address} cannot be used: {error}") from error
-        super().__init__(pool, address, reconnected)
+        for database in (said.pop("db", 0), rest.pop("db", 0)):
+            if str(database or 0) != "0":
+                raise ConfigurationError(
+                    f"singleton_lock_url: {address} cannot be used with database {database}: a cluster has database 0 "
+                    "alone, so let the URL end without one; give singleton_lock_prefix to keep apps apart"
+                )
+        self._remap = rest.pop("address_remap", None) or (lambda address: address)
+        if not callable(self._remap):
+            raise ConfigurationError(
+                f"address_remap={self._remap!r} is not allowed: give a function that takes (host, port) as the cluster "
+                "reports it and returns (host, port) as this process reaches it"
+            )
+        kind = SSLConnection if scheme.startswith("rediss") else Connection
+        super().__init__(settled(partial(ConnectionPool, kind), {**said, **rest, **_PARSER}, address), address)
 
     def _begin(self) -> None:
         self._nodes: dict[Node, NodeConnections] = {}
         self._order = list(self._seeds)
         self._owners: list[Node | None] = []
+        # They did not answer, or have sent us elsewhere.
         self._doubted: set[Node] = set()
         self._learned_at = float("-inf")
 
@@ -106,17 +87,14 @@ class Cluster(NodeConnections):
             sent = [each for command in commands for each in (("ASKING",), command)] if asks else commands
             try:
                 replies = self.at(node).ask(key, sent, until - clock())[1 if asks else 0 :: 2 if asks else 1]
-            except exceptions.RedisError as error:
-                self._doubt(node, error)
+            except exceptions.RedisError:
+                self._doubted.add(node)
                 raise
             redirect = next((reply for reply in replies if isinstance(reply, exceptions.AskError)), None)
             if redirect is None:
                 return replies
             asks = not isinstance(redirect, exceptions.MovedError)
-            # An empty host means the server that has answered.
-            node = self._reached(redirect.host or node[0], redirect.port)
-            if not asks:
-                self._note(redirect.slot_id, node, until)
+            node = self._redirected(node, redirect)
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
     def run(self, script: Script, calls: Sequence[Call], timeout: float, replicas: int = 0) -> list[Any]:
@@ -134,10 +112,13 @@ class Cluster(NodeConnections):
                 groups.setdefault(self.owner_of(keys[0], until - clock()), []).append(number)
             except exceptions.RedisError as error:
                 replies[number] = error
-        # Those that were silent the last time are asked last; each leaves time for the next ones.
-        for done, node in enumerate(sorted(groups, key=self._doubted.__contains__)):
-            group, left = groups[node], (until - clock()) / (len(groups) - done)
-            answers = self._run_at(node, script, [calls[number] for number in group], left, replicas)
+        for node, group in groups.items():
+            answers: Sequence[Any]
+            try:
+                answers = self.at(node).run(script, [calls[number] for number in group], until - clock(), replicas)
+            except exceptions.RedisError as error:
+                self._doubted.add(node)
+                answers = [error] * len(group)
             for number, answer in zip(group, answers, strict=True):
                 replies[number] = answer
         for number, answer in enumerate(replies):
@@ -149,43 +130,29 @@ class Cluster(NodeConnections):
                     replies[number] = error
         return replies
 
-    def _run_at(
-        self, node: Node, script: Script, calls: Sequence[Call], timeout: float, replicas: int
-    ) -> Sequence[Any]:
-        try:
-            return self.at(node).run(script, calls, timeout, replicas)
-        except exceptions.RedisError as error:
-            self._doubt(node, error)
-            return [error] * len(calls)
-
-    def make_sure(self, key: str, timeout: float) -> None:
-        """Nothing to do: a server of a cluster that is no longer the master has already said so."""
-
     def listen(self, channel: str, timeout: float) -> Any:
         """A connection to the server that has the key of *channel*, which hears it there."""
         until = clock() + timeout
-        node = self.owner_of(channel, timeout)
-        try:
+        while True:
+            node = self.owner_of(channel, until - clock())
             try:
                 return self.at(node).listen(channel, until - clock())
-            except exceptions.MovedError as error:
-                node = self._reached(error.host or node[0], error.port)
-                self._note(error.slot_id, node, until)
-                return self.at(node).listen(channel, until - clock())
-        except exceptions.RedisError as error:
-            self._doubt(node, error)
-            raise
+            except exceptions.RedisError as error:
+                if not isinstance(error, exceptions.MovedError) or clock() >= until:
+                    self._doubted.add(node)
+                    raise
+                self._redirected(node, error)
 
     def to_masters(self, timeout: float) -> Sequence[Connections]:
         self._learn(timeout)
-        return [self.at(node) for node in self.masters]
+        return [self.at(node) for node in self._masters]
 
     def close(self) -> None:
         for each in list(self._nodes.values()):
             each.close()
 
     @property
-    def masters(self) -> list[Node]:
+    def _masters(self) -> list[Node]:
         return sorted({node for node in self._owners if node is not None})
 
     def at(self, node: Node) -> NodeConnections:
@@ -194,7 +161,7 @@ class Cluster(NodeConnections):
             host, port = node
             arguments = {**self.pool.connection_kwargs, "host": host, "port": port}
             pool = ConnectionPool(self.pool.connection_class, **arguments)
-            found = self._nodes.setdefault(node, NodeConnections(pool, where(node), self._reconnected))
+            found = self._nodes.setdefault(node, NodeConnections(pool, where(node)))
         return found
 
     def known_owner(self, key: str) -> Node | None:
@@ -224,23 +191,16 @@ class Cluster(NodeConnections):
             )
         return node
 
-    def _doubt(self, node: Node, error: exceptions.RedisError) -> None:
-        """It did not answer, so another one may have its slots by now."""
-        is_away = isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError) or is_elsewhere(error)
-        if is_away and not isinstance(error, exceptions.TryAgainError):
+    def _redirected(self, node: Node, redirect: exceptions.AskError) -> Node:
+        # An empty host means the server that has answered.
+        target = self._reached(redirect.host or node[0], redirect.port)
+        if isinstance(redirect, exceptions.MovedError):
+            # Other slots may have moved as well.
             self._doubted.add(node)
+            self._owners[redirect.slot_id] = target
+        return target
 
-    def _note(self, slot: int, node: Node, until: float) -> None:
-        """One slot has another server from now on; others may have moved as well."""
-        if clock() >= self._learned_at + _PAUSE:
-            with suppress(exceptions.RedisError):
-                self._learn(until - clock(), node)
-        if self._owners and self._owners[slot] != node:
-            owners = self._owners.copy()
-            owners[slot] = node
-            self._take(owners)
-
-    def _learn(self, timeout: float, *first: Node) -> None:
+    def _learn(self, timeout: float) -> None:
         """Ask one server after the other who has which slot, until one knows; those that are silent, last.
 
         Raises:
@@ -248,16 +208,16 @@ class Cluster(NodeConnections):
         """
         self._learned_at = began = clock()
         answers: dict[str, exceptions.RedisError | str] = {}
-        for node in dict.fromkeys([*first, *self._order, *self._seeds]):
+        for node in dict.fromkeys([*self._order, *self._seeds]):
             left = min(_PATIENCE, began + timeout - clock())
             try:
-                (rows,) = accepted(self.at(node).ask("", [("CLUSTER", "SLOTS")], left)) if left > 0 else ([],)
+                (rows,) = accepted(self.at(node).ask("", [("CLUSTER", "SLOTS")], left))
             except exceptions.RedisError as error:
                 answers[where(node)] = error
                 continue
             if rows:
                 break
-            answers[where(node)] = "it knows of no server that has slots" if left > 0 else "it was not asked in time"
+            answers[where(node)] = "it knows of no server that has slots"
         else:
             raise none_of("no server of the cluster says who has which slot", answers)
         owners: list[Node | None] = [None] * _SLOTS
@@ -268,18 +228,13 @@ class Cluster(NodeConnections):
             known.update(nodes)
         self._order = sorted(known, key=lambda each: (where(each) in answers or each in self._doubted, each))
         self._doubted = set()
-        self._take(owners)
-
-    def _take(self, owners: list[Node | None]) -> None:
-        before, masters = self._owners, set(self.masters)
+        before, masters_before = self._owners, self._masters
         self._owners = owners
-        gone = masters - set(self.masters)
-        changes = {(old, new) for old, new in zip(before, owners, strict=False) if old != new and old and new}
-        if changes or gone:
-            self._changed(changes, gone)
-        for node in gone:
-            if (left := self._nodes.pop(node, None)) is not None:
-                left.leave()
+        for gone in set(masters_before).difference(self._masters):
+            after = owners[before.index(gone)]
+            event = "lock.moved store=%s master=%s before=%s: this process uses the new master from now on"
+            logger.warning(event, self.address, where(after) if after else None, where(gone))
+            self.at(gone).close()
 
     def _reached(self, host: str, port: int) -> Node:
         try:
@@ -304,10 +259,12 @@ class ClusterStore(Store):
 
     has_parts = True
     _servers: Cluster
+    # The keys of one script are in one slot.
+    _renewals_per_script = 1
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Cluster:
         self._parts: dict[Node, tuple[RetryLoop, ServerClock]] = {}
-        return Cluster(url, options, self._reconnected, self._slots_moved)
+        return Cluster(url, options)
 
     def self_test(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:  # noqa: ARG002 (only administrators may read after how long a server is taken for dead)
         """Try each server that has slots, because the rights of a user can differ between them."""
@@ -325,67 +282,15 @@ class ClusterStore(Store):
         return [("ASKING",)]
 
     def part_of(self, key: str) -> Any:
-        """The server that has *key*; before one is known, the cluster."""
-        node = self._servers.known_owner(key)
-        return self if node is None else self._part(node)
-
-    def renew(self, claims: Sequence[Claim], timeout: float) -> Sequence[Answer | StoreError]:
-        """Run renew.lua for each claim, those of one server in one go; a server that is silent concerns no other."""
-        calls = {number: ([claim.key], [milliseconds(claim.ttl), claim.token]) for number, claim in enumerate(claims)}
-        answers: dict[int, Answer | StoreError] = {}
-
-        def ask(left: float) -> None:
-            sent_at, pending = clock(), list(calls)
-            replies = self._servers.run(RENEW, list(calls.values()), left, self._replicas) if calls else []
-            for number, reply in zip(pending, replies, strict=True):
-                if not isinstance(reply, exceptions.RedisError):
-                    del calls[number]
-                    answers[number] = ANSWERS[reply[0]]
-                    self._of(claims[number].key)[1].compare(reply[-1], sent_at)
-            accepted(replies)
-
-        try:
-            self._loop.persist(ask, timeout)
-        except StoreError as error:
-            if not answers:
-                raise
-            answers |= dict.fromkeys(calls, error)
-        return [answers[number] for number in range(len(claims))]
+        """The data about the server that has *key*; before one is known, about the cluster."""
+        return self._of(key)
 
     def _of(self, key: str) -> tuple[RetryLoop, ServerClock]:
         node = self._servers.known_owner(key)
-        return (self._loop, self._clock) if node is None else self._part(node)
-
-    def _part(self, node: Node) -> tuple[RetryLoop, ServerClock]:
-        """The data about one server, which answers, or is silent, by itself, and has a clock of its own."""
+        if node is None:
+            return self._whole
         part = self._parts.get(node)
         if part is None:
             loop = RetryLoop(f"{self.address} ({where(node)})", self._servers.pool.connection_kwargs)
             part = self._parts.setdefault(node, (loop, ServerClock(self._stepped)))
         return part
-
-    def _slots_moved(self, changes: set[tuple[Node, Node]], gone: set[Node]) -> None:
-        # If slots have moved, the locks have moved along with them.
-        for before, after in sorted({before: after for before, after in changes if before in gone}.items()):
-            event = "lock.moved store=%s master=%s before=%s: all leases are renewed at the new master"
-            logger.warning(event, self.address, where(after), where(before))
-        if gone:
-            self._reconnected()
-
-
-def _refuse_database(database: Any, in_the_url: Any, address: str) -> None:
-    for wrong in (in_the_url, database):
-        if str(wrong or 0) != "0":
-            raise ConfigurationError(
-                f"singleton_lock_url: {address} cannot be used with database {wrong}: a cluster has database 0 alone, "
-                "so let the URL end without one; give singleton_lock_prefix to keep apps apart"
-            )
-
-
-def _checked(remap: Any) -> Callable[[Node], Node]:
-    if remap is not None and not callable(remap):
-        raise ConfigurationError(
-            f"address_remap={remap!r} is not allowed: give a function that takes (host, port) as the cluster reports "
-            "it and returns (host, port) as this process reaches it"
-        )
-    return remap or (lambda address: address)

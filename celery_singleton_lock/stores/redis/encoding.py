@@ -13,14 +13,15 @@ from itertools import groupby
 from typing import Any, Self
 
 from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import Claim, Conflict, Ending, Grant, Holder
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Grant, Holder
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
 # Separates a task's name from its label. Both are one field, so that calls without a label cost nothing more.
 _SEPARATOR = "\x1f"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
-_RENEWALS_PER_SCRIPT = 50
+RENEWALS_PER_SCRIPT = 50
+_GRANTED, _QUEUED, _DONE = 1, 2, 3
 
 
 class Script:
@@ -102,13 +103,13 @@ def _limit_and_words(claim: Claim, waits: bool) -> str:
     return " ".join(words)
 
 
-def renewals_of(claims: Sequence[Claim]) -> Iterator[tuple[list[str], list[str]]]:
-    """Keys and arguments of renew.lua, in parts."""
+def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
+    """Keys and arguments of renew.lua, in parts of so many claims."""
     # Claims with one ttl are already in a row, unless tasks with different ttls are due at once.
     for ttl, alike in groupby(claims, key=lambda claim: claim.ttl):
         group = list(alike)
-        for start in range(0, len(group), _RENEWALS_PER_SCRIPT):
-            part = group[start : start + _RENEWALS_PER_SCRIPT]
+        for start in range(0, len(group), most):
+            part = group[start : start + most]
             yield [claim.key for claim in part], [milliseconds(ttl), *[claim.token for claim in part]]
 
 
@@ -127,12 +128,17 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     return arguments
 
 
-def grant_in(reply: Any, sent_at: float) -> Grant:
-    """The grant in a reply of acquire.lua."""
+def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done | float:
+    """What acquire.lua says; a float is how many seconds to wait for a turn."""
     if isinstance(reply, int):
         return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=sent_at)
-    _, _, place, fence, took_over, since = reply
-    return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at)
+    verdict, _, *rest = reply
+    if verdict == _GRANTED:
+        place, fence, took_over, since = rest
+        return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at)
+    if verdict == _QUEUED:
+        return float(rest[0]) / 1_000_000
+    return Done(*rest) if verdict == _DONE else conflict_in(key, reply)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:

@@ -1,7 +1,7 @@
 """The meaning of an error: it passes, another server is the right one now, or a setting is wrong."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from redis import exceptions
@@ -115,9 +115,8 @@ def not_connected(error: BaseException, *, is_provided: bool) -> NotUsable:
     )
 
 
-def accepted(replies: Iterable[Any]) -> list[Any]:
+def accepted(replies: list[Any]) -> list[Any]:
     """The same replies; raise the first error among them."""
-    replies = list(replies)
     for reply in replies:
         if isinstance(reply, exceptions.RedisError):
             raise reply

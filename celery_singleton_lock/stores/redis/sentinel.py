@@ -12,14 +12,7 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.redis.connection import (
-    OURS,
-    Command,
-    Connections,
-    hosts_of,
-    settle,
-    where,
-)
+from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.errors import advice_about, none_of, not_connected
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -39,26 +32,20 @@ _LOOK_AGAIN = 1.0
 # due.
 _FAILOVER = 2.5
 _LEFT = 2 / 3
-# By store, the shortest ttl that was logged as too short, so that pool processes do not log it again.
-_told: dict[str, float] = {}
 
 Address = tuple[str, int]
 
 
 class AllSentinels(Sentinel):
-    """Believes the sentinel that knows of the last failover. redis-py takes the first answer.
+    """Believes the sentinel that knows of the last failover. redis-py takes the first answer."""
 
-    Attributes:
-        silent: Those that have not answered the last time; they are asked only if nobody else answers.
-        down_after: Seconds of silence after which the sentinels take the master for dead.
-    """
+    known: Address | None = None
+    down_after = 0.0
+    """Seconds of silence after which the sentinels take the master for dead."""
 
     def __init__(self, hosts: Sequence[Address], moved: Callable[[Address, Address], None], **options: Any) -> None:
         super().__init__(hosts, **options)
         self._hosts, self._moved = hosts, moved
-        self._known: Address | None = None
-        self.silent: set[Address] = set()
-        self.down_after = 0.0
 
     def discover_master(self, service_name: str) -> Address:
         """Host and port of the master.
@@ -66,58 +53,42 @@ class AllSentinels(Sentinel):
         Raises:
             NotUsable: No sentinel knows one.
         """
-        states, answers = self._states(service_name)
-        best = max(states, key=lambda state: self._rank(state, service_name), default=None)
-        if best is not None and self.check_master_state(best, service_name):
-            return self._take((best["ip"], best["port"]), best)
-        is_silence = not any(advise(each) for each in answers.values() if not isinstance(each, str))
-        if not states and is_silence and self._known is not None:
-            # Nobody says that it is another one by now. If it is, it tells so.
-            return self._known
-        raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
-
-    def _states(self, name: str) -> tuple[list[dict[str, Any]], dict[str, exceptions.RedisError | str]]:
         states, answers = list[dict[str, Any]](), dict[str, exceptions.RedisError | str]()
-        silent = self.silent
-        for host, sentinel in sorted(zip(self._hosts, self.sentinels, strict=True), key=lambda each: each[0] in silent):
-            if states and host in silent:
-                break
+        for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
-                state: Any = sentinel.sentinel_master(name)
+                state: Any = sentinel.sentinel_master(service_name)
             except exceptions.RedisError as error:
                 answers[where(host)] = error
-                silent.add(host)
             except Exception as error:  # noqa: BLE001 (of a credential provider, or a sentinel that is none; it is settings)
                 answers[where(host)] = not_connected(error, is_provided=True)
             else:
                 states.append(state)
-                silent.discard(host)
                 others, least = state["num-other-sentinels"], self.min_other_sentinels
                 few = f"it knows of {others} others, and min_other_sentinels={least}"
                 is_down = state["is_sdown"] or state["is_odown"]
                 answers[where(host)] = f"{state['ip']}:{state['port']} is down" if is_down else few
-        return states, answers
 
-    def _rank(self, state: Mapping[str, Any], name: str) -> tuple[int, bool, bool]:
-        # The one that fails over names the former master until it is done; the others hear of the new one before.
-        is_over = "failover_in_progress" not in state["flags"]
-        return state["config-epoch"], self.check_master_state(state, name), is_over
+        def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
+            # The one that fails over names the former master until it is done; the others hear of the new one before.
+            is_over = "failover_in_progress" not in state["flags"]
+            return state["config-epoch"], self.check_master_state(state, service_name), is_over
 
-    def _take(self, master: Address, state: Mapping[str, Any]) -> Address:
-        self.down_after = state["down-after-milliseconds"] / 1000
-        before, self._known = self._known, master
-        if before not in (None, master):
-            self._moved(before, master)
-        return master
+        best = max(states, key=rank, default=None)
+        if best is not None and self.check_master_state(best, service_name):
+            self.down_after = best["down-after-milliseconds"] / 1000
+            before, self.known = self.known, (best["ip"], best["port"])
+            if before not in (None, self.known):
+                self._moved(before, self.known)
+            return self.known
+        is_silence = not any(advise(each) for each in answers.values() if not isinstance(each, str))
+        if not states and is_silence and self.known is not None:
+            # Nobody says that it is another one by now. If it is, it tells so.
+            return self.known
+        raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
 
 class SentinelConnections(Connections):
     """Connections to the master. Another one may take over while those to this one are open.
-
-    Arguments:
-        url: `sentinel://`, in one part or several.
-        options: Arguments for redis-py's connections to the master, its name, and what concerns the sentinels.
-        reconnected: Has all leases renewed.
 
     Raises:
         ConfigurationError: The URL or an option cannot be used.
@@ -125,7 +96,7 @@ class SentinelConnections(Connections):
 
     pool: SentinelConnectionPool
 
-    def __init__(self, url: str, options: Mapping[str, Any], reconnected: Callable[[], None]) -> None:
+    def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         rest = dict(options)
         hosts, said = hosts_of(url, "sentinel", rest.pop("default_port", _PORT), "a sentinel", _EXAMPLE)
         rest = {**said, **rest}
@@ -134,14 +105,12 @@ class SentinelConnections(Connections):
         self._sentinels = self._of(hosts, rest)
         # An option of redis-py's client; a connection has a class of its own instead.
         has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
-        try:
-            pool = SentinelConnectionPool(name, self._sentinels, ssl=has_tls, **{**rest, **OURS})
-            settle(pool)
-        except (TypeError, exceptions.RedisError) as error:
-            raise ConfigurationError(f"singleton_lock_url: {address} cannot be used: {error}") from error
-        self._moves = 0
+
+        def make(**arguments: Any) -> SentinelConnectionPool:
+            return SentinelConnectionPool(name, self._sentinels, ssl=has_tls, **arguments)
+
         self._look_at = float("inf")
-        super().__init__(pool, f"{address}?master_name={name}", reconnected)
+        super().__init__(settled(make, rest, address), f"{address}?master_name={name}")
 
     def _of(self, hosts: Sequence[Address], options: dict[str, Any]) -> AllSentinels:
         own = {**_take_sentinel_kwargs(options), **OURS}
@@ -155,55 +124,38 @@ class SentinelConnections(Connections):
             raise ConfigurationError(f"sentinel_kwargs cannot be used: {error}") from error
 
     def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:
-        """The same; what a former master has said does not count."""
+        """The same, and now and then have somebody look for another master."""
         if (now := clock()) >= self._look_at:
             self._look_at = now + _LOOK_AGAIN
             # There are no threads any more at the end of a process.
             with suppress(RuntimeError):
                 _thread.start_new_thread(self._look, ())
-        before = self._moves
-        replies = super().ask(key, commands, timeout)
-        if before != self._moves:
-            # It may be on its way back to the idle ones.
-            self.close()
-            raise exceptions.ConnectionError("another server is the master by now")
-        return replies
+        return super().ask(key, commands, timeout)
 
     def warn_if_ttl_too_short(self, ttls: Iterable[float]) -> None:
         """A lease must outlast the silence of a dead master and the failover, at any moment between two renewals."""
-        down_after, shortest = self._sentinels.down_after, min(ttls, default=math.inf)
-        if (
-            not down_after
-            or shortest * _LEFT >= down_after + _FAILOVER
-            or shortest >= _told.get(self.address, math.inf)
-        ):
-            return
-        _told[self.address] = shortest
-        takes = down_after + _FAILOVER
-        logger.warning(
-            "lock.failover store=%s ttl=%g down_after=%g: if the master dies, the next one takes %g s, and a lease may "
-            "have %.1f s left, so running tasks lose theirs; set lock_ttl to %d or more, or lower "
-            "down-after-milliseconds",
-            *(self.address, shortest, down_after, takes, shortest * _LEFT, math.ceil(takes / _LEFT)),
-        )
+        takes, shortest = self._sentinels.down_after + _FAILOVER, min(ttls, default=math.inf)
+        if shortest * _LEFT < takes:
+            logger.warning(
+                "lock.failover store=%s ttl=%g down_after=%g: if the master dies, the next one takes %g s, and a lease "
+                "may have %.1f s left, so running tasks lose theirs; set lock_ttl to %d or more, or lower "
+                "down-after-milliseconds",
+                *(self.address, shortest, takes - _FAILOVER, takes, shortest * _LEFT, math.ceil(takes / _LEFT)),
+            )
 
-    def _connected(self, timeout: float) -> Any:
-        connection = super()._connected(timeout)
+    def _open(self, until: float) -> Any:
+        connection = super()._open(until)
         self._look_at = min(self._look_at, clock() + _LOOK_AGAIN)
         return connection
 
     def _look(self) -> None:
-        # Nobody waits for it, so it asks those that were silent as well.
-        self._sentinels.silent.clear()
         with suppress(exceptions.RedisError):
             self.pool.get_master_address()
 
     def _moved(self, before: Address, after: Address) -> None:
-        event = "lock.moved store=%s master=%s before=%s: all leases are renewed at the new master"
+        event = "lock.moved store=%s master=%s before=%s: this process uses the new master from now on"
         logger.warning(event, self.address, where(after), where(before))
-        self._moves += 1
-        self.leave()
-        self._reconnected()
+        self.close()
 
 
 def advise(error: exceptions.RedisError) -> str | None:

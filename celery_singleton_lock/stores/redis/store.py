@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Self
 
 from redis import exceptions
@@ -22,13 +21,7 @@ from celery_singleton_lock.stores.records import (
     PublishMode,
     Slot,
 )
-from celery_singleton_lock.stores.redis.connection import (
-    REPLY_TIMEOUT,
-    Connections,
-    RetryLoop,
-    TooFewReplicas,
-    pool_of,
-)
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, RetryLoop, pool_of
 from celery_singleton_lock.stores.redis.encoding import (
     ACQUIRE,
     CLAIM_SLOT,
@@ -36,11 +29,12 @@ from celery_singleton_lock.stores.redis.encoding import (
     MARK_QUEUED,
     RELEASE,
     RENEW,
+    RENEWALS_PER_SCRIPT,
     UNMARK,
     Script,
+    answer_in,
     arguments_of,
     conflict_in,
-    grant_in,
     milliseconds,
     release_arguments,
     renewals_of,
@@ -52,8 +46,6 @@ from celery_singleton_lock.stores.redis.inventory import RedisInventory
 _LONGEST_SLEEP = 3600.0
 # Seconds of the bound for listening, so that enough of it is left for the question.
 _LISTEN_BOUND = 2.0
-# A server of a cluster says so when its channel has moved to another server; the next `ask` listens there.
-_LEFT = "sunsubscribe"
 # Clocks of two machines drift apart, and network and processes take their time.
 _SMALLEST_STEP = 0.5
 _WORST_RATE = 0.0001
@@ -64,28 +56,24 @@ _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
 
 
 class ServerClock:
-    """Compares a server's time with the local clock, which never steps.
-
-    Arguments:
-        stepped: Called with the seconds by which the server's clock was set.
-    """
+    """Compares a server's time with the local clock, which never steps."""
 
     def __init__(self, stepped: Callable[[float], None]) -> None:
         self._stepped = stepped
-        self._compare_at = self._seen_at = float("-inf")
+        self._seen_at = float("-inf")
         # How far the server's clock is ahead of ours, at least and at most.
         self._ahead = float("-inf"), float("inf")
 
     def compare(self, now: int, sent_at: float) -> None:
         """The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*."""
-        if sent_at < self._compare_at:
+        if sent_at < self._seen_at + _COMPARE_EVERY:
             return
         answered_at, seconds = clock(), now / 1_000_000
         least_before, most_before = self._ahead
         self._ahead = least, most = seconds - answered_at, seconds - sent_at
-        step = least - most_before if least > most_before else most - least_before if most < least_before else 0.0
+        step = max(least - most_before, 0.0) + min(most - least_before, 0.0)
         drift = (answered_at - self._seen_at) * _WORST_RATE
-        self._seen_at, self._compare_at = answered_at, answered_at + _COMPARE_EVERY
+        self._seen_at = answered_at
         if abs(step) > _SMALLEST_STEP + drift:
             self._stepped(step)
 
@@ -99,10 +87,7 @@ class Waiter:
     def __init__(
         self, servers: Connections, claim: Claim, ask: Callable[[float], Grant | Conflict | Done | float]
     ) -> None:
-        self._servers = servers
-        self._channel = f"{claim.key}:{claim.token}"
-        self._ask = ask
-        self._patience = claim.patience
+        self._servers, self._claim, self._ask = servers, claim, ask
         self._subscription: Any = None
 
     def __enter__(self) -> Self:
@@ -111,6 +96,7 @@ class Waiter:
     def __exit__(self, *_: object) -> None:
         if self._subscription is not None:
             self._subscription.disconnect()
+            self._subscription = None
 
     def ask(self) -> Grant | Conflict | Done | float:
         """Take the place if it is this one's turn, else return how many seconds to sleep at most.
@@ -122,29 +108,26 @@ class Waiter:
             StoreError: No answer within 5 s, all tries together.
         """
         give_up_at = clock() + ACQUIRE_BOUND
-        self._listen()
+        if self._subscription is None:
+            with suppress(exceptions.RedisError):
+                channel, bound = f"{self._claim.key}:{self._claim.token}", min(_LISTEN_BOUND, self._claim.patience)
+                self._subscription = self._servers.listen(channel, bound)
         return self._ask(give_up_at - clock())
 
     def sleep(self, seconds: float) -> None:
         """Return when woken by a release, and at the latest after *seconds*."""
-        try:
-            if self._subscription is not None and self._subscription.can_read(timeout=min(seconds, _LONGEST_SLEEP)):
-                message = self._subscription.read_response()
-                if message[0] == _LEFT:
-                    self._subscription.disconnect()
-                    self._subscription = None
-                    return
-        except exceptions.RedisError:
-            self._subscription.disconnect()
-            self._subscription = None
         if self._subscription is None:
             # It cannot hear a release, so it looks a little more often; `ask` reports a broken store.
             time.sleep(min(seconds, REPLY_TIMEOUT))
-
-    def _listen(self) -> None:
-        if self._subscription is None:
-            with suppress(exceptions.RedisError):
-                self._subscription = self._servers.listen(self._channel, min(_LISTEN_BOUND, self._patience))
+            return
+        try:
+            is_woken = self._subscription.can_read(timeout=min(seconds, _LONGEST_SLEEP))
+            # So a server of a cluster says that the channel has moved; the next `ask` listens there.
+            is_over = is_woken and self._subscription.read_response()[0] == "sunsubscribe"
+        except exceptions.RedisError:
+            is_over = True
+        if is_over:
+            self.__exit__()
 
 
 class Store(RedisInventory):
@@ -156,40 +139,33 @@ class Store(RedisInventory):
 
     Arguments:
         url: `redis://`, `rediss://` or `unix://`, as redis-py reads it, or `sentinel://`.
-        options: Further arguments for redis-py's connections. Timeouts and
-            retries cannot be set: the bounds of the contract rest on them.
+        options: Further arguments for redis-py's connections, but no timeouts and retries.
         replicas: How many replicas must have a grant or a renewal before it counts.
 
     Raises:
         ConfigurationError: The URL or an option is not one that redis-py knows.
-
-    Attributes:
-        has_parts: It has several parts, each of which answers, or is silent, by itself.
-        on_reconnect: Called when a store that was out of reach is there again, in whichever thread finds out.
-        on_clock_step: Called with the seconds by which the store's clock was set, in whichever thread finds out.
     """
 
     has_parts = False
-    on_reconnect: Callable[[], None] | None = None
+    """It has several parts, each of which answers, or is silent, by itself."""
     on_clock_step: Callable[[float], None] | None = None
-    # One server, whose word is enough.
-    _is_plain = False
+    """Called with the seconds by which the store's clock was set, in whichever thread finds out."""
+    _renewals_per_script = RENEWALS_PER_SCRIPT
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url, self._options, self._replicas = url, options, replicas
-        self._clock = ServerClock(self._stepped)
         self._servers = self._connect(url, options)
         self._loop = RetryLoop(self._servers.address, self._servers.pool.connection_kwargs)
+        self._whole = self._loop, ServerClock(self._stepped)
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
-        self._is_plain = not self._replicas
         if url.startswith("sentinel://"):
             from celery_singleton_lock.stores.redis.sentinel import SentinelConnections  # noqa: PLC0415 (few use it)
 
-            return SentinelConnections(url, options, self._reconnected)
+            return SentinelConnections(url, options)
         scheme, _, rest = url.partition("://")
         address = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
-        return Connections(pool_of(url, options, address), address, self._reconnected)
+        return Connections(pool_of(url, options, address), address)
 
     @property
     def address(self) -> str:
@@ -211,30 +187,32 @@ class Store(RedisInventory):
         Raises:
             StoreError: No answer within 5 s, all tries together.
         """
-        reply, sent_at = None, clock()
-        if self._is_plain and not self._loop.is_away and claim.patience > REPLY_TIMEOUT:
-            command = ("EVALSHA", ACQUIRE.digest, "1", claim.key, *arguments_of(claim))
-            try:
-                (reply,) = self._servers.ask(claim.key, (command,), claim.patience)
-            except exceptions.RedisError as error:
-                if not self._loop.may_pass(error):
-                    raise self._loop.unanswered(error) from error
-            else:
-                self._loop.has_answered = True
-                if type(reply) is int:
-                    self._clock.compare(reply, sent_at)
-                    return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=sent_at)
-                reply = self._believed(reply, claim.key)
-        if reply is None:
-            answer = self._take(claim, ACQUIRE_BOUND - (clock() - sent_at))
-        else:
-            answer = self._answer(claim, reply, sent_at)
+        answer = self._take(claim)
         assert not isinstance(answer, float)
         return answer
 
     def waiter(self, claim: Claim) -> Waiter:
         """Queue for a place: first come, first served, woken by the release."""
         return Waiter(self._servers, claim, lambda bound: self._take(claim, bound, waits=True))
+
+    def _take(
+        self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
+    ) -> Grant | Conflict | Done | float:
+        loop, server_clock = self._of(claim.key)
+        calls = [((claim.key,), arguments_of(claim, waits=waits))]
+        if loop.is_away and claim.facts.task_id and not waits:
+            # Other calls, each in a slot of a pool, do not try for as long as the first one has.
+            bound = REPLY_TIMEOUT
+        try:
+            (reply,), sent_at = loop.persist(
+                lambda left: accepted(self._servers.run(ACQUIRE, calls, left, self._replicas)),
+                min(bound, claim.patience),
+            )
+        except StoreError:
+            loop.is_away = True
+            raise
+        server_clock.compare(reply if isinstance(reply, int) else reply[1], sent_at)
+        return answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> Sequence[Answer | StoreError]:
         """Restart the ttl of each claim; one answer each, in order.
@@ -245,57 +223,61 @@ class Store(RedisInventory):
         Raises:
             StoreError: No answer within *timeout* seconds. Some may have been renewed.
         """
-        calls = list(renewals_of(claims))
-        run = partial(self._servers.run, RENEW, calls, replicas=self._replicas)
-        replies, sent_at = self._loop.persist(lambda left: accepted(run(timeout=left)), timeout) if calls else ([], 0.0)
-        if replies:
-            self._clock.compare(replies[-1][-1], sent_at)
-        self._servers.warn_if_ttl_too_short(claim.ttl for claim in claims)
-        return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
+        calls = list(renewals_of(claims, self._renewals_per_script))
+        replies: list[Any] = [None] * len(calls)
+
+        def ask(left: float) -> None:
+            sent_at = clock()
+            missing = [number for number, reply in enumerate(replies) if not isinstance(reply, list)]
+            answers = self._servers.run(RENEW, [calls[number] for number in missing], left, self._replicas)
+            for number, reply in zip(missing, answers, strict=True):
+                replies[number] = reply
+                if isinstance(reply, list):
+                    self._of(calls[number][0][0])[1].compare(reply[-1], sent_at)
+            accepted(replies)
+
+        answers = list[Answer | StoreError]()
+        unanswered = None
+        try:
+            if calls:
+                self._loop.persist(ask, timeout)
+        except StoreError as error:
+            if not any(isinstance(reply, list) for reply in replies):
+                raise
+            unanswered = error
+        for (keys, _), reply in zip(calls, replies, strict=True):
+            is_answered = isinstance(reply, list)
+            answers += [ANSWERS[each] for each in reply[:-1]] if is_answered else [unanswered] * len(keys)
+        return answers
 
     def release(
         self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
     ) -> Answer:
         """Give back the place, or the turn in the queue; if *place* is None, any place or turn that the token has.
 
-        Arguments:
-            claim: What was granted, or asked for.
-            place: The place that was granted.
-            bound: Seconds for all tries together, or for one try if that takes longer.
-            ending: What later deliveries of the message have to know, if its run has ended for good.
-
         Returns:
             `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN`
             and `GONE`, if it had been lost before, *ending* was kept as well.
-        """
-        arguments = release_arguments(claim, place, ending)
-        tries = 0
-        if self._is_plain and bound > REPLY_TIMEOUT:
-            command = ("EVALSHA", RELEASE.digest, "1", claim.key, *arguments)
-            try:
-                (reply,) = self._servers.ask(claim.key, (command,), bound)
-            except exceptions.RedisError as error:
-                if not self._loop.may_pass(error):
-                    raise self._loop.unanswered(error) from error
-                tries = 1
-                bound -= REPLY_TIMEOUT
-            else:
-                if type(reply) is int:
-                    return ANSWERS[reply]
 
-        def ask(timeout: float) -> Any:
+        Raises:
+            StoreError: No answer within *bound* seconds, all tries together.
+        """
+        calls = [((claim.key,), release_arguments(claim, place, ending))]
+        tries = 0
+
+        def ask(left: float) -> Any:
             nonlocal tries
             tries += 1
-            return accepted(self._servers.run(RELEASE, [([claim.key], arguments)], timeout))[0]
+            return accepted(self._servers.run(RELEASE, calls, left))[0]
 
         reply, _ = self._of(claim.key)[0].persist(ask, bound)
-        answer = ANSWERS[reply[0] if isinstance(reply, list) else reply]
         if isinstance(reply, list):
+            (reply,) = reply
             self._wake_the_rest(claim, bound)
-        if tries > 1 and answer <= 0:
+        if tries > 1 and reply <= 0:
             # An earlier try may have released it, and its answer was lost.
             return Answer.DONE if ending is None else Answer.MARKED
-        return answer
+        return ANSWERS[reply]
 
     def _wake_the_rest(self, claim: Claim, bound: float) -> None:
         give_up_at = clock() + bound
@@ -329,9 +311,6 @@ class Store(RedisInventory):
 
         Returns:
             None if the call is marked now, else the call that is queued, runs or keeps the key quiet.
-
-        Raises:
-            StoreError: No answer within 2 s, all tries together.
         """
         in_the_way = f"{limit} {sent}".strip()
         arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [label])
@@ -345,10 +324,7 @@ class Store(RedisInventory):
             key: The lock key.
             task_id: The call's.
             quiet: It does not keep the key quiet any more, either.
-            heeds: Leave everything if another call is queued.
-
-        Returns:
-            The conflict with the call that is queued, or None.
+            heeds: Leave everything if another call is queued, and return the conflict with it.
         """
         words = " ".join(word for word, is_said in {"quiet": quiet, "heeds": heeds}.items() if is_said)
         reply = self._ask(UNMARK, key, (task_id, words))
@@ -372,72 +348,17 @@ class Store(RedisInventory):
     def close(self) -> None:
         self._servers.close()
 
-    def _take(
-        self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
-    ) -> Grant | Conflict | Done | float:
-        arguments = arguments_of(claim, waits=waits)
-
-        def ask(timeout: float) -> Any:
-            return self._ask_for_place(claim.key, arguments, timeout)
-
-        # A `Lock`, and a run with a turn in the queue, persists.
-        is_one_of_many = bool(claim.facts.task_id) and not waits
-        loop, _ = self._of(claim.key)
-        reply, sent_at = loop.persist(ask, min(bound, claim.patience), is_one_of_many=is_one_of_many)
-        return self._answer(claim, reply, sent_at)
-
-    def _ask_for_place(self, key: str, arguments: Sequence[str], timeout: float) -> Any:
-        give_up_at = clock() + timeout
-        try:
-            (reply,) = accepted(self._servers.run(ACQUIRE, [([key], arguments)], timeout, self._replicas))
-        except TooFewReplicas as error:
-            # A conflict needs no replica.
-            (reply,) = accepted(error.replies)
-            if isinstance(reply, int) or reply[0] == GRANTED:
-                raise
-        if _is_conflict(reply):
-            self._servers.make_sure(key, give_up_at - clock())
-        return reply
-
-    def _believed(self, reply: Any, key: str) -> Any:
-        """The reply, or None if it has to be asked for again: a refusal, or the conflict of a former master."""
-        try:
-            (reply,) = accepted([reply])
-            if _is_conflict(reply):
-                self._servers.make_sure(key, REPLY_TIMEOUT)
-        except exceptions.RedisError:
-            return None
-        return reply
-
-    def _answer(self, claim: Claim, reply: Any, sent_at: float) -> Grant | Conflict | Done | float:
-        _, seen = self._of(claim.key)
-        seen.compare(reply if isinstance(reply, int) else reply[1], sent_at)
-        if isinstance(reply, int) or reply[0] == GRANTED:
-            return grant_in(reply, sent_at)
-        if reply[0] == _QUEUED:
-            return float(reply[2]) / 1_000_000
-        return Done(*reply[2:]) if reply[0] == _DONE else conflict_in(claim.key, reply)
-
     def _of(self, key: str) -> tuple[RetryLoop, ServerClock]:  # noqa: ARG002 (there is one server)
         """The data about the server that has *key*."""
-        return self._loop, self._clock
+        return self._whole
 
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
-        run = partial(self._servers.run, script, [([key], arguments)])
-        return self._of(key)[0].persist(lambda left: accepted(run(left))[0], bound)[0]
-
-    def _reconnected(self) -> None:
-        if self.on_reconnect is not None:
-            self.on_reconnect()
+        calls = [((key,), arguments)]
+        return self._of(key)[0].persist(lambda left: accepted(self._servers.run(script, calls, left))[0], bound)[0]
 
     def _stepped(self, seconds: float) -> None:
         if self.on_clock_step is not None:
             self.on_clock_step(seconds)
 
 
-def _is_conflict(reply: Any) -> bool:
-    return not isinstance(reply, int) and reply[0] not in (GRANTED, _QUEUED, _DONE)
-
-
-GRANTED, _QUEUED, _DONE = 1, 2, 3
 ANSWERS = {int(answer): answer for answer in Answer}
