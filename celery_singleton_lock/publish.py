@@ -21,8 +21,7 @@ from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.runs.endings import CallRevoked, end_of, has_result
-from celery_singleton_lock.runs.marks import unmark, unmark_later
-from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_of, with_notes
+from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_of, unmark, unmark_later, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock

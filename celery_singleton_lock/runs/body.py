@@ -66,7 +66,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
                 raise _lost(run)
             return body(*run.args, **run.kwargs)
     except CancelledError as error:
-        if not run.interrupt.was_sent:
+        if not run.interrupt.delivered:
             raise
         # The tasks of the body's event loop were cancelled.
         raise _lost(run) from error

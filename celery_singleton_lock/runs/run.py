@@ -27,8 +27,7 @@ from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke
-from celery_singleton_lock.runs.marks import unmark
-from celery_singleton_lock.runs.message import Notes, text_of
+from celery_singleton_lock.runs.message import Notes, text_of, unmark
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
@@ -161,7 +160,7 @@ class Run:
     @property
     def was_replaced(self) -> bool:
         """It has been asked to make way, for its successor or by a person."""
-        return self.interrupt.was_sent and self.lease.lost_reason in MAKES_WAY
+        return self.interrupt.delivered and self.lease.lost_reason in MAKES_WAY
 
     @property
     def age(self) -> float:
