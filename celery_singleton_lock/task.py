@@ -249,7 +249,7 @@ class SingletonTask(TypedTask[P, R_co]):
         return end_of_eager(self, super().apply(*args, **kwargs), throws(args, kwargs))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced does not come again."""
+        """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced comes no more."""
         run: Run | None = self.request.get("lock_run")
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)

@@ -320,6 +320,7 @@ def _possible(task: Task, delay: float) -> float:
 
 # What a call has left in the store, to be ended once its message has ended for good.
 
+
 def unmark(store: Store, key: str, task_id: str, *, stays_quiet: bool = False, may_arrive: bool = False) -> None:
     """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""
     try:
