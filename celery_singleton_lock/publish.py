@@ -19,7 +19,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, Singleton
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.runs.endings import CallRevoked, end_of, has_result
+from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result
 from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_of, unmark, unmark_later, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
@@ -130,12 +130,12 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         check_publisher(task)
         if not task.app.conf.task_always_eager:
             vars(task)[_CHECKED] = True
-    if _is_unusual(task, args, kwargs, options):
+    if _needs_its_key(task, args, kwargs, options):
         return _publish_with_key(task, args, kwargs, options, send)
     return send(**{**options, "headers": {HEADER: time.time_ns() // 1000}})
 
 
-def _is_unusual(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+def _needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """The call has notes already, or its key is needed now, or may run user code or fail."""
     return bool(
         options.get("headers")
@@ -212,7 +212,7 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, lab
         if not (is_asking and isinstance(error, SingletonLockError)):
             unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=is_asking)
         raise
-    _refuse(task, key, found)
+    _report_unpublished(task, key, found)
     result = task.AsyncResult(found.task_id)
     # In either case `get` would wait for ever, because no result is kept, or none that this caller can read.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
@@ -224,7 +224,7 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, lab
 def _has_ended(task: Task, found: Holder) -> bool:
     """The queued call never runs: for example, Celery stores REVOKED long before the message of the call comes."""
     is_queued = found.task_id is not None and not found.fence
-    return is_queued and end_of(task, str(found.task_id)) is not None
+    return is_queued and final_result(task, str(found.task_id)) is not None
 
 
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
@@ -299,7 +299,7 @@ def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level
         raise error
 
 
-def _refuse(task: Task, key: str, found: Holder) -> None:
+def _report_unpublished(task: Task, key: str, found: Holder) -> None:
     logger.info(
         "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,

@@ -138,8 +138,8 @@ class Renewal:
             event = "lock.lost key=%s task_id=%s reason=%s"
             background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
 
-    def end(self) -> None:
-        """Let it last no longer: nobody wants it any more."""
+    def stop(self) -> None:
+        """Renew it no longer: nobody wants it any more."""
         self.is_over = True
         if self.thread is not None:
             self.thread.remove(self)

@@ -174,7 +174,7 @@ class Lease(Renewal):
         answer = None
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
-            self.end()
+            self.stop()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self._place, ending=ending)
         except StoreError as error:
@@ -184,7 +184,7 @@ class Lease(Renewal):
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
-                self.end()
+                self.stop()
                 release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
             self._asked = False
         return answer
