@@ -22,7 +22,7 @@ from celery.signals import (
 from celery_singleton_lock.checks import check_definitions
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import counters
-from celery_singleton_lock.runs.marks import unmark_unread, unmark_unstarted
+from celery_singleton_lock.runs.message import unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.policies import POLICIES, remember_limits
 from celery_singleton_lock.runs.redelivery import keep_result, mark_stored
 from celery_singleton_lock.runs.run import Run
@@ -62,7 +62,7 @@ def _release_run(run: Run) -> None:
     run.give_back()
     mark_stored(run)
     # The frames of its traceback would wait for the garbage collector.
-    run.end = None
+    run.ended_with = None
     if run.before is not None:
         _release_run(run.before)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from celery import Celery, Task
 from celery._state import get_current_task
 from celery.app.task import Context
+from celery.exceptions import Reject
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.checks import (
@@ -16,7 +17,7 @@ from celery_singleton_lock.checks import (
     request_class_of,
     warn_of_task_class,
 )
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.keys import key_maker_of
 from celery_singleton_lock.leases.key import KeyChoice, KeyMaker, start_of_keys
 from celery_singleton_lock.leases.lease import NULL_LEASE, Lease, NullLease, current_lease, held_here
@@ -35,7 +36,7 @@ from celery_singleton_lock.publish import continues, continuing, options_by_name
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
-from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, end_of_eager, throws
+from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.policies import handing_on
 from celery_singleton_lock.runs.run import Run, has_run, run_for
@@ -245,17 +246,23 @@ class SingletonTask(TypedTask[P, R_co]):
         """As Celery's; a call that ends without its body ends as it would in a worker."""
         check_call_options(self.name, kwargs)
         listen_for(self, SingletonTask)
-        return end_of_eager(self, super().apply(*args, **kwargs), throws(args, kwargs))
+        return eager_result(self, super().apply(*args, **kwargs), throws(args, kwargs))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's; a lease that is lost meanwhile does not break off the publishing, which would lose the retry."""
+        """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced comes no more."""
         run: Run | None = self.request.get("lock_run")
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
         run.check_not_replaced()
         run.retries_because_of = exc
-        with run.interrupt.held_back(), handing_on(run):
-            return super().retry(args, kwargs, exc, *rest, **options)
+        try:
+            with handing_on(run):
+                return super().retry(args, kwargs, exc, *rest, **options)
+        except Reject as rejected:
+            # Celery takes an interrupt of the publishing for an error of the broker, and would end without a result.
+            if isinstance(rejected.reason, LockLost):
+                raise rejected.reason from None
+            raise
 
     def replace(self, sig: Any) -> Any:
         """As Celery's; a run that its successor has replaced must not replace itself."""
@@ -307,9 +314,13 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def _call_otherwise(self, request: Context, args: Any, kwargs: Any) -> Any:
         """A direct call, an item of a map, a call in eager mode, inside its own run, or after it."""
-        if self._is_item(request):
-            return self._run_item(args, kwargs)
-        if self._runs_without_lock(request):
+        caller = get_current_task() if request.called_directly and self.is_lockable() else None
+        # `celery.map` and `celery.starmap`, of which `chunks` is made, call their items directly.
+        if caller is not None and caller.name in TASKS_OF_ITEMS:
+            return self._run_item(caller, args, kwargs)
+        # The task calls itself, in its body or in a hook after it; but a `__call__` before ours may try again.
+        has_own_call = type(self).__call__ is not SingletonTask.__call__
+        if request.called_directly or has_run(request, may_try_again=has_own_call) or not self.is_lockable():
             return super().__call__(*args, **kwargs)
         return self._run_locked(request, args, kwargs)
 
@@ -326,24 +337,13 @@ class SingletonTask(TypedTask[P, R_co]):
             ended = admit(run)
             return ended.unwrap() if ended else run_body(run, super().__call__)
 
-    def _runs_without_lock(self, request: Context) -> bool:
-        # The task calls itself, in its body or in a hook after it; but a `__call__` before ours may try again.
-        has_own_call = type(self).__call__ is not SingletonTask.__call__
-        return request.called_directly or has_run(request, may_try_again=has_own_call) or not self.is_lockable()
-
     def _continues(self, lease: Lease | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under the lease of that body."""
         if lease is None:
             return False
         return lease.claim.facts.task_id == self.request.id or self.request.get("lock_continued") or continues(lease)
 
-    def _is_item(self, request: Context) -> bool:
-        """It is called directly by `celery.map` or `celery.starmap`, of which `chunks` is made."""
-        caller = get_current_task() if request.called_directly and self.is_lockable() else None
-        return caller is not None and caller.name in TASKS_OF_ITEMS
-
-    def _run_item(self, args: Any, kwargs: Any) -> Any:
-        caller = get_current_task()
+    def _run_item(self, caller: Task, args: Any, kwargs: Any) -> Any:
         # It still counts as called directly, so that `retry` in the body does not publish the map's message.
         self.push_request(lock_item=caller.request.id, lock_map=caller.name, hostname=caller.request.hostname)
         try:

@@ -6,11 +6,13 @@ lease of one whose body lets no other thread run. For a message that ends well i
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
@@ -24,13 +26,11 @@ from celery.worker.request import Request
 from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background, release_claim_later
-from celery_singleton_lock.leases.child_renewals import ChildLeaseRenewer, is_dead, is_stopped
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.endings import end_of, store_end
-from celery_singleton_lock.runs.marks import unmark_later
-from celery_singleton_lock.runs.message import text_of
+from celery_singleton_lock.runs.endings import final_result, store_final_result
+from celery_singleton_lock.runs.message import text_of, unmark_later
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -40,6 +40,10 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
+_ROUNDS_PER_TTL = 8
+_LONGEST_SLEEP = 0.2
+# Enough to connect to a store that is far away.
+_RENEWAL_BOUND = 2.0
 
 
 class SingletonRequest(Request):
@@ -94,10 +98,10 @@ class SingletonRequest(Request):
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
-        kept = end_of(self.task, self.id)
+        kept = final_result(self.task, self.id)
         super()._announce_cancelled(*args, **kwargs)
         if kept is not None:
-            store_end(self.task, self.id, self._context, kept)
+            store_final_result(self.task, self.id, self._context, kept)
 
     @property
     def claim(self) -> Claim | None:
@@ -130,8 +134,7 @@ class SingletonRequest(Request):
             # It has asked to be killed if it cannot renew by itself.
             and options.on_lost != "kill"
             # A dead child needs no help, and a stopped one may stay stopped for ever.
-            and not is_dead(self.worker_pid)
-            and not is_stopped(self.worker_pid)
+            and _state_of(self.worker_pid) not in _DEAD + _STOPPED
         )
 
     def _release_once_dead(self, *, comes_again: bool) -> None:
@@ -140,7 +143,7 @@ class SingletonRequest(Request):
             return
         with suppress(SingletonLockError):
             # It may have died while it asked.
-            release_claim_later(store_of(self.app), claim, may_release=lambda: is_dead(pid), may_arrive=True)
+            release_claim_later(store_of(self.app), claim, may_release=lambda: _state_of(pid) in _DEAD, may_arrive=True)
         if not comes_again:
             self._unmark()
 
@@ -177,6 +180,76 @@ def _active_requests() -> list[Any]:
         except RuntimeError:
             # The main thread has added one meanwhile.
             continue
+
+
+class ChildLeaseRenewer:
+    """Renews the leases of pool children whose heartbeat gets no time to run, because a body holds the GIL in C.
+
+    One thread looks a few times per ttl. It decides nothing: only a heartbeat finds out that a lease is lost.
+    """
+
+    _pause = float("inf")
+    _thread: threading.Thread | None = None
+
+    def start(self, ttl: float) -> None:
+        """Let the thread run, often enough for leases of *ttl* seconds."""
+        self._pause = min(self._pause, ttl / _ROUNDS_PER_TTL)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            began = clock()
+            # In slices, because a lease with a shorter ttl may come meanwhile.
+            while (left := began + self._pause - clock()) > 0:
+                time.sleep(min(left, _LONGEST_SLEEP))
+            # By the part that answers, or is silent, by itself.
+            claims: dict[tuple[Store, Hashable], list[Claim]] = {}
+            for store, claim in _late_claims():
+                claims.setdefault((store, store.part_of(claim.key)), []).append(claim)
+            for (store, _), held in claims.items():
+                # The child reports any error.
+                with suppress(Exception):
+                    _renew(store, held)
+
+
+def _renew(store: Store, claims: list[Claim]) -> None:
+    surveys = store.survey([claim.key for claim in claims])
+    # A lease whose heartbeat is well, or that was released meanwhile, is not touched.
+    late = [
+        claim
+        for claim, survey in zip(claims, surveys, strict=True)
+        if any(each.token == claim.token and each.expires_in < claim.ttl / 2 for each in survey.holders)
+    ]
+    if late:
+        store.renew(late, _RENEWAL_BOUND)
+
+
+# The state of a child, as the kernel knows it.
+
+_DEAD = ("", "Z", "X")
+_STOPPED = ("T", "t")
+
+
+def _state_of(pid: int) -> str:
+    """The letter that the kernel has for its state; empty if there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[0]
+    except OSError:
+        if Path("/proc/self").exists():
+            return ""
+    with suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return "R"
+    return ""
+
+
+child_lease_renewer = ChildLeaseRenewer()
+
+
+# What a worker does as it starts, and as it loses its broker.
 
 
 class Start(Step):
@@ -265,6 +338,3 @@ def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
         jobs.update((number, job) for number, job in running.items() if not job.ready())
 
     return flush
-
-
-child_lease_renewer = ChildLeaseRenewer(_late_claims)

@@ -9,7 +9,6 @@ import os
 from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
@@ -103,7 +102,7 @@ class Background(DaemonThread):
         # The queue of C: its `put` is safe in the handler of a signal, and no library makes it one for greenlets.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
-        self._silent: dict[Hashable, float] = {}
+        self.silent_until: dict[Hashable, float] = {}
 
     def submit(self, call: Callable[[], object], delay: float = 0.0) -> None:
         """Make a call soon after *delay* seconds, after those that were due before."""
@@ -114,11 +113,6 @@ class Background(DaemonThread):
         """The same, if the thread runs; if not, it is made once the thread does."""
         self._calls.put((clock() + delay, next(self._order), call))
 
-    def release_later(self, pending: "PendingRelease") -> None:
-        """Release until that is answered, for one ttl: by then the store has freed it by itself."""
-        pending.give_up_at = clock() + pending.ttl
-        self.submit(lambda: self._release(pending))
-
     def _step(self) -> bool:
         due_in = self._waiting[0][0] - clock() if self._waiting else _LINGERS
         try:
@@ -127,7 +121,11 @@ class Background(DaemonThread):
             if not self._waiting:
                 return self._stays()
         if self._calls.empty() and self._waiting[0][0] <= clock():
-            self._make(heappop(self._waiting)[2])
+            call = heappop(self._waiting)[2]
+            try:
+                call()
+            except Exception:
+                logger.exception("lock.signal_failed: a receiver has failed")
         return True
 
     def _get(self, timeout: float) -> tuple[float, int, Callable[[], object]]:
@@ -140,51 +138,19 @@ class Background(DaemonThread):
             greenlets.sleep(min(left, _LOOK_AGAIN))
         return self._calls.get_nowait()
 
-    def _make(self, call: Callable[[], object]) -> None:
-        try:
-            call()
-        except Exception:
-            logger.exception("lock.signal_failed: a receiver has failed")
-
     def _has_work(self) -> bool:
         return not self._calls.empty() or bool(self._waiting) or self._stays()
 
-    def _release(self, pending: "PendingRelease") -> None:
-        if clock() < pending.give_up_at and (pause := self._try(pending)):
-            self.submit(lambda: self._release(pending), pause)
 
-    def _try(self, pending: "PendingRelease") -> float:
-        """Seconds until the next try; 0.0 if none is needed."""
-        try:
-            part = pending.store.part_of(pending.key)
-            silence = self._silent.get(part, 0.0) - clock()
-            if silence > 0 or not pending.may_release():
-                return max(silence, _PAUSE)
-            try:
-                pending.release()
-            except StoreError:
-                self._silent[part] = clock() + _SILENCE
-                return _PAUSE
-            self._silent.pop(part, None)
-        except Exception:
-            event = "lock.release_failed key=%s task_id=%s: the release raised an unexpected error"
-            logger.exception(event, pending.key, pending.task_id)
-            return _PAUSE
-        if not pending.may_arrive:
-            return 0.0
-        pending.last_at = min(pending.last_at, clock() + _UNDER_WAY)
-        return _PAUSE if clock() + _PAUSE < pending.last_at else 0.0
+background = Background()
 
 
-def _at_once() -> bool:
-    return True
-
-
-@dataclass
 class PendingRelease:
-    """Something that the store may still have, and that nobody wants any more.
+    """Something that the store may still have, and that nobody wants any more: released until that is answered.
 
-    Attributes:
+    After one ttl the store has freed it by itself.
+
+    Arguments:
         store: The store.
         key: The lock key.
         task_id: The task id of the run that has left it, for the log; None if it is no task's.
@@ -195,18 +161,52 @@ class PendingRelease:
             overtakes it. So it is released again and again for a while after the first answer.
     """
 
-    store: Store
-    key: str
-    task_id: str | None
-    ttl: float
-    release: Callable[[], object]
-    may_release: Callable[[], bool] = _at_once
-    may_arrive: bool = False
-    give_up_at: float = 0.0
-    last_at: float = float("inf")
+    _is_answered = False
 
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        task_id: str | None,
+        ttl: float,
+        release: Callable[[], object],
+        *,
+        may_release: Callable[[], bool] | None = None,
+        may_arrive: bool = False,
+    ) -> None:
+        self._store, self._key, self._task_id = store, key, task_id
+        self._release, self._may_release, self._may_arrive = release, may_release, may_arrive
+        self._give_up_at = clock() + ttl
 
-background = Background()
+    def __call__(self) -> None:
+        """Try once, and come again if that is needed."""
+        try:
+            pause = self._try()
+        except Exception:
+            event = "lock.release_failed key=%s task_id=%s: the release raised an unexpected error"
+            logger.exception(event, self._key, self._task_id)
+            pause = _PAUSE
+        if pause and clock() + pause < self._give_up_at:
+            background.submit(self, pause)
+
+    def _try(self) -> float:
+        """Seconds until the next try; 0.0 if none is needed."""
+        silent_until, part = background.silent_until, self._store.part_of(self._key)
+        silence = silent_until.get(part, 0.0) - clock()
+        if silence > 0 or not (self._may_release is None or self._may_release()):
+            return max(silence, _PAUSE)
+        try:
+            self._release()
+        except StoreError:
+            silent_until[part] = clock() + _SILENCE
+            return _PAUSE
+        silent_until.pop(part, None)
+        if not self._may_arrive:
+            return 0.0
+        if not self._is_answered:
+            self._is_answered = True
+            self._give_up_at = min(self._give_up_at, clock() + _UNDER_WAY)
+        return _PAUSE
 
 
 def release_claim_later(
@@ -215,14 +215,14 @@ def release_claim_later(
     place: int | None = None,
     ending: Ending | None = None,
     *,
-    may_release: Callable[[], bool] = _at_once,
+    may_release: Callable[[], bool] | None = None,
     may_arrive: bool = False,
 ) -> None:
     """Release a claim that nobody wants any more, while the store may still count it; see `PendingRelease`."""
     release = partial(store.release, claim, place, bound=_BOUND, ending=ending)
-    task_id = claim.facts.task_id or None
-    background.release_later(
-        PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release, may_arrive=may_arrive)
+    task_id, when = claim.facts.task_id or None, may_release
+    background.submit(
+        PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release=when, may_arrive=may_arrive)
     )
 
 

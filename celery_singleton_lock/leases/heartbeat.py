@@ -138,8 +138,8 @@ class Renewal:
             event = "lock.lost key=%s task_id=%s reason=%s"
             background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
 
-    def end(self) -> None:
-        """Let it last no longer: nobody wants it any more."""
+    def stop(self) -> None:
+        """Renew it no longer: nobody wants it any more."""
         self.is_over = True
         if self.thread is not None:
             self.thread.remove(self)
@@ -180,12 +180,6 @@ class RenewalThread(DaemonThread):
     def remove(self, renewal: Renewal) -> None:
         """Stop renewing it. A request that is under way does no harm: it never brings back what was released."""
         self.watching.pop(ref(renewal), None)
-
-    def renew_all(self) -> None:
-        """Renew everything at once: the store was out of reach, and may have lost what it knew."""
-        for renewal in self.watched():
-            renewal.next_renewal = min(renewal.next_renewal, clock())
-        self._wakes.put(None)
 
     def watched(self) -> list[Renewal]:
         found = {known: known() for known in list(self.watching)}
@@ -269,7 +263,8 @@ class RenewalThread(DaemonThread):
         left = [max(renewal.deadline - now, 0.0) or _LATE_RENEWAL for renewal in self.watched()]
         try:
             if self._greenlet is not None and self._client is self.store:
-                self._client = self._clone()
+                self._client = self.store.clone()
+                self._client.on_clock_step = lambda by: self._call(partial(_report_step, self.store.address, by))
             claims = [renewal.claim for renewal in renewals]
             return self._client.renew(claims, min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0))))
         except StoreError as error:
@@ -278,12 +273,6 @@ class RenewalThread(DaemonThread):
             event = "lock.renewal_failed: the store %s raised an unexpected error"
             self._log(partial(logger.error, event, self.store.address, exc_info=error))
             return [StoreError(self.store.address, str(error))] * len(renewals)
-
-    def _clone(self) -> Store:
-        clone = self.store.clone()
-        clone.on_reconnect = self.renew_all
-        clone.on_clock_step = lambda seconds: self._call(partial(_report_step, self.store.address, seconds))
-        return clone
 
     def _lose(self, renewal: Renewal, reason: LostReason) -> None:
         self._call(partial(renewal.lose, reason))
@@ -300,7 +289,9 @@ class RenewalThread(DaemonThread):
             facts = claim.key, claim.facts.task_id or None, late, claim.ttl, len(suffering)
             self._log(partial(logger.warning, event, *facts))
         for claim in suffering:
-            self._call(partial(count, self.store, claim.key, "late", _task_of(claim)))
+            # A `Lock` has no task.
+            task = claim.facts.task_name or (lock_name_of(claim.key) if claim.facts.task_id else "")
+            self._call(partial(count, self.store, claim.key, "late", task))
 
     def _log(self, line: Callable[[], object]) -> None:
         # Not here, because a handler may block.
@@ -343,20 +334,14 @@ class Heartbeat:
         """Renew it from now on, for as long as something else refers to it."""
         store = renewal.store
         part = store.part_of(renewal.key) if store.has_parts else store
-        (self.threads.get(part) or self._new_thread(store, part)).add(renewal)
+        thread = self.threads.get(part)
+        if thread is None:
+            store.on_clock_step = partial(_report_step, store.address)
+            thread = RenewalThread(self, store, part)
+        thread.add(renewal)
 
     def watched(self) -> list[Renewal]:
         return [renewal for thread in list(self.threads.values()) for renewal in thread.watched()]
-
-    def _new_thread(self, store: Store, part: Hashable) -> RenewalThread:
-        store.on_reconnect = partial(self._renew_all, store)
-        store.on_clock_step = partial(_report_step, store.address)
-        return RenewalThread(self, store, part)
-
-    def _renew_all(self, store: Store) -> None:
-        for thread in list(self.threads.values()):
-            if thread.store is store:
-                thread.renew_all()
 
 
 def _report_step(address: str, seconds: float) -> None:
@@ -365,11 +350,6 @@ def _report_step(address: str, seconds: float) -> None:
         "leases have ended early, or last longer"
     )
     background.submit(partial(logger.warning, event, address, seconds))
-
-
-def _task_of(claim: Claim) -> str:
-    """The name of its task; empty for a `Lock`."""
-    return claim.facts.task_name or (lock_name_of(claim.key) if claim.facts.task_id else "")
 
 
 heartbeat = Heartbeat()

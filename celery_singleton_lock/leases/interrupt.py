@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -50,8 +50,6 @@ class Interrupt:
     _hub: Any = None
     _outer_loop: asyncio.AbstractEventLoop | None = None
     _error: Exception | None = None
-    _held_back = False
-    _kept: Exception | None = None
     _guard: threading.Lock
 
     def __enter__(self) -> None:
@@ -74,29 +72,6 @@ class Interrupt:
             if thread is not None and self._error is not None and self._greenlet is None and not self._by_signal:
                 _raise_in(thread, None)
 
-    @contextmanager
-    def held_back(self) -> Iterator[None]:
-        """Keep an exception that is sent until the code inside has returned; drop it if that code raises."""
-        if self._thread is None:
-            # Nothing can be sent to a body that runs without a lock.
-            yield
-            return
-        self._held_back = True
-        try:
-            yield
-        finally:
-            # Under the guard, because `send` may be deciding now.
-            with self._guard:
-                self._held_back = False
-        if self._kept is not None:
-            self.delivered = True
-            raise self._kept
-
-    @property
-    def was_sent(self) -> bool:
-        """It was delivered, or held back for good because the code inside has raised by itself."""
-        return self.delivered or self._kept is not None
-
     def send(self, error: Exception) -> bool:
         """Raise *error* in the body; False if it is not running."""
         if self._thread is None:
@@ -105,9 +80,7 @@ class Interrupt:
             if self._thread is None:
                 return False
             self._error = error
-            if self._held_back:
-                self._kept = error
-            elif self._greenlet is not None:
+            if self._greenlet is not None:
                 call_soon(self._hub, self.deliver)
             else:
                 threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
@@ -118,16 +91,14 @@ class Interrupt:
         pause = _RETRY_AFTER
         while True:
             with self._guard:
-                if self._thread is None or self.was_sent:
+                if self._thread is None or self.delivered:
                     return
                 self._ask_for_delivery(thread)
             time.sleep(pause)
             pause = min(2 * pause, _RETRY_AFTER_AT_MOST)
 
     def _ask_for_delivery(self, thread: int) -> None:
-        if self._held_back:
-            self._kept = self._error
-        elif self._by_signal and _SIGNAL is not None:
+        if self._by_signal and _SIGNAL is not None:
             _sent.append(self)
             # A signal that comes just before a call into the kernel does not end that; the next one does.
             signal.pthread_kill(thread, _SIGNAL)
@@ -139,11 +110,9 @@ class Interrupt:
     def deliver(self) -> None:
         """Raise what was sent, if the body still runs; called in its thread, or by the hub of its greenlet."""
         # No lock here: the thread that runs this may hold the guard already.
-        if self._thread is None or self._error is None or self.was_sent:
+        if self._thread is None or self._error is None or self.delivered:
             return
-        if self._held_back:
-            self._kept = self._error
-        elif self._greenlet is not None:
+        if self._greenlet is not None:
             self.delivered = True
             self._greenlet.throw(self._error)
         elif not self._cancels_tasks_of(running_loop()):
@@ -161,7 +130,7 @@ class Interrupt:
 
     def _cancel_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
         # A loop without a task is about to begin, or to end.
-        if self._thread is not None and not self.was_sent and (tasks := asyncio.all_tasks(loop)):
+        if self._thread is not None and not self.delivered and (tasks := asyncio.all_tasks(loop)):
             self.delivered = True
             for task in tasks:
                 task.cancel("the lock of the run is lost")

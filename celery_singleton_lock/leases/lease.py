@@ -156,10 +156,25 @@ class Lease(Renewal):
         if self._takes > 1:
             self._takes -= 1
             return None
+        answer = self._give_back(ending)
+        if answer is None:
+            return None
+        if answer <= Answer.TAKEN and self._place is not None:
+            self.lose("taken" if answer is Answer.TAKEN else "expired")
+            return answer
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("lock.released key=%s task_id=%s", self.key, self.claim.facts.task_id or None)
+        if self._sender is not None:
+            counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
+            if signals.lock_released.receivers:
+                signals.lock_released.send(sender=self._sender, lease=self)
+        return answer
+
+    def _give_back(self, ending: Ending | None) -> Answer | None:
         answer = None
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
-            self.end()
+            self.stop()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self._place, ending=ending)
         except StoreError as error:
@@ -169,18 +184,9 @@ class Lease(Renewal):
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
-                self.end()
+                self.stop()
                 release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
             self._asked = False
-        if answer is None:
-            return None
-        if answer <= Answer.TAKEN and self._place is not None:
-            self.lose("taken" if answer is Answer.TAKEN else "expired")
-            return answer
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("lock.released key=%s task_id=%s", self.key, self.claim.facts.task_id or None)
-        if self._sender is not None:
-            self._report_released()
         return answer
 
     # For those who take leases for others: tasks, `Lock` and beats.
@@ -243,11 +249,6 @@ class Lease(Renewal):
             counters.add(self.store, self.key, "taken_over", task)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=sender, lease=self)
-
-    def _report_released(self) -> None:
-        counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
-        if signals.lock_released.receivers:
-            signals.lock_released.send(sender=self._sender, lease=self)
 
     def wait(self, conflict: Conflict, timeout: float | None = None) -> Conflict | Done | None:
         """Queue for the lease, first come, first served, until it is ours or *timeout* seconds are over.

@@ -5,18 +5,21 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, NamedTuple
 
-from celery import Task
+from celery import Celery, Task, states
 from celery.app.task import Context
-from celery.canvas import Signature
 from celery.exceptions import Reject
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -39,8 +42,8 @@ _SWEEP = 120.0
 # Seconds after which a broker that restarts is back; a job is worth the wait.
 _PATIENCE = 60.0
 _PAUSE = 0.5
-# Almost as long, for a connection that breaks. Without one, kombu gives up after `broker_connection_timeout`.
-_PATIENT_PUBLISH = {"max_retries": 30, "interval_start": 0.2, "interval_step": 0.2, "interval_max": 2.0}
+# Seconds for which a mark is to be ended.
+_MARK_PATIENCE = 60.0
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
@@ -157,7 +160,7 @@ class Notes:
         return Notes(self.key, self.published, continues_from=self.continues_from, task_id=self.task_id)
 
 
-_OF_THE_CALL = {"task_id", "key", "published"}
+_OF_EVERY_CALL = {"task_id", "key", "published"}
 _TYPES = {field.name: type(field.default) for field in fields(Notes)}
 
 
@@ -197,7 +200,7 @@ def is_unusual(request: Context, notes: "Notes", delivery: Delivery, options: Lo
         or info.get("redelivered")
         or info.get("exchange")
         or not delivery.token
-        or not vars(notes).keys() <= _OF_THE_CALL
+        or not vars(notes).keys() <= _OF_EVERY_CALL
         or clock() - delivery.received > options.visibility_timeout * _NEARLY
     )
 
@@ -266,29 +269,23 @@ def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:
             ),
         ),
         retry=True,
-        retry_policy=_PATIENT_PUBLISH,
         **_as_it_came(task),
     )
+    give_up_at = clock() + _PATIENCE
     try:
-        _publish_patiently(again)
+        while True:
+            try:
+                again.apply_async()
+                return again
+            except OperationalError:
+                if clock() > give_up_at:
+                    raise
+                time.sleep(_PAUSE)
     except Exception as error:
         logger.error("lock.publish_failed key=%s task_id=%s: %s", key, request.id, error)
         if task.acks_late and isinstance(error, OperationalError):
             raise Reject(error, requeue=True) from error
         raise
-    return again
-
-
-def _publish_patiently(again: Signature) -> None:
-    give_up_at = clock() + _PATIENCE
-    while True:
-        try:
-            again.apply_async()
-            return
-        except OperationalError:
-            if clock() > give_up_at:
-                raise
-            time.sleep(_PAUSE)
 
 
 def _as_it_came(task: Task) -> dict[str, Any]:
@@ -319,3 +316,48 @@ def _possible(task: Task, delay: float) -> float:
         return delay
     driver = task.app.producer_pool.connections.connection.transport.driver_type
     return max(1, round(delay)) if detect_quorum_queues(task.app, driver)[0] else delay
+
+
+# What a call has left in the store, to be ended once its message has ended for good.
+
+
+def unmark(store: Store, key: str, task_id: str, *, stays_quiet: bool = False, may_arrive: bool = False) -> None:
+    """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""
+    try:
+        store.unmark(key, task_id, quiet=not stays_quiet)
+        is_answered = True
+    except StoreError:
+        is_answered = False
+    if not is_answered or may_arrive:
+        unmark_later(store, key, task_id, stays_quiet=stays_quiet, may_arrive=may_arrive)
+
+
+def unmark_later(store: Store, key: str, task_id: str, *, stays_quiet: bool = False, may_arrive: bool = False) -> None:
+    """End it in the background: a main process waits for no store."""
+    end = partial(store.unmark, key, task_id, quiet=not stays_quiet)
+    background.submit(PendingRelease(store, key, task_id, _MARK_PATIENCE, end, may_arrive=may_arrive))
+
+
+def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
+    """In the background, end the marks of a call whose message a worker has thrown away unread.
+
+    Raises:
+        Exception: Any error that headers can cause that are not a task's, or not ours.
+    """
+    notes = Notes.of(headers, headers.get("id"))
+    if notes.key and notes.left_something:
+        unmark_later(store_of(app), notes.key, str(headers["id"]))
+
+
+def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
+    """End it for the present request, which was refused before it asked for its lock, for example by `before_start`."""
+    request, is_requeued = task.request, isinstance(retval, Reject) and retval.requeue and task.acks_late
+    if state == states.RETRY or is_requeued:
+        return
+    try:
+        notes = Notes() if request.called_directly else Notes.of(request.headers, request.id)
+    except ConfigurationError:
+        # Its result tells already.
+        return
+    if notes.key and notes.left_something:
+        unmark(store_of(task.app), notes.key, text_of(request.id))

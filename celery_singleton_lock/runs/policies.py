@@ -8,13 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
-from billiard import current_process
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
 from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock.leases.greenlets import patched_by
 from celery_singleton_lock.leases.lease import held_here
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.endings import has_result, why_unreadable
@@ -32,9 +30,7 @@ _A_FEW = 8
 # The part of a time limit that a run may wait in its place; the rest is for the body.
 _SHARE = 1 / 4
 
-Limits = tuple[float | None, float | None]
-
-_of_the_worker: Limits = None, None
+_limits_of_the_worker: tuple[float | None, float | None] = None, None
 
 
 class Ended(NamedTuple):
@@ -103,7 +99,7 @@ class Raise(Policy):
     ends_at_once = True
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        _refuse(run, conflict.first)
+        _raise_held(run, conflict.first)
 
 
 class Reschedule(Policy):
@@ -113,8 +109,8 @@ class Reschedule(Policy):
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         """Come again, unless it has waited long enough."""
-        if _time_left(run, conflict) < _FIRST_DELAY:
-            _refuse(run, conflict.first)
+        if _waiting_left(run, conflict) < _FIRST_DELAY:
+            _raise_held(run, conflict.first)
         _come_again(run, conflict)
 
 
@@ -126,12 +122,12 @@ class Wait(Policy):
         if held_here(run.key) is not None:
             return conflict
         with _waiting_in_place(run, conflict.first):
-            return run.lease.wait(conflict, min(_time_left(run, conflict), longest_wait(run)))
+            return run.lease.wait(conflict, min(_waiting_left(run, conflict), longest_wait(run)))
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         """Give up, or come again by the broker and wait again, because each delivery has its full time limit."""
-        if not run.can_come_again or _time_left(run, conflict) < _FIRST_DELAY:
-            _refuse(run, conflict.first)
+        if not run.can_come_again or _waiting_left(run, conflict) < _FIRST_DELAY:
+            _raise_held(run, conflict.first)
         if run.lease.unreleased:
             # Give back its turn, or the message that comes again would queue behind it.
             run.lease.release()
@@ -189,7 +185,7 @@ POLICIES: dict[OnConflict, Policy] = {
 }
 
 
-def _refuse(run: Run, holder: Holder) -> NoReturn:
+def _raise_held(run: Run, holder: Holder) -> NoReturn:
     run.report_conflict(holder, "raised")
     raise run.held_by(holder)
 
@@ -209,7 +205,7 @@ def _longest_delay(run: Run) -> float:
     return _SHORT_DELAY * 2.0 ** min(max(0, run.notes.tries - _A_FEW), _A_FEW)
 
 
-def _time_left(run: Run, conflict: Conflict) -> float:
+def _waiting_left(run: Run, conflict: Conflict) -> float:
     """Seconds until it has waited for `lock_wait_timeout`, by the store's clock, counted from its first refusal."""
     waited = (conflict.at - run.lease.refused_at) / 1_000_000
     return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited
@@ -220,23 +216,22 @@ def _time_left(run: Run, conflict: Conflict) -> float:
 
 def remember_limits(worker: Any) -> None:
     """Keep the limits of the command line; the pool's processes are forks of this one, and do not get it otherwise."""
-    global _of_the_worker  # noqa: PLW0603 (a process has one)
-    _of_the_worker = worker.time_limit, worker.soft_time_limit
+    global _limits_of_the_worker  # noqa: PLW0603 (a process has one)
+    _limits_of_the_worker = worker.time_limit, worker.soft_time_limit
 
 
 def longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
+    # For an item, the time limit of its map goes on.
     timed = get_current_task() if run.is_item else run.task
+    request = timed.request if run.is_item else run.request
     # Each is chosen as a worker chooses it.
-    hard, soft = (timed.request if run.is_item else run.request).timelimit or (None, None)
-    hard = hard or timed.time_limit or _of_the_worker[0]
-    soft = soft or timed.soft_time_limit or _of_the_worker[1]
-    if hard is None and soft is None:
+    hard, soft = request.timelimit or (None, None)
+    hard = hard or timed.time_limit or _limits_of_the_worker[0]
+    soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
+    if request.is_eager or not (hard or soft):
         return float("inf")
-    limits = [limit for limit in _enforced((hard, soft)) if limit]
-    if not limits or timed.request.is_eager:
-        return float("inf")
-    return min(limits) * _SHARE - _spent(timed) - run.age
+    return min(limit for limit in (hard, soft) if limit) * _SHARE - (request.get("lock_waited") or 0.0) - run.age
 
 
 @contextmanager
@@ -247,29 +242,12 @@ def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
     try:
         yield
     finally:
-        timed = _timed(run)
-        timed.request.lock_waited = _spent(timed) + run.age
+        if run.is_item:
+            # The items of a map share its time limit.
+            of_the_map = get_current_task().request
+            of_the_map.lock_waited = (of_the_map.get("lock_waited") or 0.0) + run.age
     if run.lease.granted:
         run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
-
-
-def _timed(run: Run) -> Task:
-    """The task whose time limit goes on: for an item, its map."""
-    return get_current_task() if run.is_item else run.task
-
-
-def _spent(timed: Task) -> float:
-    """Seconds for which items before this one have waited."""
-    return timed.request.get("lock_waited") or 0.0
-
-
-def _enforced(limits: Limits) -> tuple[float | None, ...]:
-    """The limits that the pool enforces: prefork both, gevent the hard one, all others none."""
-    # Only the pool processes of prefork are daemons.
-    if current_process().daemon:
-        return limits
-    patched = patched_by()
-    return limits[:1] if patched is not None and patched.__name__ == "gevent" else ()
 
 
 # Ending with the result of another run.

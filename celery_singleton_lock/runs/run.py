@@ -27,8 +27,7 @@ from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke
-from celery_singleton_lock.runs.marks import unmark
-from celery_singleton_lock.runs.message import Notes, text_of
+from celery_singleton_lock.runs.message import Notes, text_of, unmark
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
@@ -61,7 +60,7 @@ class Run:
         can_come_again: Its message can go back to the broker.
         is_under_way: It has begun to ask for its lock, and has not ended.
         is_over: It has ended, and nothing of it is left in this process or in the store.
-        end: The `Ignore`, `Reject` or `Retry` that it has ended with.
+        ended_with: The `Ignore`, `Reject` or `Retry` that it has ended with.
         before: A run before it, of the same delivery, that has left a marker.
         has_begun: Its body runs, or has run.
         is_unlocked: Its body runs without a lock of its own.
@@ -75,7 +74,7 @@ class Run:
     is_item = is_broadcast = is_copy = hands_over = False
     is_over = is_under_way = has_begun = is_unlocked = has_marker = _goes_on = _retry_is_stored = False
     can_come_again = True
-    end: BaseException | None = None
+    ended_with: BaseException | None = None
     before: "Run | None" = None
     retry_key: str | None = None
     retries_because_of: BaseException | None = None
@@ -161,7 +160,7 @@ class Run:
     @property
     def was_replaced(self) -> bool:
         """It has been asked to make way, for its successor or by a person."""
-        return self.interrupt.was_sent and self.lease.lost_reason in MAKES_WAY
+        return self.interrupt.delivered and self.lease.lost_reason in MAKES_WAY
 
     @property
     def age(self) -> float:
@@ -251,7 +250,7 @@ class Run:
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
             raise
 
-    def end_silently(self, reason: str) -> NoReturn:
+    def end_delivery(self, reason: str) -> NoReturn:
         """End this delivery of the message without a trace, because another delivery ends the call.
 
         Raises:
@@ -299,11 +298,11 @@ class Run:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self.is_under_way = False
         if error is not None and isinstance(error, Ignore | Reject | Retry):
-            self.end = error
+            self.ended_with = error
         # An item of a map has no message, so Celery tells nobody of its end.
         if error is None or self.is_item or not isinstance(error, Retry):
             self.give_back()
-            self.is_over = not (self.lease.unreleased or self.has_marker or self.end or self.before)
+            self.is_over = not (self.lease.unreleased or self.has_marker or self.ended_with or self.before)
         elif self._retry_is_stored:
             # Celery must not store RETRY once more. If it stores it all the same, or has to, the next attempt could
             # end before, so `receivers` gives back what is held.
@@ -351,8 +350,8 @@ def run_for(task: Task, request: Context, notes: Notes, key: str, args: Any, kwa
     if before is None or before.is_under_way:
         run = request.lock_run = Run(task, request, notes, key, args, kwargs)
         return run
-    if before.end is not None:
-        raise before.end
+    if before.ended_with is not None:
+        raise before.ended_with
     # A signal may have broken that off.
     before.give_back()
     # The release of its token may be repeated in the background.
