@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.redis import sentinel
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, clustered
 from tests.recorder import Recorder
@@ -56,12 +55,6 @@ def cluster_of_each_kind(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The same, in turn with each kind of server."""
     with clustered(request.param) as cluster:
         yield cluster
-
-
-@pytest.fixture(autouse=True)
-def nothing_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a process tells once, it tells in each test."""
-    monkeypatch.setattr(sentinel, "_told", {})
 
 
 def store_at(url: str) -> Store:

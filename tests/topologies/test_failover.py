@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -126,41 +125,6 @@ def test_without_an_answer_of_any_sentinel_each_call_ends_in_time(calm: Deployme
     assert f"no sentinel knows a master {NAME}" in str(unanswered.value)
 
 
-# A master that another one has replaced, and that does not know it yet.
-
-
-def test_who_waits_at_the_old_master_hears_the_release_at_the_new_one(shaken: Deployment, cleanup: ExitStack) -> None:
-    store, elsewhere = opened(cleanup, shaken.url), opened(cleanup, shaken.url)
-    mine = claim_of("wanted", ttl=60.0)
-    assert isinstance(store.acquire(mine), Grant)
-    with store.waiter(Claim(mine.key, "waiter", 60.0)) as waiter:
-        seconds = waiter.ask()
-        assert isinstance(seconds, float)
-        wait_until_replicated(shaken)
-        shaken.fail_over()
-        slept: list[float] = []
-
-        def sleep() -> None:
-            began = clock()
-            waiter.sleep(float(seconds))
-            slept.append(clock() - began)
-
-        sleeper = threading.Thread(target=sleep)
-        sleeper.start()
-        # Somebody else in the process finds out.
-        store.acquire(claim_of("other"))
-        sleeper.join(20)
-
-        assert slept[0] < 5
-        assert isinstance(waiter.ask(), float)
-        assert isinstance(elsewhere.acquire(claim_of("another")), Grant)
-        began = clock()
-        elsewhere.release(mine, 1)
-        waiter.sleep(float(seconds))
-        assert isinstance(waiter.ask(), Grant)
-        assert clock() - began < AT_ONCE
-
-
 # A master that is cut off from replicas and sentinels, but not from a holder.
 
 
@@ -183,6 +147,3 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     until(lambda: told_at, "the holder on its side is told")
     assert lease.lost_reason == "unreachable"
     assert told_at[0] - granted_at < OVERLAP
-
-
-# Processes.

@@ -1,7 +1,7 @@
 """Locks in a cluster: each lock at the server that has its slot."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,15 @@ from redis.crc import key_slot
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.redis.connection import Call, Command, Connections, RetryLoop, hosts_of, settled, where
+from celery_singleton_lock.stores.redis.connection import (
+    Call,
+    Command,
+    Connections,
+    RetryLoop,
+    hosts_of,
+    settled,
+    where,
+)
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, none_of
 from celery_singleton_lock.stores.redis.inventory import with_tag

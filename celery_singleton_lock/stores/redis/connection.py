@@ -281,7 +281,8 @@ def pool_of(url: str, options: Mapping[str, Any], address: str) -> ConnectionPoo
         check_parts(url)
         return ConnectionPool.from_url(url, **arguments)
 
-    return settled(make, options, address)
+    pool: ConnectionPool = settled(make, options, address)
+    return pool
 
 
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:

@@ -224,31 +224,26 @@ class Store(RedisInventory):
             StoreError: No answer within *timeout* seconds. Some may have been renewed.
         """
         calls = list(renewals_of(claims, self._renewals_per_script))
-        replies: list[Any] = [None] * len(calls)
+        found: dict[int, list[Answer | StoreError]] = {}
 
         def ask(left: float) -> None:
-            sent_at = clock()
-            missing = [number for number, reply in enumerate(replies) if not isinstance(reply, list)]
-            answers = self._servers.run(RENEW, [calls[number] for number in missing], left, self._replicas)
-            for number, reply in zip(missing, answers, strict=True):
-                replies[number] = reply
+            sent_at, missing = clock(), [number for number in range(len(calls)) if number not in found]
+            replies = self._servers.run(RENEW, [calls[number] for number in missing], left, self._replicas)
+            for number, reply in zip(missing, replies, strict=True):
                 if isinstance(reply, list):
-                    self._of(calls[number][0][0])[1].compare(reply[-1], sent_at)
+                    *answers, now = reply
+                    found[number] = [ANSWERS[each] for each in answers]
+                    self._of(calls[number][0][0])[1].compare(now, sent_at)
             accepted(replies)
 
-        answers = list[Answer | StoreError]()
-        unanswered = None
         try:
             if calls:
                 self._loop.persist(ask, timeout)
         except StoreError as error:
-            if not any(isinstance(reply, list) for reply in replies):
+            if not found:
                 raise
-            unanswered = error
-        for (keys, _), reply in zip(calls, replies, strict=True):
-            is_answered = isinstance(reply, list)
-            answers += [ANSWERS[each] for each in reply[:-1]] if is_answered else [unanswered] * len(keys)
-        return answers
+            found |= {number: [error] * len(keys) for number, (keys, _) in enumerate(calls) if number not in found}
+        return [answer for number in range(len(calls)) for answer in found[number]]
 
     def release(
         self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
