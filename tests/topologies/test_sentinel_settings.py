@@ -94,6 +94,7 @@ def test_a_new_master_whose_clock_differs_is_told(
     after = until(at_the_new_one, "the store follows")
     assert isinstance(before, Grant)
     assert isinstance(after, Grant)
+    until(lambda: store.acquire(CLAIM) and steps, "the clocks are compared")
     assert [round(step) for step in steps] == [-30]
     store.close()
 

@@ -48,8 +48,6 @@ OURS: dict[str, Any] = {
 # A server tells that there is none below 0.
 _DATABASE = re.compile(r"(-?[0-9]+)?")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
-# Seconds; no try begins with less, because its silence would say nothing.
-_SHORTEST_TRY = 0.1
 # Seconds; less than a connection waits for a reply. The rest is for another try.
 _LONGEST_WAIT = 0.5
 # A server that has not read all that was sent resets the connection as it closes it.
@@ -251,14 +249,17 @@ class RetryLoop:
         Raises:
             StoreError: No answer; no try began later than after *bound* seconds.
         """
-        give_up_at, pause = clock() + bound, _FIRST_PAUSE
+        give_up_at, pause, problem = clock() + bound, _FIRST_PAUSE, None
         while True:
             sent_at = clock()
             try:
                 answer = ask(give_up_at - sent_at)
             except exceptions.RedisError as error:
-                if not is_passing(error) or clock() + pause >= give_up_at - _SHORTEST_TRY:
-                    raise self._unanswered(error) from error
+                # The last try may have had too little time, so its silence says less than an answer before it.
+                if problem is None or not isinstance(error, exceptions.TimeoutError):
+                    problem = error
+                if not is_passing(error) or clock() + pause >= give_up_at:
+                    raise self._unanswered(problem) from error
             else:
                 self.is_away, self._has_answered = False, True
                 return answer, sent_at

@@ -5,6 +5,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, get_args
 
@@ -164,8 +165,9 @@ class RedisInventory(ABC):
         """
         arguments = token or "", by, "force" if force else ""
         now, dropped, rows = self._ask(BREAK, key, arguments)
-        # A token that nobody has.
-        self._wake_the_rest(Claim(key, "~", 0.0), RELEASE_BOUND)
+        # It is done even if nobody can be woken. The token is one that nobody has.
+        with suppress(StoreError):
+            self._ask(RELEASE, key, ("~", "0", "0 0"))
         return BreakResult(tuple(holders_in(key, now, rows)), tuple(dropped))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
@@ -257,10 +259,6 @@ class RedisInventory(ABC):
 
     @abstractmethod
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any: ...
-
-    @abstractmethod
-    def _wake_the_rest(self, claim: Claim, bound: float) -> None: ...
-
 
 def with_tag(key: str, number: int) -> str:
     """A key beside *key*, with a hash tag of its own, so it is in another slot."""

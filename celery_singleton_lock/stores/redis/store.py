@@ -266,21 +266,10 @@ class Store(RedisInventory):
             return accepted(self._servers.run(RELEASE, calls, left))[0]
 
         reply, _ = self._of(claim.key)[0].persist(ask, bound)
-        if isinstance(reply, list):
-            (reply,) = reply
-            self._wake_the_rest(claim, bound)
         if tries > 1 and reply <= 0:
             # An earlier try may have released it, and its answer was lost.
             return Answer.DONE if ending is None else Answer.MARKED
         return ANSWERS[reply]
-
-    def _wake_the_rest(self, claim: Claim, bound: float) -> None:
-        give_up_at = clock() + bound
-        # It is released even if this fails. Waiters also check their turn by themselves, if rarely.
-        with suppress(StoreError):
-            while isinstance(self._ask(RELEASE, claim.key, (claim.token, "0", "0 0")), list):
-                if clock() > give_up_at:
-                    break
 
     def mark_queued(
         self,

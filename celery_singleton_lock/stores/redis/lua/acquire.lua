@@ -47,11 +47,8 @@ elseif size == 6 and ARGV[3] == '1' and not ARGV[8] then
   local holder = known[2]
   local is_usual = known[1] == '1' and known[3] == holder and known[5] == 'fence' and known[7] == '1:'
     and known[9] == '1:i' and known[11] == '1:h'
-  if is_usual and holder ~= token then
-    local left = known[4] - now
-    if left > 0 and left <= ttl * 1000 then
-      return {0, now, '', {1, holder, known[4], known[8], known[10], known[12], ''}}
-    end
+  if is_usual and holder ~= token and known[4] - now > 0 then
+    return {0, now, '', {1, holder, known[4], known[8], known[10], known[12], ''}}
   end
 end
 
@@ -69,7 +66,7 @@ local policy, memory = string.match(words, ' (re%a+)=(%d+)')
 local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token)
 local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[7])
 local successor, queued = successor_in(known[5]), mark_of(known[6])
-local places = read_places(key, highest, now + ttl * 1000)
+local places = read_places(key, highest)
 local is_copy = marker ~= ''
 attempt, published = tonumber(attempt), published ~= '0' and tonumber(published) or now
 
@@ -195,16 +192,11 @@ local function grant(granted, took_over, fence)
     add(granted .. ':n', named)
   end
   if granted > highest then
-    add('places', number_of_places(granted))
+    add('places', granted)
   end
   redis.call('HSET', key, unpack(fields))
   leave_all_else(granted)
-  if redis.call('HLEN', key) == #fields / 2 + (known[2] and granted <= highest and 1 or 0) then
-    -- The hash has nothing else, so it expires with this holder, even if an earlier holder had a longer ttl.
-    redis.call('PEXPIRE', key, 2 * ttl)
-  else
-    expire_after(key, 2000 * ttl)
-  end
+  expire_after(key, 2000 * ttl)
   return {1, now, granted, fence, took_over, now}
 end
 

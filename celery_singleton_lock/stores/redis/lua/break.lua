@@ -30,7 +30,7 @@ end
 -- Does nothing, but a server out of memory refuses HSET if the script has written nothing before.
 redis.call('HDEL', key, '')
 local cooling = false
-for _, each in ipairs(read_places(key, tonumber(known[1] or 1), math.huge)) do
+for _, each in ipairs(read_places(key, tonumber(known[1] or 1))) do
   if each.alive and is_on_hold(each.token) and only == '' then
     empty_place(key, each.place, each.token)
     cooling = true

@@ -49,7 +49,7 @@ if queued and queued.task_id ~= mine and sent ~= 'over' then
 end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or quiet) then
-  places = read_places(key, tonumber(known[1] or 1), now)
+  places = read_places(key, tonumber(known[1] or 1))
   for _, each in ipairs(places) do
     held = held + (each.alive and 1 or 0)
   end

@@ -10,7 +10,6 @@
 -- ARGV[5]  with that, the marker of its message
 --
 -- Returns  3 released, and a marker was left | 1 released | 0 the lock is somebody else's | -1 nobody has it
---          {answer} as above, but only dead waiters were found so far: ask again, for those behind them
 
 -- The usual release: the hash is as the usual acquire has left it, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
@@ -23,48 +22,38 @@ end
 -- @include lock
 -- @include marks
 -- @include queue
-local MOST_DEAD = 50 -- waiters that nobody listens for, found by one release
-
 local token = ARGV[1]
 local own_place, min_hold = string.match(ARGV[3], '^(%d+) (%d+)$')
 local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token)
 local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2]), tonumber(known[3]), tonumber(known[4])
 local answer = redis.call('EXISTS', key) - 1
 
-local function keep_place_until(place, moment)
+local function leave_place(place)
+  local free_at = grant_of(key, place).since + min_hold * 1000
+  if free_at <= now then
+    empty_place(key, place, token)
+    return false
+  end
   -- The token belongs to nobody, so nobody renews or releases the place.
   redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, place .. ':c')
-  redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(moment))
-  expire_after(key, moment - now)
-end
-
-local function leave_place(place)
-  -- If this server's clock was set back since the grant, the place does not stay taken for the difference.
-  local free_at = math.min(grant_of(key, place).since, now) + min_hold * 1000
-  local is_kept = free_at > now
-  if is_kept then
-    keep_place_until(place, free_at)
-  else
-    empty_place(key, place, token)
-  end
-  return is_kept
+  redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
+  expire_after(key, free_at - now)
+  return true
 end
 
 -- A cool-down has freed no place yet, but the first waiter has to hear when it will.
 local function wake(held, is_kept)
-  local woken, dead = 0, 0
-  local front, gave_up = walk_queue(key, first, last, function(waiter)
-    if woken >= math.max(waiter.limit - held, is_kept and 1 or 0) or dead == MOST_DEAD then
+  local woken, most = 0, is_kept and 1 or 0
+  local front = walk_queue(key, first, last, function(waiter)
+    if woken >= math.max(waiter.limit - held, most) then
       return 'enough'
     elseif redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free') == 0 then
       -- A dead waiter does not listen, so its turn passes on at once.
-      dead = dead + 1
       return 'gone'
     end
     woken = woken + 1
   end)
   begin_queue_at(key, first, front, last)
-  return woken == 0 and (gave_up or dead == MOST_DEAD)
 end
 
 -- First, because a server out of memory refuses HSET if the script has written nothing before.
@@ -74,7 +63,7 @@ if redis.call('HDEL', key, 'w' .. token) == 1 then
 end
 
 local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
-for _, each in ipairs(read_places(key, highest, math.huge)) do
+for _, each in ipairs(read_places(key, highest)) do
   local is_mine = each.token == token and (own_place == '0' or tonumber(own_place) == each.place)
   if is_mine then
     copy_has_come = redis.call('HEXISTS', key, each.place .. ':c') == 1
@@ -87,7 +76,7 @@ for _, each in ipairs(read_places(key, highest, math.huge)) do
   end
 end
 if highest_left < highest then
-  redis.call('HSET', key, 'places', number_of_places(highest_left))
+  redis.call('HSET', key, 'places', highest_left)
   if highest_left == 1 then
     redis.call('HDEL', key, 'places')
   end
@@ -102,6 +91,8 @@ if ARGV[4] then
     answer = answer == 1 and 3 or answer
   end
 end
-local goes_on = first and wake(held, is_kept)
+if first then
+  wake(held, is_kept)
+end
 delete_if_idle(key)
-return goes_on and {answer} or answer
+return answer

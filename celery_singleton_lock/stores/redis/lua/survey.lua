@@ -55,7 +55,7 @@ local waiters, turns = 0, {}
 if first then
   waiters, turns = look_at_queue()
 end
-local holders = described(key, read_places(key, tonumber(known[1] or 1), math.huge), math.huge)
+local holders = described(key, read_places(key, tonumber(known[1] or 1)), math.huge)
 local asked = {}
 for i = 2, #holders, 7 do
   asked[#asked + 1] = redis.call('HGET', key, 'broken:' .. holders[i]) or ''

@@ -19,7 +19,7 @@ if string.find(ARGV[2], 'heeds', 1, true) and queued and queued.task_id ~= mine 
 end
 if successor and successor.task_id == mine then
   if successor.policy == 'replace' then
-    let_holders_stay(key, read_places(key, tonumber(known[4] or 1), math.huge))
+    let_holders_stay(key, read_places(key, tonumber(known[4] or 1)))
   end
   redis.call('HDEL', key, 'next')
 end

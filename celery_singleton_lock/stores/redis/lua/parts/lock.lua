@@ -24,16 +24,12 @@ end
 local FACTS = {':', ':i', ':h', ':n', ':c'}
 
 local AT_ONCE = 1000 -- no more fields are read by one command, for Lua's stack is limited
-local SEARCHABLE = 16 -- with more places than that the hash has to be a table, because a list is searched from end to end
 
 local function read_fields(key, names)
-  if #names <= AT_ONCE then
-    return redis.call('HMGET', key, unpack(names))
-  end
   local values = {}
   for start = 1, #names, AT_ONCE do
-    for i, value in ipairs(redis.call('HMGET', key, unpack(names, start, math.min(#names, start + AT_ONCE - 1)))) do
-      values[start + i - 1] = value
+    for _, value in ipairs(redis.call('HMGET', key, unpack(names, start, math.min(#names, start + AT_ONCE - 1)))) do
+      values[#values + 1] = value
     end
   end
   return values
@@ -45,11 +41,6 @@ local function fields_of_places(key, highest, suffix)
     names[place] = place .. suffix
   end
   return read_fields(key, names)
-end
-
--- A value of more than 64 bytes makes the hash a table.
-local function number_of_places(highest)
-  return highest > SEARCHABLE and string.format('%-65d', highest) or highest
 end
 
 local function grant_in(value)
@@ -73,26 +64,11 @@ local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
--- If this server's clock was set back, a holder that may be dead must not keep its place for the difference.
-local function undo_a_step_of_the_clock(key, doubtful)
-  local names = {}
-  for i, each in ipairs(doubtful) do
-    names[i] = each.place .. ':'
-  end
-  for i, value in ipairs(read_fields(key, names)) do
-    local each, latest = doubtful[i], now + tonumber(string.match(value or '', '^%d+ %S+ (%d+) ') or 0) * 1000
-    if each.deadline > latest then
-      each.deadline = latest
-      pcall(set_deadline, key, each, latest)
-    end
-  end
-end
-
 -- All places, in order: {place, token, deadline, alive, makes_way}; the token is nil where the place is empty. A holder
 -- is alive until its deadline, whether it was asked to make way or not.
-local function read_places(key, highest, plausible)
+local function read_places(key, highest)
   local tokens = fields_of_places(key, highest, '')
-  local names, places, doubtful = {}, {}, {}
+  local names, places = {}, {}
   for place = 1, highest do
     names[place] = tokens[place] or ''
   end
@@ -104,12 +80,6 @@ local function read_places(key, highest, plausible)
     deadline = tonumber(deadline or 0)
     local alive = token and deadline > now
     places[place] = {place = place, token = token, deadline = deadline, alive = alive, makes_way = makes_way}
-    if alive and deadline > plausible and not is_on_hold(token) then
-      doubtful[#doubtful + 1] = places[place]
-    end
-  end
-  if #doubtful > 0 then
-    undo_a_step_of_the_clock(key, doubtful)
   end
   return places
 end
@@ -160,7 +130,7 @@ local function described(key, places, most)
       names[4 * i - 4 + k] = alive[i].place .. suffix
     end
   end
-  local facts = count > 0 and read_fields(key, names) or {}
+  local facts = read_fields(key, names)
   for i = 1, count do
     local at, first = #holders, 4 * i - 3
     holders[at + 1], holders[at + 2], holders[at + 3] = alive[i].place, alive[i].token, integer(alive[i].deadline)

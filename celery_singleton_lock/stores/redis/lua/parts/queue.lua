@@ -51,8 +51,7 @@ local function begin_queue_at(key, first, front, last)
 end
 
 -- Visit the living waiters in order until `visit` says `enough`. Dead waiters are removed, and those for which
--- `visit` says `gone`. After too many tickets the walk gives up. Returns the first ticket that is not known to be
--- void, and whether the walk gave up.
+-- `visit` says `gone`. After too many tickets the walk gives up. Returns the first ticket that is not known to be void.
 local function walk_queue(key, first, last, visit)
   local front, stop = nil, math.min(last, first + LONGEST_WALK - 1)
   for start = first, stop, STRIDE do
@@ -70,10 +69,10 @@ local function walk_queue(key, first, last, visit)
           front = front or ticket
         end
         if verdict == 'enough' then
-          return front, false
+          return front
         end
       end
     end
   end
-  return front or stop + 1, stop < last
+  return front or stop + 1
 end
