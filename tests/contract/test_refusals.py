@@ -201,7 +201,6 @@ TLS_FAULTS = {
     "a certificate that is none": ({"ssl_certfile": "junk.pem"}, "ssl_certfile"),
     "a key without its certificate": ({"ssl_certfile": None}, "ssl_certfile"),
     "authorities that are none": ({"ssl_ca_certs": None, "ssl_ca_data": "junk"}, "ssl_ca_certs"),
-    "unknown ciphers": ({"ssl_ciphers": "NOPE"}, "ssl_ciphers"),
     "a version as text": ({"ssl_min_version": "TLSv1.2"}, "ssl_"),
 }
 """What is given in place of what is right, and what is told."""

@@ -54,15 +54,12 @@ class Cluster(NodeConnections):
     """Requests about a key go to the server that has it; one that is silent concerns no other.
 
     What is known is replaced as a whole, so a signal may raise anywhere.
-
-    Raises:
-        ConfigurationError: The URL or an option is not one that redis-py knows.
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         scheme, rest = url.partition("://")[0], dict(options)
         example = f"{scheme}://host:port;host:port"
-        self._seeds, said = hosts_of(url, scheme, _PORT, "a server of one cluster", example)
+        self._seeds, said = hosts_of(url, scheme, _PORT, example)
         address = f"{scheme}://{';'.join(map(where, self._seeds))}"
         for database in (said.pop("db", 0), rest.pop("db", 0)):
             if str(database or 0) != "0":
@@ -254,16 +251,7 @@ class Cluster(NodeConnections):
 
 
 class ClusterStore(Store):
-    """Locks in a cluster of Redis or Valkey.
-
-    Arguments:
-        url: `redis+cluster://` or `rediss+cluster://`, with some of the servers between semicolons.
-        options: Further arguments for redis-py's connections, and `address_remap`, as redis-py has it for clusters.
-        replicas: How many replicas of a master must have a grant or a renewal before it counts.
-
-    Raises:
-        ConfigurationError: The URL or an option cannot be used.
-    """
+    """Locks in a cluster of Redis or Valkey."""
 
     has_parts = True
     _servers: Cluster

@@ -316,57 +316,44 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
 
 def _settle_provider(arguments: dict[str, Any]) -> None:
     """Make a credential provider of its dotted path, as Celery does; it stands for user and password."""
-    provider = arguments.get("credential_provider")
-    if isinstance(provider, str):
-        try:
-            provider = arguments["credential_provider"] = resolve_name(provider)()
-        except Exception as error:
-            # Do not quote the text: there may be a password in it.
-            raise TypeError(
-                "credential_provider cannot be made of the text that was given: give a redis.CredentialProvider, or "
-                f"the dotted path of a class that takes no arguments ({type(error).__name__})"
-            ) from error
+    provider = arguments.pop("credential_provider", None)
     if provider is None:
-        arguments.pop("credential_provider", None)
         return
-    if not hasattr(provider, "get_credentials"):
+    try:
+        provider = resolve_name(provider)() if isinstance(provider, str) else provider
+        # It is called only later.
+        _ = provider.get_credentials
+    except Exception as error:
+        # Do not quote the text: there may be a password in it.
         raise TypeError(
-            "credential_provider in singleton_lock_client_options has to be a redis.CredentialProvider, or the dotted "
-            "path of one"
-        )
+            "credential_provider has to be a redis.CredentialProvider, or the dotted path of a class of one that takes "
+            f"no arguments ({type(error).__name__})"
+        ) from error
     for stood_for in ("username", "password"):
         arguments.pop(stood_for, None)
+    arguments["credential_provider"] = provider
 
 
-def hosts_of(url: str, scheme: str, port: int, one: str, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
-    """Host and port of each part of *url*, between semicolons, and what else they say; the first to say it counts.
-
-    Raises:
-        ConfigurationError: It cannot be read; the error names what a part is, shows an example, and no password.
-    """
+def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
+    """Host and port of each part of *url*, between semicolons, and what else they say; the first to say it counts."""
     hosts, said = list[tuple[str, int]](), dict[str, Any]()
-    for part in filter(None, map(str.strip, url.split(";"))):
-        begins, _, rest = part.rpartition("://")
-        if begins not in ("", scheme):
-            raise ConfigurationError(
-                f"singleton_lock_url: a part of it begins with {begins}://, where each names {one}: give {example}"
-            )
-        try:
+    try:
+        for part in filter(None, map(str.strip, url.split(";"))):
+            begins, _, rest = part.rpartition("://")
             check_parts(f"redis://{rest}")
             arguments = parse_url(f"redis://{rest}")
             host = arguments.pop("host", "")
-            if "," in host:
-                raise ValueError("commas do not separate hosts")
-        except ValueError:
-            raise ConfigurationError(
-                f"singleton_lock_url cannot be read: give {example}, with semicolons between the hosts, the database "
-                "as a number, and user:password@, if any, before the first host, with any other character in them "
-                "percent-encoded"
-            ) from None
-        hosts.append((host, arguments.pop("port", port)))
-        said = {**arguments, **said}
-    if not all(host for host, _ in hosts or [("", 0)]):
-        raise ConfigurationError(f"singleton_lock_url: a part of it names no host: give {example}")
+            if begins not in ("", scheme) or not host or "," in host:
+                raise ValueError
+            hosts.append((host, arguments.pop("port", port)))
+            said = {**arguments, **said}
+    except ValueError:
+        # Not Python's message, which would show a password that was not escaped.
+        raise ConfigurationError(
+            f"singleton_lock_url cannot be read: give {example}, all of one kind, with semicolons between the hosts, "
+            "the database as a number, and user:password@, if any, before the first host, with any other character in "
+            "them percent-encoded"
+        ) from None
     return list(dict.fromkeys(hosts)), said
 
 
@@ -376,11 +363,7 @@ def where(node: tuple[str, int]) -> str:
 
 
 def check_parts(url: str) -> None:
-    """Refuse what redis-py passes over: it takes database 12 for /1/2, and 0 for what is no number.
-
-    Raises:
-        ValueError: *url* cannot be read.
-    """
+    """Raise a ValueError for what redis-py passes over: it takes database 12 for /1/2, and 0 for what is no number."""
     parts = urlsplit(url)
     is_in_path = parts.scheme != "unix" and "db" not in parse_qs(parts.query)
     if parts.fragment or (is_in_path and not _DATABASE.fullmatch(unquote(parts.path).strip("/"))):

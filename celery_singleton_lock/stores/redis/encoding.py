@@ -89,18 +89,14 @@ def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
 
 
 def _limit_and_words(claim: Claim, waits: bool) -> str:
-    words = [str(claim.limit)]
-    if waits:
-        words.append("waits")
-    if claim.heeds_queued:
-        words.append("heeds")
-    if claim.asked:
-        words.append("asked")
-    if claim.queued_for:
-        words.append(f"queued={milliseconds(claim.queued_for)}")
-    if claim.succeeds:
-        words.append(f"{claim.succeeds}={milliseconds(claim.supersedes_for)}")
-    return " ".join(words)
+    words = {
+        "waits": waits,
+        "heeds": claim.heeds_queued,
+        "asked": claim.asked,
+        f"queued={milliseconds(claim.queued_for)}": claim.queued_for,
+        f"{claim.succeeds}={milliseconds(claim.supersedes_for)}": claim.succeeds,
+    }
+    return " ".join([str(claim.limit), *(word for word, is_said in words.items() if is_said)])
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:

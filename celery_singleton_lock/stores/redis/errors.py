@@ -35,10 +35,6 @@ _NEVER = (
         ),
     ),
     (
-        r"No cipher can be selected",
-        "give ssl_ciphers in singleton_lock_client_options as OpenSSL knows them, or leave it out",
-    ),
-    (
         # A file that is not found is one of these, unless it is a socket.
         r"CERTIFICATE|UNKNOWN_CA|no start line|PEM lib|KEY_\w+_MISMATCH|Error (?:2|13|20|21) connecting to (?!/|unix)",
         (
@@ -78,7 +74,6 @@ _NEVER = (
         r"WRONGTYPE\b",
         "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database",
     ),
-    (r"Client names cannot contain", "give another client_name in singleton_lock_client_options"),
 )
 _ADVICE = [(re.compile(says), advice) for says, advice in _NEVER]
 # The arguments of AUTH have the password.
@@ -88,12 +83,7 @@ PROVIDED = "that credential_provider names"
 
 
 class NotUsable(exceptions.ConnectionError):
-    """None of the servers that we know can be used.
-
-    Arguments:
-        problem: What they say.
-        advice: What to set; None if it may pass without that.
-    """
+    """None of the servers that we know can be used; *advice* is None if that may pass without another setting."""
 
     def __init__(self, problem: str, advice: str | None = None) -> None:
         super().__init__(problem)

@@ -260,6 +260,7 @@ class RedisInventory(ABC):
     @abstractmethod
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any: ...
 
+
 def with_tag(key: str, number: int) -> str:
     """A key beside *key*, with a hash tag of its own, so it is in another slot."""
     return f"{key.removesuffix('}')}:{number}}}"

@@ -48,11 +48,7 @@ class AllSentinels(Sentinel):
         self._hosts, self._moved = hosts, moved
 
     def discover_master(self, service_name: str) -> Address:
-        """Host and port of the master.
-
-        Raises:
-            NotUsable: No sentinel knows one.
-        """
+        """Host and port of the master; `NotUsable` if no sentinel knows one."""
         states, answers = list[dict[str, Any]](), dict[str, exceptions.RedisError | str]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
@@ -88,20 +84,22 @@ class AllSentinels(Sentinel):
 
 
 class SentinelConnections(Connections):
-    """Connections to the master. Another one may take over while those to this one are open.
-
-    Raises:
-        ConfigurationError: The URL or an option cannot be used.
-    """
+    """Connections to the master. Another one may take over while those to this one are open."""
 
     pool: SentinelConnectionPool
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
         rest = dict(options)
-        hosts, said = hosts_of(url, "sentinel", rest.pop("default_port", _PORT), "a sentinel", _EXAMPLE)
+        hosts, said = hosts_of(url, "sentinel", rest.pop("default_port", _PORT), _EXAMPLE)
         rest = {**said, **rest}
         address = f"sentinel://{';'.join(map(where, hosts))}/{rest.get('db', '')}"
-        name = _take_name(rest, address)
+        name, alias = rest.pop("master_name", None), rest.pop("service_name", None)
+        name = alias if name is None else name
+        if not isinstance(name, str) or not name:
+            raise ConfigurationError(
+                f"singleton_lock_url: {address} does not say which master: set master_name, as the sentinels call it, "
+                f"{_WHERE}; or let the URL end with ?master_name=..."
+            )
         self._sentinels = self._of(hosts, rest)
         # An option of redis-py's client; a connection has a class of its own instead.
         has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
@@ -113,15 +111,18 @@ class SentinelConnections(Connections):
         super().__init__(settled(make, rest, address), f"{address}?master_name={name}")
 
     def _of(self, hosts: Sequence[Address], options: dict[str, Any]) -> AllSentinels:
-        own = {**_take_sentinel_kwargs(options), **OURS}
-        own |= {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE}
-        least_others = options.pop("min_other_sentinels", None) or 0
-        if not str(least_others).isdigit():
-            raise ConfigurationError(f"min_other_sentinels={least_others!r} is not allowed: give a number, such as 1")
+        given, least = options.pop("sentinel_kwargs", None) or {}, options.pop("min_other_sentinels", None) or 0
         try:
-            return AllSentinels(hosts, self._moved, min_other_sentinels=int(least_others), sentinel_kwargs=own)
-        except TypeError as error:
-            raise ConfigurationError(f"sentinel_kwargs cannot be used: {error}") from error
+            own = {**given, "ssl": given.get("ssl") not in _NO, **OURS}
+            own |= {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE}
+            return AllSentinels(hosts, self._moved, min_other_sentinels=int(least), sentinel_kwargs=own)
+        except (AttributeError, TypeError, ValueError) as error:
+            # Do not quote a value: there may be a password in it.
+            why = f": {error}" if isinstance(error, TypeError) and isinstance(given, Mapping) else ""
+            raise ConfigurationError(
+                "sentinel_kwargs has to be a dict of arguments for redis-py's connections to the sentinels, such as "
+                f"{{'password': '...'}}, and min_other_sentinels a number{why}"
+            ) from error
 
     def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:
         """The same, and now and then have somebody look for another master."""
@@ -171,31 +172,3 @@ def advise(error: exceptions.RedisError) -> str | None:
             f"{_WHERE}; their user needs the right +sentinel|master"
         )
     return None
-
-
-def _take_name(options: dict[str, Any], address: str) -> str:
-    named = {option: options.pop(option, None) for option in ("master_name", "service_name")}
-    given = {option: name for option, name in named.items() if name is not None}
-    settings = " and ".join(f"{option}={name!r}" for option, name in given.items())
-    if not given:
-        raise ConfigurationError(
-            f"singleton_lock_url: {address} does not say which master: set master_name, as the sentinels call it, "
-            f"{_WHERE}; or let the URL end with ?master_name=..."
-        )
-    name, *others = given.values()
-    if not isinstance(name, str) or not name or others not in ([], [name]):
-        raise ConfigurationError(
-            f"{settings} is not allowed: give what the sentinels call the master, as master_name alone"
-        )
-    return name
-
-
-def _take_sentinel_kwargs(options: dict[str, Any]) -> dict[str, Any]:
-    given = options.pop("sentinel_kwargs", None) or {}
-    if not isinstance(given, Mapping):
-        raise ConfigurationError(
-            # Do not quote the value: there may be a password in it.
-            f"sentinel_kwargs=<a {type(given).__name__}> is not allowed: give a dict of arguments for redis-py's "
-            "connections to the sentinels, such as {'password': '...'}"
-        )
-    return {**given, "ssl": given.get("ssl") not in _NO}

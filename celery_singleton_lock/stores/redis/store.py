@@ -101,11 +101,7 @@ class Waiter:
     def ask(self) -> Grant | Conflict | Done | float:
         """Take the place if it is this one's turn, else return how many seconds to sleep at most.
 
-        Returns:
-            The grant; the seconds; or, for a copy, a conflict with its own run or that it is done.
-
-        Raises:
-            StoreError: No answer within 5 s, all tries together.
+        A copy may have a conflict with its own run, or be done.
         """
         give_up_at = clock() + ACQUIRE_BOUND
         if self._subscription is None:
@@ -135,15 +131,7 @@ class Store(RedisInventory):
 
     Every call is bounded in time and raises `StoreError` if no usable answer came. Such a call may have worked
     nevertheless, so each is safe to repeat: acquire recognises the token it has already granted, and renew and release
-    touch nothing that another token holds.
-
-    Arguments:
-        url: `redis://`, `rediss://` or `unix://`, as redis-py reads it, or `sentinel://`.
-        options: Further arguments for redis-py's connections, but no timeouts and retries.
-        replicas: How many replicas must have a grant or a renewal before it counts.
-
-    Raises:
-        ConfigurationError: The URL or an option is not one that redis-py knows.
+    touch nothing that another token holds. A grant or a renewal counts once so many *replicas* have it.
     """
 
     has_parts = False
@@ -180,13 +168,7 @@ class Store(RedisInventory):
         return type(self)(self._url, self._options, self._replicas)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
-        """Take a free place, or return the holders that have them all.
-
-        For a claim that may be a copy, the store first looks whether its message is done, or has a run that lives.
-
-        Raises:
-            StoreError: No answer within 5 s, all tries together.
-        """
+        """Take a free place, or return the holders that have them all; a copy first hears of the run of its message."""
         answer = self._take(claim)
         assert not isinstance(answer, float)
         return answer
@@ -219,9 +201,6 @@ class Store(RedisInventory):
 
         `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to make way.
         An error is that of one part of the store, which has not answered while another one has.
-
-        Raises:
-            StoreError: No answer within *timeout* seconds. Some may have been renewed.
         """
         calls = list(renewals_of(claims, self._renewals_per_script))
         found: dict[int, list[Answer | StoreError]] = {}
@@ -250,12 +229,8 @@ class Store(RedisInventory):
     ) -> Answer:
         """Give back the place, or the turn in the queue; if *place* is None, any place or turn that the token has.
 
-        Returns:
-            `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN`
-            and `GONE`, if it had been lost before, *ending* was kept as well.
-
-        Raises:
-            StoreError: No answer within *bound* seconds, all tries together.
+        `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN` and
+        `GONE`, if it had been lost before, *ending* was kept as well.
         """
         calls = [((claim.key,), release_arguments(claim, place, ending))]
         tries = 0
@@ -282,19 +257,10 @@ class Store(RedisInventory):
         label: str = "",
         sent: PublishMode = "",
     ) -> Holder | None:
-        """Mark a call as the one that is queued, for so many seconds.
+        """Mark a call as the one that is queued, for so many seconds, and return None; or the call that is in its way.
 
-        Arguments:
-            key: The lock key.
-            task_id: The call's.
-            seconds: How long the mark lasts if nobody comes for it.
-            limit: A number of runs: if at least so many hold the key, they are in the way as well; 0 for never.
-            quiet: Seconds for which no other call of the key is published.
-            label: What operators read beside the key.
-            sent: If it is sent whatever is found: what its mark goes before.
-
-        Returns:
-            None if the call is marked now, else the call that is queued, runs or keeps the key quiet.
+        That is one that is queued or keeps the key quiet, or a run if at least *limit* hold the key, but for 0. Nothing
+        else of the key is published for *quiet* seconds.
         """
         in_the_way = f"{limit} {sent}".strip()
         arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [label])
@@ -302,13 +268,9 @@ class Store(RedisInventory):
         return None if reply == 1 else conflict_in(key, reply).first
 
     def unmark(self, key: str, task_id: str, *, quiet: bool = True, heeds: bool = False) -> Conflict | None:
-        """End what a call has left: it is queued and next no longer.
+        """End what a call has left: it is queued and next no longer, nor does it keep the key *quiet*.
 
-        Arguments:
-            key: The lock key.
-            task_id: The call's.
-            quiet: It does not keep the key quiet any more, either.
-            heeds: Leave everything if another call is queued, and return the conflict with it.
+        If it *heeds*, leave everything if another call is queued, and return the conflict with it.
         """
         words = " ".join(word for word, is_said in {"quiet": quiet, "heeds": heeds}.items() if is_said)
         reply = self._ask(UNMARK, key, (task_id, words))
