@@ -1,7 +1,7 @@
 """Locks in a cluster: each lock at the server that has its slot."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from celery_singleton_lock.stores.redis.connection import (
 )
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, none_of
-from celery_singleton_lock.stores.redis.inventory import with_tag
 from celery_singleton_lock.stores.redis.store import ServerClock, Store
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -35,8 +34,6 @@ _MOST_REDIRECTS = 5
 _PATIENCE, _PAUSE = 0.5, 0.25
 # Before 6.0, redis-py makes MOVED and ASK of an answer only with this.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
-# Enough tries to find a key for each master, unless one has almost no slots.
-_TRIES_PER_MASTER = 30
 
 Node = tuple[str, int]
 
@@ -261,17 +258,6 @@ class ClusterStore(Store):
     def _connect(self, url: str, options: Mapping[str, Any]) -> Cluster:
         self._parts: dict[Node, tuple[RetryLoop, ServerClock]] = {}
         return Cluster(url, options)
-
-    def self_test(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:  # noqa: ARG002 (only administrators may read after how long a server is taken for dead)
-        """Try each server that has slots, because the rights of a user can differ between them."""
-        give_up_at = clock() + bound
-        masters, _ = self._loop.persist(self._servers.to_masters, bound)
-        keys: dict[Node | None, str] = {}
-        for number in range(_TRIES_PER_MASTER * len(masters)):
-            another = with_tag(key, number)
-            keys.setdefault(self._servers.known_owner(another), another)
-        for another in keys.values():
-            self._loop.persist(partial(self._self_test, another), give_up_at - clock())
 
     def _other_commands(self, key: str) -> list[Command]:  # noqa: ARG002 (it is used only while slots move)
         # Then it is too late to find out that this right is missing.

@@ -141,11 +141,7 @@ class Connections:
         """Run a script for each call, all in one go, sending its text only if the server does not know it.
 
         WAIT counts the replicas that have the writes of its own connection, and of no other one. So it is sent with the
-        script, which costs no round trip. And a script that is repeated has to write again: acquire.lua and renew.lua
-        do.
-
-        Raises:
-            RedisError: As `ask`; or it has run, but fewer than *replicas* have what it has written.
+        script, and a script that is repeated has to write again: acquire.lua and renew.lua do.
         """
         until = clock() + timeout
         script = self.form_of(script)
@@ -185,8 +181,9 @@ class Connections:
     def close(self) -> None:
         """Close what is idle."""
         idle, self._idle = self._idle, deque()
-        for connection in idle:
-            connection.disconnect()
+        with suppress(IndexError):
+            while True:
+                idle.pop().disconnect()
 
     def _open(self, until: float) -> Any:
         arguments = self.pool.connection_kwargs
@@ -213,11 +210,7 @@ def wait_for(replicas: int, timeout: float) -> Command:
 
 
 def replicated(replies: list[Any], replicas: int) -> list[Any]:
-    """The replies without that of WAIT, which is the last.
-
-    Raises:
-        RedisError: Fewer than *replicas* have what was written.
-    """
+    """The replies without that of WAIT, which is the last, unless fewer than *replicas* have what was written."""
     *others, acknowledged = replies
     if isinstance(acknowledged, exceptions.RedisError):
         raise acknowledged
@@ -229,19 +222,17 @@ def replicated(replies: list[Any], replicas: int) -> list[Any]:
 
 
 class RetryLoop:
-    """Asks a server again and again, until it answers or the time for it is over.
+    """Asks a server again and again, until it answers or the time for it is over."""
 
-    Attributes:
-        is_away: It has not answered an acquire, and nothing since.
-    """
+    is_away = False
+    """It has not answered an acquire, and nothing since."""
+    # It is what its URL says, whatever comes.
+    _has_answered = False
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         is_provided = arguments.get("credential_provider") is not None
         self._address = address
         self._user = PROVIDED if is_provided else arguments.get("username") or "default"
-        # It is what its URL says, whatever comes.
-        self._has_answered = False
-        self.is_away = False
 
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float]:
         """The answer of *ask*, which asks once within so many seconds, and when that request was sent.

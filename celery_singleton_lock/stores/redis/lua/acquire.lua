@@ -74,10 +74,6 @@ local function has_flag(word)
   return string.find(words, word, 1, true)
 end
 
-local function refuse(verdict, next_one, holders)
-  return {verdict, now, next_one, holders}
-end
-
 -- One message, one body. But the cool-down of an earlier attempt does not keep a later one out, which takes its place.
 local place
 local function is_held_by_itself()
@@ -89,7 +85,7 @@ local function is_held_by_itself()
         if not is_later then
           redis.pcall('HSET', key, each.place .. ':c', 1)
         end
-        return refuse(-1, '', described(key, {each}, 1))
+        return {-1, now, '', described(key, {each}, 1)}
       end
       if is_later then
         each.alive, place = false, each.place
@@ -107,7 +103,7 @@ local function waits_by_itself()
       return 'enough'
     end
   end)
-  return twin and refuse(-1, '', described_turns({twin}))
+  return twin and {-1, now, '', described_turns({twin})}
 end
 
 local function ended_before()
@@ -221,7 +217,7 @@ end
 if is_superseded then
   local holders = described(key, places, A_FEW)
   successor.deadline = math.max(successor.deadline, now)
-  return refuse(0, successor.task_id, #holders > 0 and holders or described_turns({successor}))
+  return {0, now, successor.task_id, #holders > 0 and holders or described_turns({successor})}
 end
 
 -- The caller is kept out if at least as many calls go before it as there are free places.
@@ -336,4 +332,4 @@ end
 
 local next_one = policy and next_of(has_flag('asked')) or ''
 local holders = described(key, places, A_FEW)
-return refuse(0, next_one, #holders > 0 and holders or described_turns(before))
+return {0, now, next_one, #holders > 0 and holders or described_turns(before)}

@@ -5,7 +5,7 @@
 local GRACE = 2000000 -- a waiter may be this late for its turn
 local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken
 local FAR = 20000000 -- and check their turn no more often than this
-local STRIDE, LONGEST_WALK = 50, 200 -- so many tickets are read in one go, and by one script
+local LONGEST_WALK = 200 -- so many tickets are read by one script
 
 local function waiter_in(value)
   local deadline, token, limit, copies, task_id = string.match(value or '', '^(%d+) (%S+) (%d+) (%d) (.*)$')
@@ -53,24 +53,21 @@ end
 -- Visit the living waiters in order until `visit` says `enough`. Dead waiters are removed, and those for which
 -- `visit` says `gone`. After too many tickets the walk gives up. Returns the first ticket that is not known to be void.
 local function walk_queue(key, first, last, visit)
-  local front, stop = nil, math.min(last, first + LONGEST_WALK - 1)
-  for start = first, stop, STRIDE do
-    local names = {}
-    for ticket = start, math.min(stop, start + STRIDE - 1) do
-      names[#names + 1] = 'q' .. ticket
-    end
-    for i, value in ipairs(redis.call('HMGET', key, unpack(names))) do
-      local waiter, ticket = waiter_in(value), start + i - 1
-      if waiter then
-        local verdict = waiter.deadline <= now and 'gone' or visit(waiter, ticket)
-        if verdict == 'gone' then
-          leave_queue(key, ticket, waiter.token)
-        else
-          front = front or ticket
-        end
-        if verdict == 'enough' then
-          return front
-        end
+  local front, names, stop = nil, {}, math.min(last, first + LONGEST_WALK - 1)
+  for ticket = first, stop do
+    names[#names + 1] = 'q' .. ticket
+  end
+  for i, value in ipairs(read_fields(key, names)) do
+    local waiter, ticket = waiter_in(value), first + i - 1
+    if waiter then
+      local verdict = waiter.deadline <= now and 'gone' or visit(waiter, ticket)
+      if verdict == 'gone' then
+        leave_queue(key, ticket, waiter.token)
+      else
+        front = front or ticket
+      end
+      if verdict == 'enough' then
+        return front
       end
     end
   end
