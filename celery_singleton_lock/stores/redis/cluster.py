@@ -42,6 +42,12 @@ class NodeConnections(Connections):
     """Connections to one server of a cluster. A script there counts only the listeners at this server."""
 
     publish, _subscribe = "SPUBLISH", "SSUBSCRIBE"
+    is_doubted = False
+    """It has not answered, or has sent us elsewhere, so another server may have its slots by now."""
+
+    def close(self) -> None:
+        super().close()
+        self.is_doubted = True
 
     def form_of(self, script: Script) -> Script:
         return script.sharded
@@ -77,8 +83,6 @@ class Cluster(NodeConnections):
         self._nodes: dict[Node, NodeConnections] = {}
         self._order = list(self._seeds)
         self._owners: list[Node | None] = []
-        # They did not answer, or have sent us elsewhere.
-        self._doubted: set[Node] = set()
         self._learned_at = float("-inf")
 
     def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:
@@ -87,11 +91,7 @@ class Cluster(NodeConnections):
         node, asks = self.owner_of(key, timeout), False
         for _ in range(_MOST_REDIRECTS):
             sent = [each for command in commands for each in (("ASKING",), command)] if asks else commands
-            try:
-                replies = self.at(node).ask(key, sent, until - clock())[1 if asks else 0 :: 2 if asks else 1]
-            except exceptions.RedisError:
-                self._doubted.add(node)
-                raise
+            replies = self.at(node).ask(key, sent, until - clock())[1 if asks else 0 :: 2 if asks else 1]
             redirect = next((reply for reply in replies if isinstance(reply, exceptions.AskError)), None)
             if redirect is None:
                 return replies
@@ -100,36 +100,22 @@ class Cluster(NodeConnections):
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
     def run(self, script: Script, calls: Sequence[Call], timeout: float, replicas: int = 0) -> list[Any]:
-        """The same, in one round trip to each server that it concerns.
-
-        If a server does not answer, the error is a reply of each of its calls, because others have answered.
-        """
+        """The same, in one round trip to each server that it concerns."""
         if len(calls) == 1:
             return super().run(script, calls, timeout, replicas)
         until = clock() + timeout
         replies: list[Any] = [None] * len(calls)
         groups: dict[Node, list[int]] = {}
         for number, (keys, _) in enumerate(calls):
-            try:
-                groups.setdefault(self.owner_of(keys[0], until - clock()), []).append(number)
-            except exceptions.RedisError as error:
-                replies[number] = error
+            groups.setdefault(self.owner_of(keys[0], until - clock()), []).append(number)
         for node, group in groups.items():
-            answers: Sequence[Any]
-            try:
-                answers = self.at(node).run(script, [calls[number] for number in group], until - clock(), replicas)
-            except exceptions.RedisError as error:
-                self._doubted.add(node)
-                answers = [error] * len(group)
+            answers = self.at(node).run(script, [calls[number] for number in group], until - clock(), replicas)
             for number, answer in zip(group, answers, strict=True):
                 replies[number] = answer
         for number, answer in enumerate(replies):
             if isinstance(answer, exceptions.AskError):
                 # Those whose keys have moved follow them, one by one.
-                try:
-                    (replies[number],) = super().run(script, [calls[number]], until - clock(), replicas)
-                except exceptions.RedisError as error:
-                    replies[number] = error
+                (replies[number],) = super().run(script, [calls[number]], until - clock(), replicas)
         return replies
 
     def listen(self, channel: str, timeout: float) -> Any:
@@ -139,9 +125,8 @@ class Cluster(NodeConnections):
             node = self.owner_of(channel, until - clock())
             try:
                 return self.at(node).listen(channel, until - clock())
-            except exceptions.RedisError as error:
-                if not isinstance(error, exceptions.MovedError) or clock() >= until:
-                    self._doubted.add(node)
+            except exceptions.MovedError as error:
+                if clock() >= until:
                     raise
                 self._redirected(node, error)
 
@@ -177,7 +162,7 @@ class Cluster(NodeConnections):
             RedisError: Nobody says so within *timeout* seconds.
         """
         node = self.known_owner(key)
-        if node is None or (node in self._doubted and clock() >= self._learned_at + _PAUSE):
+        if node is None or (self.at(node).is_doubted and clock() >= self._learned_at + _PAUSE):
             try:
                 self._learn(timeout)
             except exceptions.RedisError:
@@ -198,7 +183,7 @@ class Cluster(NodeConnections):
         target = self._reached(redirect.host or node[0], redirect.port)
         if isinstance(redirect, exceptions.MovedError):
             # Other slots may have moved as well.
-            self._doubted.add(node)
+            self.at(node).is_doubted = True
             self._owners[redirect.slot_id] = target
         return target
 
@@ -228,8 +213,9 @@ class Cluster(NodeConnections):
             nodes = [self._reached(node[0] if host in (None, "", "?") else host, port) for host, port, *_ in servers]
             owners[start : end + 1] = [nodes[0]] * (end + 1 - start)
             known.update(nodes)
-        self._order = sorted(known, key=lambda each: (where(each) in answers or each in self._doubted, each))
-        self._doubted = set()
+        self._order = sorted(known, key=lambda each: (self.at(each).is_doubted, each))
+        for each in list(self._nodes.values()):
+            each.is_doubted = False
         before, masters_before = self._owners, self._masters
         self._owners = owners
         for gone in set(masters_before).difference(self._masters):

@@ -29,9 +29,6 @@ class Script:
 
     A line `-- @include NAME` in it stands for `lua/parts/NAME.lua`. The parts are behind the usual answer, because a
     script runs from top to bottom each time.
-
-    Arguments:
-        verb: What it does; the name of the file.
     """
 
     text: str

@@ -8,25 +8,22 @@ from redis import exceptions
 
 from celery_singleton_lock.errors import DOCS
 
-_ELSEWHERE = (
-    exceptions.ReadOnlyError,
-    exceptions.BusyLoadingError,
-    exceptions.ClusterDownError,
-    exceptions.TryAgainError,
-)
-# Errors to which redis-py gives no class, or which an older server wraps in an error of the script.
-_SAYS_ELSEWHERE = re.compile(
-    r"(?:^|-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
-    r"|^WAIT cannot be used with replica"
-)
-_PASSWORD = (
-    "give the password of the user {user} in singleton_lock_url (redis://user:password@host:port/database) or in "
-    "singleton_lock_client_options (username, password), or let credential_provider give a user and a password that "
-    "the server takes"
+# Those to which redis-py gives no class, or which an older server wraps in an error of the script, by what they say.
+_ELSEWHERE = re.compile(
+    r"^(?:ReadOnly|BusyLoading|ClusterDown|MasterDown|TryAgain)Error\b"
+    r"|(?:: |-)(?:READONLY|LOADING|MASTERDOWN|UNBLOCKED|NOREPLICAS|CLUSTERDOWN|TRYAGAIN)\b"
+    r"|: WAIT cannot be used with replica"
 )
 _NEVER = (
     # Some servers refuse long commands first, and do not say why.
-    (r"Authentication(?:WrongNumberOfArgs)?Error|: (?:NOAUTH|WRONGPASS)\b|unauthenticated", _PASSWORD),
+    (
+        r"Authentication(?:WrongNumberOfArgs)?Error|: (?:NOAUTH|WRONGPASS)\b|unauthenticated",
+        (
+            "give the password of the user {user} in singleton_lock_url (redis://user:password@host:port/database) or "
+            "in singleton_lock_client_options (username, password), or let credential_provider give a user and a "
+            "password that the server takes"
+        ),
+    ),
     (
         r"NoPermissionError|NOPERM\b|ACL failure in script|user executing the script can't",
         (
@@ -75,7 +72,6 @@ _NEVER = (
         "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database",
     ),
 )
-_ADVICE = [(re.compile(says), advice) for says, advice in _NEVER]
 # The arguments of AUTH have the password.
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 PROVIDED = "that credential_provider names"
@@ -115,7 +111,7 @@ def accepted(replies: list[Any]) -> list[Any]:
 
 def is_elsewhere(error: exceptions.RedisError) -> bool:
     """It is no master, or not yet, or not any more: the same address may lead to another one by now."""
-    return isinstance(error, _ELSEWHERE) or _SAYS_ELSEWHERE.search(str(error)) is not None
+    return _ELSEWHERE.search(problem_of(error)) is not None
 
 
 def is_passing(error: exceptions.RedisError) -> bool:
@@ -130,7 +126,7 @@ def advice_about(error: exceptions.RedisError, user: str = "default") -> str | N
         return error.advice
     # Not the arguments of a command, which are ours.
     text = problem_of(error)
-    return next((advice.format(user=user) for says, advice in _ADVICE if says.search(text)), None)
+    return next((advice.format(user=user) for says, advice in _NEVER if re.search(says, text)), None)
 
 
 def none_of(

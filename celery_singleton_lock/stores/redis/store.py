@@ -196,33 +196,21 @@ class Store(RedisInventory):
         server_clock.compare(reply if isinstance(reply, int) else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
 
-    def renew(self, claims: Sequence[Claim], timeout: float) -> Sequence[Answer | StoreError]:
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Restart the ttl of each claim; one answer each, in order.
 
         `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to make way.
-        An error is that of one part of the store, which has not answered while another one has.
+        Some may have been renewed even if there is no answer.
         """
         calls = list(renewals_of(claims, self._renewals_per_script))
-        found: dict[int, list[Answer | StoreError]] = {}
-
-        def ask(left: float) -> None:
-            sent_at, missing = clock(), [number for number in range(len(calls)) if number not in found]
-            replies = self._servers.run(RENEW, [calls[number] for number in missing], left, self._replicas)
-            for number, reply in zip(missing, replies, strict=True):
-                if isinstance(reply, list):
-                    *answers, now = reply
-                    found[number] = [ANSWERS[each] for each in answers]
-                    self._of(calls[number][0][0])[1].compare(now, sent_at)
-            accepted(replies)
-
-        try:
-            if calls:
-                self._loop.persist(ask, timeout)
-        except StoreError as error:
-            if not found:
-                raise
-            found |= {number: [error] * len(keys) for number, (keys, _) in enumerate(calls) if number not in found}
-        return [answer for number in range(len(calls)) for answer in found[number]]
+        if not calls:
+            return []
+        replies, sent_at = self._of(claims[0].key)[0].persist(
+            lambda left: accepted(self._servers.run(RENEW, calls, left, self._replicas)), timeout
+        )
+        for (keys, _), (*_, now) in zip(calls, replies, strict=True):
+            self._of(keys[0])[1].compare(now, sent_at)
+        return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
 
     def release(
         self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
@@ -259,8 +247,8 @@ class Store(RedisInventory):
     ) -> Holder | None:
         """Mark a call as the one that is queued, for so many seconds, and return None; or the call that is in its way.
 
-        That is one that is queued or keeps the key quiet, or a run if at least *limit* hold the key, but for 0. Nothing
-        else of the key is published for *quiet* seconds.
+        That is the call that is queued or keeps the key quiet; or a run, if *limit* is not 0 and at least so many hold
+        the key. From now on no other call of the key is published for *quiet* seconds.
         """
         in_the_way = f"{limit} {sent}".strip()
         arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [label])
