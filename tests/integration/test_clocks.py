@@ -3,13 +3,10 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 
 from celery_singleton_lock import Lease, Lock
-from celery_singleton_lock.stores.records import Claim, Conflict, Grant
-from celery_singleton_lock.stores.redis.store import Store
 from tests.servers import FakeClock, Server, running
 from tests.waiting import until
 
@@ -102,19 +99,3 @@ def test_a_clock_that_is_set_back_keeps_no_place_for_the_difference(server: Serv
         lease.release()
     with server.client() as client:
         assert client.keys() == []
-
-
-@pytest.mark.parametrize("is_unusual", [False, True], ids=["usual", "a copy asks"])
-def test_a_holder_that_died_before_the_clock_was_set_back_keeps_nobody_out_for_the_difference(
-    server: Server, wall_clock: FakeClock, is_unusual: bool
-) -> None:
-    claim = Claim("singleton:v3:{stock:00}", "alive", TTL, may_be_copy=is_unusual)
-    store = Store(server.url, {})
-    before = store.now()
-    Store(server.url, {}).acquire(replace(claim, token="dead", ttl=4 * TTL, may_be_copy=False))
-
-    set_to(server, wall_clock, "-60")
-    until(lambda: store.now() < before, "the clock is set", timeout=3)
-
-    assert isinstance(store.acquire(claim), Conflict)
-    until(lambda: isinstance(store.acquire(claim), Grant), "it is free", timeout=10)

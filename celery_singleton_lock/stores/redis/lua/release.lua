@@ -29,7 +29,8 @@ local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2])
 local answer = redis.call('EXISTS', key) - 1
 
 local function leave_place(place)
-  local free_at = grant_of(key, place).since + min_hold * 1000
+  -- If this server's clock was set back since the grant, the place does not stay taken for the difference.
+  local free_at = math.min(grant_of(key, place).since, now) + min_hold * 1000
   if free_at <= now then
     empty_place(key, place, token)
     return false
