@@ -300,7 +300,7 @@ class Run:
         # An item of a map has no message, so Celery tells nobody of its end.
         if error is None or self.is_item or not isinstance(error, Retry):
             self.give_back()
-            self.is_over = not (self.lease.unreleased or self.has_marker or self.ended_with or self.before)
+            self.is_over = not (self.has_marker or self.ended_with or self.before)
         elif self._retry_is_stored:
             # Celery must not store RETRY once more. If it stores it all the same, or has to, the next attempt could
             # end before, so `receivers` gives back what is held.
