@@ -63,22 +63,21 @@ class Lease(Renewal):
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
         refused_at: When it was refused first, by the store's clock, in microseconds; 0 if it was not.
         lost_reason: `expired`, `taken`, `unreachable`, `replaced`, `broken`, or None while it is not lost.
-        store, claim: The store, and what was asked of it.
-        began_at: When it was granted, on the local clock.
-        is_unanswered: The last request for it had no answer, so it may still be under way.
     """
 
     fence: int = 0
     took_over: bool = False
     waited: float = 0.0
+    # The last request for it had no answer, so it may still be under way.
+    is_unanswered: bool = False
+    # When it was granted: by the local clock, and by the store's.
+    began_at: float = 0.0
+    _since = 0.0
+    _place: int | None = None
+    _takes = 1
+    _asked = False
     _sender: Any = None
     _counted_as = ""
-    _asked = False
-    _takes = 1
-    is_unanswered: bool = False
-    _place: int | None = None
-    _since = 0.0
-    began_at: float = 0.0
 
     def __init__(
         self,
@@ -349,19 +348,13 @@ def held_here(key: str) -> Lease | None:
 
 
 class Hold(NamedTuple):
-    """One take of a lease through a `Lock`.
-
-    Attributes:
-        lock, caller: The `Lock`, and the process, thread and asyncio task that has taken it.
-        takes: How often the lease was taken by then.
-        in_block: A `with` statement has taken it.
-    """
+    """One take of a lease through a `Lock`."""
 
     lock: object
-    caller: tuple[int, int, object]
+    caller: tuple[int, int, object]  # process, thread and asyncio task
     lease: Lease
-    takes: int
-    in_block: bool
+    takes: int  # how often the lease was taken by then
+    in_block: bool  # a `with` statement has taken it
 
     @property
     def lasts(self) -> bool:

@@ -46,16 +46,13 @@ class Ended(NamedTuple):
 
 
 class Policy(ABC):
-    """The fate of a run that finds its key held.
+    """The fate of a run that finds its key held."""
 
-    Attributes:
-        comes_again: Its runs have no other way to wait than to go back to the broker.
-        ends_at_once: Its runs do not wait.
-        kind: By which rule its runs become the successor, if they do.
-    """
-
+    # Its runs have no other way to wait than to go back to the broker.
     comes_again = False
+    # Its runs do not wait.
     ends_at_once = False
+    # By which rule its runs become the successor, if they do.
     kind: Succession | None = None
 
     def before_acquire(self, run: Run) -> Ended | None:  # noqa: ARG002
