@@ -14,7 +14,6 @@ from django.views.decorators.http import require_POST
 
 from celery_singleton_lock.contrib.django.models import Lock
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.inventory import shown
 from celery_singleton_lock.web.page import DONE, RESULTS, Looks, contents
 
 _PAGE, _BREAK = "celery_singleton_lock_lock_changelist", "celery_singleton_lock_lock_break"
@@ -78,7 +77,7 @@ class LockAdmin(admin.ModelAdmin):
         try:
             result = _looks.break_by_button(key, holder, user, address)
         except (ConfigurationError, StoreError) as error:
-            self.message_user(request, shown(str(error)), messages.ERROR)
+            self.message_user(request, str(error), messages.ERROR)
         else:
             self.message_user(request, RESULTS[result], messages.SUCCESS if result in DONE else messages.WARNING)
             if result in DONE:
