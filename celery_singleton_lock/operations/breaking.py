@@ -6,7 +6,6 @@ If the store gives no answer in time, `StoreError` is raised, and what was asked
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, shown, worker_of
@@ -21,71 +20,56 @@ _UNTIL_A_RENEWAL = 0.5
 _TO_END = 5.0
 
 
-@dataclass(frozen=True)
-class Break:
-    """A break, planned or done.
+def name_of(holder: Holder) -> str:
+    """Task id of a holder; of a `Lock`, its hostname and process."""
+    return holder.task_id or worker_of(holder)
 
-    Attributes:
-        key: The lock key.
-        holders: Those that are asked.
-        dropped: Marks that are gone.
-        left: The holders that still hold it.
-        gone: None of those that were asked holds the key any more.
-        seconds: How long that took.
+
+def as_json(
+    key: str, holders: Iterable[Holder], dropped: Sequence[str], *, gone: bool = False, seconds: float = 0.0
+) -> dict[str, Any]:
+    """A break, planned or done, in the words of the docs."""
+    asked = [name_of(holder) for holder in holders]
+    return {"key": key, "asked": asked, "dropped": dropped, "gone": gone, "seconds": round(seconds, 3)}
+
+
+def meant(lock: LockState, name: str | None) -> tuple[list[Holder], list[str]]:
+    """The holders of that name; without a name, all of them, and the marks."""
+    holders = [holder for holder in lock.leases if name in (None, holder.task_id, worker_of(holder))]
+    states = () if name else {row.state for row in rows_of(lock)}
+    return holders, [state for state in ("queued", "next", "quiet") if state in states]
+
+
+def ask(
+    locks: Locks, key: str, holders: Iterable[Holder], by: str, *, marks: bool, force: bool = False
+) -> tuple[list[Holder], list[str]]:
+    """Ask these holders, and no other one that has come since, to end, or free their places; and drop the marks.
+
+    Returns:
+        Those that were still there, and the marks that are gone.
     """
-
-    key: str
-    holders: Sequence[Holder]
-    dropped: Sequence[str]
-    left: Sequence[Holder] = ()
-    gone: bool = False
-    seconds: float = 0.0
-
-    @property
-    def asked(self) -> list[str]:
-        """Task ids of the holders; of a `Lock`, its hostname and process."""
-        return [holder.task_id or worker_of(holder) for holder in self.holders]
-
-    @property
-    def is_empty(self) -> bool:
-        return not (self.holders or self.dropped)
-
-    def as_json(self) -> dict[str, Any]:
-        facts = {"key": self.key, "asked": self.asked, "dropped": list(self.dropped)}
-        return {**facts, "gone": self.gone, "seconds": round(self.seconds, 3)}
+    tokens = [holder.token for holder in holders]
+    asked, dropped = locks.store.break_lock(key, tokens, by, marks=marks, force=force)
+    for holder in asked:
+        logger.info("lock.broken key=%s task_id=%s by=%s force=%s", key, holder.task_id, by, force)
+    return asked, dropped
 
 
-def planned(survey: LockState, name: str | None) -> Break:
-    """A break of the holders of that name; without a name, of all of them, and of the marks."""
-    holders = [holder for holder in survey.leases if name in (None, holder.task_id, worker_of(holder))]
-    states = () if name else {row.state for row in rows_of(survey)}
-    return Break(survey.key, holders, [state for state in ("queued", "next", "quiet") if state in states])
-
-
-def carry_out(locks: Locks, plan: Break, by: str, *, force: bool = False) -> Break:
-    """Ask these holders, and no other one that has come since, to end, or free their places; and drop the marks."""
-    tokens = [holder.token for holder in plan.holders]
-    holders, dropped = locks.store.break_lock(plan.key, tokens, by, marks=bool(plan.dropped), force=force)
-    for holder in holders:
-        event = "lock.broken key=%s task_id=%s by=%s force=%s"
-        logger.info(event, plan.key, holder.task_id, by, force)
-    left = [] if force else holders
-    return Break(plan.key, holders, dropped, left, gone=not left)
-
-
-def wait_until_gone(locks: Locks, broken: Break, seconds: float | None) -> Break:
-    """Look again and again until the holders that were asked have ended, for so many seconds at most.
+def wait_until_gone(
+    locks: Locks, key: str, asked: Sequence[Holder], seconds: float | None
+) -> tuple[list[Holder], float]:
+    """Look again and again, for so many seconds at most; return the holders that are left, and how long it took.
 
     Without a number, it is the time in which they hear of it and end, if their bodies let them.
     """
     if seconds is None:
-        seconds = max(holder.expires_in for holder in broken.left) * _UNTIL_A_RENEWAL + _TO_END
-    began_at, asked = clock(), {holder.token for holder in broken.left}
+        seconds = max(holder.expires_in for holder in asked) * _UNTIL_A_RENEWAL + _TO_END
+    began_at, tokens = clock(), {holder.token for holder in asked}
     while True:
-        left = [holder for holder in locks.survey(broken.key).holders if holder.token in asked]
+        left = [holder for holder in locks.survey(key).holders if holder.token in tokens]
         waited = clock() - began_at
         if not left or waited >= seconds:
-            return replace(broken, gone=not left, seconds=waited, left=left)
+            return left, waited
         time.sleep(min(_LOOK_AGAIN, seconds - waited))
 
 
@@ -114,34 +98,35 @@ def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
 # For people.
 
 
-def plan_text(plan: Break, *, force: bool) -> str:
+def plan_text(holders: Sequence[Holder], dropped: Sequence[str], *, force: bool) -> str:
     """The holders and marks of a break, and its risk."""
     lines = []
-    if plan.holders:
-        lines.append(f"To be {'freed at once' if force else 'asked to end'}: {shown(', '.join(plan.asked))}")
-    if plan.holders and force:
+    if holders:
+        names = shown(", ".join(map(name_of, holders)))
+        lines.append(f"To be {'freed at once' if force else 'asked to end'}: {names}")
+    if holders and force:
         lines.append("A body that is still alive keeps running beside the next one, at least until its next renewal.")
-    if plan.dropped:
-        lines.append(f"To be dropped: {', '.join(plan.dropped)}")
+    if dropped:
+        lines.append(f"To be dropped: {', '.join(dropped)}")
     return "\n".join(lines)
 
 
-def outcome_text(broken: Break, app: str, *, force: bool) -> str:
-    """The result; *app* is what to give as `-A`."""
-    if broken.is_empty:
-        return "Nothing was done: the holders and marks that were to be broken are gone."
-    if broken.gone and not broken.holders:
-        return f"Dropped: {', '.join(broken.dropped)}."
-    if broken.gone and force:
+def outcome_text(
+    asked: Sequence[Holder], dropped: Sequence[str], left: Sequence[Holder], seconds: float, *, force: bool, app: str
+) -> str:
+    """What has come of a break; *app* is what to give as `-A`."""
+    if not asked:
+        return f"Dropped: {', '.join(dropped)}." if dropped else "Nothing was done: all that was to be broken is gone."
+    if force:
         return "Freed. A body that is still alive learns of it at its next renewal, and ends with LockLost."
-    if broken.gone:
-        return f"Free after {duration(broken.seconds)}."
-    ends_in = duration(max(holder.expires_in for holder in broken.left))
+    if not left:
+        return f"Free after {duration(seconds)}."
+    ends_in = duration(max(holder.expires_in for holder in left))
     lines = [
-        f"Not free after {duration(broken.seconds)}. If the process is dead, its lease ends in {ends_in}.",
+        f"Not free after {duration(seconds)}. If the process is dead, its lease ends in {ends_in}.",
         "A body that lets no other thread run, or that is only warned (lock_on_lost='warn'), runs to its end.",
     ]
-    if ids := [shown(holder.task_id) for holder in broken.left if holder.task_id]:
+    if ids := [shown(holder.task_id) for holder in left if holder.task_id]:
         lines.append("To end it with its process:")
         lines += [f"  celery -A {shown(app)} control terminate SIGKILL {task_id}" for task_id in ids]
     else:

@@ -33,7 +33,6 @@ from celery_singleton_lock.operations.rows import (
     tasks_by_lock,
 )
 from celery_singleton_lock.operations.watch import watch
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import LockState
 
@@ -63,23 +62,18 @@ def app_of(obj: Any) -> Celery:
     """The app of a command.
 
     Raises:
-        click.UsageError: None was given, and Celery's default one has no store for locks.
+        click.UsageError: None was given.
     """
-    app: Celery = obj.app
     if _given_app() is None:
-        try:
-            store_of(app)
-        except StoreError:
-            pass
-        except ConfigurationError as error:
-            raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`") from error
+        raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`")
+    app: Celery = obj.app
     return app
 
 
 def _given_app() -> str | None:
     """The app as the person has named it; empty if the command is none of `celery`."""
-    name = click.get_current_context().find_root().params.get("app", "")
-    return None if name is None else str(name)
+    name: str | None = click.get_current_context().find_root().params.get("app", "")
+    return name
 
 
 def locks_of(app: Celery) -> Locks:
@@ -201,26 +195,22 @@ def break_lock(
     if key is None or marks is not None:
         raise click.UsageError("Give one KEY; or --marks PATTERN, without KEY, --holder, --force and --wait.")
     locks = locks_of(app)
-    plan = breaking.planned(locks.survey(locks.checked_key(key)), holder)
-    said = breaking.plan_text(plan, force=force)
-    if plan.is_empty:
+    holders, dropped = breaking.meant(locks.survey(locks.checked_key(key)), holder)
+    facts, plan = breaking.as_json(key, holders, dropped), breaking.plan_text(holders, dropped, force=force)
+    if not plan:
         why = "nobody holds it, and there are no marks" if holder is None else f"{shown(holder)} does not hold it"
-        _end(plan.as_json(), f"Nothing to break in {shown(key)}: {why}.", 1, is_json=is_json)
+        _end(facts, f"Nothing to break in {shown(key)}: {why}.", 1, is_json=is_json)
     if dry_run:
-        _end(plan.as_json(), said, 0, is_json=is_json)
-    click.echo(said, err=True)
+        _end(facts, plan, 0, is_json=is_json)
+    click.echo(plan, err=True)
     if not yes:
         _confirm()
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        # In a container, for example, the user may have no name.
-        user = str(os.getuid())
-    broken = breaking.carry_out(locks, plan, f"{user}@{socket.gethostname()}", force=force)
-    if not broken.gone:
-        broken = breaking.wait_until_gone(locks, broken, wait)
-    said = breaking.outcome_text(broken, _given_app() or app.main or "proj", force=force)
-    _end(broken.as_json(), said, int(broken.is_empty or not broken.gone), is_json=is_json)
+    asked, dropped = breaking.ask(locks, key, holders, _operator(), marks=bool(dropped), force=force)
+    left, seconds = ([], 0.0) if force or not asked else breaking.wait_until_gone(locks, key, asked, wait)
+    app_name = _given_app() or app.main or "proj"
+    said = breaking.outcome_text(asked, dropped, left, seconds, force=force, app=app_name)
+    facts = breaking.as_json(key, asked, dropped, gone=not left, seconds=seconds)
+    _end(facts, said, int(bool(left) or not (asked or dropped)), is_json=is_json)
 
 
 @singleton.command("watch")
@@ -383,6 +373,15 @@ def _confirm() -> None:
     if not click.confirm("Go on?", err=True):
         click.echo("Nothing was done.", err=True)
         sys.exit(1)
+
+
+def _operator() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        # In a container, for example, the user may have no name.
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def _place_in(bind: str) -> tuple[str, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from celery import Celery, Task
+from celery import Celery
 from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
@@ -25,7 +25,6 @@ _OLDEST = 7
 _NEARLY_ALL = 0.8
 _FEW_SLOTS = 4
 _QUEUED_LONG = 600.0
-_DELIVER_AGAIN = ("redis", "valkey", "sentinel", "sqs")
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 _SEE_STORE = "not checked, because the store cannot be used"
 _ALIVE, _NO_TASK = "alive", "held by a Lock or a beat, which no worker knows"
@@ -36,13 +35,7 @@ _TO_CONNECT = 5.0
 
 
 class Finding(NamedTuple):
-    """An answer to one question.
-
-    Attributes:
-        name: What was looked at.
-        ok: None if it could not be looked at, which is no fault.
-        detail: What was found, and what to do about it.
-    """
+    """An answer to one question; `ok` is None if it could not be looked at, which is no fault."""
 
     name: str
     ok: bool | None
@@ -50,14 +43,7 @@ class Finding(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """The answers of one worker.
-
-    Attributes:
-        pool: Its pool; None if this process does not know that.
-        slots: How many bodies may run at once.
-        queues: The queues from which it takes messages.
-        active: The task ids of its runs; None if it has not told them.
-    """
+    """The answers of one worker; a None is not known."""
 
     pool: type | None
     slots: int
@@ -162,14 +148,11 @@ def _clock(ahead: float) -> Finding:
 def _of_all(name: str, look: Callable[[Mapping[str, str]], tuple[bool, str]], said: Any) -> Finding:
     """What is found of all servers; of several that differ, it names those with a fault."""
     found = {where: look(each) for where, each in sorted(said.items())}
-    is_well = all(ok for ok, _ in found.values())
-    by_detail: dict[str, list[str]] = {}
-    for where, (ok, detail) in found.items():
-        if ok == is_well:
-            by_detail.setdefault(detail, []).append(where)
-    if len(found) == 1 or (len(by_detail) == 1 and is_well):
-        return Finding(name, is_well, next(iter(by_detail)))
-    return Finding(name, is_well, "; ".join(f"{', '.join(where)}: {detail}" for detail, where in by_detail.items()))
+    faults = {where: detail for where, (ok, detail) in found.items() if not ok}
+    details = faults or {where: detail for where, (_, detail) in found.items()}
+    if len(found) == 1 or (not faults and len(set(details.values())) == 1):
+        return Finding(name, not faults, next(iter(details.values())))
+    return Finding(name, not faults, "; ".join(f"{where}: {detail}" for where, detail in details.items()))
 
 
 def _version(said: Mapping[str, str]) -> tuple[bool, str]:
@@ -310,10 +293,6 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
 # Advice.
 
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
-_COPIED = (
-    "acks_late and a time limit above the visibility timeout of the broker, so a message may be delivered again while "
-    "it runs; the copy waits"
-)
 _WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
 _OF_OTHERS = (
     "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
@@ -321,45 +300,34 @@ _OF_OTHERS = (
 )
 _QUEUED = (
     f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle. Either no worker takes "
-    "their queue, or a worker that had received them was killed{}. If their messages are lost, `singleton break "
-    "--marks PATTERN` drops their marks"
+    "their queue, or a worker that had received them was killed; then the broker delivers them again, after its "
+    "visibility timeout if it has one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
 )
-_AGAIN = "; the broker delivers them again after its visibility timeout, {:g} s"
 
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
-    known, tasks = tasks_by_lock(app), []
+    known, conf = tasks_by_lock(app), app.conf
+    by_default = conf.task_time_limit or conf.task_soft_time_limit
+    endless, waiting = list[str](), list[str]()
     for task in lockable(app):
+        if not (task.time_limit or task.soft_time_limit or by_default):
+            endless.append(task.name)
         # Another check names those whose options cannot work.
         with suppress(ConfigurationError):
-            tasks.append((task, task.lock_options))
-    broker = app.conf.broker_read_url or app.conf.broker_url or ""
-    first = broker if isinstance(broker, str) else str([*broker, ""][0])
-    is_delivered_again = first.startswith(_DELIVER_AGAIN)
-    timeout = next((options.visibility_timeout for _, options in tasks), 0.0)
-    longer = [task.name for task, _ in tasks if task.acks_late and (_limit_of(task) or 0.0) > timeout]
+            if task.lock_options.on_conflict == "wait":
+                waiting.append(task.name)
     slots = sum(worker.slots for worker in workers.values())
-    waiting = [task.name for task, options in tasks if options.on_conflict == "wait"]
     others = {row.name for row in rows if row.name not in known and not row.name.startswith("celery.beat.")}
     # What a worker that was killed leaves: calls that it had received, and that nobody delivers for now.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
     late = Counter(row.name for row in rows if not row.lock.leases and (row.queued_for or 0.0) > _QUEUED_LONG)
     pieces = {
-        _ENDLESS: [task.name for task, _ in tasks if _limit_of(task) is None],
-        _COPIED: longer if is_delivered_again else [],
+        _ENDLESS: endless,
         _WAITING.format(slots): waiting if 0 < slots <= _FEW_SLOTS else [],
         _OF_OTHERS: sorted(others),
-        _QUEUED.format(_AGAIN.format(timeout) if is_delivered_again else ""): (
-            [f"{name} ({count})" for name, count in late.most_common()] if is_idle else []
-        ),
+        _QUEUED: [f"{name} ({count})" for name, count in late.most_common()] if is_idle else [],
     }
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
-    if app.conf.task_always_eager and known:
+    if conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
     return texts
-
-
-def _limit_of(task: Task) -> float | None:
-    conf = task.app.conf
-    limits = task.time_limit, task.soft_time_limit, conf.task_time_limit, conf.task_soft_time_limit
-    return next((float(limit) for limit in limits if limit), None)

@@ -35,7 +35,12 @@ def watch(locks: Locks, pattern: str | None, interval: float, *, is_json: bool) 
                 for change in sorted(found, key=lambda change: change["at"]):
                     click.echo(json.dumps(change, default=datetime.isoformat))
             before = {key: survey for key, survey in known.items() if survey.holders or survey.marks or survey.waiters}
-            known = _look_later(locks, pattern, before, interval)
+            time.sleep(interval)
+            try:
+                known = _look(locks, pattern, before)
+            except StoreError as error:
+                # It may come back.
+                click.echo(str(error), err=True)
     except KeyboardInterrupt:
         pass
 
@@ -45,18 +50,6 @@ def _look(locks: Locks, pattern: str | None, before: Mapping[str, LockState]) ->
     found = {survey.key: survey for survey in locks.surveys(pattern)}
     left = [key for key in before if key not in found]
     return found | {survey.key: survey for survey in locks.surveys_of(left)}
-
-
-def _look_later(
-    locks: Locks, pattern: str | None, before: Mapping[str, LockState], interval: float
-) -> dict[str, LockState]:
-    while True:
-        time.sleep(interval)
-        try:
-            return _look(locks, pattern, before)
-        except StoreError as error:
-            # It may come back.
-            click.echo(str(error), err=True)
 
 
 def _draw(known: Mapping[str, LockState]) -> None:

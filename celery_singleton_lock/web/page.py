@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.breaking import carry_out, planned
+from celery_singleton_lock.operations.breaking import ask, meant
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, shown
 from celery_singleton_lock.stores.base import clock
 
@@ -33,8 +33,8 @@ DONE = ("asked", "dropped")
 
 _ASK = {
     "text": "Ask to stop",
-    "effect": "LockLost is raised in its body at the next renewal, and the run ends as REVOKED. Until then it keeps the "
-    "lock.",
+    "effect": "LockLost is raised in its body at the next renewal, and the run ends as REVOKED. Until then it keeps "
+    "the lock.",
 }
 _DROP = {
     "text": "Drop marks",
@@ -88,10 +88,11 @@ class Looks:
         if not holder and survey.leases:
             return "changed"
         by = f"{shown(str(user))[:100]}@{address or 'unknown'}"
-        broken = carry_out(locks, planned(survey, holder or None), by)
+        holders, marks = meant(survey, holder or None)
+        asked, dropped = ask(locks, key, holders, by, marks=bool(marks))
         # Look again at the next request.
         self._kept_until = 0.0
-        return "asked" if broken.holders else "dropped" if broken.dropped else "nothing"
+        return "asked" if asked else "dropped" if dropped else "nothing"
 
 
 @dataclass

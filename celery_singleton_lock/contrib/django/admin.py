@@ -38,18 +38,6 @@ class LockAdmin(admin.ModelAdmin):
         """Whether the user may see the locks, as everybody may who may break one."""
         return super().has_view_permission(request, obj) or self.has_break_permission(request)
 
-    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 (Django's signature)
-        """Nobody may: a lock is taken by a run."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002 (the same)
-        """Nobody may."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002 (the same)
-        """Nobody may: a holder is asked to give it back."""
-        return False
-
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The page."""
         if not self.has_view_permission(request):
