@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
@@ -38,6 +39,7 @@ from celery_singleton_lock.stores.records import LockState
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")
+seconds_option = partial(click.option, metavar="SECONDS", show_default=True)
 
 
 class Away(click.ClickException):
@@ -64,16 +66,10 @@ def app_of(obj: Any) -> Celery:
     Raises:
         click.UsageError: None was given.
     """
-    if _given_app() is None:
+    if click.get_current_context().find_root().params.get("app", "") is None:
         raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`")
     app: Celery = obj.app
     return app
-
-
-def _given_app() -> str | None:
-    """The app as the person has named it; empty if the command is none of `celery`."""
-    name: str | None = click.get_current_context().find_root().params.get("app", "")
-    return name
 
 
 def locks_of(app: Celery) -> Locks:
@@ -82,10 +78,6 @@ def locks_of(app: Celery) -> Locks:
     if locks.is_of_one_process:
         click.echo(OF_ONE_PROCESS, err=True)
     return locks
-
-
-def write_json(facts: Any) -> None:
-    click.echo(json.dumps(facts))
 
 
 @click.group(cls=Commands)
@@ -118,7 +110,7 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
         problem = error
     rows = locks.rows(surveys)
     if is_json and (rows or problem is None):
-        write_json([row.as_json() for row in rows])
+        click.echo(json.dumps([row.as_json() for row in rows]))
     elif rows:
         click.echo(table(rows, is_wide=wide))
     elif problem is None:
@@ -164,7 +156,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
 @click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks with such names that nobody holds.")
 @click.option("--holder", metavar="ID", help="Only this one of several holders: its task id, or hostname:pid.")
 @click.option("--force", is_flag=True, help="Free the lock at once; the body may keep running beside the next one.")
-@click.option("--wait", type=click.FloatRange(min=0), metavar="SECONDS", help="How long to wait until it is free.")
+@seconds_option("--wait", type=click.FloatRange(min=0), help="How long to wait until it is free.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
@@ -207,7 +199,7 @@ def break_lock(
         _confirm()
     asked, dropped = breaking.ask(locks, key, holders, _operator(), marks=bool(dropped), force=force)
     left, seconds = ([], 0.0) if force or not asked else breaking.wait_until_gone(locks, key, asked, wait)
-    app_name = _given_app() or app.main or "proj"
+    app_name = click.get_current_context().find_root().params.get("app") or app.main or "proj"
     said = breaking.outcome_text(asked, dropped, left, seconds, force=force, app=app_name)
     facts = breaking.as_json(key, asked, dropped, gone=not left, seconds=seconds)
     _end(facts, said, int(bool(left) or not (asked or dropped)), is_json=is_json)
@@ -215,14 +207,7 @@ def break_lock(
 
 @singleton.command("watch")
 @click.argument("pattern", required=False)
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.1, max=3600),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two updates.",
-)
+@seconds_option("--interval", type=click.FloatRange(0.1, 3600), default=2.0, help="Time between two updates.")
 @as_json
 @click.pass_obj
 def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None:
@@ -237,13 +222,8 @@ def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -
 
 
 @singleton.command("doctor")
-@click.option(
-    "--timeout",
-    type=click.FloatRange(min=0.1, max=60),
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for the store, and for the workers.",
+@seconds_option(
+    "--timeout", type=click.FloatRange(0.1, 60), default=1.0, help="To wait for the store, and for workers."
 )
 @as_json
 @click.pass_obj
@@ -258,7 +238,7 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
     findings, is_away = examine(app, timeout)
     is_well = all(finding.ok is not False for finding in findings)
     if is_json:
-        write_json({"ok": is_well, "checks": [finding._asdict() for finding in findings]})
+        click.echo(json.dumps({"ok": is_well, "checks": [finding._asdict() for finding in findings]}))
     else:
         click.echo(findings_table(findings))
     sys.exit(EX_UNAVAILABLE if is_away else int(not is_well))
@@ -278,7 +258,13 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
     from celery_singleton_lock.web import site_of  # noqa: PLC0415
 
     app = app_of(obj)
-    host, port = _place_in(bind)
+    try:
+        place = urlsplit(f"//{bind}")
+        host, port = place.hostname, place.port
+    except ValueError:
+        host = port = None
+    if not host or port is None:
+        raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
     password = os.environ.get(PASSWORD) or None
     if password is None and not _is_loopback(host):
         raise click.UsageError(
@@ -304,18 +290,10 @@ def _show_lock(app: Celery, survey: LockState, *, is_json: bool) -> None:
     if is_json:
         call = {row.state: row.about.task_id for row in rows}
         quiet_for = [round(row.about.expires_in, 3) for row in rows if row.state == "quiet"]
-        write_json(
-            {
-                "key": survey.key,
-                "limit": limit,
-                "fence": survey.fence,
-                "holders": [facts_of(row.about) for row in rows if row.state == "held"],
-                "waiters": survey.waiters,
-                "queued": call.get("queued"),
-                "next": call.get("next"),
-                "quiet_for": max(quiet_for, default=None),
-            }
-        )
+        known: dict[str, Any] = {"key": survey.key, "limit": limit, "fence": survey.fence}
+        known["holders"] = [facts_of(row.about) for row in rows if row.state == "held"]
+        known |= {"waiters": survey.waiters, "queued": call.get("queued"), "next": call.get("next")}
+        click.echo(json.dumps({**known, "quiet_for": max(quiet_for, default=None)}))
     elif is_known:
         facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}
         click.echo(facts_and_rows(facts, rows))
@@ -326,7 +304,7 @@ def _show_lock(app: Celery, survey: LockState, *, is_json: bool) -> None:
 
 def _show_call(call: dict[str, Any], rows: list[Row], problem: str | None, *, is_json: bool) -> None:
     if is_json:
-        write_json(call)
+        click.echo(json.dumps(call))
     if problem is not None:
         click.echo(f"Its result cannot be read: {shown(problem)}", err=True)
     if not rows and call["state"] in (None, states.PENDING):
@@ -361,18 +339,19 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
 
 def _end(facts: dict[str, Any], said: str, code: int, *, is_json: bool) -> NoReturn:
     if is_json:
-        write_json(facts)
+        click.echo(json.dumps(facts))
     click.echo(said, err=is_json or code != 0)
     sys.exit(code)
 
 
 def _confirm() -> None:
-    if not sys.stdin.isatty():
-        click.echo("Nothing was done: there is no terminal to ask, so give --yes.", err=True)
-        sys.exit(1)
-    if not click.confirm("Go on?", err=True):
-        click.echo("Nothing was done.", err=True)
-        sys.exit(1)
+    said = "Nothing was done: there is no terminal to ask, so give --yes."
+    if sys.stdin.isatty():
+        if click.confirm("Go on?", err=True):
+            return
+        said = "Nothing was done."
+    click.echo(said, err=True)
+    sys.exit(1)
 
 
 def _operator() -> str:
@@ -382,14 +361,6 @@ def _operator() -> str:
         # In a container, for example, the user may have no name.
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-def _place_in(bind: str) -> tuple[str, int]:
-    with suppress(ValueError):
-        place = urlsplit(f"//{bind}")
-        if place.hostname and place.port is not None:
-            return place.hostname, place.port
-    raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
 
 
 def _is_loopback(host: str) -> bool:

@@ -37,17 +37,12 @@ _LATEST = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Row:
-    """A holder, a mark, or a call that waits.
-
-    Attributes:
-        lock: The lock.
-        about: The holder, the mark or the turn.
-        queued_for: Seconds for which a queued call is due, if this app knows its task.
-    """
+    """A holder, a mark, or a call that waits."""
 
     lock: LockState
     about: Holder | LeftMark
     queued_for: float | None = None
+    """Seconds for which a queued call is due, if this app knows its task."""
 
     @property
     def state(self) -> str:
@@ -83,23 +78,12 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
         known = {"key": self.lock.key, "state": self.state, **facts_of(self.about), "waiters": self.lock.waiters}
-        if self.asked_by is not None:
-            known["asked_by"] = self.asked_by
-        if self.queued_for is not None:
-            known["queued_for"] = round(self.queued_for, 3)
-        return known
+        rare = {"asked_by": self.asked_by, "queued_for": self.queued_for and round(self.queued_for, 3)}
+        return known | {name: value for name, value in rare.items() if value is not None}
 
 
 class Locks:
-    """The locks of an app, straight from their store.
-
-    Arguments:
-        app: The app.
-        store: Its store, if not the one that the app uses.
-
-    Raises:
-        ConfigurationError: It has no store that can be used.
-    """
+    """The locks of an app, straight from their store: the one that the app uses, or another one."""
 
     def __init__(self, app: Celery, store: Store | None = None) -> None:
         self.store: Store = store or store_of(app)
@@ -112,11 +96,7 @@ class Locks:
         return self.store.address.startswith("memory:")
 
     def checked_key(self, text: str) -> str:
-        """*text*, which is a lock key of this app.
-
-        Raises:
-            ConfigurationError: It is no lock key of this app.
-        """
+        """*text*, unless it is no lock key of this app, which is a `ConfigurationError`."""
         if not re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
@@ -200,13 +180,7 @@ def rows_of(survey: LockState) -> list[Row]:
 
 
 def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
-    """What is known of a call.
-
-    Returns:
-        What its result says, in the words of the docs; `state` is `PENDING` also if nothing is known, and None if
-        results cannot be read. The rows where it holds a lock, waits for one, or has left a mark. Why results cannot
-        be read.
-    """
+    """What its result says of a call, in the words of the docs; its rows; and why results cannot be read, if so."""
     places = ([*rows_of(lock), *(Row(lock, turn) for turn in lock.turns)] for lock in locks.surveys())
     rows = in_order(row for found in places for row in found if row.about.task_id == task_id)
     call: dict[str, Any] = {"task_id": task_id, "state": None, "reason": None, "key": None, "holder_task_id": None}

@@ -92,13 +92,7 @@ class _Metrics(Collector):
 
 
 def exposition(app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> bytes:
-    """All metrics in Prometheus' text format.
-
-    Arguments:
-        app: The app.
-        rows: Its locks; None if they could not be looked up.
-        scan_seconds: How long it took to look.
-    """
+    """All metrics in Prometheus' text format; without rows, because they could not be looked up, only the counters."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Metrics(app, rows, scan_seconds))
     return generate_latest(registry)

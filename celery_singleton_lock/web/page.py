@@ -73,14 +73,7 @@ class Looks:
         return [row for row in self.look()[0] if fnmatchcase(row.name, glob)]
 
     def break_by_button(self, key: str, holder: str | None, user: object, address: str | None) -> str:
-        """Ask one holder to end; or, without a name, drop the marks of a lock that nobody holds.
-
-        Arguments:
-            key: The lock key, as a visitor has sent it.
-            holder: The holder's task id, or hostname and process.
-            user: Who asks, for the log and the result of the run.
-            address: The machine of the one who asks.
-        """
+        """Ask one holder to end; or, without a name, drop the marks of a lock that nobody holds."""
         locks = Locks(self.app)
         survey = locks.survey(locks.checked_key(key))
         if any(each.task_name == "celery.beat" for each in survey.holders):
@@ -133,17 +126,9 @@ def totals_of(
 
 
 def contents(looks: Looks, pattern: str) -> dict[str, Any]:
-    """All that a template of the page needs, in texts that are to be escaped; with a `problem` if nothing can be shown.
-
-    Arguments:
-        looks: The looks at the locks.
-        pattern: A glob for lock names, or a part of them; all locks if it is empty.
-    """
-    facts: dict[str, Any] = {
-        "name": looks.app.main or "this app",
-        "pattern": pattern[:_LONGEST_NAME],
-        "now": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}",
-    }
+    """All that a template of the page needs, to be escaped there; with a `problem` if nothing can be shown."""
+    facts = {"name": looks.app.main or "this app", "pattern": pattern[:_LONGEST_NAME]}
+    facts["now"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     try:
         rows, locks = looks.matching(pattern), Locks(looks.app)
     except (StoreError, ConfigurationError) as error:

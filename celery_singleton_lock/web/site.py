@@ -110,7 +110,6 @@ class Site(Flask):
         return None
 
     def page(self) -> ResponseReturnValue:
-        """A page for people."""
         facts = contents(self._looks, request.args.get("name", ""))
         refresh = request.args.get("refresh", type=int)
         options = {
@@ -121,7 +120,6 @@ class Site(Flask):
         return render_template("page.html", **facts, **options), 503 if "problem" in facts else 200
 
     def style(self) -> Response:
-        """Its style."""
         return send_from_directory(self.root_path, "page.css")
 
     def locks_json(self) -> ResponseReturnValue:
@@ -132,7 +130,6 @@ class Site(Flask):
             return jsonify(problem=str(error)), 503
 
     def metrics(self) -> ResponseReturnValue:
-        """What Prometheus scrapes."""
         try:
             rows, seconds = self._looks.look()
         except (StoreError, ConfigurationError):
@@ -141,7 +138,6 @@ class Site(Flask):
         return exposition(self._celery, rows, seconds), {"Content-Type": CONTENT_TYPE}
 
     def healthz(self) -> ResponseReturnValue:
-        """Whether the store answers."""
         try:
             store_of(self._celery).now()
         except (StoreError, ConfigurationError):
@@ -150,7 +146,6 @@ class Site(Flask):
         return "ok\n", _TEXT
 
     def break_lock(self) -> ResponseReturnValue:
-        """A button of the page."""
         # Who it is, as far as the server has found out.
         given = request.authorization.username if request.authorization else None
         user = request.environ.get("REMOTE_USER") or given or "somebody"

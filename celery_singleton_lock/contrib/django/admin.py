@@ -26,7 +26,7 @@ class LockAdmin(admin.ModelAdmin):
     """The page, for users with the permission to see it; its buttons, for those with the permission to break."""
 
     def get_urls(self) -> list[Any]:
-        """The page and its button; a lock has no page of its own."""
+        """The page and its button, and no others: a lock is neither added, changed nor deleted."""
         page, button = (self.admin_site.admin_view(view) for view in (self.changelist_view, self.break_view))
         return [path("", page, name=_PAGE), path("break/", require_POST(button), name=_BREAK)]
 

@@ -110,17 +110,10 @@ class RedisInventory:
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False
     ) -> tuple[list[Holder], list[str]]:
-        """Ask holders to end; they hear of it at their next renewal. Without an answer, it may be done all the same.
+        """Ask the holders with these tokens to end; they hear of it, and of who asked, at their next renewal.
 
-        Arguments:
-            key: The lock key.
-            tokens: Those of the holders.
-            by: The name of the person, for the result of the run.
-            marks: End cool-downs and marks.
-            force: Free the places now, though bodies may go on in them.
-
-        Returns:
-            Who was asked, or whose place was freed; and the marks that were in force and are gone.
+        With *marks*, cool-downs and marks end; *force* frees the places now, though bodies may go on in them. Returns
+        those who were asked, or whose places were freed, and the marks that were in force and are gone.
         """
         words = f"{'marks' if marks else ''} {'force' if force else ''}"
         now, dropped, rows = self._ask(BREAK, key, (by, words, *tokens))
@@ -153,10 +146,6 @@ class RedisInventory:
         """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing.
 
         Log if leases that last *ttls* would not outlast what the store may need to come back.
-
-        Raises:
-            StoreError: Not all of it was answered within *bound* seconds.
-            ConfigurationError: The store does not let us.
         """
         self._loop.persist(partial(self._self_test, key), bound)
         self._servers.warn_if_ttl_too_short(ttls)
