@@ -8,10 +8,14 @@ from typing import Any
 from benchmarks.candidates import OURS, PYTHON_REDIS_LOCK, REDIS_PY
 from benchmarks.libraries import HEIMDALL, HEIMDALL_AT_ONCE, ONCE, OURS_QUEUED, PLAIN_AGAIN, SINGLETON
 from benchmarks.report import (
+    MAIN,
+    POOL,
     PROCESSOR,
     PUBLISHED,
     PUBLISHED_AND_RUN,
+    PUBLISHER,
     RUN,
+    SERVER,
     START,
     TASK_COMMANDS,
     TASK_MEMORY,
@@ -30,7 +34,11 @@ HEADINGS = {OURS: "this library", OURS_QUEUED: "this library, `until_executed`"}
 COSTS = {
     PUBLISHED_AND_RUN: "published and run, tasks/s",
     RUN: "run, tasks/s",
-    PROCESSOR: "processor time of the worker",
+    PROCESSOR: "processor time of all processes",
+    PUBLISHER: "µs above plain Celery's: the publisher",
+    MAIN: "the worker's main process",
+    POOL: "its pool processes",
+    SERVER: "the server",
     PUBLISHED: "published, calls/s",
     START: "time from `delay` to the body",
     TASK_TRIPS: "round trips to Redis, in all",
@@ -38,6 +46,7 @@ COSTS = {
     TASK_MEMORY: "bytes in Redis while it runs",
 }
 COUNTED = (TASK_TRIPS, TASK_COMMANDS, TASK_MEMORY)
+ABOVE = (PUBLISHER, MAIN, POOL, SERVER)
 
 
 def read(name: str) -> dict[str, Any]:
@@ -66,7 +75,7 @@ ALONE = (
 )
 LOCKS = (OURS, REDIS_PY, PYTHON_REDIS_LOCK)
 
-PICTURE = "Throughput, time to start and round trips, beside plain Celery"
+PICTURE = "Throughput, processor time and round trips, beside plain Celery"
 IN_SHORT = {
     "worker killed": "the worker is killed: the same call can run",
     "retry at once": "`self.retry()`",
@@ -75,6 +84,7 @@ IN_SHORT = {
 }
 """What the README has of the scenarios."""
 RATE = "a task that does nothing: share of plain Celery's rate"
+PROCESSORS = "and multiple of plain Celery's processor time"
 SEEN_IN_SHORT = (
     "From real workers with real kills, and from one measurement in which all took turns. An empty task is where a "
     "lock weighs most. [More scenarios, and all costs](docs/reference/comparison.md)."
@@ -102,12 +112,13 @@ def section() -> str:
 def summary() -> str:
     """What the README has of it: a table, and the picture of the costs."""
     scenarios, tasks = read("scenarios"), read("tasks")
-    (rates,) = [row["values"] for row in tasks["rows"] if row["what"] == PUBLISHED_AND_RUN]
+    costs = {row["what"]: row["values"] for row in tasks["rows"]}
     labels = [label for label in _columns(scenarios) if label != OURS_QUEUED]
     words = {each["name"]: each["verdicts"] for each in scenarios["scenarios"]}
     rows = [["", *(HEADINGS.get(label, label) for label in labels)]]
     rows += [[say, *(words[name][label]["word"] for label in labels)] for name, say in IN_SHORT.items()]
-    rows.append([RATE, *(times(rates[label]["median"]) for label in labels)])
+    for say, what in ((RATE, PUBLISHED_AND_RUN), (PROCESSORS, PROCESSOR)):
+        rows.append([say, *(times(costs[what][label]["median"]) for label in labels)])
     return "\n\n".join([_table(rows), SEEN_IN_SHORT, f"![{PICTURE}](docs/costs.svg)"])
 
 
@@ -161,6 +172,8 @@ def _told(row: Mapping[str, Any], label: str) -> str:
 def _spread(row: Mapping[str, Any], spread: Mapping[str, float]) -> str:
     if row["what"] in COUNTED:
         return text(spread["median"])
+    if row["what"] in ABOVE:
+        return f"{spread['median']:.0f}"
     return _range(spread)
 
 

@@ -57,20 +57,21 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds per task, of one round; *main*, *children* and *server* are processor time, the others the clock's."""
+    """Seconds per task, of one round: of the processor for *publisher*, *main*, *pool* and *server*, else of the clock."""
 
     published: float
     run: float
+    publisher: float
     main: float
-    children: float
+    pool: float
     server: float
     published_and_run: float
     start: float
 
     @property
-    def worker(self) -> float:
-        """Processor time of the worker as a whole."""
-        return self.main + self.children
+    def processor(self) -> float:
+        """Processor time of all processes."""
+        return self.publisher + self.main + self.pool + self.server
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +118,16 @@ class Runner:
 
     def round(self) -> Timing:
         """Everything once."""
-        begun = time.time()
-        calls = self._publish_elsewhere()
         used = self._processor_time()
-        published = time.time()
+        begun, publisher = time.time(), time.process_time()
+        calls = self._publish_elsewhere()
+        published, publisher = time.time(), time.process_time() - publisher
         self._let_them_run()
         used = [now - before for now, before in zip(self._processor_time(), used, strict=True)]
         ended = self._end_of(calls)
         starts = max(1, min(self._plan.starts, self._tasks // 4))
         return Timing(
-            *map(self._per_task, (published - begun, ended - published, *used)),
+            *map(self._per_task, (published - begun, ended - published, publisher, *used)),
             self._published_and_run(),
             statistics.fmean(self._start_of_one() for _ in range(starts)),
         )

@@ -37,9 +37,10 @@ def timings(found: Mapping[str, list[Timing]], asked: Asked) -> list[Row]:
     return [
         row(report.PUBLISHED_AND_RUN, PLAIN, _share, "published_and_run"),
         row(report.RUN, PLAIN, _share, "run"),
-        row(report.PROCESSOR, PLAIN, ratio, "worker"),
+        row(report.PROCESSOR, PLAIN, ratio, "processor"),
+        row(report.PUBLISHER, above, difference, "publisher"),
         row(report.MAIN, above, difference, "main"),
-        row(report.CHILDREN, above, difference, "children"),
+        row(report.POOL, above, difference, "pool"),
         row(report.SERVER, above, difference, "server"),
         row(report.PUBLISHED, PLAIN, _share, "published"),
         row(report.START, PLAIN, ratio, "start"),

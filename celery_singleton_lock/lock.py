@@ -156,9 +156,12 @@ class Lock:
             holds.set((*live_holds(), hold))
             if lease.takes:
                 lease.take_again()
-            elif not _acquire(lease, patience):
+                return lease
+            conflict = lease.acquire()
+            if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
                 give_back(hold)
                 return None
+            lease.report_granted(Lock, _NO_TASK)
             return lease
         except BaseException:
             # A signal handler may raise after it was acquired and before the caller has it.
@@ -174,10 +177,8 @@ class Lock:
         return None
 
     def _new_lease(self) -> Lease:
-        return Lease(self._store, self._claim(), on_lost=_tell_lost)
-
-    def _claim(self) -> Claim:
-        return Claim(self._key, new_token(), self._ttl, self._limit, Facts(hostname=self._hostname, pid=os.getpid()))
+        facts = Facts(hostname=self._hostname, pid=os.getpid())
+        return Lease(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
 
 
 def _caller() -> tuple[int, int, object]:
@@ -185,14 +186,6 @@ def _caller() -> tuple[int, int, object]:
     loop = running_loop()
     task = asyncio.current_task(loop) if loop is not None else None
     return os.getpid(), threading.get_ident(), task and ref(task)
-
-
-def _acquire(lease: Lease, patience: float | None) -> bool:
-    conflict = lease.acquire()
-    if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
-        return False
-    lease.report_granted(Lock, _NO_TASK)
-    return True
 
 
 def _patience(blocking: bool, timeout: Duration | None) -> float | None:
@@ -204,6 +197,6 @@ def _patience(blocking: bool, timeout: Duration | None) -> float | None:
     return seconds("timeout", timeout, least=0)
 
 
-def _tell_lost(lease: Lease) -> None:
+def _report_lost(lease: Lease) -> None:
     count_one(lease.store, lease.key, "lost", _NO_TASK, lease.lost_reason or "expired")
     background.submit(partial(signals.lock_lost.send, sender=Lock, lease=lease, reason=lease.lost_reason))

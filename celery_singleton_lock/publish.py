@@ -10,7 +10,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import Task, states, uuid
-from celery.app.task import Context
 from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -20,7 +19,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, Singleton
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.runs.endings import CallRevoked, end_of, has_result
+from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result
 from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_of, unmark, unmark_later, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
@@ -87,13 +86,6 @@ def options_by_name(
     return {**named, **rest}
 
 
-def _next_attempt_of(request: Context, options: Mapping[str, Any]) -> Run | None:
-    """The run whose body publishes its next attempt with these options."""
-    run: Run | None = request.get("lock_run")
-    is_its = run is not None and run.has_begun and str(options.get("task_id")) == run.task_id and options.get("retries")
-    return run if is_its else None
-
-
 def _key_to_keep(run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
     """The key that a call has already; None if one is to be made of its arguments.
 
@@ -135,19 +127,15 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         Exception: Whatever publishing has raised; nothing is queued then.
     """
     if _CHECKED not in vars(task):
-        _check_once(task)
-    if _is_unusual(task, args, kwargs, options):
+        check_publisher(task)
+        if not task.app.conf.task_always_eager:
+            vars(task)[_CHECKED] = True
+    if _needs_its_key(task, args, kwargs, options):
         return _publish_with_key(task, args, kwargs, options, send)
     return send(**{**options, "headers": {HEADER: time.time_ns() // 1000}})
 
 
-def _check_once(task: Task) -> None:
-    check_publisher(task)
-    if not task.app.conf.task_always_eager:
-        vars(task)[_CHECKED] = True
-
-
-def _is_unusual(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+def _needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """The call has notes already, or its key is needed now, or may run user code or fail."""
     return bool(
         options.get("headers")
@@ -160,7 +148,12 @@ def _is_unusual(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -
 
 
 def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
-    run = _next_attempt_of(task.request, options)
+    run: Run | None = task.request.get("lock_run")
+    if run is not None and not (
+        run.has_begun and options.get("retries") and str(options.get("task_id")) == run.task_id
+    ):
+        # This is no next attempt that its body publishes.
+        run = None
     key = _key_to_keep(run, args, kwargs, options)
     try:
         if key is None:
@@ -181,7 +174,10 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     continued_key, fence, since = _continued.get() or ("", 0, 0)
     if key == continued_key:
         notes.continues, notes.continues_from = fence, since
-    counts_as_queued = bool(key) and _counts_as_queued(task, options)
+    wanted = task.lock_options
+    # In the other modes the mark of a retry has ended, because its body has begun.
+    is_marked = wanted.mode == UNTIL_EXECUTED if options.get("retries") else wanted.unique_in_queue
+    counts_as_queued = bool(key and is_marked)
     # A call that comes again has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
     noted = {**options, "task_id": task_id, "headers": with_notes(headers, notes)}
@@ -191,12 +187,6 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     label = "" if _for_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
     return publish_it(task, key, noted, send, label)
-
-
-def _counts_as_queued(task: Task, options: Mapping[str, Any]) -> bool:
-    # In the other modes the mark has ended, because the body of a retry has begun.
-    is_retry, wanted = options.get("retries"), task.lock_options
-    return bool(wanted.mode == UNTIL_EXECUTED if is_retry else wanted.unique_in_queue)
 
 
 def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
@@ -222,7 +212,7 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, lab
         if not (is_asking and isinstance(error, SingletonLockError)):
             unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=is_asking)
         raise
-    _refuse(task, key, found)
+    _report_unpublished(task, key, found)
     result = task.AsyncResult(found.task_id)
     # In either case `get` would wait for ever, because no result is kept, or none that this caller can read.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
@@ -234,7 +224,7 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, lab
 def _has_ended(task: Task, found: Holder) -> bool:
     """The queued call never runs: for example, Celery stores REVOKED long before the message of the call comes."""
     is_queued = found.task_id is not None and not found.fence
-    return is_queued and end_of(task, str(found.task_id)) is not None
+    return is_queued and final_result(task, str(found.task_id)) is not None
 
 
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
@@ -309,7 +299,7 @@ def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level
         raise error
 
 
-def _refuse(task: Task, key: str, found: Holder) -> None:
+def _report_unpublished(task: Task, key: str, found: Holder) -> None:
     logger.info(
         "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,

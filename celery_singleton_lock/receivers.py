@@ -62,7 +62,7 @@ def _release_run(run: Run) -> None:
     run.give_back()
     mark_stored(run)
     # The frames of its traceback would wait for the garbage collector.
-    run.end = None
+    run.ended_with = None
     if run.before is not None:
         _release_run(run.before)
 

@@ -36,7 +36,7 @@ from celery_singleton_lock.publish import continues, continuing, options_by_name
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
-from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, end_of_eager, throws
+from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
 from celery_singleton_lock.runs.message import Notes
 from celery_singleton_lock.runs.policies import handing_on
 from celery_singleton_lock.runs.run import Run, has_run, run_for
@@ -246,10 +246,10 @@ class SingletonTask(TypedTask[P, R_co]):
         """As Celery's; a call that ends without its body ends as it would in a worker."""
         check_call_options(self.name, kwargs)
         listen_for(self, SingletonTask)
-        return end_of_eager(self, super().apply(*args, **kwargs), throws(args, kwargs))
+        return eager_result(self, super().apply(*args, **kwargs), throws(args, kwargs))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
-        """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced does not come again."""
+        """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced comes no more."""
         run: Run | None = self.request.get("lock_run")
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)

@@ -29,7 +29,7 @@ from celery_singleton_lock.leases.background import background, release_claim_la
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.endings import end_of, store_end
+from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.message import text_of, unmark_later
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
@@ -98,10 +98,10 @@ class SingletonRequest(Request):
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
-        kept = end_of(self.task, self.id)
+        kept = final_result(self.task, self.id)
         super()._announce_cancelled(*args, **kwargs)
         if kept is not None:
-            store_end(self.task, self.id, self._context, kept)
+            store_final_result(self.task, self.id, self._context, kept)
 
     @property
     def claim(self) -> Claim | None:

@@ -148,12 +148,8 @@ background = Background()
 class PendingRelease:
     """Something that the store may still have, and that nobody wants any more: released until that is answered.
 
-    After one ttl the store has freed it by itself.
-
     Arguments:
-        store: The store.
-        key: The lock key.
-        task_id: The task id of the run that has left it, for the log; None if it is no task's.
+        store, key, task_id: Where it is, and the run that has left it, for the log; None if it is no task's.
         ttl: Seconds after which the store has freed it by itself.
         release: Releases it, or raises a `StoreError` if there is no answer.
         may_release: Asked before each try.

@@ -80,7 +80,9 @@ class DeadMan:
         if self._over:
             return
         if self._timer.value == _NO_TIMER:
-            self._create()
+            event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
+            if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
+                raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
         value = self._spec.it_value
         value.tv_sec, value.tv_nsec = int(deadline), int(deadline % 1 * 1_000_000_000)
         _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
@@ -97,11 +99,6 @@ class DeadMan:
             self._timer.value = _NO_TIMER
 
     __del__ = disarm
-
-    def _create(self) -> None:
-        event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
-        if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
-            raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
 
 
 @cache

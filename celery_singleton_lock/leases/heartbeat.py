@@ -45,33 +45,23 @@ _REASONS: dict[Answer, LostReason] = {
 
 
 class Renewal:
-    """A claim that has been granted and is kept alive, until it ends or is lost.
+    """A claim that has been granted and is kept alive, until it is released or lost.
 
     Arguments:
-        store: The store.
-        claim: What the store has granted.
+        store, claim: The store, and what it has granted.
         deadman: Kills this process at the deadline; each renewal moves it.
-        on_lost: Called once with this object when it is lost, in the thread that finds out. That is
-            the heartbeat's, so it must not take long.
-
-    Attributes:
-        key: The lock key.
-        ttl: Seconds it lasts without renewal.
-        thread: Renews it; None until the heartbeat has it.
-        deadline: When it ends without another renewal, on `stores.base.clock()`. It counts
-            from the moment the last answered request was sent, less an allowance for
-            clock drift, so it never lies behind the store's own.
-        next_renewal: When the heartbeat has to renew it, on the same clock.
-        is_unsure: The last renewal was not answered, so it may have worked or not.
-        lost_reason: Why it is lost, or None while it is not.
-        is_over: Nobody wants it any more.
+        on_lost: Called once with this object when it is lost, in the heartbeat's thread, so it must not take long.
     """
 
     thread: "RenewalThread | None" = None
+    # On `clock()`. It counts from the moment the last answered request was sent, less an allowance for the drift of
+    # clocks, so it never lies behind the store's own.
     deadline: float = 0.0
     next_renewal: float = 0.0
+    # The last renewal was not answered, so it may have worked or not.
     is_unsure: bool = False
     lost_reason: LostReason | None = None
+    # Nobody wants it any more.
     is_over: bool = False
 
     def __init__(
@@ -138,8 +128,8 @@ class Renewal:
             event = "lock.lost key=%s task_id=%s reason=%s"
             background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
 
-    def end(self) -> None:
-        """Let it last no longer: nobody wants it any more."""
+    def stop(self) -> None:
+        """Renew it no longer: nobody wants it any more."""
         self.is_over = True
         if self.thread is not None:
             self.thread.remove(self)

@@ -63,22 +63,21 @@ class Lease(Renewal):
         waited: Seconds between the first refusal and the grant; 0.0 if it was granted at once.
         refused_at: When it was refused first, by the store's clock, in microseconds; 0 if it was not.
         lost_reason: `expired`, `taken`, `unreachable`, `replaced`, `broken`, or None while it is not lost.
-        store, claim: The store, and what was asked of it.
-        began_at: When it was granted, on the local clock.
-        is_unanswered: The last request for it had no answer, so it may still be under way.
     """
 
     fence: int = 0
     took_over: bool = False
     waited: float = 0.0
+    # The last request for it had no answer, so it may still be under way.
+    is_unanswered: bool = False
+    # When it was granted: by the local clock, and by the store's.
+    began_at: float = 0.0
+    _since = 0.0
+    _place: int | None = None
+    _takes = 1
+    _asked = False
     _sender: Any = None
     _counted_as = ""
-    _asked = False
-    _takes = 1
-    is_unanswered: bool = False
-    _place: int | None = None
-    _since = 0.0
-    began_at: float = 0.0
 
     def __init__(
         self,
@@ -156,10 +155,25 @@ class Lease(Renewal):
         if self._takes > 1:
             self._takes -= 1
             return None
+        answer = self._give_back(ending)
+        if answer is None:
+            return None
+        if answer <= Answer.TAKEN and self._place is not None:
+            self.lose("taken" if answer is Answer.TAKEN else "expired")
+            return answer
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("lock.released key=%s task_id=%s", self.key, self.claim.facts.task_id or None)
+        if self._sender is not None:
+            counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
+            if signals.lock_released.receivers:
+                signals.lock_released.send(sender=self._sender, lease=self)
+        return answer
+
+    def _give_back(self, ending: Ending | None) -> Answer | None:
         answer = None
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
-            self.end()
+            self.stop()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self._place, ending=ending)
         except StoreError as error:
@@ -169,18 +183,9 @@ class Lease(Renewal):
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
-                self.end()
+                self.stop()
                 release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
             self._asked = False
-        if answer is None:
-            return None
-        if answer <= Answer.TAKEN and self._place is not None:
-            self.lose("taken" if answer is Answer.TAKEN else "expired")
-            return answer
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("lock.released key=%s task_id=%s", self.key, self.claim.facts.task_id or None)
-        if self._sender is not None:
-            self._report_released()
         return answer
 
     # For those who take leases for others: tasks, `Lock` and beats.
@@ -243,11 +248,6 @@ class Lease(Renewal):
             counters.add(self.store, self.key, "taken_over", task)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=sender, lease=self)
-
-    def _report_released(self) -> None:
-        counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
-        if signals.lock_released.receivers:
-            signals.lock_released.send(sender=self._sender, lease=self)
 
     def wait(self, conflict: Conflict, timeout: float | None = None) -> Conflict | Done | None:
         """Queue for the lease, first come, first served, until it is ours or *timeout* seconds are over.
@@ -348,19 +348,13 @@ def held_here(key: str) -> Lease | None:
 
 
 class Hold(NamedTuple):
-    """One take of a lease through a `Lock`.
-
-    Attributes:
-        lock, caller: The `Lock`, and the process, thread and asyncio task that has taken it.
-        takes: How often the lease was taken by then.
-        in_block: A `with` statement has taken it.
-    """
+    """One take of a lease through a `Lock`."""
 
     lock: object
-    caller: tuple[int, int, object]
+    caller: tuple[int, int, object]  # process, thread and asyncio task
     lease: Lease
-    takes: int
-    in_block: bool
+    takes: int  # how often the lease was taken by then
+    in_block: bool  # a `with` statement has taken it
 
     @property
     def lasts(self) -> bool:

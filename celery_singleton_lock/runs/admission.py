@@ -155,7 +155,7 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
     """End a run whose question got no answer, as `lock_on_store_error` says; None to run without a lock."""
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     outcome = _outcome_unanswered(run)
-    if outcome == "rescheduled" and _time_left(run, tried) < _FIRST_DELAY:
+    if outcome == "rescheduled" and _asking_left(run, tried) < _FIRST_DELAY:
         why = f"tried for {tried:.1f} s, and lock_wait_timeout is {run.options.wait_timeout:g} s"
         outcome, error = "raised", StoreError(error.store, f"{error.problem}; {why}")
     was_told_before = outcome == "rescheduled" and run.notes.unanswered
@@ -170,12 +170,12 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
         return Ended(run.skip(str(error), "unanswered"))
     if outcome == "rescheduled":
         # The delay doubles the time so far, because nothing tells when the store is back.
-        delay = run.jittered(min(_LONGEST_DELAY, _time_left(run, tried), max(_FIRST_DELAY, tried)))
+        delay = run.jittered(min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         run.retry(error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
     raise error
 
 
-def _time_left(run: Run, tried: float) -> float:
+def _asking_left(run: Run, tried: float) -> float:
     """Seconds for which it may still try; a successor has no bound, because others may have ended in its favour."""
     timeout = run.options.wait_timeout
     return float("inf") if timeout is None or run.notes.asked else timeout - tried

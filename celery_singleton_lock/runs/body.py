@@ -38,7 +38,13 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
         if run.lease.lost_reason is None:
             return result
         if not _was_preempted(run, None):
-            _report_outlived(run)
+            # A run that was asked to make way keeps its lease until it has ended.
+            if not run.is_unlocked and run.lease.lost_reason not in MAKES_WAY:
+                # It was only to be warned, or it has caught the error.
+                event = (
+                    "lock.finished_without_lease key=%s task_id=%s reason=%s: the body ran to its end after the loss"
+                )
+                logger.error(event, run.key, run.task_id, run.lease.lost_reason)
             return result
     _finish_preempted(run)
     return None
@@ -76,14 +82,6 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
 
 def _lost(run: Run) -> LockLost:
     return LockLost(run.key, run.lease.lost_reason or "expired")
-
-
-def _report_outlived(run: Run) -> None:
-    """Log that a body has ended well without its lock: it was only to be warned, or it has caught the error."""
-    # A run that was asked to make way keeps its lease until it has ended.
-    if run.lease.lost_reason not in MAKES_WAY and not run.is_unlocked:
-        event = "lock.finished_without_lease key=%s task_id=%s reason=%s: the body ran to its end after the loss"
-        logger.error(event, run.key, run.task_id, run.lease.lost_reason)
 
 
 def _was_preempted(run: Run, error: Exception | None) -> bool:

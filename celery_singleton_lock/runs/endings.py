@@ -78,7 +78,7 @@ def throws(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | None:
     return throw
 
 
-def end_of_eager(task: Task, result: EagerResult, throw: bool | None) -> EagerResult:
+def eager_result(task: Task, result: EagerResult, throw: bool | None) -> EagerResult:
     """The result of a call in eager mode: REVOKED if the call has ended so, else *result*.
 
     Arguments:
@@ -160,7 +160,7 @@ def why_unreadable(task: Any) -> str:
     return "the task has ignore_result=True, so its holder keeps none" if task.ignore_result else ""
 
 
-def end_of(task: Task, task_id: str) -> dict[str, Any] | None:
+def final_result(task: Task, task_id: str) -> dict[str, Any] | None:
     """The stored end of the call, if it has ended and its result can be read."""
     if why_unreadable(task):
         return None
@@ -171,6 +171,6 @@ def end_of(task: Task, task_id: str) -> dict[str, Any] | None:
     return kept if kept.get("status") in states.READY_STATES else None
 
 
-def store_end(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -> None:
+def store_final_result(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -> None:
     traceback = kept.get("traceback")
     task.backend.store_result(task_id, kept["result"], kept["status"], traceback=traceback, request=request)

@@ -49,16 +49,10 @@ _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 
 class Delivery(NamedTuple):
-    """The data that the main process of a worker sends to a pool process.
-
-    Attributes:
-        token: Of the run, so that the main process can act for it.
-        received: When it came, by the local clock; long ago if another delivery may go before it.
-        sends_events: The worker sends events.
-        content_type: The serialiser of the message.
-    """
+    """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
+    # By the local clock; long ago if another delivery may go before it.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
@@ -82,40 +76,23 @@ _NO_DELIVERY = Delivery()
 
 @dataclass
 class Notes:
-    """The notes that we have written on a message; a value that is not needed is 0, empty or false.
-
-    Attributes:
-        key: The lock key of the call, as its publisher made it.
-        published: When the call was published first, in microseconds since the epoch; 0 if that is not known.
-        tries: How many times it has come again.
-        since: When it was refused first, by the store's clock, in microseconds.
-        is_copy: It may have been delivered before.
-        joins: Task id of the run that it has joined.
-        joins_fence: The fence of that run, when it was seen last; of one that has yet to run, less than it will have.
-        free_since: When that run was first seen to have no lock, by the store's clock, in microseconds.
-        asked: It has asked to be the run that comes next.
-        is_bare: It came without notes at first, so other deliveries of it do not know its time of publication.
-        continues, continues_from: Fence and publication of the run that goes on by this call, which replaces it.
-        task_id: Of the call they were written for, because a body may hand its headers on to another call.
-        unanswered: The time that it has spent asking the store in vain, up to its next delivery, in microseconds.
-        marked: It was published as queued, even if its task has another mode by now.
-    """
+    """The notes that we have written on a message. Times are in microseconds since the epoch; 0 is none."""
 
     key: str = ""
-    published: int = 0
-    tries: int = 0
-    since: int = 0
-    is_copy: bool = False
-    joins: str = ""
-    joins_fence: int = 0
-    free_since: int = 0
-    asked: bool = False
-    is_bare: bool = False
-    unanswered: int = 0
-    continues: int = 0
-    task_id: str = ""
-    marked: bool = False
-    continues_from: int = 0
+    published: int = 0  # first, whoever publishes it again
+    tries: int = 0  # how many times it has come again
+    since: int = 0  # its first refusal, by the store's clock
+    is_copy: bool = False  # it may have been delivered before
+    joins: str = ""  # the task id of the run that it has joined
+    joins_fence: int = 0  # of that run, when it was seen last; less than it will have if it has yet to run
+    free_since: int = 0  # when that run was first seen without a lock, by the store's clock
+    asked: bool = False  # it has asked to be the run that comes next
+    is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`
+    unanswered: int = 0  # microseconds that it has spent asking the store in vain, up to its next delivery
+    continues: int = 0  # the fence of the run that it replaces
+    task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
+    marked: bool = False  # it was published as queued, even if its task has another mode by now
+    continues_from: int = 0  # the publication of the run that it replaces
 
     @property
     def left_something(self) -> bool:
@@ -319,6 +296,7 @@ def _possible(task: Task, delay: float) -> float:
 
 
 # What a call has left in the store, to be ended once its message has ended for good.
+
 
 def unmark(store: Store, key: str, task_id: str, *, stays_quiet: bool = False, may_arrive: bool = False) -> None:
     """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""

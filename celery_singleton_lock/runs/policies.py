@@ -45,16 +45,13 @@ class Ended(NamedTuple):
 
 
 class Policy(ABC):
-    """The fate of a run that finds its key held.
+    """The fate of a run that finds its key held."""
 
-    Attributes:
-        comes_again: Its runs have no other way to wait than to go back to the broker.
-        ends_at_once: Its runs do not wait.
-        kind: By which rule its runs become the successor, if they do.
-    """
-
+    # Its runs have no other way to wait than to go back to the broker.
     comes_again = False
+    # Its runs do not wait.
     ends_at_once = False
+    # By which rule its runs become the successor, if they do.
     kind: Succession | None = None
 
     def before_acquire(self, run: Run) -> Ended | None:  # noqa: ARG002
@@ -98,7 +95,7 @@ class Raise(Policy):
     ends_at_once = True
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        _refuse(run, conflict.first)
+        _raise_held(run, conflict.first)
 
 
 class Reschedule(Policy):
@@ -108,8 +105,8 @@ class Reschedule(Policy):
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         """Come again, unless it has waited long enough."""
-        if _time_left(run, conflict) < _FIRST_DELAY:
-            _refuse(run, conflict.first)
+        if _waiting_left(run, conflict) < _FIRST_DELAY:
+            _raise_held(run, conflict.first)
         _come_again(run, conflict)
 
 
@@ -121,12 +118,12 @@ class Wait(Policy):
         if held_here(run.key) is not None:
             return conflict
         with _waiting_in_place(run, conflict.first):
-            return run.lease.wait(conflict, min(_time_left(run, conflict), longest_wait(run)))
+            return run.lease.wait(conflict, min(_waiting_left(run, conflict), longest_wait(run)))
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         """Give up, or come again by the broker and wait again, because each delivery has its full time limit."""
-        if not run.can_come_again or _time_left(run, conflict) < _FIRST_DELAY:
-            _refuse(run, conflict.first)
+        if not run.can_come_again or _waiting_left(run, conflict) < _FIRST_DELAY:
+            _raise_held(run, conflict.first)
         if run.lease.unreleased:
             # Give back its turn, or the message that comes again would queue behind it.
             run.lease.release()
@@ -184,7 +181,7 @@ POLICIES: dict[OnConflict, Policy] = {
 }
 
 
-def _refuse(run: Run, holder: Holder) -> NoReturn:
+def _raise_held(run: Run, holder: Holder) -> NoReturn:
     run.report_conflict(holder, "raised")
     raise run.held_by(holder)
 
@@ -204,7 +201,7 @@ def _longest_delay(run: Run) -> float:
     return _SHORT_DELAY * 2.0 ** min(max(0, run.notes.tries - _A_FEW), _A_FEW)
 
 
-def _time_left(run: Run, conflict: Conflict) -> float:
+def _waiting_left(run: Run, conflict: Conflict) -> float:
     """Seconds until it has waited for `lock_wait_timeout`, by the store's clock, counted from its first refusal."""
     waited = (conflict.at - run.lease.refused_at) / 1_000_000
     return float("inf") if run.options.wait_timeout is None else run.options.wait_timeout - waited

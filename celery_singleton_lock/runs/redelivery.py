@@ -13,7 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runs import message
-from celery_singleton_lock.runs.endings import end_of, store_end
+from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 
@@ -41,7 +41,7 @@ def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
         # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
         run.unmark()
     restore_result(run.task)
-    run.end_silently("a run of this message has ended already")
+    run.end_delivery("a run of this message has ended already")
 
 
 def _requeue_copy(run: Run, holder: Holder, expires_in: float) -> NoReturn:
@@ -50,7 +50,7 @@ def _requeue_copy(run: Run, holder: Holder, expires_in: float) -> NoReturn:
     first = _FIRST_HAND_OVER_DELAY if is_next_attempt else _FIRST_DELAY
     run.send_again(run.delay(first, _LONGEST_DELAY, expires_in))
     run.report_conflict(holder, "parked")
-    run.end_silently("another run of this very task holds the lock")
+    run.end_delivery("another run of this very task holds the lock")
 
 
 def ending_of(run: Run, error: Exception | None) -> Ending | None:
@@ -95,7 +95,7 @@ def keep_result(task: Task) -> None:
     if not task.track_started or request.is_eager:
         return
     if message.may_be_copy(task, request, message.Notes.of(request.headers, request.id)):
-        request.lock_result = end_of(task, request.id)
+        request.lock_result = final_result(task, request.id)
 
 
 def restore_result(task: Task) -> None:
@@ -103,4 +103,4 @@ def restore_result(task: Task) -> None:
     request = task.request
     kept = request.get("lock_result")
     if kept is not None:
-        store_end(task, request.id, request, kept)
+        store_final_result(task, request.id, request, kept)

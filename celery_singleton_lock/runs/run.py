@@ -43,42 +43,40 @@ class Run:
     """One execution of a task whose key it has to hold.
 
     It has what every run needs, and the defaults of its class for everything else.
-
-    Arguments:
-        task, request: The task, and its request of this execution.
-        notes: What is written on its message.
-        key: The lock key.
-        args, kwargs: What the body is called with.
-
-    Attributes:
-        task_id: Its task id; for an item, the task id of its map.
-        is_usual: It is the first run of a call, by its first delivery, in time.
-        is_item: It is an item of `map`, `starmap` or `chunks`, so another task's message brought it.
-        lease: Its right to run, once it is granted.
-        is_copy: Its message may have been delivered before.
-        hands_over: It continues an earlier run, as its next attempt or by a `replace()`.
-        can_come_again: Its message can go back to the broker.
-        is_under_way: It has begun to ask for its lock, and has not ended.
-        is_over: It has ended, and nothing of it is left in this process or in the store.
-        end: The `Ignore`, `Reject` or `Retry` that it has ended with.
-        before: A run before it, of the same delivery, that has left a marker.
-        has_begun: Its body runs, or has run.
-        is_unlocked: Its body runs without a lock of its own.
-        retry_key: The key of the retry that its body has published.
-        retries_because_of: The error for which its body wants to come again.
-        ending: The facts for later deliveries of its message, once its body has ended.
-        has_marker: Later deliveries will find these facts in the store.
     """
 
+    # The first run of a call, by its first delivery, in time.
     is_usual = True
-    is_item = is_broadcast = is_copy = hands_over = False
-    is_over = is_under_way = has_begun = is_unlocked = has_marker = _goes_on = _retry_is_stored = False
+    # An item of `map`, `starmap` or `chunks`, so another task's message brought it.
+    is_item = False
+    is_broadcast = False
+    # Its message may have been delivered before.
+    is_copy = False
+    # It continues an earlier run, as its next attempt or by a `replace()`.
+    hands_over = False
+    # Its message can go back to the broker.
     can_come_again = True
-    end: BaseException | None = None
+    # It has begun to ask for its lock, and has not ended.
+    is_under_way = False
+    # Its body runs, or has run.
+    has_begun = False
+    # Its body runs without a lock of its own.
+    is_unlocked = False
+    # It has ended, and nothing of it is left in this process or in the store.
+    is_over = False
+    # The `Ignore`, `Reject` or `Retry` that it has ended with.
+    ended_with: BaseException | None = None
+    # A run before it, of the same delivery, that has left a marker.
     before: "Run | None" = None
+    # The key of the retry that its body has published, and the error for which the body wants to come again.
     retry_key: str | None = None
     retries_because_of: BaseException | None = None
+    # For later deliveries of its message, once its body has ended; and whether they will find it in the store.
     ending: Ending | None = None
+    has_marker = False
+    # Another message, or delivery, goes on with its call.
+    _goes_on = False
+    _retry_is_stored = False
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         self.task, self.request, self.notes, self.key, self.args, self.kwargs = task, request, notes, key, args, kwargs
@@ -250,7 +248,7 @@ class Run:
             self.send_event("task-revoked", terminated=False, signum=None, expired=False)
             raise
 
-    def end_silently(self, reason: str) -> NoReturn:
+    def end_delivery(self, reason: str) -> NoReturn:
         """End this delivery of the message without a trace, because another delivery ends the call.
 
         Raises:
@@ -298,11 +296,11 @@ class Run:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         self.is_under_way = False
         if error is not None and isinstance(error, Ignore | Reject | Retry):
-            self.end = error
+            self.ended_with = error
         # An item of a map has no message, so Celery tells nobody of its end.
         if error is None or self.is_item or not isinstance(error, Retry):
             self.give_back()
-            self.is_over = not (self.lease.unreleased or self.has_marker or self.end or self.before)
+            self.is_over = not (self.has_marker or self.ended_with or self.before)
         elif self._retry_is_stored:
             # Celery must not store RETRY once more. If it stores it all the same, or has to, the next attempt could
             # end before, so `receivers` gives back what is held.
@@ -350,8 +348,8 @@ def run_for(task: Task, request: Context, notes: Notes, key: str, args: Any, kwa
     if before is None or before.is_under_way:
         run = request.lock_run = Run(task, request, notes, key, args, kwargs)
         return run
-    if before.end is not None:
-        raise before.end
+    if before.ended_with is not None:
+        raise before.ended_with
     # A signal may have broken that off.
     before.give_back()
     # The release of its token may be repeated in the background.

@@ -318,7 +318,7 @@ def _end(target: _Target, holder: Holder, renewal: Any) -> None:
     if renewal.thread is not None:
         renewal.thread.remove(renewal)
     if holder.token in _held:
-        renewal.end()
+        renewal.stop()
     target.store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
 
 

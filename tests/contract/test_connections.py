@@ -47,7 +47,7 @@ def far_line(tmp_path: Path) -> Iterator[Proxy]:
         yield proxy
 
 
-def end_of(lease: Lease) -> float:
+def final_result(lease: Lease) -> float:
     """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
     return round(clock() + lease.remaining(), 1)
 
@@ -59,9 +59,9 @@ def test_a_store_far_away_grants_renews_and_releases_within_the_bounds(far: str)
     lease = lock.acquire()
     assert lease is not None
     assert clock() - began < ACQUIRE_BOUND + SLACK
-    first = end_of(lease)
+    first = final_result(lease)
 
-    until(lambda: lease.lost or end_of(lease) > first, "it is renewed")
+    until(lambda: lease.lost or final_result(lease) > first, "it is renewed")
 
     lease.check()
     began = clock()

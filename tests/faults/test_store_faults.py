@@ -55,14 +55,14 @@ def held(url: str, ttl: float = TTL) -> Iterator[tuple[Lock, Lease]]:
     lock = Lock("stock", url=url, ttl=ttl)
     lease = lock.acquire()
     assert lease is not None
-    first = end_of(lease)
-    until(lambda: end_of(lease) > first, "it has been renewed")
+    first = final_result(lease)
+    until(lambda: final_result(lease) > first, "it has been renewed")
     yield lock, lease
     if lease.held:
         lock.release()
 
 
-def end_of(lease: Lease) -> float:
+def final_result(lease: Lease) -> float:
     """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
     return round(clock() + lease.remaining(), 1)
 
@@ -70,7 +70,7 @@ def end_of(lease: Lease) -> float:
 def is_renewed(lease: Lease) -> None:
     """The full ttl lies ahead again, counted from now on."""
     full = clock() + lease.ttl * 0.9
-    until(lambda: lease.lost or end_of(lease) > full, "it is renewed", timeout=lease.ttl * 3)
+    until(lambda: lease.lost or final_result(lease) > full, "it is renewed", timeout=lease.ttl * 3)
     lease.check()
 
 

@@ -14,7 +14,7 @@ import pytest
 from celery import Celery, states, uuid
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_singleton_lock import ConfigurationError, SingletonTask, current_lease, signals
+from celery_singleton_lock import ConfigurationError, LockLost, SingletonTask, current_lease, signals
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.servers import Server

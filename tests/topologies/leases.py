@@ -51,12 +51,12 @@ def answered(ask: Callable[[], Any]) -> Any:
     return None
 
 
-def end_of(lease: Lease) -> float:
+def final_result(lease: Lease) -> float:
     """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
     return round(clock() + lease.remaining(), 1)
 
 
 def renewed_after(lease: Lease, what: str) -> None:
-    first = end_of(lease)
-    until(lambda: lease.lost or end_of(lease) > first, what)
+    first = final_result(lease)
+    until(lambda: lease.lost or final_result(lease) > first, what)
     assert not lease.lost
