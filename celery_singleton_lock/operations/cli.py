@@ -236,9 +236,9 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
     app = app_of(obj)
     app.loader.import_default_modules()
     findings, is_away = examine(app, timeout)
-    is_well = all(finding.ok is not False for finding in findings)
+    is_well = all(finding["ok"] is not False for finding in findings)
     if is_json:
-        click.echo(json.dumps({"ok": is_well, "checks": [finding._asdict() for finding in findings]}))
+        click.echo(json.dumps({"ok": is_well, "checks": findings}))
     else:
         click.echo(findings_table(findings))
     sys.exit(EX_UNAVAILABLE if is_away else int(not is_well))

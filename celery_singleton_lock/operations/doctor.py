@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 
 from celery import Celery
@@ -16,8 +16,12 @@ from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, LockState
 
-OF_THE_STORE = ("locking", "server", "eviction", "persistence", "connections", "clock")
-"""The checks that need an answer from the store."""
+CHECKS = (
+    *("store", "locking", "server", "eviction", "persistence", "connections", "clock"),
+    *("tasks", "workers", "holders"),
+)
+Found = tuple[bool | None, str]
+"""Whether it is well, and what was found. It is None if it could not be looked at, which is no fault."""
 
 _SLOW = 0.02
 _CLOCKS_DIFFER_BY = 1.0
@@ -34,14 +38,6 @@ _QUESTIONS = ("stats", "active", "active_queues")
 _TO_CONNECT = 5.0
 
 
-class Finding(NamedTuple):
-    """An answer to one question; `ok` is None if it could not be looked at, which is no fault."""
-
-    name: str
-    ok: bool | None
-    detail: str
-
-
 class Worker(NamedTuple):
     """The answers of one worker; a None is not known."""
 
@@ -51,11 +47,11 @@ class Worker(NamedTuple):
     active: set[str] | None
 
 
-def findings_table(findings: Sequence[Finding]) -> str:
+def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
     """One line for each; what could not be checked for the same reason has one line."""
     lines = dict[tuple[bool | None, str], list[str]]()
     for each in findings:
-        lines.setdefault((each.ok, each.detail), []).append(each.name)
+        lines.setdefault((each["ok"], each["detail"]), []).append(each["name"])
     cells = []
     for (ok, detail), names in lines.items():
         told = shown(detail) if len(names) == 1 else f"{', '.join(names)}: {shown(detail)}"
@@ -63,96 +59,90 @@ def findings_table(findings: Sequence[Finding]) -> str:
     return aligned(cells)
 
 
-def examine(app: Celery, timeout: float) -> tuple[list[Finding], bool]:
-    """All findings, and whether the store does not answer; the workers and the store have *timeout* seconds each."""
+def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
+    """All findings, in the words of the docs, and whether the store does not answer.
+
+    The workers and the store have *timeout* seconds each.
+    """
     try:
         store = open_store(app)
     except ConfigurationError as error:
-        return _examine(app, None, Finding("store", False, str(error)), timeout)
-    try:
+        return _examine(app, None, {"store": (False, str(error))}, timeout)
+    with closing(store):
         locks = Locks(app, store)
         if locks.is_of_one_process:
-            return _examine(app, None, Finding("store", None, OF_ONE_PROCESS), timeout)
-        return _examine(app, locks, Finding("store", True, store.address), timeout)
-    finally:
-        store.close()
+            return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout)
+        return _examine(app, locks, {}, timeout)
 
 
-def _examine(app: Celery, locks: Locks | None, store: Finding, timeout: float) -> tuple[list[Finding], bool]:
-    surveys, unlisted = list[LockState](), None if locks else _SEE_STORE
+def _examine(
+    app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float
+) -> tuple[list[dict[str, Any]], bool]:
+    surveys, is_away = list[LockState](), False
     try:
         # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
         surveys = list(locks.surveys()) if locks else []
     except StoreError as error:
-        unlisted = str(error)
+        found["holders"] = None, str(error)
     workers, silence = _ask_workers(app, timeout)
-    if locks is None:
-        of_store, is_away = [store, *_unseen(OF_THE_STORE, _SEE_STORE)], False
-    else:
-        of_store, is_away = _about_store(app, locks, timeout)
-    if locks is None or unlisted is not None:
-        of_holders = _unseen(("holders",), _SEE_STORE if is_away else str(unlisted))
-    else:
-        of_holders = [_about_holders(locks, surveys, workers)]
+    if locks:
+        of_store = _about_store(app, locks, timeout)
+        is_away = len(of_store) == 1
+        if is_away:
+            found.clear()
+        elif "holders" not in found:
+            found["holders"] = _about_holders(locks, surveys, workers)
+        found |= of_store
     faults = [*faults_of(app), *without_base(app)]
     well = f"{len(lockable(app))} with a lock, and their options can work"
-    of_tasks = Finding("tasks", not faults, "; ".join(faults) or well)
-    rows = locks.rows(surveys) if locks else []
-    advice = [Finding("advice", True, text) for text in _advice(app, rows, workers)]
-    return [*of_store, of_tasks, _about_workers(app, workers, silence), *of_holders, *advice], is_away
-
-
-def _unseen(names: Sequence[str], why: str) -> list[Finding]:
-    return [Finding(name, None, why) for name in names]
+    found["tasks"] = not faults, "; ".join(faults) or well
+    found["workers"] = _about_workers(app, workers, silence)
+    findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
+    findings += [("advice", True, text) for text in _advice(app, locks.rows(surveys) if locks else [], workers)]
+    return [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in findings], is_away
 
 
 # The store.
 
 
-def _about_store(app: Celery, locks: Locks, timeout: float) -> tuple[list[Finding], bool]:
+def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
+    """What is found of it, by the names of the checks; if it does not answer, only that."""
     store = locks.store
     try:
         round_trip, ahead = store.latency(timeout)
     except StoreError as error:
-        return [Finding("store", False, str(error)), *_unseen(OF_THE_STORE, _SEE_STORE)], True
+        return {"store": (False, str(error))}
     slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
+    found: dict[str, Found] = {"store": (True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}")}
     try:
         try_store(app, timeout)
-        locking = Finding("locking", True, "a lock was acquired, waited for, released, and its waiter woken")
+        found["locking"] = True, "a lock was acquired, waited for, released, and its waiter woken"
     except (ConfigurationError, StoreError) as error:
-        locking = Finding("locking", False, str(error))
+        found["locking"] = False, str(error)
     try:
         said = store.about_servers(timeout)
-        of_servers = [_of_all(name, look, said) for name, look in _LOOKS.items()]
+        found |= {name: _of_all(look, said) for name, look in _LOOKS.items()}
     except StoreError as error:
-        of_servers = _unseen(list(_LOOKS), str(error))
-    return [
-        Finding("store", True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}"),
-        locking,
-        *of_servers,
-        _clock(ahead),
-    ], False
-
-
-def _clock(ahead: float) -> Finding:
-    if abs(ahead) <= _CLOCKS_DIFFER_BY:
-        return Finding("clock", True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s")
-    side = "ahead of" if ahead > 0 else "behind"
-    why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
-    return Finding("clock", False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}")
+        found |= dict.fromkeys(_LOOKS, (None, str(error)))
+    found["clock"] = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
+    if abs(ahead) > _CLOCKS_DIFFER_BY:
+        side = "ahead of" if ahead > 0 else "behind"
+        why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
+        found["clock"] = False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}"
+    return found
 
 
 # Its servers, by their own reports.
 
 
-def _of_all(name: str, look: Callable[[Mapping[str, str]], tuple[bool, str]], said: Any) -> Finding:
+def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], said: Any) -> Found:
     """What is found of all servers; of several that differ, it names those with a fault."""
     found = {where: look(each) for where, each in sorted(said.items())}
     faults = {where: detail for where, (ok, detail) in found.items() if not ok}
     details = faults or {where: detail for where, (_, detail) in found.items()}
     if len(found) == 1 or (not faults and len(set(details.values())) == 1):
-        return Finding(name, not faults, next(iter(details.values())))
-    return Finding(name, not faults, "; ".join(f"{where}: {detail}" for where, detail in details.items()))
+        return not faults, next(iter(details.values()))
+    return not faults, "; ".join(f"{where}: {detail}" for where, detail in details.items())
 
 
 def _version(said: Mapping[str, str]) -> tuple[bool, str]:
@@ -246,11 +236,11 @@ def _pool_named(name: str) -> type | None:
     return pool
 
 
-def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | None) -> Finding:
+def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | None) -> Found:
     if silence is not None:
-        return Finding("workers", None, f"the workers could not be asked: {silence}")
+        return None, f"the workers could not be asked: {silence}"
     if not workers:
-        return Finding("workers", None, "no worker has answered; one with the solo pool cannot while it runs a task")
+        return None, "no worker has answered; one with the solo pool cannot while it runs a task"
     faults = [
         f"{name}: {fault}"
         for name, worker in sorted(workers.items())
@@ -258,13 +248,13 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
         for fault in faults_with(app, worker.pool, worker.queues)
     ]
     parts = a_few([f"{name} ({workers[name].slots} at once)" for name in sorted(workers)])
-    return Finding("workers", not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues")
+    return not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues"
 
 
 # The holders.
 
 
-def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Finding:
+def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
     """Those that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed."""
     by_state: dict[str, list[Holder]] = {_ALIVE: [], _NO_TASK: [], _SILENT: [], _IDLE: []}
     for holder in (holder for survey in before for holder in survey.leases):
@@ -280,14 +270,14 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
         doubtful = sorted({holder.key for holder in by_state[_IDLE]})
         still = {holder.token: holder for survey in locks.surveys_of(doubtful) for holder in survey.leases}
     except StoreError as error:
-        return Finding("holders", None, str(error))
+        return None, str(error)
     by_state[_IDLE] = [still[holder.token] for holder in by_state[_IDLE] if holder.token in still]
     parts = [f"{len(by_state[state])} {state}" for state in (_ALIVE, _NO_TASK) if by_state[state]]
     for state in (_SILENT, _IDLE):
         until = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
         if by_state[state]:
             parts.append(f"{state}: {a_few([until.format(holder) for holder in by_state[state]])}")
-    return Finding("holders", None if by_state[_SILENT] else True, "; ".join(parts) or "nobody holds a lock")
+    return None if by_state[_SILENT] else True, "; ".join(parts) or "nobody holds a lock"
 
 
 # Advice.

@@ -23,22 +23,19 @@ from celery_singleton_lock.web.page import Total, totals_of
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
-# Of each counter: its meaning, its label beside the task, and the values that the label may have.
-_COUNTERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
-    "acquired": ("Leases that were granted.", "", ("",)),
-    "conflicts": (
-        "Calls that were not granted their key, by what became of them.",
-        "outcome",
-        get_args(ConflictOutcome),
-    ),
-    "lost": ("Leases that ended while the body ran.", "reason", get_args(LostReason)),
-    "taken_over": ("Leases whose holder before has died.", "", ("",)),
-    "unanswered": (
-        "Calls to which the store gave no answer, by lock_on_store_error.",
-        "policy",
-        get_args(OnStoreError),
-    ),
-    "late": ("Renewals that came late, because the process got no time.", "", ("",)),
+_COUNTERS = {
+    "acquired": "Leases that were granted.",
+    "conflicts": "Calls that were not granted their key, by what became of them.",
+    "lost": "Leases that ended while the body ran.",
+    "taken_over": "Leases whose holder before has died.",
+    "unanswered": "Calls to which the store gave no answer, by lock_on_store_error.",
+    "late": "Renewals that came late, because the process got no time.",
+}
+# The label beside the task, and its values, of those that have one.
+_LABELS = {
+    "conflicts": ("outcome", get_args(ConflictOutcome)),
+    "lost": ("reason", get_args(LostReason)),
+    "unanswered": ("policy", get_args(OnStoreError)),
 }
 _HISTOGRAMS = {
     "held": "The time for which released leases were held.",
@@ -99,10 +96,11 @@ def exposition(app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> 
 
 
 def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:
-    meaning, label, values = _COUNTERS[what]
-    family = CounterMetricFamily(f"singleton_lock_{what}", meaning, labels=["task", label] if label else ["task"])
+    label, values = _LABELS.get(what, ("", ("",)))
+    labels = ["task", label] if label else ["task"]
+    family = CounterMetricFamily(f"singleton_lock_{what}", _COUNTERS[what], labels=labels)
     # Those of a newer version as well.
-    values = list(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
+    values = tuple(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
     for task in tasks:
         for value in values:
             family.add_metric([task, value] if label else [task], numbers.get((what, value, task), 0))
