@@ -223,7 +223,10 @@ def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -
 
 @singleton.command("doctor")
 @seconds_option(
-    "--timeout", type=click.FloatRange(0.1, 60), default=1.0, help="To wait for the store, and for workers."
+    "--timeout",
+    type=click.FloatRange(0.1, 60),
+    default=1.0,
+    help="How long to wait for the store, and for the workers.",
 )
 @as_json
 @click.pass_obj

@@ -16,10 +16,8 @@ from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, LockState
 
-CHECKS = (
-    *("store", "locking", "server", "eviction", "persistence", "connections", "clock"),
-    *("tasks", "workers", "holders"),
-)
+_OF_SERVERS = ("server", "eviction", "persistence", "connections")
+CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
 Found = tuple[bool | None, str]
 """Whether it is well, and what was found. It is None if it could not be looked at, which is no fault."""
 
@@ -121,9 +119,10 @@ def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
         found["locking"] = False, str(error)
     try:
         said = store.about_servers(timeout)
-        found |= {name: _of_all(look, said) for name, look in _LOOKS.items()}
+        looks = zip(_OF_SERVERS, (_version, _eviction, _persistence, _connections), strict=True)
+        found |= {name: _of_all(look, said) for name, look in looks}
     except StoreError as error:
-        found |= dict.fromkeys(_LOOKS, (None, str(error)))
+        found |= dict.fromkeys(_OF_SERVERS, (None, str(error)))
     found["clock"] = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
     if abs(ahead) > _CLOCKS_DIFFER_BY:
         side = "ahead of" if ahead > 0 else "behind"
@@ -189,9 +188,6 @@ def _connections(said: Mapping[str, str]) -> tuple[bool, str]:
     return True, f"{used} of {most or 'any number'} are in use"
 
 
-_LOOKS = {"server": _version, "eviction": _eviction, "persistence": _persistence, "connections": _connections}
-
-
 # The workers.
 
 
@@ -221,8 +217,9 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
         workers[name] = Worker(
             _pool_named(str(pool.get("implementation"))),
             int(pool.get("max-concurrency") or 1),
-            {each["name"] for each in queues or ()},
-            None if runs is None else {each["id"] for each in runs},
+            # One with an error answers with its text.
+            {each["name"] for each in queues} if isinstance(queues, list) else set(),
+            {each["id"] for each in runs} if isinstance(runs, list) else None,
         )
     return workers, None
 
