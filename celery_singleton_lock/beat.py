@@ -28,7 +28,7 @@ from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
-from celery_singleton_lock.leases.key import checked_name, key_of
+from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import prefix_of, seconds
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER

@@ -15,7 +15,6 @@ from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.checks import check_publisher
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
@@ -44,9 +43,6 @@ _NO_NOTES = Notes()
 
 # Members of a canvas and retries have an id already, callbacks a parent; and callbacks wait for the call itself.
 _WAITED_FOR = ("task_id", "parent_id", "link", "link_error")
-
-# In a task's own attributes: its publisher was checked.
-_CHECKED = "_is_publisher_checked"
 
 _for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
 _continued: ContextVar[tuple[str, int, int] | None] = ContextVar("continued", default=None)
@@ -135,17 +131,9 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    if _CHECKED not in vars(task):
-        _check_once(task)
     if _is_unusual(task, args, kwargs, options):
         return _publish_with_key(task, args, kwargs, options, send)
     return send(**{**options, "headers": {HEADER: time.time_ns() // 1000}})
-
-
-def _check_once(task: Task) -> None:
-    check_publisher(task)
-    if not task.app.conf.task_always_eager:
-        vars(task)[_CHECKED] = True
 
 
 def _is_unusual(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:

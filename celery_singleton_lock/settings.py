@@ -6,9 +6,9 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.options import as_written, faults_in_settings, refuse
-from celery_singleton_lock.stores import CLUSTERS, SENTINEL, in_redis_py, one_url, store_from_url
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.options import faults_in_settings, refuse
+from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
@@ -17,9 +17,8 @@ _LOCATIONS = ("redis://", "rediss://", *_SOCKETS, SENTINEL)
 _PORT_OF_RESULTS = 6379
 # The transport options that Celery reads to find the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-_stores: WeakKeyDictionary[Celery, Store] = WeakKeyDictionary()
-_urls: WeakKeyDictionary[Celery, Any] = WeakKeyDictionary()
-_UNKNOWN = object()
+# With the URL that was set when it was opened.
+_stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 
 
 def store_of(app: Celery) -> Store:
@@ -32,18 +31,13 @@ def store_of(app: Celery) -> Store:
     Raises:
         ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.
     """
-    store = _stores.get(app)
     # A search of all settings would slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
-    if store is not None and _urls.get(app, _UNKNOWN) in (_UNKNOWN, assigned):
-        return store
-    refuse(faults_in_settings(app))
-    opened = open_store(app)
-    if store is not None:
-        _stores.pop(app, None)
-    # If threads come at once, all use the store of the first.
-    store = _stores.setdefault(app, opened)
-    _urls[app] = assigned
+    before, store = _stores.get(app, (None, None))
+    if store is None or before != assigned:
+        refuse(faults_in_settings(app))
+        store = open_store(app)
+        _stores[app] = assigned, store
     return store
 
 
@@ -53,18 +47,12 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
-    try:
-        _refuse_clusters(app)
-        url, options = _location(app)
-        own = _client_options(app)
-        if "username" in own or "password" in own:
-            # The provider belongs to the other user and password, and not to these.
-            options.pop("credential_provider", None)
-        return store_from_url(url, {**options, **own}, _replicas(app))
-    except ConfigurationError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise ConfigurationError(as_written(app, str(error))) from error.__cause__
+    url, options = _location(app)
+    own = _client_options(app)
+    if "username" in own or "password" in own:
+        # The provider belongs to the other user and password, and not to these.
+        options.pop("credential_provider", None)
+    return store_from_url(url, {**options, **own}, _replicas(app))
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
@@ -152,26 +140,3 @@ def _replicas(app: Celery) -> int:
             "each grant and each renewal, or 0"
         )
     return number
-
-
-def _refuse_clusters(app: Celery) -> None:
-    """Celery splits such a URL at its plus, and does not say that it knows no cluster."""
-    conf = app.conf
-    if any(map(_is_cluster, (conf.broker_url, conf.broker_read_url, conf.broker_write_url))):
-        raise ConfigurationError(
-            "broker_url: Celery has no broker in a cluster; it takes redis+cluster:// for redis://localhost:6379, "
-            "silently. Set broker_url to a Redis outside a cluster, or to another broker; the locks may be in "
-            "the cluster: singleton_lock_url='redis+cluster://host:port'"
-        )
-    if conf.get("singleton_lock_url") is None and _is_cluster(conf.result_backend):
-        raise ConfigurationError(
-            "result_backend: Celery has no results in a cluster; it takes redis+cluster:// for a single server. Set "
-            "result_backend to a Redis outside a cluster; the locks may be in the cluster: "
-            "singleton_lock_url='redis+cluster://host:port'"
-        )
-
-
-def _is_cluster(url: Any) -> bool:
-    urls = url if isinstance(url, list | tuple) else (url,)
-    parts = [part for each in urls if isinstance(each, str) for part in each.split(";")]
-    return any(part.partition("://")[0] in CLUSTERS for part in parts)

@@ -15,7 +15,7 @@ from celery import Celery, states
 
 from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
-from celery_singleton_lock.leases.key import start_of_keys
+from celery_singleton_lock.keys import start_of_keys
 from celery_singleton_lock.options import option_of, prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of

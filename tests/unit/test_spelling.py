@@ -135,27 +135,12 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(app: Celery, 
         Lock("stock", app=app)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, "CELERY_SINGLETON_LOCK_URL is not set, .*; set CELERY_SINGLETON_LOCK_URL, for example"),
-        ({"SINGLETON_LOCK_URL": "http://here"}, "CELERY_SINGLETON_LOCK_URL: unknown scheme 'http'"),
-        ({"SINGLETON_LOCK_TTL": "30"}, "CELERY_SINGLETON_LOCK_TTL='30' is not allowed"),
-        ({"SINGLETON_LOCK_REPLICAS": -1}, "CELERY_SINGLETON_LOCK_REPLICAS=-1 is not allowed"),
-        (
-            {"SINGLETON_LOCK_TLL": 5},
-            "there is no setting CELERY_SINGLETON_LOCK_TLL; did you mean CELERY_SINGLETON_LOCK_TTL",
-        ),
-    ],
-)
-def test_a_setting_of_django_is_named_as_it_is_written_there(settings: dict[str, Any], told: str) -> None:
+def test_a_misspelt_setting_of_django_is_corrected_as_it_is_written_there() -> None:
     app = Celery("shop", set_as_current=False)
-    written = {"CELERY_BROKER_URL": "memory://", **{f"CELERY_{name}": value for name, value in settings.items()}}
-    if settings:
-        written.setdefault("CELERY_SINGLETON_LOCK_URL", "redis://")
-    app.config_from_object(written, namespace="CELERY")
+    app.config_from_object({"CELERY_SINGLETON_LOCK_TLL": 5}, namespace="CELERY")
+    told = "there is no setting CELERY_SINGLETON_LOCK_TLL; did you mean CELERY_SINGLETON_LOCK_TTL?"
 
-    with pytest.raises(ConfigurationError, match=f"^{told}"):
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(told)}$"):
         make(app).lock_holders(1)
 
 
