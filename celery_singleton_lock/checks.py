@@ -79,17 +79,8 @@ def request_class_of(task: Any, ours: type[Any]) -> type[Any]:
     """The class of the task's requests: that of *ours*, joined with the class of the user or of a base."""
     written = [vars(each)["Request"] for each in (task, *type(task).__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), None)
-    request: type[Any] = symbol_by_name(ours.Request)
-    if theirs is None:
-        return request
-    try:
-        given: type[Any] = symbol_by_name(theirs)
-        return given if issubclass(given, request) else type("Request", (request, given), {})
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ConfigurationError(
-            f"task {task.name}: Request={theirs!r} cannot be joined with that of {ours.__name__} ({error}); derive it "
-            "from celery.worker.request.Request"
-        ) from error
+    request, given = symbol_by_name(ours.Request), symbol_by_name(theirs or ours.Request)
+    return given if issubclass(given, request) else type("Request", (request, given), {})
 
 
 def is_checked_at_start(app: Celery) -> bool:

@@ -1,13 +1,12 @@
 """From a call to its lock key, `{prefix}:v3:{<lock name>:<digest>}`, and to the label that operators read beside it.
 
 Two calls have the same key when the wire would make them the same call. The arguments are bound to the function's
-parameters, defaults filled in, and written the way kombu's JSON writes a message, so a publisher and a worker agree: a
-tuple is a list, the keys of a dict are text, an enum is its value, while `1`, `"1"`, `True` and `1.0` stay four
-different things. A model of pydantic is what its `model_dump(mode="json")` makes of it, unless that has a set in it:
-each process has an order of its own for sets.
+parameters, defaults filled in, and written the way kombu's JSON writes a message: a tuple is a list, the keys of a dict
+are text, an enum is its value, while `1`, `"1"`, `True` and `1.0` stay four different things. A model of pydantic is
+what its `model_dump(mode="json")` makes of it.
 
-The braces are a hash tag of Redis Cluster, and no argument can be read in a key. The format is a wire format: workers
-of two releases must agree on it, so a change needs a new version in the key.
+The braces are a hash tag of Redis Cluster, and no argument can be read in a key. Workers of two releases must agree on
+the format, so a change needs a new version in the key.
 """
 
 import hashlib
@@ -60,11 +59,7 @@ _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
-    """The lock key for a checked name and what distinguishes the calls that share it.
-
-    Raises:
-        ConfigurationError: *subject* cannot be written as kombu's JSON.
-    """
+    """The lock key for a checked name and what distinguishes the calls that share it."""
     try:
         text = _ENCODER.encode(plain(subject))
     except (TypeError, ValueError, RecursionError) as error:
@@ -82,11 +77,7 @@ def start_of_keys(prefix: str) -> str:
 
 
 def checked_name(name: Any) -> str:
-    """*name* as it stands in a key.
-
-    Raises:
-        ConfigurationError: It is no text, empty or too long.
-    """
+    """*name* as it stands in a key."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise ConfigurationError(f"lock_name={name!r:.80} is not allowed: give a text of 1 to {MAX_NAME} characters")
     # A brace would end the hash tag early, and two names must never become one.
@@ -113,25 +104,18 @@ class KeyMaker:
     """Makes the lock keys and the labels of one function.
 
     Arguments:
-        name: First part of every key. Makers with the same name exclude one another.
+        name: First part of every key.
         signature: The function's signature, without a bound `self`.
         choice: Which arguments count, see `lock_key`.
         receive: Turns the arguments of a call into those that the function receives; None if they are the same.
         label: A format string for what operators read beside a key.
-
-    Raises:
-        ConfigurationError: The name is empty or too long, or *choice* or *label* names a
-            parameter that the function does not have.
     """
 
     def __init__(
         self, name: str, signature: inspect.Signature, choice: KeyChoice, receive: Receive | None, label: str | None
     ) -> None:
-        self._name = checked_name(name)
-        self._signature = signature
-        self._receive = receive
-        self._choice = choice
-        self._label = label
+        self._name, self._signature = checked_name(name), signature
+        self._choice, self._receive, self._label = choice, receive, label
         self._counting = _names_in_choice(choice, signature)
         if isinstance(label, str):
             _check_names("lock_label", label, _fields("lock_label", label), signature)
@@ -142,13 +126,7 @@ class KeyMaker:
         self._needs_only_arguments = not self.runs_user_code and _are_plain(self._defaults.values())
 
     def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call.
-
-        Raises:
-            TypeError: The function cannot be called like this.
-            ConfigurationError: An argument that counts cannot be serialised.
-            Exception: Any error of *receive*.
-        """
+        """The lock key of a call; any error of *receive* passes."""
         choice = self._choice
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
@@ -158,11 +136,7 @@ class KeyMaker:
         return key_of(prefix, self._name, self._chosen(self._bound(args, kwargs)))
 
     def key_of_some(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The same, where the arguments that do not count may be missing: for people, who look for a lock.
-
-        Raises:
-            TypeError: An argument that counts is missing, or the function has no such parameter.
-        """
+        """The same, where the arguments that do not count may be missing: for people, who look for a lock."""
         if self._receive is not None or self._counting is None:
             return self.key(prefix, args, kwargs)
         bound = self._signature.bind_partial(*args, **kwargs)
@@ -173,11 +147,7 @@ class KeyMaker:
         return key_of(prefix, self._name, self._chosen(bound.arguments))
 
     def label(self, args: Args, kwargs: Kwargs) -> str:
-        """What operators read beside the key of a call: one short line; empty without a format string.
-
-        Raises:
-            Exception: Any error of formatting the arguments, or of *receive*.
-        """
+        """What operators read beside the key of a call: one short line; empty without a format string."""
         if self._label is None:
             return ""
         if self._receive is not None:
@@ -196,8 +166,9 @@ class KeyMaker:
         return self._needs_only_arguments and _are_plain(args) and (not kwargs or _are_plain(kwargs.values()))
 
     def _chosen(self, arguments: Mapping[str, Any]) -> Any:
-        if isinstance(self._choice, str):
-            return _formatted(self._choice, arguments)
+        choice = self._choice
+        if isinstance(choice, str):
+            return _made_by_user(choice, lambda: _FORMATTER.vformat(choice, (), _plain_items(arguments)))
         return arguments if self._counting is None else {name: arguments[name] for name in self._counting}
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
@@ -221,28 +192,18 @@ def _plain_items(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(value) for name, value in arguments.items()}
 
 
-def _formatted(choice: str, arguments: Mapping[str, Any]) -> str:
-    formatter = _Formatter()
-    text: str = _made_by_user(choice, lambda: formatter.vformat(choice, (), _plain_items(arguments)))
-    if formatter.refused:
-        raise ConfigurationError(
-            f"lock_key={choice!r} is not possible for this call: {', '.join(formatter.refused)} shows a set, and the "
-            "text of a set differs from process to process; give a callable that returns sorted(...)"
-        )
-    return text
-
-
 class _Formatter(string.Formatter):
-    """As `str.format`, and notes each field that would show a set."""
-
-    def __init__(self) -> None:
-        self.refused: list[str] = []
-
     def get_field(self, field_name: str, args: Args, kwargs: Kwargs) -> Any:
         found = super().get_field(field_name, args, kwargs)
         if _has_set(found[0]):
-            self.refused.append(f"{{{field_name}}}")
+            raise ValueError(
+                f"{{{field_name}}} shows a set, and the text of a set differs from process to process; give a "
+                "callable that returns sorted(...)"
+            )
         return found
+
+
+_FORMATTER = _Formatter()
 
 
 def _has_set(value: Any) -> bool:
