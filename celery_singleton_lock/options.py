@@ -14,8 +14,8 @@ from celery import Celery
 from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
 
-DEFAULT_PREFIX = "singleton"
-DEFAULT_VISIBILITY_TIMEOUT = 3600.0
+_DEFAULT_PREFIX = "singleton"
+_VISIBILITY_TIMEOUT = 3600.0
 
 
 class _Unset(Enum):
@@ -137,10 +137,10 @@ class LockOptions:
     min_hold: float
     queue_ttl: float
     prefix: str
-    visibility_timeout: float = DEFAULT_VISIBILITY_TIMEOUT
-    skip_result: Any = UNSET
-    label: str | None = None
-    holder_name: str = ""
+    label: str | None
+    visibility_timeout: float
+    skip_result: Any
+    holder_name: str
 
     @property
     def unique_in_queue(self) -> bool:
@@ -198,7 +198,7 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
 
 def visibility_timeout_of(app: Celery) -> float:
     """The broker's, as a number or the text of one."""
-    value = (app.conf.broker_transport_options or {}).get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT)
+    value = (app.conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY_TIMEOUT)
     try:
         timeout = float(value)
     except (TypeError, ValueError):
@@ -206,7 +206,7 @@ def visibility_timeout_of(app: Celery) -> float:
     if not 0 <= timeout < float("inf"):
         raise ConfigurationError(
             f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at "
-            f"least 0, such as {DEFAULT_VISIBILITY_TIMEOUT:g}"
+            f"least 0, such as {_VISIBILITY_TIMEOUT:g}"
         )
     # Some give a huge number for never.
     return min(timeout, _CENTURY)
@@ -219,10 +219,10 @@ def prefix_of(app: Celery) -> str:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
         # Braces are a hash tag for a cluster, and ours come later in the key.
-        return str(shared).replace("{", "").replace("}", "") + DEFAULT_PREFIX
+        return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigurationError(
-            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {DEFAULT_PREFIX!r}"
+            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {_DEFAULT_PREFIX!r}"
         )
     return prefix
 
@@ -239,15 +239,13 @@ SETTINGS = (
     "singleton_beat_name",
     *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
 )
-# Names of the libraries that people come from, each with its library and its counterpart here.
-FOREIGN_OPTIONS: Mapping[str, tuple[str, str]] = {
+# Options and settings of the libraries that people come from, each with its library and its counterpart here.
+_OF_OTHERS: Mapping[str, tuple[str, str]] = {
     "unique_on": ("celery-singleton", "lock_key"),
     "raise_on_duplicate": ("celery-singleton", 'lock_on_conflict="raise"'),
     "lock_expiry": ("celery-singleton", "lock_queue_ttl"),
     "once": ("celery-once", "lock_key, lock_mode and others"),
     "heimdall": ("celery-heimdall", "lock_mode and others"),
-}
-FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
     "singleton_backend_url": ("celery-singleton", "singleton_lock_url"),
     "singleton_backend_class": ("celery-singleton", "singleton_lock_url"),
     "singleton_backend_kwargs": ("celery-singleton", "singleton_lock_client_options"),
@@ -297,10 +295,10 @@ def check_call_options(task: str, options: Mapping[str, Any]) -> None:
     """Refuse an option of the task that is given with a call."""
     for name in options:
         # A word such as `ttl` may be an argument of the broker, or of a router.
-        is_option = name.startswith(_PREFIXES) or name in FOREIGN_OPTIONS
+        is_option = name.startswith(_PREFIXES) or name in _OF_OTHERS
         if not is_option or name in (options.get("stamped_headers") or ()):
             continue
-        if name in FOREIGN_OPTIONS:
+        if name in _OF_OTHERS:
             raise ConfigurationError(f"task {task}: {_fault_in_name(name)}")
         raise ConfigurationError(
             f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
@@ -309,8 +307,8 @@ def check_call_options(task: str, options: Mapping[str, Any]) -> None:
 
 
 def _fault_in_name(name: str, *, with_words: bool = False) -> str:
-    if name in FOREIGN_OPTIONS:
-        return _foreign(name, "an option", *FOREIGN_OPTIONS[name])
+    if name in _OF_OTHERS:
+        return _of_others(name, "an option")
     is_prefixed = name.lower().startswith(_PREFIXES)
     if not (is_prefixed or (with_words and name.removeprefix("singleton_") in _WORDS)):
         return ""
@@ -364,15 +362,15 @@ def _fault_in_setting(written: str, name: str, readable: Mapping[str, str], *, i
     option = name.removeprefix("singleton_")
     if name in readable:
         return "" if is_read else f"the setting {written} is not read; write {readable[name]}"
-    if name in FOREIGN_SETTINGS:
+    if name in _OF_OTHERS:
         # If that library is there, it serves other tasks of the app.
-        is_used = "celery_singleton" in sys.modules
-        return "" if is_used else _foreign(written, "a setting", *FOREIGN_SETTINGS[name])
+        return "" if "celery_singleton" in sys.modules else _of_others(name, "a setting")
     if option in NAMES:
         return f"there is no setting {written}: {option} is an option of each task alone"
     meant = readable.get(_nearest(name, SETTINGS), "")
     return f"there is no setting {written}; {_suggestion(meant, readable.values())}"
 
 
-def _foreign(name: str, kind: str, library: str, counterpart: str) -> str:
+def _of_others(name: str, kind: str) -> str:
+    library, counterpart = _OF_OTHERS[name]
     return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"

@@ -26,7 +26,8 @@ from celery_singleton_lock.errors import ConfigurationError, SingletonLockError,
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.lease import Lease, current, new_token
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.options import MAX_LIMIT, LockOptions
+from celery_singleton_lock.options import MAX_LIMIT, Duration, LockOptions
+from celery_singleton_lock.options import seconds as checked_seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
@@ -72,22 +73,21 @@ class StoreInMemory(MemoryStore):
     moves it.
     """
 
-    def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once for everything in the store.
+    def advance(self, seconds: Duration) -> None:
+        """Let so much time pass at once for everything in the store.
 
         Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock` do not, because a living process would have
         renewed them. The timers of the process do not run faster, so a `countdown` takes as long as ever.
 
         Raises:
-            ConfigurationError: It is not a number of seconds, or it is negative.
+            ConfigurationError: It is no duration, or it is negative.
         """
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-            raise ConfigurationError(f"advance({seconds!r}) is not possible: give a number of seconds, at least 0")
+        ahead = checked_seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
         # Nobody else is served meanwhile.
         with self._server.lock:
-            self.renew([replace(claim, ttl=claim.ttl + seconds) for claim in living], RELEASE_BOUND)
-            super().advance(seconds)
+            self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
+            super().advance(ahead)
 
     def held(self) -> list[Holder]:
         """The present holders of all locks; a cool-down has none."""
@@ -330,8 +330,8 @@ class SingletonLocks(Recorded):
         super().__init__()
         self.store = store
 
-    def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once for everything in the store."""
+    def advance(self, seconds: Duration) -> None:
+        """Let so much time pass at once for everything in the store."""
         self.store.advance(seconds)
 
 

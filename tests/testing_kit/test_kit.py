@@ -75,7 +75,7 @@ def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
     assert "memory_store('kit')" in refusal(lambda: memory_store("kit").__enter__())  # type: ignore[arg-type]
     with memory_store(app) as store:
         for seconds in (-1, float("inf"), float("nan"), True, "3600"):
-            assert f"advance({seconds!r})" in refusal(lambda seconds=seconds: store.advance(seconds))
+            assert f"advance={seconds!r}" in refusal(lambda seconds=seconds: store.advance(seconds))
 
 
 # What lasts as long as its block.
