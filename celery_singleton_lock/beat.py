@@ -1,14 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
-The leader holds a lease. Before it sends an entry it claims the entry's due slot
-in the store, and notes afterwards that it was sent. So the next leader knows where it
-stopped. A slot that was due meanwhile is sent once, late. A slot that was claimed, but
-not noted as sent, is sent with the same task id.
-
-Hosts' clocks differ, and the store's may be set back. So an interval that was sent in
-the future, by the clock of the next leader, counts as sent now; and a leader has a
-fence above all that it finds. The slot of a crontab is the minute that it names, by any
-clock.
+The leader holds a lease. Before it sends an entry it claims the entry's due slot in the store, and notes afterwards
+that it was sent. So the next leader knows where it stopped. A slot that was due meanwhile is sent once, late. A slot
+that was claimed, but not noted as sent, is sent with the same task id.
 """
 
 import logging
@@ -48,9 +42,8 @@ _LONGEST_NAME = 100
 class SingletonSchedulerMixin(Scheduler):
     """For a scheduler of which several may run: `class Mine(SingletonSchedulerMixin, DatabaseScheduler)`.
 
-    A standby takes over within one `singleton_beat_ttl` (by default that of the
-    locks) and one tick. Each message carries the entry's name and its due time in
-    the headers `beat_entry` and `beat_due`.
+    A standby takes over within one `singleton_beat_ttl` and one tick. Each message carries the entry's name and its
+    due time in the headers `beat_entry` and `beat_due`.
     """
 
     _lease: Lease | None = None
@@ -79,10 +72,10 @@ class SingletonSchedulerMixin(Scheduler):
             return _LONGEST_PAUSE
         self._logs_again_at = 0.0
         if not leads:
-            return min(_LONGEST_PAUSE, self._ttl / _LOOKS_PER_TTL)
+            return min(_LONGEST_PAUSE, _ttl_of(self.app) / _LOOKS_PER_TTL)
         pause: float = super().tick(*args, **kwargs)
         # Often enough to learn in time that the lease is lost.
-        return min(pause, self._ttl / _LOOKS_PER_TTL)
+        return min(pause, _ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry whose slot is due, if no other beat has."""
@@ -135,7 +128,7 @@ class SingletonSchedulerMixin(Scheduler):
             return self._lease.remaining() > 0
         self._give_up()
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name="celery.beat")
-        lease = Lease(store_of(self.app), Claim(self._key, new_token(), self._ttl, facts=facts))
+        lease = Lease(store_of(self.app), Claim(self._key, new_token(), _ttl_of(self.app), facts=facts))
         try:
             answer = lease.acquire()
             if answer is None:
@@ -196,10 +189,6 @@ class SingletonSchedulerMixin(Scheduler):
         task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {entry.name} {slot}"))
         marked.options = {**entry.options, "task_id": task_id, "headers": headers}
         return marked
-
-    @property
-    def _ttl(self) -> float:
-        return _ttl_of(self.app)
 
     @property
     def _key(self) -> str:

@@ -19,6 +19,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from celery.app import base
@@ -308,13 +309,16 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
     """With `pydantic=True`, a function that makes the models which the body receives. It runs their code."""
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
-    from pydantic import TypeAdapter  # noqa: PLC0415 (only such a task needs it, and has it)
+    # Only such a task needs them, and has them.
+    from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415
+    from pydantic import BaseModel, TypeAdapter  # noqa: PLC0415
 
     try:
         hints = typing.get_type_hints(body.__wrapped__)
     except (NameError, AttributeError, TypeError):
         hints = inspect.get_annotations(body.__wrapped__)
-    models = {name: TypeAdapter(hint) for name, hint in hints.items() if _is_model(hint)}
+    is_model = partial(annotation_issubclass, cls=BaseModel)
+    models = {name: TypeAdapter(hint) for name, hint in hints.items() if is_model(get_optional_arg(hint) or hint)}
     context = {"celery_app": task.app, "celery_task_name": task.name}
     kinds = {name: each.kind for name, each in signature.parameters.items()}
     positions = [name for name, kind in kinds.items() if kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -329,15 +333,6 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
         return [*passed, *args[len(positions) :]], named
 
     return receive
-
-
-def _is_model(hint: Any) -> bool:
-    """Celery makes models for `Model` and `Model | None` alone."""
-    kinds = {hint}
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        kinds = set(typing.get_args(hint)) - {types.NoneType}
-    (kind, *others) = kinds
-    return not others and isinstance(kind, type) and hasattr(kind, "model_validate")
 
 
 def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> str:

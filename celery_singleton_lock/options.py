@@ -325,8 +325,8 @@ def _suggestion(meant: str, names: Iterable[str]) -> str:
     return f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(names))}."
 
 
-def _nearest(name: str, names: Iterable[str], likeness: float = 0.5) -> str:
-    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=likeness)), "")
+def _nearest(name: str, names: Iterable[str]) -> str:
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=0.5)), "")
 
 
 def faults_in_settings(app: Celery) -> Iterator[str]:
@@ -342,20 +342,10 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
         name = written.lower().removeprefix(namespace.lower() or "celery_")
         is_read = written in (name, as_celery_reads(name))
         # A source may serve others as well, such as Django's settings.
-        if name.startswith("singleton_") and (is_read or name.startswith(_ANYWHERE)):
+        if (is_read and name.startswith("singleton_")) or name.startswith(_ANYWHERE):
             fault = _fault_in_setting(written, name, readable, is_read=is_read)
-        else:
-            meant = _meant_setting(name) if is_read else ""
-            fault = f"there is no setting {written}; did you mean {readable[meant]}?" if meant else ""
-        if fault:
-            yield fault
-
-
-def _meant_setting(name: str) -> str:
-    """What a name is meant to be that begins in another way; empty if it is somebody else's."""
-    if name.startswith("lock_") and f"singleton_{name}" in SETTINGS:
-        return f"singleton_{name}"
-    return _nearest(name, SETTINGS, likeness=0.8) if "_lock_" in name or "_beat_" in name else ""
+            if fault:
+                yield fault
 
 
 def _fault_in_setting(written: str, name: str, readable: Mapping[str, str], *, is_read: bool) -> str:
