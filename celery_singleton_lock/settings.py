@@ -58,8 +58,8 @@ def open_store(app: Celery) -> Store:
     replicas: Any = app.conf.get("singleton_lock_replicas", 0)
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
         raise ConfigurationError(
-            f"singleton_lock_replicas={replicas!r} is not allowed: give the number of replicas that have to acknowledge "
-            "each grant and each renewal, or 0"
+            f"singleton_lock_replicas={replicas!r} is not allowed: give the number of replicas that have to "
+            "acknowledge each grant and each renewal, or 0"
         )
     if "username" in own or "password" in own:
         # The provider belongs to the other user and password, and not to these.

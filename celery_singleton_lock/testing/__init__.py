@@ -215,22 +215,20 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
 
 
 def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
+    if vars(SingletonTask)["is_lockable"] is not _is_lockable:
+        raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
     if isinstance(task, str):
-        target = _target_of_key(f"{verb}({task!r})", task, args, kwargs)
-    elif isinstance(task, Lock):
+        return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
+    if isinstance(task, Lock):
         raise ConfigurationError(f"{verb}(...) takes no Lock; give its key: {verb}({task.key!r})")
-    elif not isinstance(task, SingletonTask) or task.name.startswith("celery."):
+    if not isinstance(task, SingletonTask) or not task.is_lockable():
         name = getattr(task, "name", None) or repr(task)
         raise ConfigurationError(f"{verb}({name}): it has no lock; give a task with base=SingletonTask, or a lock key")
-    else:
-        said = f"{verb}({task.name})"
-        try:
-            target = _Target(said, store_of(task.app), task.lock_key_of_some(*args, **kwargs), task.lock_options)
-        except TypeError as error:
-            raise ConfigurationError(f"{said}: {error}; give the arguments of the call that is meant") from None
-    if _is_lockable is not vars(SingletonTask)["is_lockable"]:
-        raise ConfigurationError(f"{target.said} has no effect inside disabled(): remove one of the two")
-    return target
+    said = f"{verb}({task.name})"
+    try:
+        return _Target(said, store_of(task.app), task.lock_key_of_some(*args, **kwargs), task.lock_options)
+    except TypeError as error:
+        raise ConfigurationError(f"{said}: {error}; give the arguments of the call that is meant") from None
 
 
 def _target_of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:

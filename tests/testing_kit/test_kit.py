@@ -68,7 +68,7 @@ def test_wrong_use_is_told_with_its_name_and_what_to_do(app: Celery, task: Any, 
         assert f"{name}(kit.task): " in wrong
         assert "give the arguments of the call" in wrong
         with disabled():
-            assert f"{name}(kit.task) has no effect inside disabled()" in refusal(lambda: verb(task))
+            assert f"{name}(...) has no effect inside disabled()" in refusal(lambda: verb(task))
 
 
 def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
