@@ -133,10 +133,11 @@ def check_worker(app: Celery, pool: type, *of_beat: Check) -> None:
 
 def check_beat(app: Celery, *of_beat: Check) -> None:
     """End a beat that cannot work, or fails those checks; the log says why."""
-    # If it is inside a worker, the worker has checked its tasks and the store already.
-    of_tasks = [] if app in _checked else _checks_for_tasks(app)
-    _checked.add(app)
-    _end_if_faulty([*of_tasks, *_checks_for_beat(app, of_beat)])
+    # If it is inside a worker, that has checked all of this.
+    if app not in _checked:
+        checks = [*_checks_for_tasks(app), *_checks_for_beat(app, of_beat)]
+        _checked.add(app)
+        _end_if_faulty(checks)
 
 
 def check_definitions(app: Celery) -> None:

@@ -261,7 +261,6 @@ _WORDS: Mapping[str, str] = {
     "unique_key": "lock_key",
 }
 _PREFIXES = ("lock_", "singleton_lock_")
-_ANYWHERE = ("singleton_lock_", "singleton_beat_")
 
 
 def faults_in_names(cls: type[Any], ours: type[Any]) -> Iterator[str]:
@@ -342,23 +341,21 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
         name = written.lower().removeprefix(namespace.lower() or "celery_")
         is_read = written in (name, as_celery_reads(name))
         # A source may serve others as well, such as Django's settings.
-        if (is_read and name.startswith("singleton_")) or name.startswith(_ANYWHERE):
-            fault = _fault_in_setting(written, name, readable, is_read=is_read)
-            if fault:
-                yield fault
-
-
-def _fault_in_setting(written: str, name: str, readable: Mapping[str, str], *, is_read: bool) -> str:
-    option = name.removeprefix("singleton_")
-    if name in readable:
-        return "" if is_read else f"the setting {written} is not read; write {readable[name]}"
-    if name in _OF_OTHERS:
-        # If that library is there, it serves other tasks of the app.
-        return "" if "celery_singleton" in sys.modules else _of_others(name, "a setting")
-    if option in NAMES:
-        return f"there is no setting {written}: {option} is an option of each task alone"
-    meant = readable.get(_nearest(name, SETTINGS), "")
-    return f"there is no setting {written}; {_suggestion(meant, readable.values())}"
+        if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
+            continue
+        option = name.removeprefix("singleton_")
+        if name in readable:
+            if not is_read:
+                yield f"the setting {written} is not read; write {readable[name]}"
+        elif name in _OF_OTHERS:
+            # If that library is there, it serves other tasks of the app.
+            if "celery_singleton" not in sys.modules:
+                yield _of_others(name, "a setting")
+        elif option in NAMES:
+            yield f"there is no setting {written}: {option} is an option of each task alone"
+        else:
+            meant = readable.get(_nearest(name, SETTINGS), "")
+            yield f"there is no setting {written}; {_suggestion(meant, readable.values())}"
 
 
 def _of_others(name: str, kind: str) -> str:
