@@ -1,8 +1,4 @@
-"""The errors of this library, in words for the person who has to act on them.
-
-Every error is built from plain positional arguments and keeps them in `args`,
-so it survives pickle and the JSON result backend of Celery.
-"""
+"""The errors of this library. Each keeps its arguments in `args`, so it survives pickle and JSON result backends."""
 
 from typing import Literal
 

@@ -15,9 +15,9 @@ from celery import Celery, states
 
 from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
+from celery_singleton_lock.keys import lock_name_of_task, start_of_keys
 from celery_singleton_lock.leases.counters import hash_of
-from celery_singleton_lock.leases.key import start_of_keys
-from celery_singleton_lock.options import option_of, prefix_of
+from celery_singleton_lock.options import prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import lock_name_of
@@ -149,7 +149,7 @@ class Locks:
 
 def tasks_by_lock(app: Celery) -> dict[str, Any]:
     """The tasks of an app by the name of their lock; of several with one name, the first."""
-    named = ((option_of(task, "name") or task.name, task) for task in reversed(lockable(app)))
+    named = ((lock_name_of_task(task), task) for task in reversed(lockable(app)))
     # The checks of tasks know of a name that is no text.
     return {name: task for name, task in named if isinstance(name, str)}
 

@@ -8,10 +8,10 @@ from functools import cache
 from inspect import getdoc
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from celery import Celery
 from celery.utils.dispatch import Signal
 
 import celery_singleton_lock
@@ -19,7 +19,6 @@ from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonT
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.doctor import CHECKS
 from celery_singleton_lock.operations.rows import Row, table
-from celery_singleton_lock.options import check_pair
 from celery_singleton_lock.runs.endings import Reason
 from celery_singleton_lock.signals import ConflictOutcome, UnansweredOutcome
 from celery_singleton_lock.stores.records import LeftMark, LockState
@@ -85,16 +84,22 @@ def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
 # Modes and policies.
 
 
+def nothing() -> None: ...
+
+
 @pytest.mark.parametrize(("mode", "policy"), list(product(MODES, POLICIES)))
 def test_every_pair_of_mode_and_policy_is_described_or_refused(mode: str, policy: str) -> None:
+    define = Celery(set_as_current=False).task(
+        base=SingletonTask, name="task", lazy=False, shared=False, lock_mode=mode, lock_on_conflict=policy
+    )
     described = [row[1:] for row in rows_of(section(PAIRS, f"`{mode}`")) if row[0] == f"`{policy}`"]
     if not described:
         with pytest.raises(ConfigurationError, match="does not go with"):
-            check_pair(SimpleNamespace(name="a task", lock_on_conflict=policy), mode, policy)
+            define(nothing)
         return
 
     (cells,) = described
-    check_pair(SimpleNamespace(name="a task", lock_on_conflict=policy), mode, policy)
+    define(nothing)
     assert len(cells) == 2
     assert all(cell.endswith(".") for cell in cells)
 
