@@ -60,6 +60,8 @@ class LockLost(SingletonLockError):
         self.reason = reason
 
     def __str__(self) -> str:
+        if self.reason in MAKES_WAY:
+            return f"the lease on key={self.key} has to be given back ({self.reason}): the run was asked to end"
         return f"the lease on key={self.key} was lost ({self.reason}); another run may have begun"
 
 
