@@ -239,6 +239,8 @@ SETTINGS = (
     "singleton_beat_name",
     *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
 )
+# So much alike are `loc_key`, `lockttl` and `look_key`, and the options that were meant.
+_A_LETTER_OFF = 0.86
 # Options and settings of the libraries that people come from, each with its library and its counterpart here.
 _OF_OTHERS: Mapping[str, tuple[str, str]] = {
     "unique_on": ("celery-singleton", "lock_key"),
@@ -309,7 +311,8 @@ def _fault_in_name(name: str, *, with_words: bool = False) -> str:
     if name in _OF_OTHERS:
         return _of_others(name, "an option")
     is_prefixed = name.lower().startswith(_PREFIXES)
-    if not (is_prefixed or (with_words and name.removeprefix("singleton_") in _WORDS)):
+    is_word = with_words and (name.removeprefix("singleton_") in _WORDS or _nearest(name, NAMES, _A_LETTER_OFF))
+    if not (is_prefixed or is_word):
         return ""
     own = " An attribute of your own needs a name that does not begin with lock_" if is_prefixed else ""
     return f"there is no option {name}; {_suggestion(_meant(name), NAMES)}{own}"
@@ -324,8 +327,8 @@ def _suggestion(meant: str, names: Iterable[str]) -> str:
     return f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(names))}."
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=0.5)), "")
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), "")
 
 
 def faults_in_settings(app: Celery) -> Iterator[str]:
@@ -341,7 +344,8 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
         name = written.lower().removeprefix(namespace.lower() or "celery_")
         is_read = written in (name, as_celery_reads(name))
         # A source may serve others as well, such as Django's settings.
-        if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
+        is_ours = name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_"))
+        if not (is_ours or _nearest(name, SETTINGS, _A_LETTER_OFF)):
             continue
         option = name.removeprefix("singleton_")
         if name in readable:

@@ -124,7 +124,8 @@ def outcome_text(
     ends_in = duration(max(holder.expires_in for holder in left))
     lines = [
         f"Not free after {duration(seconds)}. If the process is dead, its lease ends in {ends_in}.",
-        "A body that lets no other thread run, or that is only warned (lock_on_lost='warn'), runs to its end.",
+        "A body that catches LockLost, as `except Exception` does, that lets no other thread run, or that is only",
+        "warned (lock_on_lost='warn'), runs to its end.",
     ]
     if ids := [shown(holder.task_id) for holder in left if holder.task_id]:
         lines.append("To end it with its process:")

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -137,13 +138,17 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
     if args is not None or kwargs is not None or what in app.tasks:
         task = app.tasks.get(what)
         if task is None:
-            raise click.UsageError(f"There is no task {what!r} in this app.")
+            near = [name for name in app.tasks if name.endswith(f".{what}")] or get_close_matches(what, app.tasks)
+            raise click.UsageError(
+                f"There is no task {what!r} in this app." + (f" Did you mean {near[0]!r}?" if near else "")
+            )
         if not hasattr(task, "lock_key_for"):
             raise click.UsageError(f"The task {what!r} is not a SingletonTask, so it has no locks.")
         try:
             key = task.lock_key_of_some(*args or [], **kwargs or {})
         except (TypeError, ValueError) as error:
-            raise click.UsageError(f"The task {what!r} cannot be called like this: {error}") from error
+            advice = "give the arguments that make its key, as -a '[7]' or -k '{...}'"
+            raise click.UsageError(f"The task {what!r} cannot be called like this: {error}; {advice}") from error
         _show_lock(app, locks.survey(key), is_json=is_json)
     elif "{" in what:
         _show_lock(app, locks.survey(locks.checked_key(what)), is_json=is_json)

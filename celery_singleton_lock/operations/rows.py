@@ -100,7 +100,7 @@ class Locks:
         if not re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
-                f"{self._start}<lock name>:<digest>}}; a pattern is not a key"
+                f"{self._start}<lock name>:<digest>}}; `show TASK -a ARGS` prints that of a call"
             )
         return text
 

@@ -150,7 +150,8 @@ class Holder:
     """A holder of a lock, as it described itself when it took it."""
 
     key: str
-    token: str
+    # Its owner can release the lock with it, so it is in no log.
+    token: str = field(repr=False)
     fence: int
     acquired_at: datetime
     expires_in: float

@@ -53,6 +53,8 @@ def refusal(app: Celery, **options: Any) -> str:
         ("Lock_ttl", "lock_ttl"),
         ("LOCK_TTL", "lock_ttl"),
         ("lock_Key", "lock_key"),
+        ("loc_key", "lock_key"),
+        ("lockttl", "lock_ttl"),
     ],
 )
 def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(app: Celery, written: str, meant: str) -> None:
