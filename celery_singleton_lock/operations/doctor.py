@@ -53,7 +53,8 @@ def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for (ok, detail), names in lines.items():
         told = shown(detail) if len(names) == 1 else f"{', '.join(names)}: {shown(detail)}"
-        cells.append((_VERDICTS[ok], names[0] if len(names) == 1 else "others", told))
+        verdict = "note" if names == ["advice"] else _VERDICTS[ok]
+        cells.append((verdict, names[0] if len(names) == 1 else "others", told))
     return aligned(cells)
 
 
