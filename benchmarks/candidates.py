@@ -11,8 +11,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_singleton_lock import Lock
-from celery_singleton_lock.leases.key import key_of
-from celery_singleton_lock.options import DEFAULT_PREFIX
+from celery_singleton_lock.keys import key_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Claim, Facts
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
@@ -80,7 +79,7 @@ class Ours(Candidate):
 
     def stored_as(self, name: str) -> str:
         """The key in the prefix, with its digest."""
-        return key_of(DEFAULT_PREFIX, name, {})
+        return key_of("singleton", name, {})
 
     def wait(self, lock: Any) -> bool:
         """Woken by a message."""

@@ -57,7 +57,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds per task, of one round: of the processor for *publisher*, *main*, *pool* and *server*, else of the clock."""
+    """Seconds per task, of one round; *publisher*, *main*, *pool* and *server* are of the processor."""
 
     published: float
     run: float

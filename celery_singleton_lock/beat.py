@@ -1,14 +1,8 @@
 """Several beats, of which one leads: `celery -A proj beat --scheduler celery_singleton_lock.beat:SingletonScheduler`.
 
-The leader holds a lease. Before it sends an entry it claims the entry's due slot
-in the store, and notes afterwards that it was sent. So the next leader knows where it
-stopped. A slot that was due meanwhile is sent once, late. A slot that was claimed, but
-not noted as sent, is sent with the same task id.
-
-Hosts' clocks differ, and the store's may be set back. So an interval that was sent in
-the future, by the clock of the next leader, counts as sent now; and a leader has a
-fence above all that it finds. The slot of a crontab is the minute that it names, by any
-clock.
+The leader holds a lease. Before it sends an entry it claims the entry's due slot in the store, and notes afterwards
+that it was sent. So the next leader knows where it stopped. A slot that was due meanwhile is sent once, late. A slot
+that was claimed, but not noted as sent, is sent with the same task id.
 """
 
 import logging
@@ -28,7 +22,7 @@ from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
-from celery_singleton_lock.leases.key import checked_name, key_of
+from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import prefix_of, seconds
 from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
@@ -39,27 +33,24 @@ from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder,
 logger = logging.getLogger("celery_singleton_lock")
 
 _LOOKS_PER_TTL = 5
-_LOOKS_PER_COMPARISON = 5
 _LONGEST_PAUSE = 1.0
-_LONGEST_SILENCE = 60.0
+# Between two lines that say the same.
+_SILENCE = 60.0
 _LONGEST_NAME = 100
 
 
 class SingletonSchedulerMixin(Scheduler):
     """For a scheduler of which several may run: `class Mine(SingletonSchedulerMixin, DatabaseScheduler)`.
 
-    A standby takes over within one `singleton_beat_ttl` (by default that of the
-    locks) and one tick. Each message carries the entry's name and its due time in
-    the headers `beat_entry` and `beat_due`.
+    A standby takes over within one `singleton_beat_ttl` and one tick. Each message carries the entry's name and its
+    due time in the headers `beat_entry` and `beat_due`.
     """
 
     _lease: Lease | None = None
     _fence = 0
-    _looks = 0
-    _has_told_of_strangers = False
+    _stands_by = False
     _is_sent = False
-    _tells_again_at = 0.0
-    _silence = 0.0
+    _logs_again_at = 0.0
 
     def check(self) -> None:
         """Return if this beat can work; what cannot pass ends it."""
@@ -74,14 +65,17 @@ class SingletonSchedulerMixin(Scheduler):
         try:
             leads = self._leads()
         except StoreError as error:
-            self._tell_unanswered(error)
+            # A store may refuse us for days.
+            if clock() >= self._logs_again_at:
+                logger.warning("beat.unanswered: %s", error)
+                self._logs_again_at = clock() + _SILENCE
             return _LONGEST_PAUSE
-        self._tells_again_at = self._silence = 0.0
+        self._logs_again_at = 0.0
         if not leads:
-            return min(_LONGEST_PAUSE, self._ttl / _LOOKS_PER_TTL)
+            return min(_LONGEST_PAUSE, _ttl_of(self.app) / _LOOKS_PER_TTL)
         pause: float = super().tick(*args, **kwargs)
         # Often enough to learn in time that the lease is lost.
-        return min(pause, self._ttl / _LOOKS_PER_TTL)
+        return min(pause, _ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry whose slot is due, if no other beat has."""
@@ -134,7 +128,7 @@ class SingletonSchedulerMixin(Scheduler):
             return self._lease.remaining() > 0
         self._give_up()
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name="celery.beat")
-        lease = Lease(store_of(self.app), Claim(self._key, new_token(), self._ttl, facts=facts))
+        lease = Lease(store_of(self.app), Claim(self._key, new_token(), _ttl_of(self.app), facts=facts))
         try:
             answer = lease.acquire()
             if answer is None:
@@ -146,39 +140,24 @@ class SingletonSchedulerMixin(Scheduler):
         if isinstance(answer, Conflict):
             self._stand_by(answer.first)
             return False
-        self._lease, self._looks = lease, 0
+        self._lease, self._stands_by = lease, False
         logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.took_over)
         return True
 
-    def _tell_unanswered(self, error: StoreError) -> None:
-        """Log it at once, and then less and less often, because a store may refuse us for days."""
-        if clock() >= self._tells_again_at:
-            logger.warning("beat.unanswered: %s", error)
-            self._silence = min(2 * self._silence or 2 * _LONGEST_PAUSE, _LONGEST_SILENCE)
-            self._tells_again_at = clock() + self._silence
-
     def _stand_by(self, leader: Holder) -> None:
-        """Say once that another leads, and look now and then whether its schedule is this one."""
-        if self._looks == 0:
-            event = "beat.stands_by key=%s holder=%s pid=%s since=%s"
-            logger.info(event, self._key, leader.hostname, leader.pid, leader.acquired_at.isoformat())
-        self._looks += 1
-        if self._looks % _LOOKS_PER_COMPARISON == 0 and not self._has_told_of_strangers:
-            self._compare(leader)
-
-    def _compare(self, leader: Holder) -> None:
+        """Log once who leads, and what of that schedule is not in this one."""
+        if self._stands_by:
+            return
+        self._stands_by = True
+        who = self._key, leader.hostname, leader.pid
+        logger.info("beat.stands_by key=%s holder=%s pid=%s since=%s", *who, leader.acquired_at.isoformat())
         slots = store_of(self.app).slots(self._slots).values()
-        strangers = sorted(
-            slot.entry for slot in slots if slot.fence >= leader.fence and slot.entry not in self.schedule
-        )
-        if strangers:
-            self._has_told_of_strangers = True
+        sent = {slot.entry for slot in slots if slot.fence >= leader.fence}
+        if strangers := sorted(sent - self.schedule.keys()):
             logger.warning(
                 "beat.differs key=%s holder=%s pid=%s: it sends %s, which are not in this schedule, and nothing of "
                 "this schedule is sent; give beats with different schedules different names by singleton_beat_name",
-                self._key,
-                leader.hostname,
-                leader.pid,
+                *who,
                 ", ".join(strangers),
             )
 
@@ -191,37 +170,25 @@ class SingletonSchedulerMixin(Scheduler):
         known = lease.store.slots(self._slots)
         # If the clock of the store was set back, its fences are lower than before.
         self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
+        now = time.time_ns() // 1000
         for name, entry in self.schedule.items():
-            if name in known and known[name].sent:
-                entry.last_run_at = datetime.fromtimestamp(self._sent_before(entry, known[name]) / 1_000_000, UTC)
+            sent = known[name].sent if name in known else 0
+            if sent > now and getattr(entry.schedule, "run_every", None) is not None:
+                # By the clock of another host. Otherwise all slots of the interval until then would count as sent.
+                sent = now
+                lease.store.claim_slot(self._slots, Slot(name, now, self._fence, sent=now))
+            if sent:
+                entry.last_run_at = datetime.fromtimestamp(sent / 1_000_000, UTC)
         # The heap was made from older times.
         self._heap = None
 
-    def _sent_before(self, entry: Any, slot: Slot) -> int:
-        """The time when an entry was sent last; now, if another host's clock has noted a moment in the future."""
-        now = time.time_ns() // 1000
-        if slot.sent <= now or not _is_interval(entry):
-            return slot.sent
-        # Otherwise all slots until then would count as sent.
-        store_of(self.app).claim_slot(self._slots, Slot(slot.entry, now, self._fence, sent=now))
-        return now
-
     def _marked(self, entry: Any, due: datetime) -> Any:
-        marked = _clone(entry)
-        marked.options = {
-            **entry.options,
-            "task_id": str(uuid5(NAMESPACE_OID, f"{self._key} {entry.name} {due.isoformat()}")),
-            "headers": {
-                **(entry.options.get("headers") or {}),
-                ENTRY_HEADER: entry.name,
-                DUE_HEADER: due.isoformat(),
-            },
-        }
+        marked, slot = _clone(entry), due.isoformat()
+        headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: entry.name, DUE_HEADER: slot}
+        # The same for whoever sends this slot.
+        task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {entry.name} {slot}"))
+        marked.options = {**entry.options, "task_id": task_id, "headers": headers}
         return marked
-
-    @property
-    def _ttl(self) -> float:
-        return _ttl_of(self.app)
 
     @property
     def _key(self) -> str:
@@ -249,9 +216,7 @@ def _key_of(app: Celery) -> str:
 
 def _ttl_of(app: Celery) -> float:
     ttl = app.conf.get("singleton_beat_ttl")
-    if ttl is None:
-        ttl = app.conf.get("singleton_lock_ttl", 30)
-    return seconds("singleton_beat_ttl", ttl, least=1)
+    return seconds("singleton_beat_ttl", app.conf.get("singleton_lock_ttl", 30) if ttl is None else ttl, least=1)
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
@@ -273,10 +238,6 @@ def due_of(entry: Any) -> datetime:
         at_that_moment.nowfun = lambda: now
         due = now + at_that_moment.remaining_estimate(last)
     return due.astimezone(UTC).replace(microsecond=due.microsecond // 1000 * 1000)
-
-
-def _is_interval(entry: Any) -> bool:
-    return getattr(entry.schedule, "run_every", None) is not None
 
 
 def _clone(original: Any) -> Any:

@@ -1,8 +1,4 @@
-"""The errors of this library, in words for the person who has to act on them.
-
-Every error is built from plain positional arguments and keeps them in `args`,
-so it survives pickle and the JSON result backend of Celery.
-"""
+"""The errors of this library. Each keeps its arguments in `args`, so it survives pickle and JSON result backends."""
 
 from typing import Literal
 
@@ -64,6 +60,8 @@ class LockLost(SingletonLockError):
         self.reason = reason
 
     def __str__(self) -> str:
+        if self.reason in MAKES_WAY:
+            return f"the lease on key={self.key} has to be given back ({self.reason}): the run was asked to end"
         return f"the lease on key={self.key} was lost ({self.reason}); another run may have begun"
 
 

@@ -1,35 +1,306 @@
-"""From a task to the maker of its lock keys, and from a call to the label that operators read beside its key."""
+"""From a call to its lock key, `{prefix}:v3:{<lock name>:<digest>}`, and to the label that operators read beside it.
 
+Two calls have the same key when the wire would make them the same call. The arguments are bound to the function's
+parameters, defaults filled in, and written the way kombu's JSON writes a message: a tuple is a list, the keys of a dict
+are text, an enum is its value, while `1`, `"1"`, `True` and `1.0` stay four different things. A model of pydantic is
+what its `model_dump(mode="json")` makes of it.
+
+The braces are a hash tag of Redis Cluster, and no argument can be read in a key. Workers of two releases must agree on
+the format, so a change needs a new version in the key.
+"""
+
+import hashlib
 import inspect
 import logging
+import re
+import string
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from enum import Enum
+from functools import partial
 from typing import Any
 
 from celery.app import base
 from celery.exceptions import SoftTimeLimitExceeded
+from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.leases.key import KeyMaker, Receive
-from celery_singleton_lock.options import option_of
+from celery_singleton_lock.options import KeyChoice, option_of
 
 logger = logging.getLogger("celery_singleton_lock")
+
+MAX_NAME = 200
+# Short enough for Redis to keep the lock as a list, which takes half of the memory.
+MAX_LABEL = 60
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_PLAIN = frozenset({str, int, float, bool, types.NoneType})
+
+Args = Sequence[Any]
+Kwargs = Mapping[str, Any]
+Receive = Callable[[Args, Kwargs], tuple[Args, Kwargs]]
+
+
+class _Encoder(json.JSONEncoder):
+    def default(self, o: Any) -> Any:
+        dump = getattr(type(o), "model_dump", None)
+        if dump is None:
+            return super().default(o)
+        try:
+            if not _has_set(o):
+                return dump(o, mode="json")
+        except Exception as error:
+            # The model's own code may raise anything.
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        raise ValueError("it has a set, whose order differs from process to process")
+
+
+_ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
+
+
+def key_of(prefix: str, name: str, subject: Any) -> str:
+    """The lock key for a checked name and what distinguishes the calls that share it."""
+    try:
+        text = _ENCODER.encode(plain(subject))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigurationError(
+            f"lock_key: a value of type {type(subject).__name__} cannot be serialised ({error}); "
+            "name the parameters that count, or give a callable that returns plain values"
+        ) from error
+    digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+    return f"{start_of_keys(prefix)}{name}:{digest}}}"
+
+
+def start_of_keys(prefix: str) -> str:
+    """How each lock key of an app begins, up to its name."""
+    return f"{prefix}:v3:{{"
+
+
+def checked_name(name: Any) -> str:
+    """*name* as it stands in a key."""
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
+        raise ConfigurationError(f"lock_name={name!r:.80} is not allowed: give a text of 1 to {MAX_NAME} characters")
+    # A brace would end the hash tag early, and two names must never become one.
+    text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
+    # Half of a character cannot be sent as it is.
+    return _SURROGATE.sub(lambda half: "%" + half[0].encode("utf-8", "surrogatepass").hex("%").upper(), text)
+
+
+def plain(value: Any) -> Any:
+    """*value* as it looks after a trip over the wire; other types are left to kombu."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, Mapping):
+        names = [name if isinstance(name, str) else json.dumps(name) for name in map(plain, value)]
+        return dict(zip(names, map(plain, value.values()), strict=True))
+    if isinstance(value, list | tuple):
+        return list(map(plain, value))
+    return value
+
+
+class KeyMaker:
+    """Makes the lock keys and the labels of one function.
+
+    Arguments:
+        name: First part of every key.
+        signature: The function's signature, without a bound `self`.
+        choice: Which arguments count, see `lock_key`.
+        receive: Turns the arguments of a call into those that the function receives; None if they are the same.
+        label: A format string for what operators read beside a key.
+    """
+
+    def __init__(
+        self, name: str, signature: inspect.Signature, choice: KeyChoice, receive: Receive | None, label: str | None
+    ) -> None:
+        self._name, self._signature = checked_name(name), signature
+        self._choice, self._receive, self._label = choice, receive, label
+        self._counting = _names_in_choice(choice, signature)
+        if isinstance(label, str):
+            _check_names("lock_label", label, _fields("lock_label", label), signature)
+        parameters = signature.parameters
+        self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
+        self._names = list(parameters)
+        self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+        self._needs_only_arguments = not self.runs_user_code and _are_plain(self._defaults.values())
+
+    def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
+        """The lock key of a call; any error of *receive* passes."""
+        choice = self._choice
+        if self._receive is not None:
+            args, kwargs = self._receive(args, kwargs)
+        if callable(choice):
+            self._signature.bind(*args, **kwargs)
+            return key_of(prefix, self._name, _made_by_user(choice, lambda: choice(*args, **kwargs)))
+        return key_of(prefix, self._name, self._chosen(self._bound(args, kwargs)))
+
+    def key_of_some(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
+        """The same, where the arguments that do not count may be missing: for people, who look for a lock."""
+        if self._receive is not None or self._counting is None:
+            return self.key(prefix, args, kwargs)
+        bound = self._signature.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        for name in self._counting:
+            if name not in bound.arguments:
+                raise TypeError(f"missing a required argument: {name!r}")
+        return key_of(prefix, self._name, self._chosen(bound.arguments))
+
+    def label(self, args: Args, kwargs: Kwargs) -> str:
+        """What operators read beside the key of a call: one short line; empty without a format string."""
+        if self._label is None:
+            return ""
+        if self._receive is not None:
+            args, kwargs = self._receive(args, kwargs)
+        text = self._label.format(**_plain_items(self._bound(args, kwargs)))
+        line = "".join(letter if letter.isprintable() else " " for letter in text[: MAX_LABEL + 1]).strip()
+        return line if len(text) <= MAX_LABEL else f"{line[: MAX_LABEL - 1]}…"
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Making a key runs a callable or a model, or formats arguments, and each of these may do anything."""
+        return callable(self._choice) or isinstance(self._choice, str) or self._receive is not None
+
+    def makes_any_key(self, args: Args, kwargs: Kwargs) -> bool:
+        """Making a key of such arguments runs no user code and cannot fail, so it can be left to the worker."""
+        return self._needs_only_arguments and _are_plain(args) and (not kwargs or _are_plain(kwargs.values()))
+
+    def _chosen(self, arguments: Mapping[str, Any]) -> Any:
+        choice = self._choice
+        if isinstance(choice, str):
+            return _made_by_user(choice, lambda: _FORMATTER.vformat(choice, (), _plain_items(arguments)))
+        return arguments if self._counting is None else {name: arguments[name] for name in self._counting}
+
+    def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
+        """The arguments by the names of their parameters, defaults filled in."""
+        if self._is_usual and len(args) <= len(self._names):
+            given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+            arguments = {**self._defaults, **given}
+            if len(given) == len(args) + len(kwargs) and arguments.keys() == self._signature.parameters.keys():
+                # What `bind` does, in a fraction of the time.
+                return arguments
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+
+def _are_plain(values: Iterable[Any]) -> bool:
+    return _PLAIN.issuperset(map(type, values))
+
+
+def _plain_items(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in arguments.items()}
+
+
+class _Formatter(string.Formatter):
+    def get_field(self, field_name: str, args: Args, kwargs: Kwargs) -> Any:
+        found = super().get_field(field_name, args, kwargs)
+        if _has_set(found[0]):
+            raise ValueError(
+                f"{{{field_name}}} shows a set, and the text of a set differs from process to process; give a "
+                "callable that returns sorted(...)"
+            )
+        return found
+
+
+_FORMATTER = _Formatter()
+
+
+def _has_set(value: Any) -> bool:
+    """Whether a set is somewhere in *value*, or in what a model dumps."""
+    if hasattr(type(value), "model_dump"):
+        value = value.model_dump()
+    if isinstance(value, Mapping):
+        return any(map(_has_set, value.keys())) or any(map(_has_set, value.values()))
+    return isinstance(value, AbstractSet) or (isinstance(value, list | tuple) and any(map(_has_set, value)))
+
+
+def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except Exception as error:
+        raise ConfigurationError(
+            f"lock_key={choice!r} fails for this call ({type(error).__name__}: {error}); correct it, or name parameters"
+        ) from error
+
+
+# What the options name.
+
+
+def _names_in_choice(choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
+    """The parameters that *choice* names; None if all of them count, or a callable decides."""
+    if choice is None or callable(choice):
+        return None
+    if isinstance(choice, str) and choice in signature.parameters:
+        # A comma was forgotten, and the parentheses mean nothing.
+        raise ConfigurationError(
+            f"lock_key={choice!r} is the name of a parameter and no format string; did you mean "
+            f'("{choice}",) or "{{{choice}}}"?'
+        )
+    if isinstance(choice, str):
+        names = _fields("lock_key", choice)
+    elif isinstance(choice, list | tuple) and all(isinstance(name, str) for name in choice):
+        names = list(choice)
+    else:
+        raise ConfigurationError(
+            f"lock_key={choice!r} is not allowed: give None, a list of parameter names, "
+            "a format string with at least one {parameter}, or a callable"
+        )
+    _check_names("lock_key", choice, names, signature)
+    return names
+
+
+def _fields(option: str, template: str) -> list[str]:
+    try:
+        names = list(_parsed(template))
+    except ValueError as error:
+        raise ConfigurationError(f"{option}={template!r} is not a format string: {error}") from error
+    if not names:
+        whole = "; to lock the task as a whole use lock_key=()" if option == "lock_key" else ""
+        raise ConfigurationError(f"{option}={template!r} names no {{parameter}}{whole}")
+    return names
+
+
+def _parsed(text: str) -> Iterator[str]:
+    """The parameters in a format string, and in its format specifications."""
+    for _, field, specification, conversion in string.Formatter().parse(text):
+        if conversion not in (None, *"sra"):
+            raise ValueError(f"there is no conversion !{conversion}, only !s, !r and !a")
+        if field is not None:
+            yield re.split(r"[.\[]", field)[0]
+            yield from _parsed(specification or "")
+
+
+def _check_names(option: str, choice: Any, names: Sequence[str], signature: inspect.Signature) -> None:
+    for name in names:
+        if name not in signature.parameters:
+            raise ConfigurationError(
+                f"{option}={choice!r}: unknown parameter {name!r}; "
+                f"the function has {', '.join(signature.parameters) or 'no parameters'}"
+            )
+
+
+# Of a task.
+
+
+def lock_name_of_task(task: Any) -> Any:
+    """The first part of its keys, before it is checked."""
+    name = option_of(task, "name")
+    return task.name if name is None else name
 
 
 def key_maker_of(task: Any) -> KeyMaker:
     """The maker of the lock keys of a task, or of a class of tasks, unless its options cannot work."""
     body = inspect.getattr_static(task if isinstance(task, type) else type(task), "run")
-    signature = inspect.signature(getattr(body, "__func__", body))
+    function = getattr(body, "__func__", body)
+    signature = inspect.signature(function)
     if not isinstance(body, staticmethod):
         # Celery leaves `self` on the class.
         signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-    receive = _receiver_of(task, getattr(body, "__func__", body), signature)
+    receive = _receiver_of(task, function, signature)
     try:
-        name = option_of(task, "name")
-        return KeyMaker(
-            task.name if name is None else name, signature, option_of(task, "key"), receive, option_of(task, "label")
-        )
+        return KeyMaker(lock_name_of_task(task), signature, option_of(task, "key"), receive, option_of(task, "label"))
     except ConfigurationError as error:
         raise ConfigurationError(f"task {task.name}: {error}") from None
 
@@ -38,9 +309,16 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
     """With `pydantic=True`, a function that makes the models which the body receives. It runs their code."""
     if getattr(body, "__globals__", None) is not vars(base) or not hasattr(body, "__wrapped__"):
         return None
-    from pydantic import TypeAdapter  # noqa: PLC0415 (only such a task needs it, and has it)
+    # Only such a task needs them, and has them.
+    from celery.utils.annotations import annotation_issubclass, get_optional_arg  # noqa: PLC0415
+    from pydantic import BaseModel, TypeAdapter  # noqa: PLC0415
 
-    models = {name: TypeAdapter(hint) for name, hint in _hints_of(body.__wrapped__).items() if _is_model(hint)}
+    try:
+        hints = typing.get_type_hints(body.__wrapped__)
+    except (NameError, AttributeError, TypeError):
+        hints = inspect.get_annotations(body.__wrapped__)
+    is_model = partial(annotation_issubclass, cls=BaseModel)
+    models = {name: TypeAdapter(hint) for name, hint in hints.items() if is_model(get_optional_arg(hint) or hint)}
     context = {"celery_app": task.app, "celery_task_name": task.name}
     kinds = {name: each.kind for name, each in signature.parameters.items()}
     positions = [name for name, kind in kinds.items() if kind <= inspect.Parameter.POSITIONAL_OR_KEYWORD]
@@ -57,23 +335,7 @@ def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive 
     return receive
 
 
-def _hints_of(body: Any) -> Mapping[str, Any]:
-    try:
-        return typing.get_type_hints(body)
-    except (NameError, AttributeError, TypeError):
-        return inspect.get_annotations(body)
-
-
-def _is_model(hint: Any) -> bool:
-    """Celery makes models for `Model` and `Model | None` alone."""
-    kinds = {hint}
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        kinds = set(typing.get_args(hint)) - {type(None)}
-    (kind, *others) = kinds
-    return not others and isinstance(kind, type) and hasattr(kind, "model_validate")
-
-
-def label_of(task: Any, key: str, task_id: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> str:
     """The label of a call; empty if its task has none, or if it cannot be made, which is logged and costs no call."""
     if task.lock_options.label is None:
         return ""

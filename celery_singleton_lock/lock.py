@@ -12,9 +12,9 @@ from celery import Celery, current_app
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
+from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count as count_one
-from celery_singleton_lock.leases.key import checked_name, key_of
 from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, live_holds, new_token, running_loop
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of

@@ -1,23 +1,21 @@
 """The options of a task and the settings of an app: default, check, and what a misspelt name was meant to be."""
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
 from enum import Enum
-from typing import Any, Literal, TypedDict, get_args
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypedDict, get_args
 
 from celery import Celery
 
 from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
-from celery_singleton_lock.leases.key import KeyChoice, checked_label
 
-DEFAULT_PREFIX = "singleton"
-DEFAULT_VISIBILITY_TIMEOUT = 3600.0
+_DEFAULT_PREFIX = "singleton"
+_VISIBILITY_TIMEOUT = 3600.0
 
 
 class _Unset(Enum):
@@ -32,9 +30,9 @@ _CENTURY = 100 * 365 * 24 * 3600.0
 
 Mode = Literal["while_executing", "until_executing", "until_executed", "until_and_while_executing"]
 OnConflict = Literal["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"]
-_NOT_IN_QUEUE_MODES = ("join", "rerun", "replace")
 OnLost = Literal["abort", "warn", "kill"]
 OnStoreError = Literal["reschedule", "raise", "run", "skip"]
+KeyChoice = str | Sequence[str] | Callable[..., Any] | None
 Duration = float | timedelta
 
 
@@ -76,9 +74,9 @@ def count(name: str, value: Any) -> int:
 
 def one_of(name: str, value: Any, words: Any) -> Any:
     """*value*, if it is one of the *words*, a `Literal`."""
-    allowed = get_args(words)
-    if not isinstance(value, str) or value not in allowed:
-        raise ConfigurationError(f"{name}={value!r} is not allowed; choose {_or(allowed)}")
+    *others, last = map(repr, get_args(words))
+    if not isinstance(value, str) or value not in get_args(words):
+        raise ConfigurationError(f"{name}={value!r} is not allowed; choose {', '.join(others)} or {last}")
     return value
 
 
@@ -90,8 +88,16 @@ def on_lost(name: str, value: Any) -> Any:
     return one_of(name, value, OnLost)
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+def label(name: str, value: Any) -> str | None:
+    """*value*, if it can be a format string."""
+    if value is not None and not isinstance(value, str):
+        raise ConfigurationError(
+            f"{name}={value!r:.80} is not allowed: give a format string with at least one {{parameter}}"
+        )
+    return value
+
+
+class Option(NamedTuple):
     """How one `lock_*` option is checked, and its default."""
 
     default: Any
@@ -100,16 +106,16 @@ class Option:
 
 
 OPTIONS: Mapping[str, Option] = {
-    "mode": Option("while_executing", lambda n, v: one_of(n, v, Mode), app_wide=False),
+    "mode": Option("while_executing", partial(one_of, words=Mode), app_wide=False),
     "limit": Option(1, count, app_wide=False),
-    "ttl": Option(30, lambda n, v: seconds(n, v, least=1)),
-    "on_conflict": Option("skip", lambda n, v: one_of(n, v, OnConflict)),
+    "ttl": Option(30, partial(seconds, least=1)),
+    "on_conflict": Option("skip", partial(one_of, words=OnConflict)),
     "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
     "on_lost": Option("abort", on_lost),
-    "on_store_error": Option("reschedule", lambda n, v: one_of(n, v, OnStoreError)),
-    "min_hold": Option(0, lambda n, v: seconds(n, v, least=0)),
-    "queue_ttl": Option(3600, lambda n, v: seconds(n, v, least=1)),
-    "label": Option(None, checked_label, app_wide=False),
+    "on_store_error": Option("reschedule", partial(one_of, words=OnStoreError)),
+    "min_hold": Option(0, partial(seconds, least=0)),
+    "queue_ttl": Option(3600, partial(seconds, least=1)),
+    "label": Option(None, label, app_wide=False),
 }
 
 
@@ -131,10 +137,10 @@ class LockOptions:
     min_hold: float
     queue_ttl: float
     prefix: str
-    visibility_timeout: float = DEFAULT_VISIBILITY_TIMEOUT
-    skip_result: Any = UNSET
-    label: str | None = None
-    holder_name: str = ""
+    label: str | None
+    visibility_timeout: float
+    skip_result: Any
+    holder_name: str
 
     @property
     def unique_in_queue(self) -> bool:
@@ -161,95 +167,64 @@ def refuse(faults: Iterable[str]) -> None:
         raise ConfigurationError("\n".join(lines))
 
 
-def faults_in_values(task: Any) -> Iterator[str]:
-    """What a task, or a class of tasks, sets to a value that is not allowed."""
+def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The task's own values, else the app's settings, else the defaults, all checked; and what is not allowed.
+
+    Without an app, only what the task, or a class of tasks, sets itself.
+    """
+    values, faults = dict[str, Any](), list[str]()
     for name, option in OPTIONS.items():
-        value = option_of(task, name)
+        own = option_of(task, name)
         try:
-            if value is not None:
-                option.check(f"lock_{name}", value)
+            if own is not None:
+                values[name] = option.check(f"lock_{name}", own)
+            elif app is not None:
+                setting = f"singleton_lock_{name}"
+                # Not app.add_defaults(): that would override what the user configures.
+                set_for_all = app.conf.get(setting, option.default) if option.app_wide else option.default
+                values[name] = option.check(setting, set_for_all)
         except ConfigurationError as error:
-            yield f"task {task.name}: {error}"
-    try:
-        check_pair(task, option_of(task, "mode"), option_of(task, "on_conflict"))
-    except ConfigurationError as error:
-        yield str(error)
-
-
-def check_pair(task: Any, mode: Any, on_conflict: Any) -> None:
-    """Refuse a policy that means nothing where an equal call is not even sent."""
-    if mode not in (None, "while_executing") and on_conflict in _NOT_IN_QUEUE_MODES:
-        name = "singleton_lock_on_conflict" if option_of(task, "on_conflict") is None else "lock_on_conflict"
-        raise ConfigurationError(
-            f"task {task.name}: {name}={on_conflict!r} does not go with lock_mode={mode!r}, in which an equal call is "
+            faults.append(str(error) if own is None else f"task {task.name}: {error}")
+    mode, on_conflict = values.get("mode", "while_executing"), values.get("on_conflict")
+    if mode != "while_executing" and on_conflict in ("join", "rerun", "replace"):
+        where = "singleton_lock_on_conflict" if option_of(task, "on_conflict") is None else "lock_on_conflict"
+        faults.append(
+            f"task {task.name}: {where}={on_conflict!r} does not go with lock_mode={mode!r}, in which an equal call is "
             "not sent and gets the result of the one that is queued; use 'skip', 'raise', 'reschedule' or 'wait', or "
             "lock_mode='while_executing'"
         )
+    return values, faults
 
 
-def resolve(app: Celery, task: Any) -> LockOptions:
-    """The task's own values, else the app's settings, else the defaults.
-
-    Raises:
-        ConfigurationError: A `singleton_lock_*` setting has a value that is not allowed.
-    """
-    resolved = {name: _resolve_one(app, name, option_of(task, name)) for name in OPTIONS}
-    timeout = _visibility_timeout(app)
-    return LockOptions(
-        **resolved,
-        prefix=prefix_of(app),
-        visibility_timeout=timeout,
-        skip_result=option_of(task, "skip_result", UNSET),
-        holder_name="" if option_of(task, "name") is None else task.name,
-    )
-
-
-def _visibility_timeout(app: Celery) -> float:
+def visibility_timeout_of(app: Celery) -> float:
     """The broker's, as a number or the text of one."""
-    value = (app.conf.broker_transport_options or {}).get("visibility_timeout", DEFAULT_VISIBILITY_TIMEOUT)
-    with suppress(TypeError, ValueError):
-        if 0 <= (timeout := float(value)) < float("inf"):
-            # Some give a huge number for never.
-            return min(timeout, _CENTURY)
-    raise ConfigurationError(
-        f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at least 0, "
-        f"such as {DEFAULT_VISIBILITY_TIMEOUT:g}"
-    )
-
-
-def _resolve_one(app: Celery, name: str, own: Any) -> Any:
-    option = OPTIONS[name]
-    if own is not None:
-        return option.check(f"lock_{name}", own)
-    label = f"singleton_lock_{name}"
-    # Not app.add_defaults(): that would override what the user configures.
-    return option.check(label, app.conf.get(label, option.default) if option.app_wide else option.default)
+    value = (app.conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY_TIMEOUT)
+    try:
+        timeout = float(value)
+    except (TypeError, ValueError):
+        timeout = -1.0
+    if not 0 <= timeout < float("inf"):
+        raise ConfigurationError(
+            f"broker_transport_options: visibility_timeout={value!r} is not allowed: give a number of seconds, at "
+            f"least 0, such as {_VISIBILITY_TIMEOUT:g}"
+        )
+    # Some give a huge number for never.
+    return min(timeout, _CENTURY)
 
 
 def prefix_of(app: Celery) -> str:
-    """The prefix of all keys of the app."""
+    """The prefix of all keys of the app; by default with the one that separates deployments in the same Redis."""
     prefix = app.conf.get("singleton_lock_prefix", UNSET)
     if prefix is UNSET:
-        return _keyprefix_of(app) + DEFAULT_PREFIX
+        transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
+        shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
+        # Braces are a hash tag for a cluster, and ours come later in the key.
+        return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
     if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
         raise ConfigurationError(
-            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {DEFAULT_PREFIX!r}"
+            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {_DEFAULT_PREFIX!r}"
         )
     return prefix
-
-
-def _keyprefix_of(app: Celery) -> str:
-    """The part that distinguishes this deployment from others that Celery has in the same Redis."""
-    for options in (app.conf.result_backend_transport_options, app.conf.broker_transport_options):
-        prefix = (options or {}).get("global_keyprefix")
-        if prefix:
-            # Braces are a hash tag for a cluster, and ours come later in the key.
-            return str(prefix).replace("{", "").replace("}", "")
-    return ""
-
-
-def _or(words: tuple[str, ...]) -> str:
-    return " or ".join([", ".join(map(repr, words[:-1])), repr(words[-1])] if len(words) > 1 else [repr(words[0])])
 
 
 # Names.
@@ -264,15 +239,15 @@ SETTINGS = (
     "singleton_beat_name",
     *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
 )
-# Names of the libraries that people come from, each with its library and its counterpart here.
-FOREIGN_OPTIONS: Mapping[str, tuple[str, str]] = {
+# So much alike are `loc_key`, `lockttl` and `look_key`, and the options that were meant.
+_A_LETTER_OFF = 0.86
+# Options and settings of the libraries that people come from, each with its library and its counterpart here.
+_OF_OTHERS: Mapping[str, tuple[str, str]] = {
     "unique_on": ("celery-singleton", "lock_key"),
     "raise_on_duplicate": ("celery-singleton", 'lock_on_conflict="raise"'),
     "lock_expiry": ("celery-singleton", "lock_queue_ttl"),
     "once": ("celery-once", "lock_key, lock_mode and others"),
     "heimdall": ("celery-heimdall", "lock_mode and others"),
-}
-FOREIGN_SETTINGS: Mapping[str, tuple[str, str]] = {
     "singleton_backend_url": ("celery-singleton", "singleton_lock_url"),
     "singleton_backend_class": ("celery-singleton", "singleton_lock_url"),
     "singleton_backend_kwargs": ("celery-singleton", "singleton_lock_client_options"),
@@ -288,8 +263,6 @@ _WORDS: Mapping[str, str] = {
     "unique_key": "lock_key",
 }
 _PREFIXES = ("lock_", "singleton_lock_")
-_ANYWHERE = ("singleton_lock_", "singleton_beat_")
-_SETTING = re.compile(rf"(?:app\.conf\.)?\b({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
 
 
 def faults_in_names(cls: type[Any], ours: type[Any]) -> Iterator[str]:
@@ -304,11 +277,10 @@ def faults_in_names(cls: type[Any], ours: type[Any]) -> Iterator[str]:
         is_decorated = "_decorated" in vars(each)
         for name, value in vars(each).items():
             is_own = hasattr(type(value), "__get__") and not is_decorated
-            with_words = is_decorated or (issubclass(each, ours) and "_" in name)
             is_behind = any(name in vars(behind) for behind in cls.__mro__[number + 1 :])
             if name in NAMES or is_own or is_behind:
                 continue
-            if fault := _fault_in_name(name, with_words=with_words):
+            if fault := _fault_in_name(name, with_words=is_decorated):
                 yield f"task {cls.name}: {fault}"
 
 
@@ -324,10 +296,10 @@ def check_call_options(task: str, options: Mapping[str, Any]) -> None:
     """Refuse an option of the task that is given with a call."""
     for name in options:
         # A word such as `ttl` may be an argument of the broker, or of a router.
-        is_option = name.startswith(_PREFIXES) or name in FOREIGN_OPTIONS
+        is_option = name.startswith(_PREFIXES) or name in _OF_OTHERS
         if not is_option or name in (options.get("stamped_headers") or ()):
             continue
-        if name in FOREIGN_OPTIONS:
+        if name in _OF_OTHERS:
             raise ConfigurationError(f"task {task}: {_fault_in_name(name)}")
         raise ConfigurationError(
             f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
@@ -336,10 +308,11 @@ def check_call_options(task: str, options: Mapping[str, Any]) -> None:
 
 
 def _fault_in_name(name: str, *, with_words: bool = False) -> str:
-    if name in FOREIGN_OPTIONS:
-        return _foreign(name, "an option", *FOREIGN_OPTIONS[name])
+    if name in _OF_OTHERS:
+        return _of_others(name, "an option")
     is_prefixed = name.lower().startswith(_PREFIXES)
-    if not (is_prefixed or (with_words and name.removeprefix("singleton_") in _WORDS)):
+    is_word = with_words and (name.removeprefix("singleton_") in _WORDS or _nearest(name, NAMES, _A_LETTER_OFF))
+    if not (is_prefixed or is_word):
         return ""
     own = " An attribute of your own needs a name that does not begin with lock_" if is_prefixed else ""
     return f"there is no option {name}; {_suggestion(_meant(name), NAMES)}{own}"
@@ -354,74 +327,41 @@ def _suggestion(meant: str, names: Iterable[str]) -> str:
     return f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(names))}."
 
 
-def _nearest(name: str, names: Iterable[str], likeness: float = 0.5) -> str:
-    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=likeness)), "")
+def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), "")
 
 
 def faults_in_settings(app: Celery) -> Iterator[str]:
     """The settings that do not exist, or stand where Celery does not look for them."""
-    namespace = _namespace_of(app)
+    namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
+
+    def as_celery_reads(name: str) -> str:
+        return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()
+
+    readable = {name: as_celery_reads(name) for name in SETTINGS}
     # Only the names, because a source may make its values when they are read.
     for written in map(str, app.conf):
         name = written.lower().removeprefix(namespace.lower() or "celery_")
-        is_read = written in (name, _in_namespace(name, namespace))
+        is_read = written in (name, as_celery_reads(name))
         # A source may serve others as well, such as Django's settings.
-        if name.startswith("singleton_") and (is_read or name.startswith(_ANYWHERE)):
-            fault = _fault_in_setting(written, name, is_read=is_read)
+        is_ours = name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_"))
+        if not (is_ours or _nearest(name, SETTINGS, _A_LETTER_OFF)):
+            continue
+        option = name.removeprefix("singleton_")
+        if name in readable:
+            if not is_read:
+                yield f"the setting {written} is not read; write {readable[name]}"
+        elif name in _OF_OTHERS:
+            # If that library is there, it serves other tasks of the app.
+            if "celery_singleton" not in sys.modules:
+                yield _of_others(name, "a setting")
+        elif option in NAMES:
+            yield f"there is no setting {written}: {option} is an option of each task alone"
         else:
-            meant = _meant_setting(name) if is_read else ""
-            fault = f"there is no setting {written}; did you mean {meant}?" if meant else ""
-        if fault:
-            yield as_written(app, fault)
+            meant = readable.get(_nearest(name, SETTINGS), "")
+            yield f"there is no setting {written}; {_suggestion(meant, readable.values())}"
 
 
-def faults_in_defaults(app: Celery) -> Iterator[str]:
-    """The settings of options that have a value which is not allowed, whether a task uses them or not."""
-    for name in OPTIONS:
-        try:
-            _resolve_one(app, name, None)
-        except ConfigurationError as error:
-            yield as_written(app, str(error))
-
-
-def _meant_setting(name: str) -> str:
-    """What a name is meant to be that begins in another way; empty if it is somebody else's."""
-    if name.startswith("lock_") and f"singleton_{name}" in SETTINGS:
-        return f"singleton_{name}"
-    return _nearest(name, SETTINGS, likeness=0.8) if "_lock_" in name or "_beat_" in name else ""
-
-
-def _fault_in_setting(written: str, name: str, *, is_read: bool) -> str:
-    option = name.removeprefix("singleton_")
-    if name in SETTINGS:
-        return "" if is_read else f"the setting {written} is not read; write {name}"
-    if name in FOREIGN_SETTINGS:
-        # If that library is there, it serves other tasks of the app.
-        is_used = "celery_singleton" in sys.modules
-        return "" if is_used else _foreign(written, "a setting", *FOREIGN_SETTINGS[name])
-    if option in NAMES:
-        return f"there is no setting {written}: {option} is an option of each task alone"
-    return f"there is no setting {written}; {_suggestion(_nearest(name, SETTINGS), SETTINGS)}"
-
-
-def as_written(app: Celery, text: str) -> str:
-    """*text* with each setting as the user of a namespace writes it."""
-    namespace = _namespace_of(app)
-
-    def spell(found: re.Match[str]) -> str:
-        return found[0] if found[1] in app.conf.changes else _in_namespace(found[1], namespace)
-
-    return _SETTING.sub(spell, text) if namespace else text
-
-
-def _namespace_of(app: Celery) -> str:
-    return f"{app.namespace.rstrip('_')}_" if app.namespace else ""
-
-
-def _in_namespace(name: str, namespace: str) -> str:
-    """How Celery reads a setting."""
-    return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()
-
-
-def _foreign(name: str, kind: str, library: str, counterpart: str) -> str:
+def _of_others(name: str, kind: str) -> str:
+    library, counterpart = _OF_OTHERS[name]
     return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"

@@ -14,7 +14,6 @@ from celery.result import AsyncResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.checks import check_publisher
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
@@ -42,9 +41,6 @@ _NO_NOTES = Notes()
 
 # Members of a canvas and retries have an id already, callbacks a parent; and callbacks wait for the call itself.
 _WAITED_FOR = ("task_id", "parent_id", "link", "link_error")
-
-# In a task's own attributes: its publisher was checked.
-_CHECKED = "_is_publisher_checked"
 
 _for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
 _continued: ContextVar[tuple[str, int, int] | None] = ContextVar("continued", default=None)
@@ -126,10 +122,6 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    if _CHECKED not in vars(task):
-        check_publisher(task)
-        if not task.app.conf.task_always_eager:
-            vars(task)[_CHECKED] = True
     if _needs_its_key(task, args, kwargs, options):
         return _publish_with_key(task, args, kwargs, options, send)
     return send(**{**options, "headers": {HEADER: time.time_ns() // 1000}})

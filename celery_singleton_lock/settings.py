@@ -6,20 +6,19 @@ from weakref import WeakKeyDictionary
 
 from celery import Celery
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.options import as_written, faults_in_settings, refuse
-from celery_singleton_lock.stores import CLUSTERS, SENTINEL, in_redis_py, one_url, store_from_url
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.options import faults_in_settings, refuse
+from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
 _SOCKETS = ("redis+socket://", "unix://")
-_LOCATIONS = ("redis://", "rediss://", *_SOCKETS, SENTINEL)
+_LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 # The port at which Celery's result backend looks for sentinels without a port in the URL.
 _PORT_OF_RESULTS = 6379
 # The transport options that Celery reads to find the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
-_stores: WeakKeyDictionary[Celery, Store] = WeakKeyDictionary()
-_urls: WeakKeyDictionary[Celery, Any] = WeakKeyDictionary()
-_UNKNOWN = object()
+# With the URL that was set when it was opened.
+_stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 
 
 def store_of(app: Celery) -> Store:
@@ -32,18 +31,13 @@ def store_of(app: Celery) -> Store:
     Raises:
         ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.
     """
-    store = _stores.get(app)
     # A search of all settings would slow each task.
     assigned = app.conf.changes.get("singleton_lock_url")
-    if store is not None and _urls.get(app, _UNKNOWN) in (_UNKNOWN, assigned):
-        return store
-    refuse(faults_in_settings(app))
-    opened = open_store(app)
-    if store is not None:
-        _stores.pop(app, None)
-    # If threads come at once, all use the store of the first.
-    store = _stores.setdefault(app, opened)
-    _urls[app] = assigned
+    before, store = _stores.get(app, (None, None))
+    if store is None or before != assigned:
+        refuse(faults_in_settings(app))
+        store = open_store(app)
+        _stores[app] = assigned, store
     return store
 
 
@@ -53,125 +47,68 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
-    try:
-        _refuse_clusters(app)
-        url, options = _location(app)
-        own = _client_options(app)
-        if "username" in own or "password" in own:
-            # The provider belongs to the other user and password, and not to these.
-            options.pop("credential_provider", None)
-        return store_from_url(url, {**options, **own}, _replicas(app))
-    except ConfigurationError as error:
-        if isinstance(error, StoreError):
-            raise
-        raise ConfigurationError(as_written(app, str(error))) from error.__cause__
+    url, options = _location(app)
+    own: Any = app.conf.get("singleton_lock_client_options", {})
+    if not isinstance(own, Mapping):
+        raise ConfigurationError(
+            # Do not quote the value: there may be a password in it.
+            f"singleton_lock_client_options=<a {type(own).__name__}> is not allowed: give a dict of arguments for "
+            "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
+        )
+    replicas: Any = app.conf.get("singleton_lock_replicas", 0)
+    if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
+        raise ConfigurationError(
+            f"singleton_lock_replicas={replicas!r} is not allowed: give the number of replicas that have to "
+            "acknowledge each grant and each renewal, or 0"
+        )
+    if "username" in own or "password" in own:
+        # The provider belongs to the other user and password, and not to these.
+        options.pop("credential_provider", None)
+    return store_from_url(url, {**options, **own}, replicas)
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
-    url = app.conf.get("singleton_lock_url")
-    if url is not None:
+    conf, get = app.conf, app.conf.get
+    if (url := get("singleton_lock_url")) is not None:
         return one_url(url), {}
-    conf = app.conf
-    of_results, of_broker = conf.result_backend, conf.broker_write_url or conf.broker_url
-    for url, whose, tls, transport, port in (
-        (
-            of_results,
-            _user_of_results(app, of_results),
-            conf.get("redis_backend_use_ssl"),
-            conf.get("result_backend_transport_options"),
-            _PORT_OF_RESULTS,
-        ),
-        (
-            of_broker,
-            _given(username=conf.get("broker_user"), password=conf.get("broker_password")),
-            conf.get("broker_use_ssl"),
-            conf.get("broker_transport_options"),
-            None,
-        ),
+    results, broker = conf.result_backend, conf.broker_write_url or conf.broker_url
+    # What Celery uses if the URL does not say otherwise.
+    of_results = {
+        "username": get("redis_username"),
+        "password": get("redis_password"),
+        "credential_provider": get("redis_backend_credential_provider"),
+        # Over TCP the database is that of the URL, or 0.
+        "db": get("redis_db") if isinstance(results, str) and results.startswith(_SOCKETS) else None,
+        "default_port": _PORT_OF_RESULTS if _first(results).startswith(SENTINEL) else None,
+    }
+    of_broker = {"username": get("broker_user"), "password": get("broker_password")}
+    for url, theirs, tls, transport in (
+        (results, of_results, get("redis_backend_use_ssl"), get("result_backend_transport_options")),
+        (broker, of_broker, get("broker_use_ssl"), get("broker_transport_options")),
     ):
-        # Celery takes a list, or several joined by semicolons, to fail over between brokers.
-        first = url[0] if isinstance(url, list | tuple) and url else url
-        first = first.partition(";")[0] if isinstance(first, str) else ""
+        first, options = _first(url), {name: value for name, value in theirs.items() if value}
+        if isinstance(tls, dict):
+            options |= _in_redis_py(tls)
         if first.startswith(SENTINEL):
-            parts = ";".join(part for part in url if isinstance(part, str)) if isinstance(url, list | tuple) else url
-            return parts, {**whose, **_sentinel_options(tls, transport, port)}
-        if first.startswith(_LOCATIONS):
+            options |= {name: transport[name] for name in _OF_SENTINEL if name in (transport or {})}
+            if isinstance(options.get("sentinel_kwargs"), dict):
+                options["sentinel_kwargs"] = _in_redis_py(options["sentinel_kwargs"])
             if isinstance(tls, dict):
-                whose |= {name: in_redis_py(value) for name, value in tls.items()}
-                return first.replace("redis://", "rediss://", 1), whose
-            return first, whose
+                options["ssl"] = True
+            return url if isinstance(url, str) else ";".join(part for part in url if isinstance(part, str)), options
+        if first.startswith(_LOCATIONS):
+            return first.replace("redis://", "rediss://", 1) if isinstance(tls, dict) else first, options
     raise ConfigurationError(
         "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
         "set app.conf.singleton_lock_url, for example to 'redis://localhost:6379/0'"
     )
 
 
-def _user_of_results(app: Celery, url: Any) -> dict[str, Any]:
-    """The settings that Celery's result backend uses if the URL does not say otherwise."""
-    get = app.conf.get
-    return _given(
-        username=get("redis_username"),
-        password=get("redis_password"),
-        credential_provider=get("redis_backend_credential_provider"),
-        # Over TCP the database is that of the URL, or 0.
-        db=get("redis_db") if isinstance(url, str) and url.startswith(_SOCKETS) else None,
-    )
+def _first(url: Any) -> str:
+    """Celery takes a list of URLs, or several joined by semicolons, to fail over between brokers."""
+    first = url[0] if isinstance(url, list | tuple) and url else url
+    return first.partition(";")[0] if isinstance(first, str) else ""
 
 
-def _given(**options: Any) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value}
-
-
-def _sentinel_options(tls: Any, transport: Any, port: int | None) -> dict[str, Any]:
-    options = {name: transport[name] for name in _OF_SENTINEL if name in (transport or {})}
-    if port is not None:
-        options["default_port"] = port
-    if isinstance(options.get("sentinel_kwargs"), dict):
-        options["sentinel_kwargs"] = {name: in_redis_py(value) for name, value in options["sentinel_kwargs"].items()}
-    if isinstance(tls, dict):
-        options |= {"ssl": True, **{name: in_redis_py(value) for name, value in tls.items()}}
-    return options
-
-
-def _client_options(app: Celery) -> Mapping[str, Any]:
-    options = app.conf.get("singleton_lock_client_options", {})
-    if not isinstance(options, Mapping):
-        raise ConfigurationError(
-            # Do not quote the value: there may be a password in it.
-            f"singleton_lock_client_options=<a {type(options).__name__}> is not allowed: give a dict of arguments for "
-            "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
-        )
-    return options
-
-
-def _replicas(app: Celery) -> int:
-    number: Any = app.conf.get("singleton_lock_replicas", 0)
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ConfigurationError(
-            f"singleton_lock_replicas={number!r} is not allowed: give the number of replicas that have to acknowledge "
-            "each grant and each renewal, or 0"
-        )
-    return number
-
-
-def _refuse_clusters(app: Celery) -> None:
-    """Celery splits such a URL at its plus, and does not say that it knows no cluster."""
-    conf = app.conf
-    if any(map(_is_cluster, (conf.broker_url, conf.broker_read_url, conf.broker_write_url))):
-        raise ConfigurationError(
-            "broker_url: Celery has no broker in a cluster; it takes redis+cluster:// for redis://localhost:6379, "
-            "silently. Set broker_url to a Redis outside a cluster, or to another broker; the locks may be in "
-            "the cluster: singleton_lock_url='redis+cluster://host:port'"
-        )
-    if conf.get("singleton_lock_url") is None and _is_cluster(conf.result_backend):
-        raise ConfigurationError(
-            "result_backend: Celery has no results in a cluster; it takes redis+cluster:// for a single server. Set "
-            "result_backend to a Redis outside a cluster; the locks may be in the cluster: "
-            "singleton_lock_url='redis+cluster://host:port'"
-        )
-
-
-def _is_cluster(url: Any) -> bool:
-    urls = url if isinstance(url, list | tuple) else (url,)
-    parts = [part for each in urls if isinstance(each, str) for part in each.split(";")]
-    return any(part.partition("://")[0] in CLUSTERS for part in parts)
+def _in_redis_py(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: in_redis_py(value) for name, value in options.items()}

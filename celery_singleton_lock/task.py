@@ -15,15 +15,14 @@ from celery_singleton_lock.checks import (
     is_checked_at_start,
     options_of,
     request_class_of,
-    warn_of_task_class,
 )
 from celery_singleton_lock.errors import ConfigurationError, LockLost
-from celery_singleton_lock.keys import key_maker_of
-from celery_singleton_lock.leases.key import KeyChoice, KeyMaker, start_of_keys
+from celery_singleton_lock.keys import KeyMaker, key_maker_of, start_of_keys
 from celery_singleton_lock.leases.lease import NULL_LEASE, Lease, NullLease, current_lease, held_here
 from celery_singleton_lock.options import (
     NAMES,
     Duration,
+    KeyChoice,
     LockOptions,
     Mode,
     OnConflict,
@@ -298,10 +297,8 @@ class SingletonTask(TypedTask[P, R_co]):
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
-        if cls.is_lockable():
-            warn_of_task_class(cls, app, SingletonTask)
-            if not is_checked_at_start(app):
-                cls.check_class()
+        if cls.is_lockable() and not is_checked_at_start(app):
+            cls.check_class()
 
     @classmethod
     def check_class(cls) -> None:

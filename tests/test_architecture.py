@@ -153,7 +153,7 @@ def test_the_kit_for_tests_alone_knows_pytest() -> None:
 def test_below_options_and_settings_nothing_knows_celery() -> None:
     known = {name: packages(FILES[name]) & {"celery", "billiard", "kombu"} for name in BELOW_CELERY}
 
-    assert {name: strangers for name, strangers in known.items() if strangers} == {"leases/key.py": {"kombu"}}
+    assert {name: strangers for name, strangers in known.items() if strangers} == {}
 
 
 def test_only_stores_know_redis() -> None:

@@ -14,7 +14,6 @@ from typing import Literal
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.stores.inventory import BOUNDS, OTHERS, field_of, hash_of
 from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -28,8 +27,19 @@ _MOST_EVENTS = 100_000
 _MOST_TASKS = 500
 _LONGEST_NAME = 200
 
+BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
+"""Upper bounds of the buckets of a histogram, in seconds; one more bucket has the rest."""
+
 What = Literal["acquired", "conflicts", "lost", "taken_over", "unanswered", "late", "held"]
 """The events that are counted; the value of `acquired` is the length of the wait, of `held` that of the lease."""
+
+
+def hash_of(key: str) -> str:
+    """The key of the counts that belong to a lock key. It has no braces, so it is no lock key itself.
+
+    It has a field for each sum, `<what>:<label>:<task>`.
+    """
+    return key.partition("{")[0] + "stats"
 
 
 class Counters:
@@ -93,18 +103,18 @@ class Counters:
                 store, key, what, task, label, value = self._events.popleft()
                 sums, name = self._unsent.setdefault((store, hash_of(key)), Counter()), self._name_of(task)
                 if what != "held":
-                    sums[field_of(what, label, name)] += 1
+                    sums[f"{what}:{label}:{name}"] += 1
                 if what in ("acquired", "held"):
                     place, histogram = bisect_left(BOUNDS, value), "waited" if what == "acquired" else "held"
                     bound = f"{BOUNDS[place]:g}" if place < len(BOUNDS) else "+Inf"
-                    sums[field_of(histogram, bound, name)] += 1
+                    sums[f"{histogram}:{bound}:{name}"] += 1
                     if microseconds := round(value * 1_000_000):
-                        sums[field_of(histogram, "sum", name)] += microseconds
+                        sums[f"{histogram}:sum:{name}"] += microseconds
 
     def _name_of(self, task: str) -> str:
         if task not in self._tasks:
             if len(self._tasks) >= _MOST_TASKS:
-                return OTHERS
+                return "_other"
             self._tasks.add(task)
         # Half of a character cannot be sent.
         return task[:_LONGEST_NAME].encode(errors="replace").decode()

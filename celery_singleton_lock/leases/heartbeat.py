@@ -128,8 +128,31 @@ class Renewal:
             event = "lock.lost key=%s task_id=%s reason=%s"
             background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
 
+    @property
+    def is_late(self) -> bool:
+        """The heartbeat got no time to renew it."""
+        return clock() - min(self.next_renewal, self.deadline) > self.ttl / _LATE
+
+    def late_line(self, leases: int = 1) -> Callable[[], None]:
+        event = (
+            "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
+            "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
+        )
+        late = clock() - self.next_renewal
+        return partial(logger.warning, event, self.key, self.task_id, late, self.ttl, leases)
+
+    def count_late(self) -> None:
+        facts = self.claim.facts
+        # A `Lock` has no task.
+        task = facts.task_name or (lock_name_of(self.key) if facts.task_id else "")
+        count(self.store, self.key, "late", task)
+
     def stop(self) -> None:
         """Renew it no longer: nobody wants it any more."""
+        if self.thread is not None and not self.is_over and self.lost_reason is None and self.is_late:
+            # A body that held the GIL to its end: the heartbeat will never see it.
+            background.submit(self.late_line())
+            self.count_late()
         self.is_over = True
         if self.thread is not None:
             self.thread.remove(self)
@@ -191,8 +214,8 @@ class RenewalThread(DaemonThread):
         with suppress(Empty):
             while True:
                 self._wakes.get_nowait()
-        due = [(min(one.next_renewal, one.deadline), one.claim) for one in self.watched()]
-        self._wakes_at = due_at = min([at for at, _ in due], default=clock() + _LINGERS)
+        due = [min(one.next_renewal, one.deadline) for one in self.watched()]
+        self._wakes_at = due_at = min(due, default=clock() + _LINGERS)
         with suppress(Empty):
             self._wakes.get(timeout=min(max(0.0, due_at - clock()), _LONGEST_SLEEP))
         if clock() < due_at:
@@ -203,8 +226,7 @@ class RenewalThread(DaemonThread):
             return False
         self._wakes_at = _NEVER
         try:
-            # A body that held the GIL may have ended before this thread had a chance.
-            self._report_late(clock() - due_at, [claim for _, claim in due])
+            self._report_late()
             self._beat()
         except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
             self._log(partial(logger.error, "lock.heartbeat_error: the thread goes on", exc_info=error))
@@ -269,19 +291,12 @@ class RenewalThread(DaemonThread):
         if reason not in MAKES_WAY:
             self.remove(renewal)
 
-    def _report_late(self, late: float, claims: list[Claim]) -> None:
-        suffering = [claim for claim in claims if late > claim.ttl / _LATE]
-        for claim in suffering[:_MOST_LINES]:
-            event = (
-                "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
-                "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
-            )
-            facts = claim.key, claim.facts.task_id or None, late, claim.ttl, len(suffering)
-            self._log(partial(logger.warning, event, *facts))
-        for claim in suffering:
-            # A `Lock` has no task.
-            task = claim.facts.task_name or (lock_name_of(claim.key) if claim.facts.task_id else "")
-            self._call(partial(count, self.store, claim.key, "late", task))
+    def _report_late(self) -> None:
+        late = [renewal for renewal in self.watched() if renewal.is_late]
+        for renewal in late[:_MOST_LINES]:
+            self._log(renewal.late_line(len(late)))
+        for renewal in late:
+            self._call(renewal.count_late)
 
     def _log(self, line: Callable[[], object]) -> None:
         # Not here, because a handler may block.

@@ -100,8 +100,8 @@ class Lease(Renewal):
 
     @property
     def held(self) -> bool:
-        """Granted to this process, and neither released nor lost."""
-        return self.granted and self.unreleased and not self.lost
+        """Granted to this process, neither released nor lost, and its deadline lies ahead."""
+        return self._is_kept and self.time_left > 0.0
 
     @property
     def lost(self) -> bool:
@@ -110,7 +110,7 @@ class Lease(Renewal):
 
     def remaining(self) -> float:
         """Seconds for which the lease is certainly ours; 0.0 once it is lost or released."""
-        return self.time_left if self.held else 0.0
+        return self.time_left if self._is_kept else 0.0
 
     def check(self) -> None:
         """Return if the lease is ours at this moment; if its deadline has passed unrenewed, the store is asked.
@@ -118,7 +118,7 @@ class Lease(Renewal):
         Raises:
             LockLost: It is not, or the store has not answered within a second.
         """
-        if self.held and not self.time_left:
+        if self._is_kept and not self.time_left:
             self._ask_late()
         if self.remaining() <= 0.0:
             reason: NotHeldReason = "released" if not self._asked else "forked" if not self.unreleased else "expired"
@@ -188,6 +188,10 @@ class Lease(Renewal):
             self._asked = False
         return answer
 
+    @property
+    def _is_kept(self) -> bool:
+        return self.granted and self.unreleased and self.lost_reason is None
+
     # For those who take leases for others: tasks, `Lock` and beats.
 
     @property
@@ -203,7 +207,7 @@ class Lease(Renewal):
     @property
     def keeps_others_out(self) -> bool:
         """It is held, or was asked to make way and has not done so."""
-        return self.held or (self.lost_reason in MAKES_WAY and self.unreleased and self.time_left > 0.0)
+        return self.time_left > 0.0 and self.unreleased and self.lost_reason in (None, *MAKES_WAY)
 
     @property
     def takes(self) -> int:

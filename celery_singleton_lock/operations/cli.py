@@ -3,52 +3,44 @@
 import getpass
 import ipaddress
 import json
-import math
 import os
-import re
 import socket
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
+from functools import partial
 from typing import Any, NoReturn
+from urllib.parse import urlsplit
 
 import click
-from celery import Celery
+from celery import Celery, states
 from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
 from celery.platforms import EX_UNAVAILABLE
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.doctor import examine, findings_table
-from celery_singleton_lock.operations.inventory import (
+from celery_singleton_lock.operations.rows import (
     OF_ONE_PROCESS,
-    Call,
     Locks,
+    Row,
     call_of,
     call_text,
+    facts_and_rows,
+    facts_of,
     in_order,
-    is_of_one_process,
-    lines_of,
-    lock_as_json,
     rows_of,
     shown,
     table,
     tasks_by_lock,
 )
 from celery_singleton_lock.operations.watch import watch
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.inventory import LockState
+from celery_singleton_lock.stores.records import LockState
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")
-
-
-class Seconds(click.FloatRange):
-    """A number of seconds in a range. `nan` and `inf` are none, though Python reads them as numbers."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        seconds = float(super().convert(value, param, ctx))
-        return seconds if math.isfinite(seconds) else self.fail(f"{value} is not a number of seconds.", param, ctx)
+seconds_option = partial(click.option, metavar="SECONDS", show_default=True)
 
 
 class Away(click.ClickException):
@@ -73,35 +65,20 @@ def app_of(obj: Any) -> Celery:
     """The app of a command.
 
     Raises:
-        click.UsageError: None was given, and Celery's default one has no store for locks.
+        click.UsageError: None was given.
     """
+    if click.get_current_context().find_root().params.get("app", "") is None:
+        raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`")
     app: Celery = obj.app
-    if _given_app() is None:
-        try:
-            store_of(app)
-        except ConfigurationError as error:
-            raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`") from error
-        except StoreError:
-            pass
     return app
-
-
-def _given_app() -> str | None:
-    """The app as the person has named it; empty if the command is none of `celery`."""
-    name = click.get_current_context().find_root().params.get("app", "")
-    return None if name is None else str(name)
 
 
 def locks_of(app: Celery) -> Locks:
     """The locks of an app; says so if only one process can see them."""
     locks = Locks(app)
-    if is_of_one_process(locks.store):
+    if locks.is_of_one_process:
         click.echo(OF_ONE_PROCESS, err=True)
     return locks
-
-
-def write_json(facts: Any) -> None:
-    click.echo(json.dumps(facts))
 
 
 @click.group(cls=Commands)
@@ -125,9 +102,16 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    rows, problem = locks_of(app_of(obj)).found(pattern)
+    locks, surveys, problem = locks_of(app_of(obj)), list[LockState](), None
+    try:
+        # One by one, so that those before an error are kept.
+        for survey in locks.surveys(pattern):
+            surveys.append(survey)
+    except StoreError as error:
+        problem = error
+    rows = locks.rows(surveys)
     if is_json and (rows or problem is None):
-        write_json([row.as_json() for row in rows])
+        click.echo(json.dumps([row.as_json() for row in rows]))
     elif rows:
         click.echo(table(rows, is_wide=wide))
     elif problem is None:
@@ -152,11 +136,24 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
     locks = locks_of(app)
     app.loader.import_default_modules()
     if args is not None or kwargs is not None or what in app.tasks:
-        _show_lock(app, locks.survey(_key_of_call(app, what, args or [], kwargs or {})), is_json=is_json)
-    elif locks.is_key(what) or "{" in what:
+        task = app.tasks.get(what)
+        if task is None:
+            near = [name for name in app.tasks if name.endswith(f".{what}")] or get_close_matches(what, app.tasks)
+            raise click.UsageError(
+                f"There is no task {what!r} in this app." + (f" Did you mean {near[0]!r}?" if near else "")
+            )
+        if not hasattr(task, "lock_key_for"):
+            raise click.UsageError(f"The task {what!r} is not a SingletonTask, so it has no locks.")
+        try:
+            key = task.lock_key_of_some(*args or [], **kwargs or {})
+        except (TypeError, ValueError) as error:
+            advice = "give the arguments that make its key, as -a '[7]' or -k '{...}'"
+            raise click.UsageError(f"The task {what!r} cannot be called like this: {error}; {advice}") from error
+        _show_lock(app, locks.survey(key), is_json=is_json)
+    elif "{" in what:
         _show_lock(app, locks.survey(locks.checked_key(what)), is_json=is_json)
     else:
-        _show_call(call_of(app, locks, what), is_json=is_json)
+        _show_call(*call_of(app, locks, what), is_json=is_json)
 
 
 @singleton.command("break")
@@ -164,7 +161,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
 @click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks with such names that nobody holds.")
 @click.option("--holder", metavar="ID", help="Only this one of several holders: its task id, or hostname:pid.")
 @click.option("--force", is_flag=True, help="Free the lock at once; the body may keep running beside the next one.")
-@click.option("--wait", type=Seconds(min=0), metavar="SECONDS", help="How long to wait until it is free.")
+@seconds_option("--wait", type=click.FloatRange(min=0), help="How long to wait until it is free.")
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and do nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @as_json
@@ -195,33 +192,27 @@ def break_lock(
     if key is None or marks is not None:
         raise click.UsageError("Give one KEY; or --marks PATTERN, without KEY, --holder, --force and --wait.")
     locks = locks_of(app)
-    survey = locks.survey(locks.checked_key(key))
-    found = breaking.preview(survey, holder)
-    if not found.was_there:
-        _end(found, breaking.nothing(key, holder), 1, is_json=is_json)
+    holders, dropped = breaking.meant(locks.survey(locks.checked_key(key)), holder)
+    facts, plan = breaking.as_json(key, holders, dropped), breaking.plan_text(holders, dropped, force=force)
+    if not plan:
+        why = "nobody holds it, and there are no marks" if holder is None else f"{shown(holder)} does not hold it"
+        _end(facts, f"Nothing to break in {shown(key)}: {why}.", 1, is_json=is_json)
     if dry_run:
-        _end(found, breaking.planned(found, force=force), 0, is_json=is_json)
-    click.echo(breaking.planned(found, force=force), err=True)
+        _end(facts, plan, 0, is_json=is_json)
+    click.echo(plan, err=True)
     if not yes:
         _confirm()
-        _check_the_same(survey, locks.survey(survey.key), holder)
-    broken = breaking.ask(locks, survey, holder, by=_operator(), force=force)
-    if not broken.gone:
-        broken = breaking.wait_until_gone(locks, broken, wait)
-    said = breaking.outcome(broken, _given_app() or app.main or "proj", force=force)
-    _end(broken, said, 0 if broken.gone else 1, is_json=is_json)
+    asked, dropped = breaking.ask(locks, key, holders, _operator(), marks=bool(dropped), force=force)
+    left, seconds = ([], 0.0) if force or not asked else breaking.wait_until_gone(locks, key, asked, wait)
+    app_name = click.get_current_context().find_root().params.get("app") or app.main or "proj"
+    said = breaking.outcome_text(asked, dropped, left, seconds, force=force, app=app_name)
+    facts = breaking.as_json(key, asked, dropped, gone=not left, seconds=seconds)
+    _end(facts, said, int(bool(left) or not (asked or dropped)), is_json=is_json)
 
 
 @singleton.command("watch")
 @click.argument("pattern", required=False)
-@click.option(
-    "--interval",
-    type=Seconds(min=0.1, max=3600),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two updates.",
-)
+@seconds_option("--interval", type=click.FloatRange(0.1, 3600), default=2.0, help="Time between two updates.")
 @as_json
 @click.pass_obj
 def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None:
@@ -236,12 +227,10 @@ def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -
 
 
 @singleton.command("doctor")
-@click.option(
+@seconds_option(
     "--timeout",
-    type=Seconds(min=0.1, max=60),
+    type=click.FloatRange(0.1, 60),
     default=1.0,
-    show_default=True,
-    metavar="SECONDS",
     help="How long to wait for the store, and for the workers.",
 )
 @as_json
@@ -255,9 +244,9 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
     app = app_of(obj)
     app.loader.import_default_modules()
     findings, is_away = examine(app, timeout)
-    is_well = all(finding.ok is not False for finding in findings)
+    is_well = all(finding["ok"] is not False for finding in findings)
     if is_json:
-        write_json({"ok": is_well, "checks": [finding.as_json() for finding in findings]})
+        click.echo(json.dumps({"ok": is_well, "checks": findings}))
     else:
         click.echo(findings_table(findings))
     sys.exit(EX_UNAVAILABLE if is_away else int(not is_well))
@@ -277,35 +266,29 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
     from celery_singleton_lock.web import site_of  # noqa: PLC0415
 
     app = app_of(obj)
-    host, port = _place_in(bind)
-    password = _password_for(host)
+    try:
+        place = urlsplit(f"//{bind}")
+        host, port = place.hostname, place.port
+    except ValueError:
+        host = port = None
+    if not host or port is None:
+        raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
+    password = os.environ.get(PASSWORD) or None
+    if password is None and not _is_loopback(host):
+        raise click.UsageError(
+            f"--bind {host}: others can reach that address, and there is no password; set {PASSWORD}, or listen on "
+            "127.0.0.1, behind a proxy that authenticates"
+        )
     hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
     page = site_of(app, allow_break=allow_break, password=password, hosts=hosts)
     app.loader.import_default_modules()
     # The page shows that a store is away.
     with suppress(StoreError):
         locks_of(app)
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise click.ClickException(f"cannot listen on {bind}: {error.strerror or error}") from error
-    with listening:
-        shown_host = f"[{host}]" if ":" in host else host
-        click.echo(f"Locks of {app.main or 'this app'} on http://{shown_host}:{listening.getsockname()[1]}/")
-        page.serve(listening)
-
-
-def _key_of_call(app: Celery, name: str, args: list[Any], kwargs: dict[str, Any]) -> str:
-    task = app.tasks.get(name)
-    if task is None:
-        raise click.UsageError(f"There is no task {name!r} in this app.")
-    if not hasattr(task, "lock_key_for"):
-        raise click.UsageError(f"The task {name!r} is not a SingletonTask, so it has no locks.")
-    try:
-        return str(task.lock_key_of_some(*args, **kwargs))
-    except (TypeError, ValueError) as error:
-        raise click.UsageError(f"The task {name!r} cannot be called like this: {error}") from error
+    server = page.server(host, port)
+    shown_host = f"[{host}]" if ":" in host else host
+    click.echo(f"Locks of {app.main or 'this app'} on http://{shown_host}:{server.port}/")
+    server.serve_forever()
 
 
 def _show_lock(app: Celery, survey: LockState, *, is_json: bool) -> None:
@@ -313,64 +296,70 @@ def _show_lock(app: Celery, survey: LockState, *, is_json: bool) -> None:
     limit = None if task is None else int(task.lock_options.limit)
     is_known = bool(rows or survey.waiters)
     if is_json:
-        write_json(lock_as_json(survey, limit))
+        call = {row.state: row.about.task_id for row in rows}
+        quiet_for = [round(row.about.expires_in, 3) for row in rows if row.state == "quiet"]
+        known: dict[str, Any] = {"key": survey.key, "limit": limit, "fence": survey.fence}
+        known["holders"] = [facts_of(row.about) for row in rows if row.state == "held"]
+        known |= {"waiters": survey.waiters, "queued": call.get("queued"), "next": call.get("next")}
+        click.echo(json.dumps({**known, "quiet_for": max(quiet_for, default=None)}))
     elif is_known:
         facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}
-        click.echo(lines_of(facts) + (f"\n\n{table(rows, is_wide=True)}" if rows else ""))
+        click.echo(facts_and_rows(facts, rows))
     else:
         click.echo(f"Nobody holds {shown(survey.key)}, and nothing waits for it.", err=True)
     sys.exit(int(not is_known))
 
 
-def _show_call(call: Call, *, is_json: bool) -> None:
+def _show_call(call: dict[str, Any], rows: list[Row], problem: str | None, *, is_json: bool) -> None:
     if is_json:
-        write_json(call.as_json())
-    if call.problem is not None:
-        click.echo(f"Its result cannot be read: {shown(call.problem)}", err=True)
-    if not call.is_known:
-        name = shown(call.task_id)
+        click.echo(json.dumps(call))
+    if problem is not None:
+        click.echo(f"Its result cannot be read: {shown(problem)}", err=True)
+    if not rows and call["state"] in (None, states.PENDING):
+        name = shown(call["task_id"])
         click.echo(f"Nothing is known of {name}: no lock key, no task, no call in a lock, no result.", err=True)
         hint = "A call that waits in the broker, or that has ended and keeps no result, is only in the log"
         click.echo(f"{hint}: task_id={name}", err=True)
         sys.exit(1)
     if not is_json:
-        click.echo(call_text(call))
+        click.echo(call_text(call, rows))
 
 
 def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_json: bool) -> NoReturn:
-    found = breaking.marks_left(locks.surveys(pattern), pattern)
-    if not found.marks or dry_run:
-        _end(found, breaking.marks_text(found, is_done=False), 0 if found.marks else 1, is_json=is_json)
-    if not yes:
-        click.echo(breaking.marks_text(found, is_done=False), err=True)
-        _confirm()
-    dropped = breaking.drop_marks(locks, found)
-    _end(dropped, breaking.marks_text(dropped, is_done=True), 0, is_json=is_json)
+    marks, held = breaking.marks_left(locks.surveys(pattern))
+
+    def text(verb: str) -> str:
+        number = len({row.lock.key for row in marks})
+        line = f"{verb}: {len(marks)}, of {number} locks that nobody holds." if marks else "Nothing to drop."
+        return f"{line}\nLocks left alone because they are held: {held}." if held else line
+
+    said, code = text("Marks to be dropped"), int(not marks)
+    if marks and not dry_run:
+        if not yes:
+            click.echo(said, err=True)
+            _confirm()
+        marks, held_since = breaking.drop_marks(locks, marks)
+        held += held_since
+        said = text("Dropped marks")
+    dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
+    _end({"pattern": pattern, "dropped": dropped, "held": held}, said, code, is_json=is_json)
 
 
-def _end(broken: breaking.Broken | breaking.LeftMarks, said: str, code: int, *, is_json: bool) -> NoReturn:
+def _end(facts: dict[str, Any], said: str, code: int, *, is_json: bool) -> NoReturn:
     if is_json:
-        write_json(broken.as_json())
+        click.echo(json.dumps(facts))
     click.echo(said, err=is_json or code != 0)
     sys.exit(code)
 
 
 def _confirm() -> None:
-    if not sys.stdin.isatty():
-        click.echo("Nothing was done: there is no terminal to ask, so give --yes.", err=True)
-        sys.exit(1)
-    if not click.confirm("Go on?", err=True):
-        click.echo("Nothing was done.", err=True)
-        sys.exit(1)
-
-
-def _check_the_same(before: LockState, now: LockState, holder: str | None) -> None:
-    """A holder that came while the person was thinking is not one that the person has agreed to."""
-    known = {each.token for each in breaking.meant(before, holder)}
-    others = [breaking.name_of(each) for each in breaking.meant(now, holder) if each.token not in known]
-    if others:
-        click.echo(f"Nothing was done: the lock now has another holder, {shown(', '.join(others))}.", err=True)
-        sys.exit(1)
+    said = "Nothing was done: there is no terminal to ask, so give --yes."
+    if sys.stdin.isatty():
+        if click.confirm("Go on?", err=True):
+            return
+        said = "Nothing was done."
+    click.echo(said, err=True)
+    sys.exit(1)
 
 
 def _operator() -> str:
@@ -380,24 +369,6 @@ def _operator() -> str:
         # In a container, for example, the user may have no name.
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"
-
-
-def _place_in(bind: str) -> tuple[str, int]:
-    host, _, port = bind.rpartition(":")
-    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not host or not re.fullmatch(r"\d{1,5}", port, re.ASCII) or int(port) > 65535:
-        raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
-    return host, int(port)
-
-
-def _password_for(host: str) -> str | None:
-    password = os.environ.get(PASSWORD) or None
-    if password is None and not _is_loopback(host):
-        raise click.UsageError(
-            f"--bind {host}: others can reach that address, and there is no password; set {PASSWORD}, or listen on "
-            "127.0.0.1, behind a proxy that authenticates"
-        )
-    return password
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,35 +2,24 @@
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any, NamedTuple
 
-from celery import Celery, Task
+from celery import Celery
 from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.inventory import (
-    OF_ONE_PROCESS,
-    Locks,
-    Row,
-    a_few,
-    aligned,
-    is_of_one_process,
-    shown,
-    tasks_by_lock,
-)
-from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, shown, tasks_by_lock
 from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.inventory import LockState
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.records import Holder, LockState
 
-SERVER = ("server", "eviction", "persistence", "connections")
-OTHERS = ("locking", *SERVER, "clock", "expiry")
-"""The checks that need an answer from the store."""
+_OF_SERVERS = ("server", "eviction", "persistence", "connections")
+CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
+Found = tuple[bool | None, str]
+"""Whether it is well, and what was found. It is None if it could not be looked at, which is no fault."""
 
 _SLOW = 0.02
 _CLOCKS_DIFFER_BY = 1.0
@@ -38,7 +27,6 @@ _OLDEST = 7
 _NEARLY_ALL = 0.8
 _FEW_SLOTS = 4
 _QUEUED_LONG = 600.0
-_DELIVER_AGAIN = ("redis", "valkey", "sentinel", "sqs")
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 _SEE_STORE = "not checked, because the store cannot be used"
 _ALIVE, _NO_TASK = "alive", "held by a Lock or a beat, which no worker knows"
@@ -48,159 +36,113 @@ _QUESTIONS = ("stats", "active", "active_queues")
 _TO_CONNECT = 5.0
 
 
-@dataclass(frozen=True)
-class Finding:
-    """An answer to one question.
+class Worker(NamedTuple):
+    """The answers of one worker; a None is not known."""
 
-    Attributes:
-        name: What was looked at.
-        ok: None if it could not be looked at, which is no fault.
-        detail: What was found, and what to do about it.
-    """
-
-    name: str
-    ok: bool | None
-    detail: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {"name": self.name, "ok": self.ok, "detail": self.detail}
+    pool: type | None
+    slots: int
+    queues: set[str]
+    active: set[str] | None
 
 
-def findings_table(findings: Sequence[Finding]) -> str:
+def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
     """One line for each; what could not be checked for the same reason has one line."""
     lines = dict[tuple[bool | None, str], list[str]]()
     for each in findings:
-        lines.setdefault((each.ok, each.detail), []).append(each.name)
-    return aligned(
-        [
-            (_VERDICTS[ok], names[0], shown(detail))
-            if len(names) == 1
-            else (_VERDICTS[ok], "others", f"{', '.join(names)}: {shown(detail)}")
-            for (ok, detail), names in lines.items()
-        ]
-    )
+        lines.setdefault((each["ok"], each["detail"]), []).append(each["name"])
+    cells = []
+    for (ok, detail), names in lines.items():
+        told = shown(detail) if len(names) == 1 else f"{', '.join(names)}: {shown(detail)}"
+        verdict = "note" if names == ["advice"] else _VERDICTS[ok]
+        cells.append((verdict, names[0] if len(names) == 1 else "others", told))
+    return aligned(cells)
 
 
-def examine(app: Celery, timeout: float) -> tuple[list[Finding], bool]:
-    """All findings, and whether the store does not answer; the workers and the store have *timeout* seconds each."""
-    locks, problem = _locks_of(app)
-    try:
-        return _examine(app, locks, problem, timeout)
-    finally:
-        if locks is not None:
-            locks.store.close()
+def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
+    """All findings, in the words of the docs, and whether the store does not answer.
 
-
-def _examine(app: Celery, locks: Locks | None, problem: Finding, timeout: float) -> tuple[list[Finding], bool]:
-    surveys, unlisted = list[LockState](), ""
-    try:
-        # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
-        surveys = list(locks.surveys()) if locks is not None else []
-    except StoreError as error:
-        unlisted = str(error)
-    heard = ask_workers(app, timeout)
-    of_store, is_away = _about_store(app, locks, problem, timeout)
-    of_tasks = _about_tasks(app)
-    workers = heard()
-    if locks is None or unlisted:
-        of_holders = unseen(("holders",), _SEE_STORE if locks is None or is_away else unlisted)
-    else:
-        of_holders = if_allowed(("holders",), lambda: [_about_holders(locks, surveys, workers)])
-    rows = list(locks.rows_in(surveys)) if locks is not None else []
-    return [*of_store, of_tasks, _about_workers(app, workers), *of_holders, *_advice(app, rows, workers)], is_away
-
-
-def _locks_of(app: Celery) -> tuple[Locks | None, Finding]:
+    The workers and the store have *timeout* seconds each.
+    """
     try:
         store = open_store(app)
     except ConfigurationError as error:
-        return None, Finding("store", False, str(error))
-    if is_of_one_process(store):
-        return None, Finding("store", None, OF_ONE_PROCESS)
-    return Locks(app, store), Finding("store", True, store.address)
+        return _examine(app, None, {"store": (False, str(error))}, timeout)
+    with closing(store):
+        locks = Locks(app, store)
+        if locks.is_of_one_process:
+            return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout)
+        return _examine(app, locks, {}, timeout)
 
 
-def _about_tasks(app: Celery) -> Finding:
+def _examine(
+    app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float
+) -> tuple[list[dict[str, Any]], bool]:
+    surveys, is_away = list[LockState](), False
+    try:
+        # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
+        surveys = list(locks.surveys()) if locks else []
+    except StoreError as error:
+        found["holders"] = None, str(error)
+    workers, silence = _ask_workers(app, timeout)
+    if locks:
+        of_store = _about_store(app, locks, timeout)
+        is_away = len(of_store) == 1
+        if is_away:
+            found.clear()
+        elif "holders" not in found:
+            found["holders"] = _about_holders(locks, surveys, workers)
+        found |= of_store
     faults = [*faults_of(app), *without_base(app)]
     well = f"{len(lockable(app))} with a lock, and their options can work"
-    return Finding("tasks", not faults, "; ".join(faults) or well)
+    found["tasks"] = not faults, "; ".join(faults) or well
+    found["workers"] = _about_workers(app, workers, silence)
+    findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
+    findings += [("advice", True, text) for text in _advice(app, locks.rows(surveys) if locks else [], workers)]
+    return [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in findings], is_away
 
 
 # The store.
 
 
-def unseen(names: tuple[str, ...], why: str) -> list[Finding]:
-    return [Finding(name, None, why) for name in names]
-
-
-def if_allowed(names: tuple[str, ...], look: Callable[[], list[Finding]]) -> list[Finding]:
-    """The finding of a look, or the finding that the store does not allow it."""
-    try:
-        return look()
-    except StoreError as error:
-        return unseen(names, str(error))
-
-
-def _about_store(app: Celery, locks: Locks | None, problem: Finding, timeout: float) -> tuple[list[Finding], bool]:
-    if locks is None:
-        return [problem, *unseen(OTHERS, _SEE_STORE)], False
+def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
+    """What is found of it, by the names of the checks; if it does not answer, only that."""
     store = locks.store
     try:
-        latency = store.latency(timeout)
+        round_trip, ahead = store.latency(timeout)
     except StoreError as error:
-        return [Finding("store", False, str(error)), *unseen(OTHERS, _SEE_STORE)], True
-    slow = "; that is slow, and each task waits for two answers" if latency.round_trip > _SLOW else ""
-    return [
-        Finding("store", True, f"{store.address} answers in {latency.round_trip * 1000:.2f} ms{slow}"),
-        _locking(app, timeout),
-        *if_allowed(SERVER, lambda: _about_servers(store.about_servers(timeout))),
-        _clock(latency.ahead),
-        *if_allowed(("expiry",), lambda: [_expiry(sorted(store.without_expiry(locks.start)))]),
-    ], False
-
-
-def _locking(app: Celery, timeout: float) -> Finding:
+        return {"store": (False, str(error))}
+    slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
+    found: dict[str, Found] = {"store": (True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}")}
     try:
         try_store(app, timeout)
+        found["locking"] = True, "a lock was acquired, waited for, released, and its waiter woken"
     except (ConfigurationError, StoreError) as error:
-        return Finding("locking", False, str(error))
-    return Finding("locking", True, "a lock was acquired, waited for, released, and its waiter woken")
-
-
-def _clock(ahead: float) -> Finding:
-    if abs(ahead) <= _CLOCKS_DIFFER_BY:
-        return Finding("clock", True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s")
-    side = "ahead of" if ahead > 0 else "behind"
-    why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
-    return Finding("clock", False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}")
-
-
-def _expiry(keys: list[str]) -> Finding:
-    if not keys:
-        return Finding("expiry", True, "every key of the locks has an expiry")
-    why = "something else has changed them; delete each once nobody holds it"
-    return Finding("expiry", False, f"have no expiry: {a_few(keys)}: {why}")
+        found["locking"] = False, str(error)
+    try:
+        said = store.about_servers(timeout)
+        looks = zip(_OF_SERVERS, (_version, _eviction, _persistence, _connections), strict=True)
+        found |= {name: _of_all(look, said) for name, look in looks}
+    except StoreError as error:
+        found |= dict.fromkeys(_OF_SERVERS, (None, str(error)))
+    found["clock"] = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
+    if abs(ahead) > _CLOCKS_DIFFER_BY:
+        side = "ahead of" if ahead > 0 else "behind"
+        why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
+        found["clock"] = False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}"
+    return found
 
 
 # Its servers, by their own reports.
 
 
-def _about_servers(said: Mapping[str, Mapping[str, str]]) -> list[Finding]:
-    """One finding for each of the names, in their order; of several servers, it names those with a fault."""
-    looks = _version, _eviction, _persistence, _connections
-    by_name = zip(SERVER, looks, strict=True)
-    return [_of_all(name, {where: look(each) for where, each in said.items()}) for name, look in by_name]
-
-
-def _of_all(name: str, found: Mapping[str, tuple[bool, str]]) -> Finding:
-    is_well = all(ok for ok, _ in found.values())
-    by_detail: dict[str, list[str]] = {}
-    for where, (ok, detail) in sorted(found.items()):
-        if ok == is_well:
-            by_detail.setdefault(detail, []).append(where)
-    if len(found) == 1 or (len(by_detail) == 1 and is_well):
-        return Finding(name, is_well, next(iter(by_detail)))
-    return Finding(name, is_well, "; ".join(f"{', '.join(where)}: {detail}" for detail, where in by_detail.items()))
+def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], said: Any) -> Found:
+    """What is found of all servers; of several that differ, it names those with a fault."""
+    found = {where: look(each) for where, each in sorted(said.items())}
+    faults = {where: detail for where, (ok, detail) in found.items() if not ok}
+    details = faults or {where: detail for where, (_, detail) in found.items()}
+    if len(found) == 1 or (not faults and len(set(details.values())) == 1):
+        return not faults, next(iter(details.values()))
+    return not faults, "; ".join(f"{where}: {detail}" for where, detail in details.items())
 
 
 def _version(said: Mapping[str, str]) -> tuple[bool, str]:
@@ -250,27 +192,8 @@ def _connections(said: Mapping[str, str]) -> tuple[bool, str]:
 # The workers.
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The answers of the workers.
-
-    Attributes:
-        pools: By worker, its pool; None if this process does not know that.
-        slots: By worker, how many bodies may run at once.
-        queues: By worker, the queues from which it takes messages.
-        active: By worker, the task ids of its runs.
-        problem: The reason why no worker could be asked.
-    """
-
-    pools: Mapping[str, type | None] = field(default_factory=dict)
-    slots: Mapping[str, int] = field(default_factory=dict)
-    queues: Mapping[str, set[str]] = field(default_factory=dict)
-    active: Mapping[str, set[str]] = field(default_factory=dict)
-    problem: str | None = None
-
-
-def ask_workers(app: Celery, timeout: float) -> Callable[[], Workers]:
-    """Ask all workers in the background; they have *timeout* seconds to answer. The result waits for them."""
+def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | None]:
+    """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
     answers, problems = dict[str, Any](), list[str]()
 
     def ask(question: str) -> None:
@@ -285,34 +208,25 @@ def ask_workers(app: Celery, timeout: float) -> Callable[[], Workers]:
         thread.start()
     # One question after the other, because the app may allow one connection only.
     give_up_at = clock() + len(asking) * timeout + _TO_CONNECT
-
-    def heard() -> Workers:
-        for thread in asking:
-            thread.join(max(0.0, give_up_at - clock()))
-        return _workers(dict(answers), problems[0] if problems else "the broker does not answer")
-
-    return heard
-
-
-def _workers(answers: dict[str, Any], problem: str) -> Workers:
-    if any(question not in answers for question in _QUESTIONS):
-        return Workers(problem=problem)
-    pools = {name: stats.get("pool", {}) for name, stats in answers["stats"].items()}
-    return Workers(
-        {name: _pool_of(pool) for name, pool in pools.items()},
-        {name: int(pool.get("max-concurrency") or 1) for name, pool in pools.items()},
-        {name: {each["name"] for each in queues} for name, queues in _listed(answers["active_queues"])},
-        {name: {each["id"] for each in runs} for name, runs in _listed(answers["active"])},
-    )
+    for thread in asking:
+        thread.join(max(0.0, give_up_at - clock()))
+    if len(answers) < len(_QUESTIONS):
+        return {}, problems[0] if problems else "the broker does not answer"
+    workers = {}
+    for name, stats in answers["stats"].items():
+        pool, queues, runs = stats.get("pool", {}), answers["active_queues"].get(name), answers["active"].get(name)
+        workers[name] = Worker(
+            _pool_named(str(pool.get("implementation"))),
+            int(pool.get("max-concurrency") or 1),
+            # One with an error answers with its text.
+            {each["name"] for each in queues} if isinstance(queues, list) else set(),
+            {each["id"] for each in runs} if isinstance(runs, list) else None,
+        )
+    return workers, None
 
 
-def _listed(answers: Mapping[str, Any]) -> Iterator[tuple[str, list[Any]]]:
-    """The lists of the workers that have answered with one; a worker with an error answers with its text."""
-    yield from ((name, answer) for name, answer in answers.items() if isinstance(answer, list))
-
-
-def _pool_of(said: Mapping[str, Any]) -> type | None:
-    name, pool = str(said.get("implementation")), None
+def _pool_named(name: str) -> type | None:
+    pool = None
     # Import nothing else just because a worker names it.
     if name.startswith("celery.concurrency."):
         with suppress(ImportError, AttributeError):
@@ -320,59 +234,53 @@ def _pool_of(said: Mapping[str, Any]) -> type | None:
     return pool
 
 
-def _about_workers(app: Celery, workers: Workers) -> Finding:
-    if workers.problem is not None:
-        return Finding("workers", None, f"the workers could not be asked: {workers.problem}")
-    if not workers.pools:
-        return Finding("workers", None, "no worker has answered; one with the solo pool cannot while it runs a task")
+def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | None) -> Found:
+    if silence is not None:
+        return None, f"the workers could not be asked: {silence}"
+    if not workers:
+        return None, "no worker has answered; one with the solo pool cannot while it runs a task"
     faults = [
         f"{name}: {fault}"
-        for name, pool in sorted(workers.pools.items())
-        if pool is not None
-        for fault in faults_with(app, pool, workers.queues.get(name, set()))
+        for name, worker in sorted(workers.items())
+        if worker.pool is not None
+        for fault in faults_with(app, worker.pool, worker.queues)
     ]
-    parts = a_few([f"{name} ({workers.slots[name]} at once)" for name in sorted(workers.pools)])
-    return Finding("workers", not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues")
+    parts = a_few([f"{name} ({workers[name].slots} at once)" for name in sorted(workers)])
+    return not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues"
 
 
 # The holders.
 
 
-def _about_holders(locks: Locks, before: list[LockState], workers: Workers) -> Finding:
+def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
     """Those that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed."""
-    states = [(holder, _state_of(holder, workers)) for survey in before for holder in survey.leases]
-    doubtful = sorted({holder.key for holder, state in states if state == _IDLE})
-    still = {holder.token: holder for survey in locks.store.survey(doubtful) for holder in survey.leases}
-    # A holder that has ended meanwhile was alive before.
-    idle = [still[holder.token] for holder, state in states if state == _IDLE and holder.token in still]
-    silent = [holder for holder, state in states if state == _SILENT]
-    count = Counter(state for _, state in states)
-    parts = [f"{count[state]} {state}" for state in (_ALIVE, _NO_TASK) if count[state]]
-    parts += [f"{state}: {_named(holders)}" for state, holders in ((_SILENT, silent), (_IDLE, idle)) if holders]
-    return Finding("holders", None if silent else True, "; ".join(parts) or "nobody holds a lock")
-
-
-def _state_of(holder: Holder, workers: Workers) -> str:
-    if holder.task_id is None:
-        return _NO_TASK
-    active = workers.active.get(holder.hostname or "")
-    if active is None:
-        return _SILENT
-    return _ALIVE if holder.task_id in active else _IDLE
-
-
-def _named(holders: list[Holder]) -> str:
-    until = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-    return a_few([until.format(holder) for holder in holders])
+    by_state: dict[str, list[Holder]] = {_ALIVE: [], _NO_TASK: [], _SILENT: [], _IDLE: []}
+    for holder in (holder for survey in before for holder in survey.leases):
+        worker = workers.get(holder.hostname or "")
+        if holder.task_id is None:
+            by_state[_NO_TASK].append(holder)
+        elif worker is None or worker.active is None:
+            by_state[_SILENT].append(holder)
+        else:
+            by_state[_ALIVE if holder.task_id in worker.active else _IDLE].append(holder)
+    try:
+        # A holder that has ended meanwhile was alive before.
+        doubtful = sorted({holder.key for holder in by_state[_IDLE]})
+        still = {holder.token: holder for survey in locks.surveys_of(doubtful) for holder in survey.leases}
+    except StoreError as error:
+        return None, str(error)
+    by_state[_IDLE] = [still[holder.token] for holder in by_state[_IDLE] if holder.token in still]
+    parts = [f"{len(by_state[state])} {state}" for state in (_ALIVE, _NO_TASK) if by_state[state]]
+    for state in (_SILENT, _IDLE):
+        until = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
+        if by_state[state]:
+            parts.append(f"{state}: {a_few([until.format(holder) for holder in by_state[state]])}")
+    return None if by_state[_SILENT] else True, "; ".join(parts) or "nobody holds a lock"
 
 
 # Advice.
 
 _ENDLESS = "no time limit, so a body that hangs keeps its lock for ever"
-_COPIED = (
-    "acks_late and a time limit above the visibility timeout of the broker, so a message may be delivered again while "
-    "it runs; the copy waits"
-)
 _WAITING = "lock_on_conflict='wait' occupies a slot while it waits, and there are {} of them; consider 'reschedule'"
 _OF_OTHERS = (
     "locks in the store whose names no task of this app has, so they belong to a Lock, or to another app with the same "
@@ -380,58 +288,34 @@ _OF_OTHERS = (
 )
 _QUEUED = (
     f"calls are queued for more than {_QUEUED_LONG / 60:g} minutes though a worker is idle. Either no worker takes "
-    "their queue, or a worker that had received them was killed{}. If their messages are lost, `singleton break "
-    "--marks PATTERN` drops their marks"
+    "their queue, or a worker that had received them was killed; then the broker delivers them again, after its "
+    "visibility timeout if it has one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
 )
-_AGAIN = "; the broker delivers them again after its visibility timeout, {:g} s"
 
 
-def _advice(app: Celery, rows: list[Row], workers: Workers) -> list[Finding]:
-    tasks, slots, known = _usable(app), sum(workers.slots.values()), tasks_by_lock(app)
-    is_delivered_again = _broker_of(app).startswith(_DELIVER_AGAIN)
-    timeout = next((options.visibility_timeout for _, options in tasks), 0.0)
-    endless = [task.name for task, _ in tasks if _limit_of(task) is None]
-    longer = [task.name for task, _ in tasks if task.acks_late and (_limit_of(task) or 0.0) > timeout]
-    waiting = [task.name for task, options in tasks if options.on_conflict == "wait"]
+def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
+    known, conf = tasks_by_lock(app), app.conf
+    by_default = conf.task_time_limit or conf.task_soft_time_limit
+    endless, waiting = list[str](), list[str]()
+    for task in lockable(app):
+        if not (task.time_limit or task.soft_time_limit or by_default):
+            endless.append(task.name)
+        # Another check names those whose options cannot work.
+        with suppress(ConfigurationError):
+            if task.lock_options.on_conflict == "wait":
+                waiting.append(task.name)
+    slots = sum(worker.slots for worker in workers.values())
     others = {row.name for row in rows if row.name not in known and not row.name.startswith("celery.beat.")}
-    late = _queued_for_long(rows, workers)
+    # What a worker that was killed leaves: calls that it had received, and that nobody delivers for now.
+    is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
+    late = Counter(row.name for row in rows if not row.lock.leases and (row.queued_for or 0.0) > _QUEUED_LONG)
     pieces = {
         _ENDLESS: endless,
-        _COPIED: longer if is_delivered_again else [],
         _WAITING.format(slots): waiting if 0 < slots <= _FEW_SLOTS else [],
         _OF_OTHERS: sorted(others),
-        _QUEUED.format(_AGAIN.format(timeout) if is_delivered_again else ""): late,
+        _QUEUED: [f"{name} ({count})" for name, count in late.most_common()] if is_idle else [],
     }
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
-    if app.conf.task_always_eager and known:
+    if conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
-    return [Finding("advice", True, text) for text in texts]
-
-
-def _usable(app: Celery) -> list[tuple[Task, LockOptions]]:
-    """The tasks whose options can work; another check names the others."""
-    found = []
-    for task in lockable(app):
-        with suppress(ConfigurationError):
-            found.append((task, task.lock_options))
-    return found
-
-
-def _broker_of(app: Celery) -> str:
-    urls = app.conf.broker_read_url or app.conf.broker_url or ""
-    return urls if isinstance(urls, str) else str([*urls, ""][0])
-
-
-def _limit_of(task: Task) -> float | None:
-    conf = task.app.conf
-    limits = task.time_limit, task.soft_time_limit, conf.task_time_limit, conf.task_soft_time_limit
-    return next((float(limit) for limit in limits if limit), None)
-
-
-def _queued_for_long(rows: list[Row], workers: Workers) -> list[str]:
-    """What a worker that was killed leaves: calls that it had received, and that nobody delivers for now."""
-    if not any(len(runs) < workers.slots.get(worker, 0) for worker, runs in workers.active.items()):
-        return []
-    held = {row.key for row in rows if row.state == "held"}
-    late = Counter(row.name for row in rows if row.key not in held and (row.queued_for or 0.0) > _QUEUED_LONG)
-    return [f"{name} ({count})" for name, count in late.most_common()]
+    return texts

@@ -5,18 +5,15 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.operations.inventory import Locks, in_order, rows_of, table
-from celery_singleton_lock.stores.inventory import LockState
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.operations.rows import Locks, in_order, rows_of, table
+from celery_singleton_lock.stores.records import LockState
 
-Event = Literal["acquired", "released", "expired", "taken_over", "waiting"]
 _HOME, _TO_END_OF_LINE, _TO_END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
@@ -27,17 +24,23 @@ def watch(locks: Locks, pattern: str | None, interval: float, *, is_json: bool) 
         StoreError: No answer to the first look; later ones are repeated.
     """
     draws = sys.stdout.isatty() and not is_json
-    known = _look(locks, pattern, {})
-    before: Mapping[str, LockState] = {}
+    before: dict[str, LockState] = {}
+    known = _look(locks, pattern, before)
     try:
         while True:
             if draws:
                 _draw(known)
             else:
-                for change in changes(before, known):
-                    click.echo(json.dumps(change.as_json()))
-            before = {key: survey for key, survey in known.items() if not is_idle(survey)}
-            known = _look_later(locks, pattern, before, interval)
+                found = (each for key in known for each in _changes(before.get(key, LockState(key)), known[key]))
+                for change in sorted(found, key=lambda change: change["at"]):
+                    click.echo(json.dumps(change, default=datetime.isoformat))
+            before = {key: survey for key, survey in known.items() if survey.holders or survey.marks or survey.waiters}
+            time.sleep(interval)
+            try:
+                known = _look(locks, pattern, before)
+            except StoreError as error:
+                # It may come back.
+                click.echo(str(error), err=True)
     except KeyboardInterrupt:
         pass
 
@@ -46,19 +49,7 @@ def _look(locks: Locks, pattern: str | None, before: Mapping[str, LockState]) ->
     """All present locks, and the changes of the former ones."""
     found = {survey.key: survey for survey in locks.surveys(pattern)}
     left = [key for key in before if key not in found]
-    return found | {survey.key: survey for survey in locks.store.survey(left)}
-
-
-def _look_later(
-    locks: Locks, pattern: str | None, before: Mapping[str, LockState], interval: float
-) -> dict[str, LockState]:
-    while True:
-        time.sleep(interval)
-        try:
-            return _look(locks, pattern, before)
-        except StoreError as error:
-            # It may come back.
-            click.echo(str(error), err=True)
+    return found | {survey.key: survey for survey in locks.surveys_of(left)}
 
 
 def _draw(known: Mapping[str, LockState]) -> None:
@@ -71,72 +62,34 @@ def _draw(known: Mapping[str, LockState]) -> None:
     click.echo(f"{_HOME}{drawn}{_TO_END_OF_SCREEN}", nl=False, color=True)
 
 
-# The changes.
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change.
-
-    Attributes:
-        at: When it was, or was seen, by the store's clock.
-        event: `taken_over` if the earlier holder has ended without a release, `expired` if nobody has come after it.
-        key: The lock key.
-        task_id: The task id of the holder or call, if it is known.
-        hostname: Its worker, or machine.
-    """
-
-    at: datetime
-    event: Event
-    key: str
-    task_id: str | None = None
-    hostname: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        about = {"key": self.key, "task_id": self.task_id, "hostname": self.hostname}
-        return {"at": self.at.isoformat(), "event": self.event, **about}
-
-
-def changes(before: Mapping[str, LockState], after: Mapping[str, LockState]) -> list[Change]:
-    """All changes, in the order of their times; *after* has each key of *before*."""
-    pairs = ((before.get(key, LockState(key, 0, None, (), (), 0)), survey) for key, survey in after.items())
-    return sorted((change for pair in pairs for change in _changes_of(*pair)), key=lambda change: change.at)
-
-
-def is_idle(survey: LockState) -> bool:
-    return not (survey.holders or survey.marks or survey.waiters)
-
-
-def _changes_of(before: LockState, after: LockState) -> Iterator[Change]:
+def _changes(before: LockState, after: LockState) -> Iterator[dict[str, Any]]:
     held, holds = ({each.token: each for each in survey.leases} for survey in (before, after))
     gone = [holder for token, holder in held.items() if token not in holds]
     come = [holder for token, holder in holds.items() if token not in held]
     seen_at = _moment(after)
-    dead = [holder for holder in gone if _deadline(before, holder) <= seen_at]
-    taken_over = [holder for holder in come if any(_deadline(before, each) <= holder.acquired_at for each in dead)]
-    for holder in gone:
-        if holder not in dead:
-            yield _change(min((each.acquired_at for each in come), default=seen_at), "released", holder)
-        elif not taken_over:
-            yield _change(seen_at, "expired", holder)
-    for holder in come:
-        yield _change(holder.acquired_at, "taken_over" if holder in taken_over else "acquired", holder)
+    # A lease that is renewed always has two thirds of its ttl left, so these have ended without a release.
+    ended = {each.token: _moment(before) + timedelta(seconds=each.expires_in) for each in gone}
+    dead = {token: deadline for token, deadline in ended.items() if deadline <= seen_at}
+    heirs = [each for each in come if any(deadline <= each.acquired_at for deadline in dead.values())]
+
+    def change(at: datetime, event: str, task_id: str | None, hostname: str | None = None) -> dict[str, Any]:
+        return {"at": at, "event": event, "key": after.key, "task_id": task_id, "hostname": hostname}
+
+    for each in gone:
+        if each.token not in dead:
+            at = min((heir.acquired_at for heir in come), default=seen_at)
+            yield change(at, "released", each.task_id, each.hostname)
+        elif not heirs:
+            yield change(seen_at, "expired", each.task_id, each.hostname)
+    for each in come:
+        yield change(each.acquired_at, "taken_over" if each in heirs else "acquired", each.task_id, each.hostname)
     known = {(mark.state, mark.task_id) for mark in before.marks}
     for mark in after.marks:
         if mark.state != "quiet" and (mark.state, mark.task_id) not in known:
-            yield Change(seen_at, "waiting", after.key, mark.task_id)
+            yield change(seen_at, "waiting", mark.task_id)
     for _ in range(after.waiters - before.waiters):
-        yield Change(seen_at, "waiting", after.key)
-
-
-def _deadline(survey: LockState, holder: Holder) -> datetime:
-    """The deadline that was known then; a lease that is renewed always has two thirds of its ttl left."""
-    return _moment(survey) + timedelta(seconds=holder.expires_in)
+        yield change(seen_at, "waiting", None)
 
 
 def _moment(survey: LockState) -> datetime:
     return datetime.fromtimestamp(survey.at / 1_000_000, UTC)
-
-
-def _change(at: datetime, event: Event, holder: Holder) -> Change:
-    return Change(at, event, holder.key, holder.task_id, holder.hostname)

@@ -17,8 +17,7 @@ from celery_singleton_lock.leases.lease import held_here
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.endings import has_result, why_unreadable
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.inventory import LockState
-from celery_singleton_lock.stores.records import Conflict, Done, Holder, Succession
+from celery_singleton_lock.stores.records import Conflict, Done, Holder, LockState, Succession
 
 logger = logging.getLogger("celery_singleton_lock")
 

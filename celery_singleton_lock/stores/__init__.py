@@ -11,9 +11,9 @@ from celery_singleton_lock.stores.redis.connection import unreadable
 from celery_singleton_lock.stores.redis.store import Store
 
 SENTINEL = "sentinel://"
-CLUSTERS = ("redis+cluster", "rediss+cluster")
 
-_REDIS_SCHEMES = {
+_CLUSTERS = ("redis+cluster", "rediss+cluster")
+_SCHEMES = {
     "redis": "redis",
     "rediss": "rediss",
     "valkey": "redis",
@@ -22,8 +22,8 @@ _REDIS_SCHEMES = {
     "redis+socket": "unix",
     "sentinel": "sentinel",
 }
-# Schemes of which one URL names several servers.
-_OF_SEVERAL = (SENTINEL.partition(":")[0], *CLUSTERS)
+# Of which one URL names several servers.
+_OF_SEVERAL = ("sentinel:", "redis+cluster:", "rediss+cluster:")
 _ANOTHER = re.compile(r";\s*[a-z+]+://")
 in_memory: dict[str, Store] = {}
 """The stores in the memory of this process, by their URL."""
@@ -42,13 +42,19 @@ def shared_store(url: str) -> Store:
 
 
 def one_url(given: Any) -> str:
-    """*given*, if it names one store.
+    """*given*, if it names one store; `tests/integration/test_majority.py` shows why not several.
 
     Raises:
         ConfigurationError: It names several, which would have to agree by a majority, or is no text.
     """
-    if isinstance(given, list | tuple | set | frozenset) and len(given) > 1:
-        raise _no_majority()
+    several = isinstance(given, list | tuple | set | frozenset) and len(given) > 1
+    if several or (isinstance(given, str) and _ANOTHER.search(given) and not given.startswith(_OF_SEVERAL)):
+        raise ConfigurationError(
+            "singleton_lock_url: several stores are not allowed: a majority of independent masters has two holders as "
+            "soon as one of them forgets a grant (it restarts without its data, its clock jumps), its fences fall, and "
+            "its limits do not hold; give one URL: if a server may die, sentinel:// with singleton_lock_replicas, see "
+            f"{DOCS}topologies/"
+        )
     if not isinstance(given, str):
         # Do not quote the value: there may be a password in it.
         raise ConfigurationError(
@@ -58,27 +64,13 @@ def one_url(given: Any) -> str:
     return given
 
 
-def _no_majority() -> ConfigurationError:
-    """`tests/integration/test_majority.py` shows each of the reasons."""
-    return ConfigurationError(
-        "singleton_lock_url: several stores are not allowed: a majority of independent masters has two holders as soon "
-        "as one of them forgets a grant (it restarts without its data, its clock jumps), its fences fall, and its "
-        "limits do not hold; give one URL: if a server may die, sentinel:// with singleton_lock_replicas, see "
-        f"{DOCS}topologies/"
-    )
-
-
 def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas: int = 0) -> Store:
     """Open the store at *url*; nothing is sent to it yet.
 
     Arguments:
-        url: `redis://`, `rediss://` (TLS), `valkey://`, `valkeys://`, `unix://`,
-            `redis+socket://`, `sentinel://` in one part or several, `redis+cluster://` and
-            `rediss+cluster://` likewise, or `memory://` for locks of this process only,
-            the same for all who give the same URL. Arguments as Celery or redis-py spells them.
-        options: Further arguments for redis-py's connections, such as `ssl_ca_certs`; for
-            `sentinel://` the `master_name`, unless the URL ends with `?master_name=...`, and `sentinel_kwargs`.
-        replicas: How many replicas must have a grant or a renewal before it counts; locks in memory have no replicas.
+        url: With arguments as Celery or redis-py spells them. `memory://` is the same store for all who give the same.
+        options: See `singleton_lock_client_options`.
+        replicas: See `singleton_lock_replicas`; locks in memory have no replicas.
 
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
@@ -88,24 +80,17 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         scheme = urlsplit(url.partition(";")[0]).scheme
     except ValueError:
         raise unreadable() from None
-    if scheme not in _OF_SEVERAL and _ANOTHER.search(url):
-        raise _no_majority()
     if scheme == "memory":
         return in_memory.get(url) or in_memory.setdefault(url, _new_in_memory())
-    url = url_in_redis_py(url)
-    if scheme in CLUSTERS:
+    url = ";".join(map(_part_in_redis_py, url.split(";")))
+    if scheme in _CLUSTERS:
         from celery_singleton_lock.stores.redis.cluster import ClusterStore  # noqa: PLC0415 (few use one)
 
         return ClusterStore(url, options or {}, replicas)
-    if scheme not in _REDIS_SCHEMES:
-        allowed = ", ".join(f"{known}://" for known in (*_REDIS_SCHEMES, *CLUSTERS, "memory"))
+    if scheme not in _SCHEMES:
+        allowed = ", ".join(f"{known}://" for known in (*_SCHEMES, *_CLUSTERS, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return Store(_REDIS_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)
-
-
-def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
-    """The advice about *what*, which needs the extra `testing`."""
-    return ConfigurationError(f'{what} needs more packages ({error}): pip install "celery-singleton-lock[testing]"')
+    return Store(_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)
 
 
 def _new_in_memory() -> Store:
@@ -116,9 +101,9 @@ def _new_in_memory() -> Store:
     return MemoryStore()
 
 
-# Celery's spellings of what redis-py calls otherwise.
-
-_CELERY_NAMES = {"virtual_host": "db"}
+def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:
+    """The advice about *what*, which needs the extra `testing`."""
+    return ConfigurationError(f'{what} needs more packages ({error}): pip install "celery-singleton-lock[testing]"')
 
 
 def in_redis_py(value: Any) -> Any:
@@ -127,15 +112,12 @@ def in_redis_py(value: Any) -> Any:
     return value.removeprefix("CERT_").lower() if is_one else value
 
 
-def url_in_redis_py(url: str) -> str:
-    """*url*, in one part or several between semicolons, with the query arguments that redis-py has."""
-    return ";".join(map(_part_in_redis_py, url.split(";")))
-
-
 def _part_in_redis_py(part: str) -> str:
+    """A URL, or a part of one between semicolons, with the query arguments that redis-py has."""
     base, _, query = part.partition("?")
     if "#" in query:
         # Encoded, it would be a part of the last value.
         return part
-    arguments = [(_CELERY_NAMES.get(name, name), in_redis_py(value)) for name, value in parse_qsl(query)]
+    names = {"virtual_host": "db"}
+    arguments = [(names.get(name, name), in_redis_py(value)) for name, value in parse_qsl(query)]
     return f"{base}?{urlencode(arguments)}" if arguments else part

@@ -7,8 +7,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, Self
 
@@ -18,9 +17,8 @@ from fakeredis._socket import FakeSocket
 from redis import ConnectionPool
 
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.connection import Connections
-from celery_singleton_lock.stores.redis.store import Store, Waiter
+from celery_singleton_lock.stores.redis.store import Store
 
 # Without it fakeredis would know no scripts, and not say why.
 import_module("lupa")
@@ -35,7 +33,6 @@ class MemoryStore(Store):
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:  # noqa: ARG002 (there are none)
         self._is_plain = True
         self._server = Server()
-        self._waiting: dict[Waiter, Claim] = {}
         return OwnMemory(self._server, self._refuse_a_copy)
 
     def clone(self) -> Self:
@@ -44,38 +41,15 @@ class MemoryStore(Store):
     def self_test(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
         """Return: it refuses nothing, and a test would see the lock of the trial as one that is held."""
 
-    @contextmanager
-    def waiter(self, claim: Claim) -> Iterator[Waiter]:  # type: ignore[override]
-        """The same; the store knows who waits, because `advance` has to keep its turn."""
-        with super().waiter(claim) as waiter:
-            self._waiting[waiter] = claim
-            try:
-                yield waiter
-            finally:
-                del self._waiting[waiter]
-
     def advance(self, seconds: float) -> None:
         """Let time pass for everything in the store: leases, marks and cool-downs end, and waiters look again."""
-        with self.alone():
-            self._server.ahead += seconds
-            # Their turns may be over by now. In their order, and before anybody else asks.
-            for claim in list(self._waiting.values()):
-                self._take(claim, waits=True)
-            self._wake_all()
-
-    def alone(self) -> AbstractContextManager[Any]:
-        """A block in which only this thread is served."""
-        return self._server.lock
+        self._server.ahead += seconds
+        self._wake_all()
 
     def clear(self) -> None:
         """Forget everything, as a restart without data does."""
         self._call("FLUSHALL")
         self._wake_all()
-
-    def reset(self) -> None:
-        """Make the store as new, for the next test."""
-        self._server.set_clock()
-        self.clear()
 
     def _wake_all(self) -> None:
         for channel in self._call("PUBSUB", "CHANNELS"):
@@ -85,7 +59,7 @@ class MemoryStore(Store):
         """Called in a process that was forked off *pid*, before it is served by its copy."""
 
     def _stepped(self, seconds: float) -> None:
-        """Report nothing: `advance` and `reset` have set the clock."""
+        """Report nothing: `advance` has set the clock."""
 
 
 class Server(FakeServer):
@@ -96,7 +70,7 @@ class Server(FakeServer):
         # `advance` keeps all others out while it asks.
         self.lock = threading.RLock()  # type: ignore[assignment]
         self.dbs = defaultdict(lambda: _Database(self.lock, self.time))
-        self.set_clock()
+        self.ahead = time.time() - clock()
 
     def after_fork(self) -> None:
         """Do without the locks that other threads of the parent may have held."""
@@ -104,9 +78,6 @@ class Server(FakeServer):
         for database in self.dbs.values():
             database.condition = threading.Condition(self.lock)
         vars(self).pop("_lua_runtime", None)
-
-    def set_clock(self) -> None:
-        self.ahead = time.time() - clock()
 
     def time(self) -> float:
         return self.ahead + clock()
@@ -128,31 +99,8 @@ class _Database(Database):
         pass
 
 
-class _Interpreter:
-    """Lua that keeps what it has compiled, as a server does; that is half of the time of a script."""
-
-    def __init__(self, runtime: Any) -> None:
-        self._runtime = runtime
-        self._compiled: dict[bytes, Callable[[], Any]] = {}
-
-    def execute(self, script: bytes) -> Any:
-        compiled = self._compiled.get(script)
-        if compiled is None:
-            compiled = self._compiled[script] = self._runtime.compile(script)
-        return compiled()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runtime, name)
-
-
 class _Socket(FakeSocket):
     _server: Server
-
-    def _get_server_runtime(self, server: Any) -> Any:
-        runtime = super()._get_server_runtime(server)
-        if not isinstance(runtime, _Interpreter):
-            runtime = server._lua_runtime = _Interpreter(runtime)  # noqa: SLF001 (where fakeredis keeps it)
-        return runtime
 
     def time(self) -> list[bytes]:
         seconds, microseconds = divmod(round(self._server.time() * 1_000_000), 1_000_000)

@@ -1,5 +1,6 @@
 """Requests to a store of locks, and its answers. Durations are seconds; moments are microseconds since the epoch."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
@@ -96,7 +97,8 @@ class Holder:
     """A holder of a lock, as it described itself when it took it."""
 
     key: str
-    token: str
+    # Its owner can release the lock with it, so it is in no log.
+    token: str = field(repr=False)
     fence: int
     acquired_at: datetime
     expires_in: float
@@ -147,3 +149,55 @@ class Answer(IntEnum):
     DONE = 1
     TAKEN = 0
     GONE = -1
+
+
+# What an operator sees.
+
+
+@dataclass(frozen=True, slots=True)
+class LeftMark:
+    """What a call that holds no lease has in the store: a mark, or a turn.
+
+    Attributes:
+        state: `queued`, `next` or `quiet`; of a turn, `waiting`.
+        task_id: The call's; empty for a `Lock` that waits.
+        expires_in: Seconds until it means nothing any more.
+        task_name: The task's name, if it is known.
+        label: What operators read beside the key, if there is a label.
+    """
+
+    state: Literal["queued", "next", "quiet", "waiting"]
+    task_id: str
+    expires_in: float
+    task_name: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LockState:
+    """All that is known of a key.
+
+    Attributes:
+        key: The lock key.
+        at: When the store answered, by its clock, in microseconds.
+        fence: The greatest that was given; None if nothing is known of it any more.
+        holders: All of them, cool-downs too; the lease that ends first, first.
+        marks: Those in force.
+        waiters: How many have a turn; behind the first 200 tickets, some may have left.
+        turns: Of those among the first 200 tickets, in their order.
+        asked_by: Who has asked a holder to end, by its token.
+    """
+
+    key: str
+    at: int = 0
+    fence: int | None = None
+    holders: tuple[Holder, ...] = ()
+    marks: tuple[LeftMark, ...] = ()
+    waiters: int = 0
+    turns: tuple[LeftMark, ...] = ()
+    asked_by: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def leases(self) -> list[Holder]:
+        """The holders without the cool-downs."""
+        return [holder for holder in self.holders if not holder.is_on_hold]

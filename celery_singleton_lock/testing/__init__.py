@@ -9,14 +9,14 @@ PYTEST_DONT_REWRITE: a `conftest.py` may import it before pytest loads it.
 import os
 import re
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
 from typing import Any, NamedTuple
+from unittest.mock import patch
 from weakref import ref
 
 from celery import Celery, _state, current_app
@@ -26,7 +26,8 @@ from celery_singleton_lock.errors import ConfigurationError, SingletonLockError,
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.lease import Lease, current, new_token
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.options import MAX_LIMIT, option_of
+from celery_singleton_lock.options import MAX_LIMIT, Duration, LockOptions
+from celery_singleton_lock.options import seconds as checked_seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
@@ -72,24 +73,21 @@ class StoreInMemory(MemoryStore):
     moves it.
     """
 
-    def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once for everything in the store.
+    def advance(self, seconds: Duration) -> None:
+        """Let so much time pass at once for everything in the store.
 
-        Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock`, and turns of waiters do not, because a
-        living process would have renewed them. The timers of the process do not run faster, so a `countdown` takes
-        as long as ever.
+        Cool-downs and marks end. Leases of bodies, of `hold` and of `Lock` do not, because a living process would have
+        renewed them. The timers of the process do not run faster, so a `countdown` takes as long as ever.
 
         Raises:
-            ConfigurationError: It is not a number of seconds, or it is negative.
+            ConfigurationError: It is no duration, or it is negative.
         """
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
-            raise ConfigurationError(f"advance({seconds!r}) is not possible: give a number of seconds, at least 0")
+        ahead = checked_seconds("advance", seconds, least=0)
         living = [one.claim for one in heartbeat.watched() if one.store is self]
-        with self.alone():
-            # Long enough for the leap, and then as long as ever.
-            self.renew([replace(claim, ttl=claim.ttl + seconds) for claim in living], RELEASE_BOUND)
-            super().advance(seconds)
-            self.renew(living, RELEASE_BOUND)
+        # Nobody else is served meanwhile.
+        with self._server.lock:
+            self.renew([replace(claim, ttl=claim.ttl + ahead) for claim in living], RELEASE_BOUND)
+            super().advance(ahead)
 
     def held(self) -> list[Holder]:
         """The present holders of all locks; a cool-down has none."""
@@ -134,18 +132,15 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
 
 
 class _Target(NamedTuple):
-    """The lock that a test means."""
+    """The lock that a test means, and the options of its task."""
 
     said: str
     store: Store
     key: str
-    ttl: float = _TTL
-    limit: int = 1
-    task_name: str = ""
-    queue_ttl: float = 0.0
-    is_of_queue: bool = False
+    options: LockOptions | None = None
 
 
+# The tokens of the leases of `hold`.
 _held: set[str] = set()
 
 
@@ -169,7 +164,8 @@ def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManag
         SingletonLockError: The lock is held already.
     """
     target = _target("hold", task_or_key, args, kwargs)
-    return _hint_at_memory(_queued(target) if target.is_of_queue else _leased(target))
+    is_queued = target.options is not None and target.options.mode == "until_executing"
+    return _queued(target) if is_queued else _leased(target)
 
 
 def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
@@ -188,40 +184,54 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         ConfigurationError: There is no such lock.
         SingletonLockError: The lock has no holder.
     """
-    target = _target("expire", task_or_key, args, kwargs)
-    holders = [holder for holder in target.store.holders(target.key) if not holder.is_on_hold]
-    if not holders:
-        if target.is_of_queue and _unqueue(target):
-            return
+    said, store, key, _ = _target("expire", task_or_key, args, kwargs)
+    tokens = {holder.token for holder in store.holders(key) if not holder.is_on_hold}
+    if not tokens:
         raise SingletonLockError(
-            f"{target.said}: key={target.key} has no holder; hold it by `with hold(...)`, or wait until a body runs"
+            f"{said}: key={key} has no holder; hold it by `with hold(...)`, or wait until a body runs"
         )
     # By its token, because a `Lock` with a URL of its own may use the same store by another object.
-    renewals = {one.claim.token: one for one in heartbeat.watched()}
-    for holder in holders:
-        _end(target, holder, renewals.get(holder.token))
-    _wait_for_the_end(target, {holder.token for holder in holders})
+    renewals = {one.claim.token: one for one in heartbeat.watched() if one.claim.token in tokens}
+    for renewal in renewals.values():
+        if renewal.thread is not None:
+            renewal.thread.remove(renewal)
+        if renewal.claim.token in _held:
+            renewal.stop()
+        store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
+    # Those of other processes, which would renew them.
+    for token in tokens - renewals.keys():
+        store.release(Claim(key, token, _TTL), None)
+    give_up_at = clock() + RELEASE_BOUND
+    while not tokens.isdisjoint(holder.token for holder in store.holders(key)):
+        if clock() > give_up_at:
+            raise SingletonLockError(f"{said}: key={key} is still held {RELEASE_BOUND:g} s later")
+        time.sleep(_MOMENT)
     # A release for a token that nobody has; it wakes the waiters.
-    target.store.release(Claim(target.key, new_token(), _TTL), None)
-    for holder in holders:
-        lost = renewals.get(holder.token)
-        if lost is not None and holder.token not in _held:
-            lost.lose("expired")
+    store.release(Claim(key, new_token(), _TTL), None)
+    for token, renewal in renewals.items():
+        if token not in _held:
+            renewal.lose("expired")
     await_reports()
 
 
-def _target(said: str, task_or_key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    if isinstance(task_or_key, str):
-        target = _of_key(said, task_or_key, args, kwargs)
-    else:
-        target = _of_task(said, task_or_key, args, kwargs)
-    if _off.blocks:
-        raise ConfigurationError(f"{target.said} has no effect inside disabled(): remove one of the two")
-    return target
+def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
+    if vars(SingletonTask)["is_lockable"] is not _is_lockable:
+        raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
+    if isinstance(task, str):
+        return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
+    if isinstance(task, Lock):
+        raise ConfigurationError(f"{verb}(...) takes no Lock; give its key: {verb}({task.key!r})")
+    if not isinstance(task, SingletonTask) or not task.is_lockable():
+        name = getattr(task, "name", None) or repr(task)
+        raise ConfigurationError(f"{verb}({name}): it has no lock; give a task with base=SingletonTask, or a lock key")
+    said = f"{verb}({task.name})"
+    try:
+        return _Target(said, store_of(task.app), task.lock_key_of_some(*args, **kwargs), task.lock_options)
+    except TypeError as error:
+        raise ConfigurationError(f"{said}: {error}; give the arguments of the call that is meant") from None
 
 
-def _of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    said = f"{said}({key!r})"
+def _target_of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
     app = kwargs.get("app", current_app._get_current_object())  # noqa: SLF001 (stores are kept by the app itself)
     if args or kwargs.keys() - {"app"} or not isinstance(app, Celery):
         raise ConfigurationError(f"{said} takes no call arguments with a key; give only `app=`, a Celery app")
@@ -232,60 +242,35 @@ def _of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return _Target(said, store_of(app), key)
 
 
-def _of_task(said: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    if isinstance(task, Lock):
-        raise ConfigurationError(f"{said}(...) takes no Lock; give its key: {said}({task.key!r})")
-    if not isinstance(task, SingletonTask) or not task.__class__.is_lockable():
-        name = getattr(task, "name", None) or repr(task)
-        raise ConfigurationError(f"{said}({name}): it has no lock; give a task with base=SingletonTask, or a lock key")
-    said = f"{said}({task.name})"
-    try:
-        key = task.lock_key_of_some(*args, **kwargs)
-    except TypeError as error:
-        raise ConfigurationError(f"{said}: {error}; give the arguments of the call that is meant") from None
-    options, named = task.lock_options, "" if option_of(task, "name") is None else task.name
-    is_of_queue = options.mode == "until_executing"
-    return _Target(said, store_of(task.app), key, options.ttl, options.limit, named, options.queue_ttl, is_of_queue)
-
-
-@contextmanager
-def _hint_at_memory(held: AbstractContextManager[Holder]) -> Iterator[Holder]:
-    with ExitStack() as stack:
-        try:
-            holder = stack.enter_context(held)
-        except StoreError as error:
-            hint = "a test needs no server inside memory_store(app), or with the fixture singleton_locks"
-            raise StoreError(error.store, f"{error.problem}; {hint}") from None
-        yield holder
-
-
 @contextmanager
 def _leased(target: _Target) -> Iterator[Holder]:
-    facts = Facts(HELD_BY_TEST, target.task_name, socket.gethostname(), os.getpid())
-    claim = Claim(target.key, new_token(), target.ttl, target.limit, facts)
-    lease = Lease(target.store, claim)
-    _held.add(claim.token)
+    options = target.options
+    facts = Facts(HELD_BY_TEST, options.holder_name if options else "", socket.gethostname(), os.getpid())
+    ttl, limit = (options.ttl, options.limit) if options else (_TTL, 1)
+    lease = Lease(target.store, Claim(target.key, new_token(), ttl, limit, facts))
+    _held.add(lease.token)
     before = current.get()
     try:
         answer = lease.acquire()
         if isinstance(answer, Conflict):
             raise _taken(target, answer.first)
         current.set((*before, ref(lease)))
-        yield next(each for each in target.store.holders(target.key) if each.token == claim.token)
+        yield next(each for each in target.store.holders(target.key) if each.token == lease.token)
     finally:
         current.set(before)
-        _held.discard(claim.token)
+        _held.discard(lease.token)
         if lease.unreleased and not lease.lost and lease.remaining() > 0:
             lease.release()
         elif lease.unreleased:
             # It has died, so it says nothing more.
             with suppress(StoreError):
-                target.store.release(claim, None)
+                target.store.release(lease.claim, None)
 
 
 @contextmanager
 def _queued(target: _Target) -> Iterator[Holder]:
-    found = target.store.mark_queued(target.key, HELD_BY_TEST, target.queue_ttl, limit=0, quiet=0.0)
+    assert target.options is not None
+    found = target.store.mark_queued(target.key, HELD_BY_TEST, target.options.queue_ttl, limit=0, quiet=0.0)
     if found is not None:
         raise _taken(target, found)
     try:
@@ -295,14 +280,6 @@ def _queued(target: _Target) -> Iterator[Holder]:
             target.store.unmark(target.key, HELD_BY_TEST)
 
 
-def _unqueue(target: _Target) -> bool:
-    """Whether a call was queued."""
-    probe = new_token()
-    other = target.store.mark_queued(target.key, probe, _TTL, limit=0, quiet=0.0)
-    target.store.unmark(target.key, probe if other is None or other.task_id is None else other.task_id)
-    return other is not None
-
-
 def _taken(target: _Target, holder: Holder) -> SingletonLockError:
     return SingletonLockError(
         f"{target.said}: key={target.key} is already held by task_id={holder.task_id}; let that run end first, or "
@@ -310,27 +287,9 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
     )
 
 
-def _end(target: _Target, holder: Holder, renewal: Any) -> None:
-    """Stop the renewal of a holder's lease and let it end; take it away if another process has it."""
-    if renewal is None:
-        target.store.release(Claim(target.key, holder.token, _TTL), None)
-        return
-    if renewal.thread is not None:
-        renewal.thread.remove(renewal)
-    if holder.token in _held:
-        renewal.stop()
-    target.store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
-
-
-def _wait_for_the_end(target: _Target, tokens: set[str]) -> None:
-    give_up_at = clock() + RELEASE_BOUND
-    while any(holder.token in tokens for holder in target.store.holders(target.key)):
-        if clock() > give_up_at:
-            raise SingletonLockError(f"{target.said}: key={target.key} is still held {RELEASE_BOUND:g} s later")
-        time.sleep(_MOMENT)
-
-
 # No locking.
+
+_is_lockable = vars(SingletonTask)["is_lockable"]
 
 
 class _Unlimited(MemoryStore):
@@ -340,49 +299,6 @@ class _Unlimited(MemoryStore):
         return super().acquire(replace(claim, limit=MAX_LIMIT))
 
 
-class _NotLockable:
-    """Stands for `SingletonTask.is_lockable`: always False for a task. A class answers as ever, for its definition."""
-
-    def __init__(self, on: Any) -> None:
-        self._on = on
-
-    def __get__(self, task: Any, cls: Any) -> Callable[[], bool]:
-        on: Callable[[], bool] = self._on.__get__(task, cls)
-        return on if task is None else bool
-
-
-class _Off:
-    """Off while at least one block is open, in any thread."""
-
-    def __init__(self) -> None:
-        self.blocks = 0
-        self._guard = threading.RLock()
-        self._was: tuple[Any, Any] = None, None
-
-    def __enter__(self) -> None:
-        with self._guard:
-            self.blocks += 1
-            if self.blocks == 1:
-                self._was = vars(SingletonTask)["is_lockable"], vars(Lock)["_store"]
-                store = _Unlimited()
-                self._turn(_NotLockable(self._was[0]), property(lambda _: store))
-
-    def __exit__(self, *_: object) -> None:
-        with self._guard:
-            self.blocks -= 1
-            if self.blocks == 0:
-                self._turn(*self._was)
-
-    @staticmethod
-    def _turn(is_lockable: Any, store: Any) -> None:
-        # SingletonTask checks what is assigned to it.
-        type.__setattr__(SingletonTask, "is_lockable", is_lockable)
-        type.__setattr__(Lock, "_store", store)
-
-
-_off = _Off()
-
-
 @contextmanager
 def disabled() -> Iterator[None]:
     """Lock nothing inside, in any thread of this process: bodies run, calls are published, `Lock` grants at once.
@@ -390,7 +306,11 @@ def disabled() -> Iterator[None]:
     The `self.lock` of a body is that of a run without a lock: not held, and its fence is 0. No store is used. A
     process that is forked inside locks nothing for as long as it lives; one that was started on its own locks as ever.
     """
-    with _off:
+    store = _Unlimited()
+    with (
+        patch.object(SingletonTask, "is_lockable", classmethod(lambda _: False)),
+        patch.object(Lock, "_store", property(lambda _: store)),
+    ):
         yield
 
 
@@ -408,8 +328,8 @@ class SingletonLocks(Recorded):
         super().__init__()
         self.store = store
 
-    def advance(self, seconds: float) -> None:
-        """Let so many seconds pass at once for everything in the store."""
+    def advance(self, seconds: Duration) -> None:
+        """Let so much time pass at once for everything in the store."""
         self.store.advance(seconds)
 
 

@@ -3,8 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from celery import Task
 
@@ -16,8 +15,7 @@ from celery_singleton_lock.stores.base import RELEASE_BOUND
 from celery_singleton_lock.stores.records import Holder
 
 
-@dataclass(frozen=True, slots=True)
-class Acquired:
+class Acquired(NamedTuple):
     """A lease was granted to a task or a `Lock`; for a `Lock`, `task` and `task_id` are None."""
 
     task: str | None
@@ -28,8 +26,7 @@ class Acquired:
     took_over: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Conflicted:
+class Conflicted(NamedTuple):
     """A call found its key held by the task id `holder`; `task_id` is None if the call was not published."""
 
     task: str
@@ -39,8 +36,7 @@ class Conflicted:
     outcome: signals.ConflictOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
+class Lost(NamedTuple):
     """A lease ended while it was needed; for a `Lock`, `task` and `task_id` are None."""
 
     task: str | None
@@ -49,8 +45,7 @@ class Lost:
     reason: LostReason
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(NamedTuple):
     """A lease was released; for a `Lock`, `task` and `task_id` are None."""
 
     task: str | None
@@ -58,8 +53,7 @@ class Released:
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unanswered:
+class Unanswered(NamedTuple):
     """The store gave no answer to a run."""
 
     task: str

@@ -31,11 +31,7 @@ def application(app: Celery, allow_break: bool = False) -> Callable[[dict[str, A
 
 
 def site_of(app: Celery, **options: Any) -> Any:
-    """The page with what `Site` takes.
-
-    Raises:
-        ConfigurationError: The extra is not installed.
-    """
+    """The page with what `Site` takes."""
     try:
         from celery_singleton_lock.web.site import Site  # noqa: PLC0415 (only who shows the page needs Flask)
     except ModuleNotFoundError as error:

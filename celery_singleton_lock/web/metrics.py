@@ -14,79 +14,72 @@ from prometheus_client.registry import Collector
 
 from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
-from celery_singleton_lock.operations.inventory import Locks, Row, tasks_by_lock
+from celery_singleton_lock.leases.counters import BOUNDS
+from celery_singleton_lock.operations.rows import Locks, Row, tasks_by_lock
 from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.stores.inventory import BOUNDS, field_parts
 from celery_singleton_lock.web.page import Total, totals_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
-COUNTERS: Mapping[str, tuple[str, str, Sequence[str]]] = {
-    "acquired": ("Leases that were granted.", "", ("",)),
-    "conflicts": (
-        "Calls that were not granted their key, by what became of them.",
-        "outcome",
-        get_args(ConflictOutcome),
-    ),
-    "lost": ("Leases that ended while the body ran.", "reason", get_args(LostReason)),
-    "taken_over": ("Leases whose holder before has died.", "", ("",)),
-    "unanswered": (
-        "Calls to which the store gave no answer, by lock_on_store_error.",
-        "policy",
-        get_args(OnStoreError),
-    ),
-    "late": ("Renewals that came late, because the process got no time.", "", ("",)),
+_COUNTERS = {
+    "acquired": "Leases that were granted.",
+    "conflicts": "Calls that were not granted their key, by what became of them.",
+    "lost": "Leases that ended while the body ran.",
+    "taken_over": "Leases whose holder before has died.",
+    "unanswered": "Calls to which the store gave no answer, by lock_on_store_error.",
+    "late": "Renewals that came late, because the process got no time.",
 }
-"""Of each counter: its meaning, its label beside the task, and the values that the label may have."""
-HISTOGRAMS = {
+# The label beside the task, and its values, of those that have one.
+_LABELS = {
+    "conflicts": ("outcome", get_args(ConflictOutcome)),
+    "lost": ("reason", get_args(LostReason)),
+    "unanswered": ("policy", get_args(OnStoreError)),
+}
+_HISTOGRAMS = {
     "held": "The time for which released leases were held.",
     "waited": "The time for which runs and locks waited for their lease, from the first try.",
 }
-GAUGES = {
+_GAUGES = {
     "held": ("singleton_lock_holders", "Holders of a lease now."),
     "waiting": ("singleton_lock_waiters", "Waiters in the pool, or as a Lock, now."),
     "queued": ("singleton_lock_queued", "Calls that are queued, or are next."),
     "longest": ("singleton_lock_oldest_held_seconds", "The time for which the oldest holder has held its lease."),
     "queued_for": ("singleton_lock_oldest_queued_seconds", "The time for which the oldest queued call is due."),
 }
-_Numbers = Mapping[tuple[str, str, str], int]
+_Numbers = Mapping[tuple[str, ...], int]
 
 
-class LockCollector(Collector):
-    """All metrics of an app.
-
-    Arguments:
-        app: The app.
-        rows: Its locks; None if they could not be looked up.
-        scan_seconds: How long it took to look.
-    """
+class _Metrics(Collector):
+    """What `exposition` has to say."""
 
     def __init__(self, app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> None:
         self._app, self._rows, self._scan_seconds = app, rows, scan_seconds
 
     def collect(self) -> Iterator[Metric]:
-        """The families of the metrics."""
         try:
             counted = Locks(self._app).counted()
         except (StoreError, ConfigurationError):
             yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 0)
             return
         yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 1)
-        tasks = lockable(self._app)
-        numbers = {field_parts(field): amount for field, amount in counted.items()}
+        # By what is counted, label and task; a task's name may have colons.
+        numbers = {tuple(field.split(":", 2)): amount for field, amount in counted.items()}
         # Each task has its counters from the start, so that a first event is a rise.
-        names = sorted({*(task.name for task in tasks), *(task for _, _, task in numbers)})
-        yield from (_counter(what, names, numbers) for what in COUNTERS)
-        yield from (_histogram(what, numbers) for what in HISTOGRAMS)
+        names = sorted({*(task.name for task in lockable(self._app)), *(task for _, _, task in numbers)})
+        yield from (_counter(what, names, numbers) for what in _COUNTERS)
+        yield from (_histogram(what, numbers) for what in _HISTOGRAMS)
         if self._rows is None:
             return
         owners = {name: task.name for name, task in tasks_by_lock(self._app).items()}
-        # A mark does not have its task, and a `Lock` has none.
-        totals = totals_of(self._rows, lambda row: row.task_name or (owners.get(row.name, "") if row.task_id else ""))
-        by_name = {total.name: total for total in totals}
-        for what, (metric, meaning) in GAUGES.items():
+
+        def owner(row: Row) -> str:
+            # A mark does not have its task, and a `Lock` has none.
+            return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
+
+        by_name = {total.name: total for total in totals_of(self._rows, owner)}
+        for what, (metric, meaning) in _GAUGES.items():
             gauge = GaugeMetricFamily(metric, meaning, labels=["task"])
             for name in sorted({*names, *by_name}):
                 gauge.add_metric([name], getattr(by_name.get(name, Total(name)), what))
@@ -96,17 +89,18 @@ class LockCollector(Collector):
 
 
 def exposition(app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> bytes:
-    """All metrics in Prometheus' text format."""
+    """All metrics in Prometheus' text format; without rows, because they could not be looked up, only the counters."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LockCollector(app, rows, scan_seconds))
+    registry.register(_Metrics(app, rows, scan_seconds))
     return generate_latest(registry)
 
 
 def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:
-    meaning, label, values = COUNTERS[what]
-    family = CounterMetricFamily(f"singleton_lock_{what}", meaning, labels=["task", label] if label else ["task"])
+    label, values = _LABELS.get(what, ("", ("",)))
+    labels = ["task", label] if label else ["task"]
+    family = CounterMetricFamily(f"singleton_lock_{what}", _COUNTERS[what], labels=labels)
     # Those of a newer version as well.
-    values = list(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
+    values = tuple(dict.fromkeys([*values, *(value for name, value, _ in numbers if name == what)]))
     for task in tasks:
         for value in values:
             family.add_metric([task, value] if label else [task], numbers.get((what, value, task), 0))
@@ -114,7 +108,7 @@ def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:
 
 
 def _histogram(what: str, numbers: _Numbers) -> Metric:
-    family = HistogramMetricFamily(f"singleton_lock_{what}_seconds", HISTOGRAMS[what], labels=["task"])
+    family = HistogramMetricFamily(f"singleton_lock_{what}_seconds", _HISTOGRAMS[what], labels=["task"])
     for task in sorted({task for name, _, task in numbers if name == what}):
         total, buckets = 0, list[tuple[str, float]]()
         for bucket in _BUCKETS:

@@ -2,8 +2,6 @@
 
 import hashlib
 import hmac
-import socket
-from typing import Any
 from urllib.parse import urlsplit
 
 from celery import Celery
@@ -11,8 +9,7 @@ from flask import Flask, Response, abort, jsonify, redirect, render_template, re
 from flask.sessions import SecureCookieSessionInterface
 from flask.typing import ResponseReturnValue
 from flask_wtf.csrf import CSRFProtect
-from werkzeug.exceptions import HTTPException
-from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.settings import store_of
@@ -29,6 +26,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_TEXT = {"Content-Type": "text/plain; charset=utf-8"}
+_CHALLENGE = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8"'}
 
 
 class _Session(SecureCookieSessionInterface):
@@ -67,7 +66,11 @@ class Site(Flask):
         super().__init__(__name__, template_folder=".", static_folder=None)
         self._celery, self._allow_break, self._password, self._hosts = app, allow_break, password, hosts
         self._looks = Looks(app)
-        secret = _secret_of(app)
+        # The same in each process that serves the page, and slow to compute, so nobody guesses a URL's password from
+        # it. Where the URLs have none it can be guessed; then the cookie is only as good as the browser, which sends
+        # and sets no cookie of ours for a foreign site.
+        known = [app.main, app.conf.broker_url, app.conf.result_backend, app.conf.get("singleton_lock_url")]
+        secret = hashlib.scrypt(repr(known).encode(), salt=b"singleton_lock", n=2**14, r=8, p=1, dklen=40)
         self.config.update(
             SECRET_KEY=secret[:32],
             # A browser sends the cookies of all ports of a host, so the page of each app has a name of its own.
@@ -80,34 +83,25 @@ class Site(Flask):
         self.before_request(self._check_visitor)
         CSRFProtect(self)
         self.after_request(_with_headers)
-        self.register_error_handler(HTTPException, _in_plain_text)
-        self.register_error_handler(StoreError, _unavailable)
-        self.register_error_handler(ConfigurationError, _unavailable)
-        self.add_url_rule("/", view_func=self.page)
-        self.add_url_rule("/page.css", view_func=self.style)
-        self.add_url_rule("/locks.json", view_func=self.locks_json)
-        self.add_url_rule("/metrics", view_func=self.metrics)
-        self.add_url_rule("/healthz", view_func=self.healthz)
+        for path, view in {
+            "/": self.page,
+            "/page.css": self.style,
+            "/locks.json": self.locks_json,
+            "/metrics": self.metrics,
+            "/healthz": self.healthz,
+        }.items():
+            self.add_url_rule(path, view_func=view)
         if allow_break:
             self.add_url_rule("/break", view_func=self.break_lock, methods=["POST"])
 
-    def __call__(self, environ: dict[str, Any], start_response: Any) -> Any:
-        """Answer a request, for any SCRIPT_NAME that a proxy sends: two slashes would begin the name of a host."""
-        base = str(environ.get("SCRIPT_NAME") or "").strip("/")
-        path = environ.get("PATH_INFO") or "/"
-        return super().__call__(
-            environ | {"SCRIPT_NAME": f"/{base}" if base else "", "PATH_INFO": path}, start_response
-        )
-
     def _check_visitor(self) -> ResponseReturnValue | None:
         if self._hosts is not None and _name_in(request.environ.get("HTTP_HOST", "")) not in self._hosts:
-            return "Ask for localhost, or set a password.\n", 421, {"Content-Type": "text/plain; charset=utf-8"}
+            return "Ask for localhost, or set a password.\n", 421, _TEXT
         # A probe has no password, and its answer is only a yes or a no.
         if self._password is not None and request.path != "/healthz":
             given = (request.authorization and request.authorization.password) or ""
             if not hmac.compare_digest(given.encode(), self._password.encode()):
-                challenge = {"WWW-Authenticate": 'Basic realm="singleton locks", charset="UTF-8"'}
-                return "A password is needed.\n", 401, {**challenge, "Content-Type": "text/plain; charset=utf-8"}
+                return "A password is needed.\n", 401, {**_TEXT, **_CHALLENGE}
         # A page on another port of this host could set our cookie, and so know the token in it.
         site, origin = request.headers.get("Sec-Fetch-Site"), request.headers.get("Origin")
         is_ours = site == "same-origin" if site else origin is None or urlsplit(origin).netloc == request.host
@@ -116,7 +110,6 @@ class Site(Flask):
         return None
 
     def page(self) -> ResponseReturnValue:
-        """A page for people."""
         facts = contents(self._looks, request.args.get("name", ""))
         refresh = request.args.get("refresh", type=int)
         options = {
@@ -127,80 +120,52 @@ class Site(Flask):
         return render_template("page.html", **facts, **options), 503 if "problem" in facts else 200
 
     def style(self) -> Response:
-        """Its style."""
         return send_from_directory(self.root_path, "page.css")
 
     def locks_json(self) -> ResponseReturnValue:
         """What `list --json` writes."""
         try:
-            rows = self._looks.matching(request.args.get("name", ""))
+            return jsonify([row.as_json() for row in self._looks.matching(request.args.get("name", ""))])
         except (StoreError, ConfigurationError) as error:
             return jsonify(problem=str(error)), 503
-        return jsonify([row.as_json() for row in rows])
 
-    def metrics(self) -> Response:
-        """What Prometheus scrapes."""
+    def metrics(self) -> ResponseReturnValue:
         try:
             rows, seconds = self._looks.look()
         except (StoreError, ConfigurationError):
             # The store's user may have no right to walk the keys; the counters are shown all the same.
             rows, seconds = None, 0.0
-        return Response(exposition(self._celery, rows, seconds), content_type=CONTENT_TYPE)
+        return exposition(self._celery, rows, seconds), {"Content-Type": CONTENT_TYPE}
 
     def healthz(self) -> ResponseReturnValue:
-        """Whether the store answers."""
-        text, status = "ok\n", 200
         try:
             store_of(self._celery).now()
         except (StoreError, ConfigurationError):
             # No address, because the client may be a stranger.
-            text, status = "the store cannot be asked\n", 503
-        return Response(text, status, content_type="text/plain; charset=utf-8")
-
-    def serve(self, listening: socket.socket) -> None:
-        """Serve it until Ctrl-C."""
-        host, port = listening.getsockname()[:2]
-        server = make_server(host, port, self, threaded=True, request_handler=_Client, fd=listening.fileno())
-        try:
-            server.serve_forever()
-        finally:
-            server.server_close()
+            return "the store cannot be asked\n", 503, _TEXT
+        return "ok\n", _TEXT
 
     def break_lock(self) -> ResponseReturnValue:
-        """A button of the page."""
         # Who it is, as far as the server has found out.
         given = request.authorization.username if request.authorization else None
         user = request.environ.get("REMOTE_USER") or given or "somebody"
         form = request.form
         try:
             result = self._looks.break_by_button(form.get("key", ""), form.get("holder"), user, request.remote_addr)
+        except StoreError as error:
+            abort(503, str(error))
         except ConfigurationError as error:
             abort(400, str(error))
         return redirect(url_for("page", said=result, name=form.get("name") or None), 303)
 
-
-def _secret_of(app: Celery) -> bytes:
-    # The same in each process that serves the page, and slow to compute, so nobody guesses a URL's password from it.
-    # Where the URLs have none it can be guessed; then the cookie is only as good as the browser, which sends and sets
-    # no cookie of ours for a foreign site.
-    known = [app.main, app.conf.broker_url, app.conf.result_backend, app.conf.get("singleton_lock_url")]
-    return hashlib.scrypt(repr(known).encode(), salt=b"singleton_lock", n=2**14, r=8, p=1, dklen=40)
+    def server(self, host: str, port: int) -> BaseWSGIServer:
+        """A server of the page, which listens already."""
+        return make_server(host, port, self, threaded=True, request_handler=_Client)
 
 
 def _with_headers(response: Response) -> Response:
     response.headers.update(_HEADERS)
     return response
-
-
-def _in_plain_text(error: HTTPException) -> ResponseReturnValue:
-    response = error.get_response()
-    response.data = f"{error.description}\n"
-    response.content_type = "text/plain; charset=utf-8"
-    return response
-
-
-def _unavailable(error: Exception) -> ResponseReturnValue:
-    return Response(f"{error}\n", 503, content_type="text/plain; charset=utf-8")
 
 
 def _name_in(host: str) -> str:

@@ -58,7 +58,8 @@ def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder
         until(lambda: of(tasks, "held_seconds_count", task) == 1, "it is counted", timeout=PROMPTLY)
         broken = tasks.skipped.delay("k", 60.0)
         until(lambda: len(recorder.events("enter")) == 2, "it runs", timeout=PROMPTLY)
-        store_of(tasks.app).break_lock(tasks.skipped.lock_key_for("k"), None, "alice", force=False)
+        (lease,) = store_of(tasks.app).holders(tasks.skipped.lock_key_for("k"))
+        store_of(tasks.app).break_lock(lease.key, [lease.token], "alice")
         with pytest.raises(TaskRevokedError):
             broken.get(timeout=PROMPTLY)
         worker.send(SIGTERM)

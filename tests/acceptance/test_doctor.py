@@ -31,7 +31,7 @@ from tests.workers import Worker, workers
 APP = "tests.acceptance.start_app"
 YES, NO, AWAY = 0, 1, 69
 OF_THE_SERVER = ["server", "eviction", "persistence", "connections"]
-ALL = ["store", "locking", *OF_THE_SERVER, "clock", "expiry", "tasks", "workers", "holders"]
+ALL = ["store", "locking", *OF_THE_SERVER, "clock", "tasks", "workers", "holders"]
 NOWHERE = {"broker_url": "nowhere://"}
 """A broker whose workers nobody waits for."""
 AT_LEISURE = ("--timeout", "30")
@@ -157,7 +157,7 @@ def test_who_may_do_no_more_than_runs_do_is_not_told_that_something_is_wrong(own
     diagnosis = examined(app_of(f"redis://shop:secret@127.0.0.1:{own.port}/0"), *AT_LEISURE)
 
     assert (diagnosis.code, diagnosis.wrong) == (YES, [])
-    assert diagnosis.unseen == [*OF_THE_SERVER, "expiry", "workers", "holders"]
+    assert diagnosis.unseen == [*OF_THE_SERVER, "workers", "holders"]
     assert "ACL SETUSER" in diagnosis.of("eviction")[1]
 
 
@@ -170,7 +170,7 @@ def test_a_store_that_is_away_is_told_by_the_exit_code(app_of: AppOf) -> None:
     diagnosis = examined(app_of(f"redis://:pa55@127.0.0.1:{port}/0"), *SOON)
 
     assert (diagnosis.code, diagnosis.wrong) == (AWAY, ["store"])
-    assert diagnosis.unseen == ["locking", *OF_THE_SERVER, "clock", "expiry", "workers", "holders"]
+    assert diagnosis.unseen == ["locking", *OF_THE_SERVER, "clock", "workers", "holders"]
     assert f"127.0.0.1:{port}" in diagnosis.of("store")[1]
     assert "pa55" not in diagnosis.text
 
@@ -309,22 +309,6 @@ def test_a_clock_that_is_wrong_is_told(app_of: AppOf, wall_clock: FakeClock, ste
 
     assert diagnosis.wrong == ["clock"]
     assert word in diagnosis.of("clock")[1]
-
-
-def test_a_key_that_never_ends_is_told(own: Server, app_of: AppOf) -> None:
-    key = "singleton:v3:{task:00}"
-    store = store_from_url(own.url)
-    store.acquire(Claim(key, "a", 600.0))
-    store.close()
-    with own.client() as client:
-        client.set("foreign", "never ends")
-        client.set("singletons:v3:{task:00}", "another's")
-        assert examined(app_of(own.url), *AT_LEISURE).wrong == []
-        client.persist(key)
-        diagnosis = examined(app_of(own.url), *AT_LEISURE)
-
-    assert diagnosis.wrong == ["expiry"]
-    assert diagnosis.of("expiry")[1].startswith(f"have no expiry: {key}:")
 
 
 def test_a_server_that_has_hardly_any_connection_left_is_told(own: Server, app_of: AppOf) -> None:
@@ -471,16 +455,6 @@ def test_a_task_without_a_time_limit_is_told(own: Server, app_of: AppOf) -> None
         assert examined(app_of(own.url, time_limit=None, settings=settings), *AT_LEISURE).advice == []
 
 
-@pytest.mark.prove
-def test_a_time_limit_above_the_visibility_timeout_is_told(own: Server, app_of: AppOf) -> None:
-    broker, longer = {"broker_url": own.url}, {"broker_transport_options": {"visibility_timeout": 9000}}
-    (said,) = examined(app_of(own.url, acks_late=True, time_limit=7200, settings=broker), *SOON).advice
-
-    assert "visibility timeout" in said
-    for settings in ({**broker, **longer}, {"broker_url": ["amqp://"]}):
-        assert examined(app_of(own.url, acks_late=True, time_limit=7200, settings=settings), *SOON).advice == []
-
-
 def test_eager_mode_is_told(own: Server, app_of: AppOf) -> None:
     (said,) = examined(app_of(own.url, settings={"task_always_eager": True}), *AT_LEISURE).advice
 
@@ -526,7 +500,7 @@ def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: 
     (said,) = answered(lambda: on_command_line(env, "--timeout", "3")).advice
     store.close()
 
-    assert all(words in said for words in ("queued for more than 10 minutes", "task-0 (2)", "3600 s", "--marks"))
+    assert all(words in said for words in ("queued for more than 10 minutes", "task-0 (2)", "--marks"))
 
 
 def test_a_cause_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
@@ -543,7 +517,7 @@ def test_a_cause_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
         ("-", "workers"),
     ]
     assert done.stdout.count("refuses us") == 1
-    assert all(name in lines[1][2] for name in ("locking", *OF_THE_SERVER, "clock", "expiry", "holders"))
+    assert all(name in lines[1][2] for name in ("locking", *OF_THE_SERVER, "clock", "holders"))
 
 
 def test_a_url_that_cannot_be_used_is_told(app_of: AppOf) -> None:

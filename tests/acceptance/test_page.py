@@ -107,10 +107,6 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reade
     assert re.search(rf"By task .* {re.escape(tasks.skipped.name)} 1 2 0 \d+\.\ds", said)
 
 
-def test_a_mount_leads_to_no_other_host(operator: Visitor) -> None:
-    assert 'action="/evil.example/"' in operator.get("/", SCRIPT_NAME="//evil.example").body
-
-
 def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor, store: Store) -> None:
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
 

@@ -4,10 +4,6 @@ import os
 import signal
 from typing import Any
 
-import pytest
-from celery import Celery
-
-from celery_singleton_lock import ConfigurationError, SingletonTask
 from tests.acceptance.request_app import TASKS
 from tests.recorder import Recorder
 from tests.waiting import until
@@ -31,17 +27,3 @@ def test_the_key_of_a_killed_child_is_free_within_seconds_and_their_class_is_tol
         told = until(lambda: len(found := recorder.events("told")) == len(TASKS) and found, "theirs is told")
 
     assert {event.key for event in told} == set(TASKS)
-
-
-@pytest.mark.parametrize("given", [7, "no.such.module:Request", "celery:NoSuchRequest", len])
-def test_what_cannot_be_joined_is_refused_with_what_to_do(given: Any) -> None:
-    app = Celery("shop", set_as_current=False)
-
-    @app.task(base=SingletonTask, name="stay", shared=False, Request=given)
-    def stay() -> None: ...
-
-    with pytest.raises(
-        ConfigurationError, match=r"task stay: Request=.*; derive it from celery.worker.request.Request"
-    ):
-        # As a worker does when it starts.
-        stay.start_strategy(app, None)

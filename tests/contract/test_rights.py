@@ -56,7 +56,7 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.count("singleton:v3:stats", {"acquired::task": 1}, 1.0)
     store.counted("singleton:v3:stats")
     store.survey([KEY])
-    store.break_lock(KEY, None, "alice", force=True)
+    store.break_lock(KEY, ["a"], "alice", marks=True, force=True)
     store.broken_by(claim)
 
 

@@ -46,7 +46,7 @@ def run(task: Any, key: str = "k") -> Any:
 
 def lose(self: Any) -> None:
     """Somebody breaks the lease of a run that does not wait for it."""
-    store_of(self.app).break_lock(self.lock.key, None, "alice", force=True)
+    store_of(self.app).break_lock(self.lock.key, [self.lock.token], "alice", force=True)
 
 
 def compute(seconds: float = LONG) -> None:

@@ -378,3 +378,18 @@ def test_a_heartbeat_that_comes_late_waits_for_the_answer_of_a_store_that_is_far
             hold_the_gil(1.5)
             until(lambda: lease.remaining() or lease.lost, "the heartbeat has asked")
             assert not lease.lost
+
+
+def test_the_log_names_the_lease_whose_heartbeat_was_late_and_no_other(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Lock("before", url=server.url, ttl=2):
+        # The heartbeat sleeps until it would renew this one, which is over by then.
+        time.sleep(0.1)
+    with Lock("crunch", url=server.url, ttl=1) as lease:
+        hold_the_gil(1.5)
+        assert lease.held == (lease.remaining() > 0)
+    until(lambda: "lock.late" in caplog.text, "the log tells")
+
+    late = [record.getMessage() for record in caplog.records if "lock.late" in record.getMessage()]
+    assert all(lease.key in line for line in late)

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -13,10 +13,11 @@ from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.operations.inventory import Row
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.web import metrics
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.web import application
+from tests.browsing import Visitor
 from tests.servers import Server
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -67,17 +68,18 @@ def app(valkey: Server) -> Iterator[Celery]:
     app.close()
 
 
-ROWS = [
-    Row("singleton:v3:{shop.sync:00}", "held", 1, 30.0, held=4.5, task_name="shop.sync"),
-    Row("singleton:v3:{shop.sync:01}", "held", 0, 30.0, held=1.0, task_name="shop.sync"),
-    Row("singleton:v3:{shop.sync:02}", "queued", 0, 30.0, task_id="q", queued_for=600.0),
-]
+def told(app: Celery, counted: dict[str, int] | None = None) -> Samples:
+    return read(text_of(app, counted))
 
 
-def told(app: Celery, counted: dict[str, int] | None = None, rows: Sequence[Row] | None = ROWS) -> Samples:
+def text_of(app: Celery, counted: dict[str, int] | None = None) -> str:
+    """What Prometheus scrapes while a lock is held and a call is queued."""
+    store = store_of(app)
+    store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0, facts=Facts("id-a")))
+    store.mark_queued("singleton:v3:{shop.sync:01}", "q", 30.0, limit=0, quiet=0.0)
     if counted:
-        store_of(app).count("singleton:v3:stats", counted, 5.0)
-    return read(metrics.exposition(app, rows, 0.25).decode())
+        store.count("singleton:v3:stats", counted, 5.0)
+    return Visitor(application(app)).get("/metrics").body
 
 
 def test_counters_are_told_with_their_labels(app: Celery) -> None:
@@ -134,7 +136,7 @@ PROMTOOL = shutil.which("promtool")
 def test_prometheus_reads_the_text_the_alerts_and_the_dashboard_and_raises_each_alert_where_it_should(
     app: Celery, tmp_path: Path
 ) -> None:
-    store_of(app).count("singleton:v3:stats", COUNTED, 5.0)
+    text = text_of(app, COUNTED)
     asked = set(re.findall(r'"expr": ("(?:[^"\\]|\\.)*")', json.dumps(DASHBOARD)))
     plain = [json.loads(each).replace("$__rate_interval", "5m").replace("$task", ".*") for each in asked]
     rules = [{"record": f"asked:{number}", "expr": each} for number, each in enumerate(plain)]
@@ -146,6 +148,6 @@ def test_prometheus_reads_the_text_the_alerts_and_the_dashboard_and_raises_each_
         done = subprocess.run([str(PROMTOOL), *map(str, command)], input=text, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    promtool("check", "metrics", text=metrics.exposition(app, ROWS, 0.1).decode())
+    promtool("check", "metrics", text=text)
     promtool("check", "rules", DOCS / "alerts.yml", dashboard)
     promtool("test", "rules", Path(__file__).with_name("alerts_test.yml"))

@@ -150,7 +150,7 @@ def test_a_run_that_loses_its_lease_tells_why(
     app: Celery, instrumented: None, spans: InMemorySpanExporter, force: bool, reason: str, status: str
 ) -> None:
     def body(self: Any, key: str) -> None:
-        store_of(app).break_lock(self.lock.key, None, "alice", force=force)
+        store_of(app).break_lock(self.lock.key, [self.lock.token], "alice", force=force)
         waits_for_the_end(self, key)
 
     task = task_of(app, body, lock_ttl=1)

@@ -229,7 +229,7 @@ def test_a_run_that_is_broken_is_no_error_and_who_asked_is_told(
 
     @app.task(base=SingletonTask, bind=True, lock_ttl=3, lock_on_lost=on_lost)
     def body(self: Any) -> str:
-        store_of(app).break_lock(self.lock.key, None, "alice@ops-1", force=False)
+        store_of(app).break_lock(self.lock.key, [self.lock.token], "alice@ops-1")
         until(lambda: self.lock.lost, "it is told")
         time.sleep(5 if on_lost == "abort" else 0)
         return "ran"

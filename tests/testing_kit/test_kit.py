@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, StoreError, signals
+from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, signals
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
@@ -68,14 +68,14 @@ def test_wrong_use_is_told_with_its_name_and_what_to_do(app: Celery, task: Any, 
         assert f"{name}(kit.task): " in wrong
         assert "give the arguments of the call" in wrong
         with disabled():
-            assert f"{name}(kit.task) has no effect inside disabled()" in refusal(lambda: verb(task))
+            assert f"{name}(...) has no effect inside disabled()" in refusal(lambda: verb(task))
 
 
 def test_a_store_needs_an_app_and_a_clock_that_goes_on(app: Celery) -> None:
     assert "memory_store('kit')" in refusal(lambda: memory_store("kit").__enter__())  # type: ignore[arg-type]
     with memory_store(app) as store:
         for seconds in (-1, float("inf"), float("nan"), True, "3600"):
-            assert f"advance({seconds!r})" in refusal(lambda seconds=seconds: store.advance(seconds))
+            assert f"advance={seconds!r}" in refusal(lambda seconds=seconds: store.advance(seconds))
 
 
 # What lasts as long as its block.
@@ -178,17 +178,6 @@ def test_whoever_listens_is_told_before_it_goes_on(app: Celery) -> None:
 def test_locks_are_off_in_a_process_that_is_forked_inside(app: Celery, task: Any) -> None:
     with disabled():
         assert in_a_fork(lambda: task.delay().get()) == "'ran'"
-
-
-def test_a_hold_without_a_server_hints_at_the_store_in_memory() -> None:
-    app = Celery("away", broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "redis://127.0.0.1:1/0"
-
-    @app.task(base=SingletonTask, name="away.task")
-    def task() -> None: ...
-
-    with pytest.raises(StoreError, match=r"memory_store\(app\)"), hold(task):
-        pass
 
 
 def test_nobody_can_expire_who_is_not_there(app: Celery, task: Any) -> None:

@@ -8,22 +8,20 @@ from functools import cache
 from inspect import getdoc
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from celery import Celery
 from celery.utils.dispatch import Signal
 
 import celery_singleton_lock
 from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask, options, signals
 from celery_singleton_lock.operations.cli import singleton
-from celery_singleton_lock.operations.doctor import OTHERS
-from celery_singleton_lock.operations.inventory import Row, table
-from celery_singleton_lock.operations.watch import Event
-from celery_singleton_lock.options import check_pair
+from celery_singleton_lock.operations.doctor import CHECKS
+from celery_singleton_lock.operations.rows import Row, table
 from celery_singleton_lock.runs.endings import Reason
 from celery_singleton_lock.signals import ConflictOutcome, UnansweredOutcome
-from celery_singleton_lock.stores.inventory import MarkState
+from celery_singleton_lock.stores.records import LeftMark, LockState
 
 ROOT = Path(__file__).parents[2]
 MODES = ("while_executing", "until_executing", "until_executed", "until_and_while_executing")
@@ -86,16 +84,22 @@ def test_a_rule_has_a_home_and_tests_that_exist(row: list[str]) -> None:
 # Modes and policies.
 
 
+def nothing() -> None: ...
+
+
 @pytest.mark.parametrize(("mode", "policy"), list(product(MODES, POLICIES)))
 def test_every_pair_of_mode_and_policy_is_described_or_refused(mode: str, policy: str) -> None:
+    define = Celery(set_as_current=False).task(
+        base=SingletonTask, name="task", lazy=False, shared=False, lock_mode=mode, lock_on_conflict=policy
+    )
     described = [row[1:] for row in rows_of(section(PAIRS, f"`{mode}`")) if row[0] == f"`{policy}`"]
     if not described:
         with pytest.raises(ConfigurationError, match="does not go with"):
-            check_pair(SimpleNamespace(name="a task", lock_on_conflict=policy), mode, policy)
+            define(nothing)
         return
 
     (cells,) = described
-    check_pair(SimpleNamespace(name="a task", lock_on_conflict=policy), mode, policy)
+    define(nothing)
     assert len(cells) == 2
     assert all(cell.endswith(".") for cell in cells)
 
@@ -222,20 +226,19 @@ def first_column(head: str) -> list[str]:
     return [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index(head) :].partition("\n\n")[0])]
 
 
-def test_every_state_event_and_check_is_told() -> None:
-    assert first_column("| state |") == ["held", *get_args(MarkState)]
-    assert sorted(first_column("| event |")) == sorted(get_args(Event))
-    assert first_column("| check |") == ["store", *OTHERS, "tasks", "workers", "holders", "advice"]
+def test_every_check_is_told() -> None:
+    assert first_column("| check |") == [*CHECKS, "advice"]
 
 
 def test_the_output_that_is_shown_has_the_form_of_today() -> None:
-    head: list[Any] = table([Row("singleton:v3:{a:00}", "held", 0, 0.0)]).splitlines()[0].split()
+    row = Row(LockState("singleton:v3:{a:00}"), LeftMark("queued", "id", 1.0))
+    head: list[Any] = table([row]).splitlines()[0].split()
     heads = [line.split() for line in OPERATIONS.splitlines() if line.startswith("LOCK ")]
     (shown,) = re.findall(r"^\[.*\]$", OPERATIONS, re.MULTILINE)[:1]
 
     assert heads
     assert all(each in (head, [head[0], "LABEL", *head[1:]]) for each in heads)
-    assert [*json.loads(shown)[0]] == [*Row("singleton:v3:{a:00}", "held", 0, 0.0).as_json()]
+    assert [*json.loads(shown)[0]] == [*row.as_json()]
 
 
 # CONTRIBUTING.

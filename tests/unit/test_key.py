@@ -393,6 +393,3 @@ def test_a_label_that_can_never_be_filled_in_is_refused(template: Any, says: str
 
     assert f"lock_label={template!r}" in str(refused.value)
     assert "lock_key" not in str(refused.value)
-
-
-def of_three(supplier: int, full: bool, *rest: int, page: int = 1, **others: int) -> None: ...

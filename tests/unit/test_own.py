@@ -115,10 +115,6 @@ def test_a_name_that_is_nearly_an_option_is_refused(app: Celery, written: str, m
     with pytest.raises(ConfigurationError, match=told):
         make(app, **{written: 5})
 
-    base = type("Base", (SingletonTask,), {"abstract": True, written: 5})
-    with pytest.raises(ConfigurationError, match=told):
-        make(Celery("other", set_as_current=False), base)
-
 
 OF_OTHERS = ["unique", "one", "owner", "_lock_ttl", "rate_limit"]
 

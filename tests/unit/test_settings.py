@@ -13,8 +13,7 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
 from celery_singleton_lock.testing import memory_store
-from tests.servers import free_port, running
-from tests.waiting import until
+from tests.servers import free_port
 
 SECRET = "hunter2"
 NAMED = {"master_name": "mymaster"}
@@ -192,21 +191,10 @@ def test_a_url_that_cannot_be_used_is_refused_with_what_to_write(fault: str) -> 
             Lock("stock", url=url).acquire(timeout=0)
 
 
-IN_A_CLUSTER = ("localhost:6379", "singleton_lock_url='redis+cluster://")
 LOCKS: dict[str, Any] = {"singleton_lock_url": "redis://locks"}
 SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "no redis": ({"broker_url": "amqp://a", "result_backend": "rpc://"}, ("singleton_lock_url is not set", "broker")),
     "no broker": ({"broker_url": [], "result_backend": "rpc://"}, ("singleton_lock_url is not set",)),
-    "a broker in a cluster": ({"broker_url": "redis+cluster://a:7000", **LOCKS}, ("broker_url", *IN_A_CLUSTER)),
-    "one of two brokers": ({"broker_url": ["redis://a", "rediss+cluster://b"], **LOCKS}, ("broker_url", *IN_A_CLUSTER)),
-    "a broker to read from": (
-        {"broker_url": "memory://", "broker_read_url": "redis+cluster://a", **LOCKS},
-        ("broker_url", *IN_A_CLUSTER),
-    ),
-    "results in a cluster": (
-        {"broker_url": "memory://", "result_backend": "redis+cluster://locks:7000"},
-        ("result_backend", "single server", "singleton_lock_url='redis+cluster://"),
-    ),
     **{
         f"{number!r} replicas": ({**LOCKS, "singleton_lock_replicas": number}, (f"={number!r} is not allowed", "or 0"))
         for number in (-1, 1.0, "1", True, None)
@@ -278,25 +266,6 @@ def test_an_error_of_the_store_has_no_credentials() -> None:
 
     assert "127.0.0.1" in str(unanswered.value)
     assert SECRET not in repr(unanswered.value) + str(unanswered.value)
-
-
-def test_a_check_that_fails_by_itself_is_told_as_what_it_is(caplog: pytest.LogCaptureFixture) -> None:
-    def stumble(_: Any) -> None:
-        raise KeyError("vault")
-
-    with running("valkey") as server:
-        options = {"redis_connect_func": stumble}
-        app = app_with(broker_url="memory://", singleton_lock_url=server.url, singleton_lock_client_options=options)
-
-        @app.task(base=SingletonTask, name="task", shared=False)
-        def task() -> None: ...
-
-        task.delay()
-
-        until(lambda: "lock." in caplog.text, "it is told")
-    (record,) = [record for record in caplog.records if record.name == "celery_singleton_lock"]
-    assert record.getMessage().startswith("lock.check_failed")
-    assert record.exc_info is not None
 
 
 # How a connection is opened.

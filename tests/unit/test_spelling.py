@@ -53,6 +53,8 @@ def refusal(app: Celery, **options: Any) -> str:
         ("Lock_ttl", "lock_ttl"),
         ("LOCK_TTL", "lock_ttl"),
         ("lock_Key", "lock_key"),
+        ("loc_key", "lock_key"),
+        ("lockttl", "lock_ttl"),
     ],
 )
 def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(app: Celery, written: str, meant: str) -> None:
@@ -120,9 +122,6 @@ def test_a_setting_of_another_library_is_refused_until_that_library_is_used(
         ("SINGLETON_LOCK_TTL", "the setting SINGLETON_LOCK_TTL is not read; write singleton_lock_ttl"),
         ("CELERY_SINGLETON_LOCK_TTL", "the setting CELERY_SINGLETON_LOCK_TTL is not read; write singleton_lock_ttl"),
         ("SINGLETON_LOCK_TLL", "there is no setting SINGLETON_LOCK_TLL; did you mean singleton_lock_ttl?"),
-        ("singelton_lock_url", "there is no setting singelton_lock_url; did you mean singleton_lock_url?"),
-        ("singelton_beat_tll", "there is no setting singelton_beat_tll; did you mean singleton_beat_ttl?"),
-        ("lock_ttl", "there is no setting lock_ttl; did you mean singleton_lock_ttl?"),
     ],
 )
 def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(app: Celery, written: str, told: str) -> None:
@@ -135,34 +134,19 @@ def test_a_misspelt_setting_is_refused_with_the_one_that_was_meant(app: Celery, 
         Lock("stock", app=app)
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, "CELERY_SINGLETON_LOCK_URL is not set, .*; set CELERY_SINGLETON_LOCK_URL, for example"),
-        ({"SINGLETON_LOCK_URL": "http://here"}, "CELERY_SINGLETON_LOCK_URL: unknown scheme 'http'"),
-        ({"SINGLETON_LOCK_TTL": "30"}, "CELERY_SINGLETON_LOCK_TTL='30' is not allowed"),
-        ({"SINGLETON_LOCK_REPLICAS": -1}, "CELERY_SINGLETON_LOCK_REPLICAS=-1 is not allowed"),
-        (
-            {"SINGLETON_LOCK_TLL": 5},
-            "there is no setting CELERY_SINGLETON_LOCK_TLL; did you mean CELERY_SINGLETON_LOCK_TTL",
-        ),
-    ],
-)
-def test_a_setting_of_django_is_named_as_it_is_written_there(settings: dict[str, Any], told: str) -> None:
+def test_a_misspelt_setting_of_django_is_corrected_as_it_is_written_there() -> None:
     app = Celery("shop", set_as_current=False)
-    written = {"CELERY_BROKER_URL": "memory://", **{f"CELERY_{name}": value for name, value in settings.items()}}
-    if settings:
-        written.setdefault("CELERY_SINGLETON_LOCK_URL", "redis://")
-    app.config_from_object(written, namespace="CELERY")
+    app.config_from_object({"CELERY_SINGLETON_LOCK_TLL": 5}, namespace="CELERY")
+    told = "there is no setting CELERY_SINGLETON_LOCK_TLL; did you mean CELERY_SINGLETON_LOCK_TTL?"
 
-    with pytest.raises(ConfigurationError, match=f"^{told}"):
+    with pytest.raises(ConfigurationError, match=f"^{re.escape(told)}$"):
         make(app).lock_holders(1)
 
 
 def test_settings_of_others_in_the_same_place_are_left_alone() -> None:
     app = Celery("shop", set_as_current=False)
     settings = {"SINGLETON_PATTERN": 1, "OTHER_SINGLETON_LOCK_TLL": 1, "CELERY_SINGLETON_LOCK_TTL": 5, "LOCK_TTL": 1}
-    settings |= {"SINGELTON_LOCK_URL": 1, "CELERY_REDBEAT_LOCK_TIMEOUT": 5, "CELERY_REDBEAT_LOCK_KEY": "k"}
+    settings |= {"CELERY_REDBEAT_LOCK_TIMEOUT": 5, "CELERY_REDBEAT_LOCK_KEY": "k"}
     app.config_from_object(settings, namespace="CELERY")
 
     assert make(app).lock_key_for(1)

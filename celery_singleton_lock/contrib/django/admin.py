@@ -14,7 +14,6 @@ from django.views.decorators.http import require_POST
 
 from celery_singleton_lock.contrib.django.models import Lock
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.inventory import shown
 from celery_singleton_lock.web.page import DONE, RESULTS, Looks, contents
 
 _PAGE, _BREAK = "celery_singleton_lock_lock_changelist", "celery_singleton_lock_lock_break"
@@ -27,7 +26,7 @@ class LockAdmin(admin.ModelAdmin):
     """The page, for users with the permission to see it; its buttons, for those with the permission to break."""
 
     def get_urls(self) -> list[Any]:
-        """The page and its button; a lock has no page of its own."""
+        """The page and its button, and no others: a lock is neither added, changed nor deleted."""
         page, button = (self.admin_site.admin_view(view) for view in (self.changelist_view, self.break_view))
         return [path("", page, name=_PAGE), path("break/", require_POST(button), name=_BREAK)]
 
@@ -38,18 +37,6 @@ class LockAdmin(admin.ModelAdmin):
     def has_view_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:
         """Whether the user may see the locks, as everybody may who may break one."""
         return super().has_view_permission(request, obj) or self.has_break_permission(request)
-
-    def has_add_permission(self, request: HttpRequest) -> bool:  # noqa: ARG002 (Django's signature)
-        """Nobody may: a lock is taken by a run."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002 (the same)
-        """Nobody may."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Lock | None = None) -> bool:  # noqa: ARG002 (the same)
-        """Nobody may: a holder is asked to give it back."""
-        return False
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
         """The page."""
@@ -78,7 +65,7 @@ class LockAdmin(admin.ModelAdmin):
         try:
             result = _looks.break_by_button(key, holder, user, address)
         except (ConfigurationError, StoreError) as error:
-            self.message_user(request, shown(str(error)), messages.ERROR)
+            self.message_user(request, str(error), messages.ERROR)
         else:
             self.message_user(request, RESULTS[result], messages.SUCCESS if result in DONE else messages.WARNING)
             if result in DONE:

@@ -3,14 +3,12 @@
 import threading
 
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.inventory import LockState
-from celery_singleton_lock.stores.records import Answer, Slot, marker_of
+from celery_singleton_lock.stores.records import Answer, LockState
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
     OTHER,
     SHORT,
-    SLOTS,
     Contract,
     call,
     claim,
@@ -31,10 +29,10 @@ def surveyed(store: Store, key: str = KEY) -> LockState:
     return survey
 
 
-def broken(store: Store, token: str | None = None, *, force: bool = False) -> tuple[list[str], list[str]]:
+def broken(store: Store, *meant: str, marks: bool = False, force: bool = False) -> tuple[list[str], list[str]]:
     """Whom a break was about, and what it has dropped."""
-    asked = store.break_lock(KEY, token, ALICE, force=force)
-    return tokens(asked.holders), list(asked.dropped)
+    holders, dropped = store.break_lock(KEY, meant, ALICE, marks=marks, force=force)
+    return tokens(holders), dropped
 
 
 class Breaking(Contract):
@@ -51,14 +49,6 @@ class Breaking(Contract):
         found = list(store.keys(START))
 
         assert sorted(found) == sorted([KEY, *(f"singleton:v3:{{shop.{number}:00}}" for number in range(3))])
-
-    def test_nothing_is_without_an_end(self, store: Store) -> None:
-        store.acquire(call("a"))
-        mark_queued(store, "q")
-        store.mark_done(KEY, marker_of("a", 1), 0, "stored", 60.0)
-        store.claim_slot(SLOTS, Slot("entry", 1, 1))
-
-        assert list(store.without_expiry("singleton:v3:")) == []
 
     def test_a_survey_tells_holders_marks_and_waiters(self, store: Store) -> None:
         grant = granted(store.acquire(claim("a", task_id="id-of-a", pid=7)))
@@ -84,8 +74,8 @@ class Breaking(Contract):
             queued(lock.ask())
             here, other = store.survey([KEY, OTHER])
 
-        assert [task_id for task_id, _ in here.turns] == ["id-of-w", ""]
-        assert all(seconds > 0 for _, seconds in here.turns)
+        assert [turn.task_id for turn in here.turns] == ["id-of-w", ""]
+        assert all(turn.expires_in > 0 for turn in here.turns)
         assert other.turns == ()
 
     # Asking a holder to end.
@@ -93,7 +83,7 @@ class Breaking(Contract):
     def test_a_holder_that_is_asked_keeps_its_lease_until_it_has_ended(self, store: Store) -> None:
         store.acquire(claim("a"))
 
-        assert broken(store) == (["a"], [])
+        assert broken(store, "a") == (["a"], [])
         refused(store.acquire(claim("b")))
         assert store.renew([claim("a")], 1.0) == [Answer.BROKEN]
         refused(store.acquire(claim("b")))
@@ -103,7 +93,7 @@ class Breaking(Contract):
 
     def test_a_holder_that_does_not_hear_of_it_is_gone_after_its_ttl(self, store: Store) -> None:
         store.acquire(claim("a", ttl=SHORT))
-        broken(store)
+        broken(store, "a")
 
         self.let_expire(store)
 
@@ -119,7 +109,7 @@ class Breaking(Contract):
         succeed(store, call("r", 1.0), "rerun")
         store.release(call("a"), 1)
 
-        assert broken(store) == ([], ["queued", "next", "quiet"])
+        assert broken(store, marks=True) == ([], ["queued", "next", "quiet"])
         self.nothing_is_left(store)
         assert mark_queued(store, "other") is None
 
@@ -128,7 +118,7 @@ class Breaking(Contract):
     def test_force_frees_at_once(self, store: Store) -> None:
         store.acquire(claim("a"))
 
-        assert broken(store, force=True) == (["a"], [])
+        assert broken(store, "a", force=True) == (["a"], [])
         self.nothing_is_left(store)
         grant = granted(store.acquire(claim("b")))
         assert store.renew([claim("a")], 1.0) == [Answer.TAKEN]
@@ -140,19 +130,15 @@ class Breaking(Contract):
             store.acquire(claim(token, limit=3))
 
         assert broken(store, "c", force=True) == (["c"], [])
-        assert broken(store, force=True) == (["a", "b"], [])
+        assert broken(store, "a", "b", "gone", force=True) == (["a", "b"], [])
         self.nothing_is_left(store)
 
     def test_force_wakes_the_first_who_waits(self, store: Store) -> None:
         store.acquire(claim("a", ttl=60.0))
 
-        self.is_woken(store, force=True)
-
-    def is_woken(self, store: Store, *, force: bool = False) -> None:
-        """One that waits hears of a break, and has its turn."""
         with store.waiter(claim("w", ttl=60.0)) as waiter:
             queued(waiter.ask())
-            breaking = threading.Timer(0.2, store.break_lock, (KEY, None, ALICE), {"force": force})
+            breaking = threading.Timer(0.2, store.break_lock, (KEY, ["a"], ALICE), {"force": True})
             breaking.start()
             asleep_at = clock()
             waiter.sleep(20)

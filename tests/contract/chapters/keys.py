@@ -85,7 +85,7 @@ class Keys(Contract):
             "unmark": lambda: [store.unmark(KEY, name) for name in ("a", "b", "c")],
             "unmark if it may": lambda: store.unmark(KEY, "b", quiet=False, heeds=True),
             "mark_done": lambda: store.mark_done(KEY, marker_of("a"), 1, "stored", 30.0),
-            "break": lambda: store.break_lock(KEY, "tok-b", "alice", force=False),
+            "break": lambda: store.break_lock(KEY, ["tok-b"], "alice"),
         }
 
     def test_every_key_has_an_expiry_whatever_is_done_in_whatever_order(self, store: Store, client: Any) -> None:

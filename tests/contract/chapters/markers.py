@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from celery_singleton_lock.stores.records import Answer, Done, Ending
+from celery_singleton_lock.stores.records import Answer, Done, Ending, Slot
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import KEY, SHORT, Contract, call, claim, delivery, granted, mark_queued, marker_of
+from tests.contract.asking import KEY, SHORT, SLOTS, Contract, call, claim, delivery, granted, mark_queued, marker_of
 
 DUE = Ending("ended", 60.0, is_due=True)
 
@@ -28,10 +28,20 @@ class Markers(Contract):
         mark_queued(store, "q")
         store.release(call("holder"), 1)
         store.unmark(KEY, "q")
-        store.break_lock(KEY, None, "alice", force=True)
+        store.break_lock(KEY, [], "alice", marks=True)
 
         assert store.acquire(delivery("copy")) == Done(0, "stored")
         assert set(client.hkeys(KEY)) <= {"fence", marker_of("a")}
+
+    def test_every_key_has_an_end(self, store: Store, client: Any) -> None:
+        store.acquire(call("a"))
+        mark_queued(store, "q")
+        store.mark_done(KEY, marker_of("a"), 0, "stored", 60.0)
+        store.claim_slot(SLOTS, Slot("entry", 1, 1))
+        store.count("singleton:v3:stats", {"acquired::a": 1}, 1.0)
+
+        assert len(client.keys()) == 3
+        assert all(client.pttl(key) > 0 for key in list(client.keys()))
 
     def test_many_markers_that_are_over_do_not_pile_up_in_a_key_that_is_used_on(
         self, store: Store, client: Any

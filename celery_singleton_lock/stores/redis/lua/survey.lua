@@ -3,9 +3,9 @@
 -- KEYS[1]  lock key
 --
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
---          that wait; the marks in force, five values each: what it is, until when, task id, task name and label, or
---          empty texts; every holder, seven values each; the first of those that wait, two values each: until when
---          it has a turn, and its task id, or an empty text; for each holder, who has asked it to end, or an empty text
+--          that wait; each mark in force: {what it is, until when, task id, task name, label}, empty texts for what is not
+--          known; every holder, seven values each; each of the first that wait: {until when it has a turn, task id}; for
+--          each holder, who has asked it to end, or an empty text
 
 -- @include time
 -- @include lock
@@ -13,50 +13,34 @@
 -- @include queue
 local key = KEYS[1]
 local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'quiet', 'next')
-local first, last, successor, marks = tonumber(known[3]), tonumber(known[4]), successor_in(known[7]), {}
+local first, last, successor = tonumber(known[3]), tonumber(known[4]), successor_in(known[7])
+local marks, turns, asked, waiters = {}, {}, {}, 0
 
--- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
-local function look_at_queue()
-  local stop = math.min(last, first + LONGEST_WALK - 1)
-  local count, turns, names = last - stop, {}, {}
+local function add(word, mark, task_name, value)
+  if mark and mark.deadline > now then
+    local label = word ~= 'next' and string.match(value, '\31(.*)$') or ''
+    marks[#marks + 1] = {word, integer(mark.deadline), mark.task_id, task_name, label}
+  end
+end
+
+add('queued', mark_of(known[5]), '', known[5])
+add('next', successor, successor and successor.task_name)
+add('quiet', mark_of(known[6]), '', known[6])
+if first then
+  -- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
+  local stop, names = math.min(last, first + LONGEST_WALK - 1), {}
   for ticket = first, stop do
     names[#names + 1] = 'q' .. ticket
   end
   for _, value in ipairs(redis.call('HMGET', key, unpack(names))) do
     local waiter = waiter_in(value)
     if waiter and waiter.deadline > now then
-      count = count + 1
-      turns[#turns + 1] = integer(waiter.deadline)
-      turns[#turns + 1] = waiter.task_id
+      turns[#turns + 1] = {integer(waiter.deadline), waiter.task_id}
     end
   end
-  return count, turns
-end
-
-local function add(word, deadline, task_id, task_name, label)
-  for _, value in ipairs({word, integer(deadline), task_id, task_name, label}) do
-    marks[#marks + 1] = value
-  end
-end
-
-local function add_mark(word, value)
-  local mark = mark_of(value)
-  if mark then
-    add(word, mark.deadline, mark.task_id, '', string.match(value, '\31(.*)$') or '')
-  end
-end
-
-add_mark('queued', known[5])
-if successor and successor.deadline > now then
-  add('next', successor.deadline, successor.task_id, successor.task_name, '')
-end
-add_mark('quiet', known[6])
-local waiters, turns = 0, {}
-if first then
-  waiters, turns = look_at_queue()
+  waiters = #turns + last - stop
 end
 local holders = described(key, read_places(key, tonumber(known[1] or 1)), math.huge)
-local asked = {}
 for i = 2, #holders, 7 do
   asked[#asked + 1] = redis.call('HGET', key, 'broken:' .. holders[i]) or ''
 end

@@ -1,0 +1,294 @@
+"""The locks of an app in rows, one for each holder and each mark; and what happened to a call.
+
+Whatever looks at the store raises `StoreError` if there is no answer in time.
+"""
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from celery import Celery, states
+
+from celery_singleton_lock.checks import lockable
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
+from celery_singleton_lock.keys import lock_name_of_task, start_of_keys
+from celery_singleton_lock.leases.counters import hash_of
+from celery_singleton_lock.options import prefix_of
+from celery_singleton_lock.runs.endings import CallRevoked
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.base import lock_name_of
+from celery_singleton_lock.stores.records import Holder, LeftMark, LockState
+from celery_singleton_lock.stores.redis.store import Store
+
+OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this command sees only its own."
+_NOW = {"held": "holds the lock", "waiting": "waits for the lock", "queued": "is queued", "next": "is next"}
+_COLUMNS = 100
+_CUT = {"LOCK", "LABEL", "WORKER"}
+_BEGIN = 8
+_SURVEYED_AT_ONCE = 100
+_FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
+"""Of a holder; a mark has some of them."""
+_LATEST = datetime.max.replace(tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A holder, a mark, or a call that waits."""
+
+    lock: LockState
+    about: Holder | LeftMark
+    queued_for: float | None = None
+    """Seconds for which a queued call is due, if this app knows its task."""
+
+    @property
+    def state(self) -> str:
+        """`held`, `queued`, `next`, `quiet` or `waiting`. A cool-down is quiet."""
+        if isinstance(self.about, LeftMark):
+            return self.about.state
+        return "quiet" if self.about.is_on_hold else "held"
+
+    @property
+    def name(self) -> str:
+        return lock_name_of(self.lock.key)
+
+    @property
+    def is_beat(self) -> bool:
+        return self.about.task_name == "celery.beat"
+
+    @property
+    def worker(self) -> str:
+        return worker_of(self.about)
+
+    @property
+    def held(self) -> float | None:
+        """Seconds since it is held."""
+        if isinstance(self.about, LeftMark):
+            return None
+        return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
+
+    @property
+    def asked_by(self) -> str | None:
+        """Who has asked the holder to end."""
+        return None if isinstance(self.about, LeftMark) else self.lock.asked_by.get(self.about.token)
+
+    def as_json(self) -> dict[str, Any]:
+        """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
+        known = {"key": self.lock.key, "state": self.state, **facts_of(self.about), "waiters": self.lock.waiters}
+        rare = {"asked_by": self.asked_by, "queued_for": self.queued_for and round(self.queued_for, 3)}
+        return known | {name: value for name, value in rare.items() if value is not None}
+
+
+class Locks:
+    """The locks of an app, straight from their store: the one that the app uses, or another one."""
+
+    def __init__(self, app: Celery, store: Store | None = None) -> None:
+        self.store: Store = store or store_of(app)
+        self._app = app
+        self._start = start_of_keys(prefix_of(app))
+
+    @property
+    def is_of_one_process(self) -> bool:
+        """They are in memory, so no other process can see them."""
+        return self.store.address.startswith("memory:")
+
+    def checked_key(self, text: str) -> str:
+        """*text*, unless it is no lock key of this app, which is a `ConfigurationError`."""
+        if not re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text):
+            raise ConfigurationError(
+                f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
+                f"{self._start}<lock name>:<digest>}}; `show TASK -a ARGS` prints that of a call"
+            )
+        return text
+
+    def counted(self) -> dict[str, int]:
+        return self.store.counted(hash_of(self._start))
+
+    def survey(self, key: str) -> LockState:
+        return self.store.survey([key])[0]
+
+    def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
+        """All that is known of each lock whose name matches the glob *pattern*.
+
+        If one of several servers is away, the error comes after the locks of the others.
+        """
+        keys, problem = list[str](), None
+        try:
+            for key in self.store.keys(self._start):
+                if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
+                    keys.append(key)
+        except StoreError as error:
+            problem = error
+        yield from self.surveys_of(keys)
+        if problem is not None:
+            raise problem
+
+    def surveys_of(self, keys: Sequence[str]) -> Iterator[LockState]:
+        for start in range(0, len(keys), _SURVEYED_AT_ONCE):
+            yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE])
+
+    def rows(self, surveys: Iterable[LockState] | None = None) -> list[Row]:
+        """The rows of these locks, or of all, with the time for which a queued call is due."""
+        # A mark ends `lock_queue_ttl` after its call is due; the time of its publication is not stored.
+        ttls = dict[str, float]()
+        for name, task in tasks_by_lock(self._app).items():
+            # The other locks of an app whose task cannot work are listed all the same.
+            with suppress(ConfigurationError):
+                ttls[name] = task.lock_options.queue_ttl
+        return in_order(
+            replace(row, queued_for=max(0.0, ttls[row.name] - row.about.expires_in))
+            if row.state == "queued" and row.name in ttls
+            else row
+            for survey in (self.surveys() if surveys is None else surveys)
+            for row in rows_of(survey)
+        )
+
+
+def tasks_by_lock(app: Celery) -> dict[str, Any]:
+    """The tasks of an app by the name of their lock; of several with one name, the first."""
+    named = ((lock_name_of_task(task), task) for task in reversed(lockable(app)))
+    # The checks of tasks know of a name that is no text.
+    return {name: task for name, task in named if isinstance(name, str)}
+
+
+def facts_of(about: Holder | LeftMark) -> dict[str, Any]:
+    """What JSON has of it, in the words of the docs."""
+    facts = {name: getattr(about, name, None) for name in _FACTS}
+    facts["expires_in"] = round(about.expires_in, 3)
+    if isinstance(about, Holder):
+        facts["acquired_at"] = about.acquired_at.isoformat()
+    return facts
+
+
+def worker_of(about: Holder | LeftMark) -> str:
+    """Hostname and process, as far as they are known."""
+    parts = getattr(about, "hostname", None), getattr(about, "pid", None)
+    return ":".join(str(part) for part in parts if part is not None)
+
+
+def in_order(rows: Iterable[Row]) -> list[Row]:
+    """First the holders, the oldest one first, and then the marks."""
+    # Not by `held`: each key is looked at a moment after the one before.
+    return sorted(rows, key=lambda row: (row.state != "held", getattr(row.about, "acquired_at", _LATEST), row.lock.key))
+
+
+def rows_of(survey: LockState) -> list[Row]:
+    return [*(Row(survey, holder) for holder in survey.holders), *(Row(survey, mark) for mark in survey.marks)]
+
+
+def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
+    """What its result says of a call, in the words of the docs; its rows; and why results cannot be read, if so."""
+    places = ([*rows_of(lock), *(Row(lock, turn) for turn in lock.turns)] for lock in locks.surveys())
+    rows = in_order(row for found in places for row in found if row.about.task_id == task_id)
+    call: dict[str, Any] = {"task_id": task_id, "state": None, "reason": None, "key": None, "holder_task_id": None}
+    call |= {"locks": [row.as_json() for row in rows], "text": None}
+    try:
+        kept = app.backend.get_task_meta(task_id)
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises, or that there is none)
+        return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
+    call["state"], result = kept["status"], kept.get("result")
+    # A body may return an exception, which is a result as any other.
+    if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
+        call["text"] = str(result) or type(result).__name__
+        # An error of others may have attributes of the same names.
+        if isinstance(result, CallRevoked | LockHeld | LockLost):
+            # A call that comes again may still be done.
+            call["reason"] = None if call["state"] == states.RETRY else result.reason
+            call["key"], call["holder_task_id"] = result.key, getattr(result, "holder_task_id", None)
+    return call, rows, None
+
+
+def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
+    """The same for people, with what it does if it has not ended."""
+    now = next((_NOW[row.state] for row in rows if row.state in _NOW), None)
+    comes_again = call["state"] == states.RETRY
+    if comes_again and now is None:
+        now = f"comes again, and waits for {call['holder_task_id'] or 'the lock'}" if call["key"] else "comes again"
+    facts = {
+        "call": call["task_id"],
+        "state": call["state"],
+        "now": now,
+        "reason": call["reason"],
+        "key": call["key"],
+        "holder": None if comes_again else call["holder_task_id"],
+        "text": call["text"],
+    }
+    return facts_and_rows(facts, rows)
+
+
+# For people: only the printable characters of keys and names reach a terminal.
+
+
+def facts_and_rows(facts: Mapping[str, object], rows: Sequence[Row]) -> str:
+    lines = aligned([(name, shown(str(value))) for name, value in facts.items() if value is not None])
+    return f"{lines}\n\n{table(rows, is_wide=True)}" if rows else lines
+
+
+def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
+    """One line for each row, below a head; with a column of labels, if there is one.
+
+    It fits 100 columns unless it is wide: of a task id and a digest it shows the beginning, and it cuts long names.
+    """
+    columns: dict[str, list[str | None]] = {
+        "LOCK": [row.name for row in rows],
+        "LABEL": [row.about.label for row in rows],
+        "STATE": [row.state for row in rows],
+        "TASK ID": [row.about.task_id for row in rows],
+        "WORKER": [row.worker for row in rows],
+        "HELD": [duration(row.held) for row in rows],
+        "LEFT": [duration(row.about.expires_in) for row in rows],
+        "WAITING": [str(row.lock.waiters) for row in rows],
+        "KEY": [row.lock.key if is_wide else row.lock.key.rpartition(":")[2].removesuffix("}") for row in rows],
+    }
+    if not any(columns["LABEL"]):
+        del columns["LABEL"]
+    cells = {head: [head, *(shown(text or "-") for text in texts)] for head, texts in columns.items()}
+    if not is_wide:
+        for head in ("TASK ID", "KEY"):
+            cells[head] = [text if len(text) <= _BEGIN + 1 else f"{text[:_BEGIN]}…" for text in cells[head]]
+        widths = {head: max(map(len, texts)) for head, texts in cells.items()}
+        while sum(widths.values()) + 2 * len(widths) - 2 > _COLUMNS:
+            widths[max(_CUT & widths.keys(), key=lambda head: (widths[head], head))] -= 1
+        cells = {head: [_cut(text, widths[head]) for text in texts] for head, texts in cells.items()}
+    return aligned(list(zip(*cells.values(), strict=True)))
+
+
+def _cut(text: str, width: int) -> str:
+    """At most *width* characters of it, of both ends."""
+    end = (width - 1) // 2
+    return text if len(text) <= width else f"{text[: width - 1 - end]}…{text[-end:]}"
+
+
+def aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    """The lines, with columns of one width each."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:
+    """The first few, and the number of the others, if there are *of* in all."""
+    rest = (len(names) if of is None else of) - len(names[:most])
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def duration(seconds: float | None) -> str:
+    """`4.2s`, `3m12s`, `2h05m`, `3d04h`; `-` if it is not known."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m" if hours < 24 else f"{hours // 24}d{hours % 24:02d}h"
+
+
+def shown(text: str) -> str:
+    """*text*, with what cannot be printed, such as the start of a colour, as an escape."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
