@@ -36,6 +36,7 @@ MAX_NAME = 200
 MAX_LABEL = 60
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})
+_TEXT = frozenset({str})
 
 Args = Sequence[Any]
 Kwargs = Mapping[str, Any]
@@ -93,6 +94,8 @@ def plain(value: Any) -> Any:
         return value
     if isinstance(value, Enum):
         return plain(value.value)
+    if type(value) is dict and _are_plain(value.values()) and _TEXT.issuperset(map(type, value)):
+        return value
     if isinstance(value, Mapping):
         names = [name if isinstance(name, str) else json.dumps(name) for name in map(plain, value)]
         return dict(zip(names, map(plain, value.values()), strict=True))

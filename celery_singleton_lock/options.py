@@ -311,7 +311,8 @@ def _fault_in_name(name: str, *, with_words: bool = False) -> str:
     if name in _OF_OTHERS:
         return _of_others(name, "an option")
     is_prefixed = name.lower().startswith(_PREFIXES)
-    is_word = with_words and (name.removeprefix("singleton_") in _WORDS or _nearest(name, NAMES, _A_LETTER_OFF))
+    is_near = not name.startswith("_") and _nearest(name, NAMES, _A_LETTER_OFF)
+    is_word = with_words and (name.removeprefix("singleton_") in _WORDS or is_near)
     if not (is_prefixed or is_word):
         return ""
     own = " An attribute of your own needs a name that does not begin with lock_" if is_prefixed else ""

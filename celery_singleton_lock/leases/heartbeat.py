@@ -3,7 +3,7 @@
 import logging
 import os
 from _queue import Empty, SimpleQueue
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -252,39 +252,41 @@ class RenewalThread(DaemonThread):
 
     def _renew(self, renewals: list[Renewal]) -> None:
         sent_at = clock()
-        unsure = list[tuple[Renewal, StoreError]]()
-        for renewal, answer in zip(renewals, self._ask(renewals), strict=True):
-            if isinstance(answer, StoreError):
+        try:
+            answers = self._ask(renewals)
+        except StoreError as error:
+            for renewal in renewals:
                 renewal.unsure()
-                unsure.append((renewal, answer))
-            elif not renewal.is_over:
-                reason = None if answer is Answer.DONE else _REASONS[answer]
-                # A holder that is asked to make way keeps its lease until it has.
-                if reason is None or reason in MAKES_WAY:
-                    renewal.renewed(sent_at)
-                if reason is not None:
-                    self._lose(renewal, reason)
-        for renewal, error in unsure[:_MOST_LINES]:
-            event = "lock.renewal_failed key=%s task_id=%s remaining=%.1f leases=%d: %s"
-            facts = renewal.key, renewal.task_id, renewal.time_left, len(unsure), error
-            self._log(partial(logger.warning, event, *facts))
+            for renewal in renewals[:_MOST_LINES]:
+                event = "lock.renewal_failed key=%s task_id=%s remaining=%.1f leases=%d: %s"
+                facts = renewal.key, renewal.task_id, renewal.time_left, len(renewals), error
+                self._log(partial(logger.warning, event, *facts))
+            return
+        for renewal, answer in zip(renewals, answers, strict=True):
+            if renewal.is_over:
+                continue
+            # A holder that is asked to make way keeps its lease until it has.
+            if answer is Answer.DONE or _REASONS[answer] in MAKES_WAY:
+                renewal.renewed(sent_at)
+            if answer is not Answer.DONE:
+                self._lose(renewal, _REASONS[answer])
 
-    def _ask(self, renewals: list[Renewal]) -> Sequence[Answer | StoreError]:
+    def _ask(self, renewals: list[Renewal]) -> list[Answer]:
         now = clock()
         # So that each loss is reported when its deadline passes. A beat that comes after it has the time of a reply.
         left = [max(renewal.deadline - now, 0.0) or _LATE_RENEWAL for renewal in self.watched()]
+        bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
         try:
             if self._greenlet is not None and self._client is self.store:
                 self._client = self.store.clone()
                 self._client.on_clock_step = lambda by: self._call(partial(_report_step, self.store.address, by))
-            claims = [renewal.claim for renewal in renewals]
-            return self._client.renew(claims, min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0))))
-        except StoreError as error:
-            return [error] * len(renewals)
-        except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
+            return self._client.renew([renewal.claim for renewal in renewals], bound)
+        except StoreError:
+            raise
+        except Exception as error:
             event = "lock.renewal_failed: the store %s raised an unexpected error"
             self._log(partial(logger.error, event, self.store.address, exc_info=error))
-            return [StoreError(self.store.address, str(error))] * len(renewals)
+            raise StoreError(self.store.address, str(error)) from error
 
     def _lose(self, renewal: Renewal, reason: LostReason) -> None:
         self._call(partial(renewal.lose, reason))

@@ -227,7 +227,7 @@ class RetryLoop:
     is_away = False
     """It has not answered an acquire, and nothing since."""
     # It is what its URL says, whatever comes.
-    _has_answered = False
+    has_answered = False
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         is_provided = arguments.get("credential_provider") is not None
@@ -252,7 +252,7 @@ class RetryLoop:
                 if not is_passing(error) or clock() + pause >= give_up_at:
                     raise self._unanswered(problem) from error
             else:
-                self.is_away, self._has_answered = False, True
+                self.is_away, self.has_answered = False, True
                 return answer, sent_at
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -261,7 +261,7 @@ class RetryLoop:
         problem, advice = problem_of(error), advice_about(error, self._user)
         if advice is not None:
             return StoreRefused(self._address, problem, advice)
-        if not self._has_answered and _HANGS_UP.search(problem):
+        if not self.has_answered and _HANGS_UP.search(problem):
             problem += _WITHOUT_TLS if self._address.startswith("rediss") else _WITH_TLS
         return StoreError(self._address, problem)
 

@@ -139,6 +139,7 @@ class Store(RedisInventory):
     on_clock_step: Callable[[float], None] | None = None
     """Called with the seconds by which the store's clock was set, in whichever thread finds out."""
     _renewals_per_script = RENEWALS_PER_SCRIPT
+    _asks_once = False
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
         self._url, self._options, self._replicas = url, options, replicas
@@ -147,6 +148,7 @@ class Store(RedisInventory):
         self._whole = self._loop, ServerClock(self._stepped)
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
+        self._asks_once = not self._replicas
         if url.startswith("sentinel://"):
             from celery_singleton_lock.stores.redis.sentinel import SentinelConnections  # noqa: PLC0415 (few use it)
 
@@ -180,21 +182,29 @@ class Store(RedisInventory):
     def _take(
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
-        loop, server_clock = self._of(claim.key)
-        calls = [((claim.key,), arguments_of(claim, waits=waits))]
+        arguments, bound, sent_at = arguments_of(claim, waits=waits), min(bound, claim.patience), clock()
+        reply = self._ask_once(ACQUIRE, claim.key, arguments, bound)
+        if reply is None:
+            reply, sent_at = self._take_patiently(claim, arguments, bound - (clock() - sent_at), waits=waits)
+        self._of(claim.key)[1].compare(reply if type(reply) is int else reply[1], sent_at)
+        return answer_in(claim.key, reply, sent_at)
+
+    def _take_patiently(
+        self, claim: Claim, arguments: Sequence[str], bound: float, *, waits: bool
+    ) -> tuple[Any, float]:
+        loop, _ = self._of(claim.key)
         if loop.is_away and claim.facts.task_id and not waits:
             # Other calls, each in a slot of a pool, do not try for as long as the first one has.
-            bound = REPLY_TIMEOUT
+            bound = min(bound, REPLY_TIMEOUT)
+        calls = [((claim.key,), arguments)]
         try:
             (reply,), sent_at = loop.persist(
-                lambda left: accepted(self._servers.run(ACQUIRE, calls, left, self._replicas)),
-                min(bound, claim.patience),
+                lambda left: accepted(self._servers.run(ACQUIRE, calls, left, self._replicas)), bound
             )
         except StoreError:
             loop.is_away = True
             raise
-        server_clock.compare(reply if isinstance(reply, int) else reply[1], sent_at)
-        return answer_in(claim.key, reply, sent_at)
+        return reply, sent_at
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Restart the ttl of each claim; one answer each, in order.
@@ -220,15 +230,18 @@ class Store(RedisInventory):
         `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN` and
         `GONE`, if it had been lost before, *ending* was kept as well.
         """
-        calls = [((claim.key,), release_arguments(claim, place, ending))]
-        tries = 0
+        arguments, sent_at = release_arguments(claim, place, ending), clock()
+        reply = self._ask_once(RELEASE, claim.key, arguments, bound)
+        if reply is not None:
+            return ANSWERS[reply]
+        calls, tries = [((claim.key,), arguments)], int(self._asks_once and not self._loop.is_away)
 
         def ask(left: float) -> Any:
             nonlocal tries
             tries += 1
             return accepted(self._servers.run(RELEASE, calls, left))[0]
 
-        reply, _ = self._of(claim.key)[0].persist(ask, bound)
+        reply, _ = self._of(claim.key)[0].persist(ask, bound - (clock() - sent_at))
         if tries > 1 and reply <= 0:
             # An earlier try may have released it, and its answer was lost.
             return Answer.DONE if ending is None else Answer.MARKED
@@ -285,6 +298,17 @@ class Store(RedisInventory):
     def _of(self, key: str) -> tuple[RetryLoop, ServerClock]:  # noqa: ARG002 (there is one server)
         """The data about the server that has *key*."""
         return self._whole
+
+    def _ask_once(self, script: Script, key: str, arguments: Sequence[str], bound: float) -> Any:
+        """The reply of one server that is well; None if a `RetryLoop` has to ask, which takes longer."""
+        if not self._asks_once or self._loop.is_away or bound < 2 * REPLY_TIMEOUT:
+            return None
+        try:
+            (reply,) = self._servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), 2 * REPLY_TIMEOUT)
+        except exceptions.RedisError:
+            return None
+        self._loop.has_answered = True
+        return None if isinstance(reply, exceptions.RedisError) else reply
 
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
         calls = [((key,), arguments)]
