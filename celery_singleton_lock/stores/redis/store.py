@@ -171,25 +171,25 @@ class Store(RedisInventory):
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Take a free place, or return the holders that have them all; a copy first hears of the run of its message."""
-        answer = self._take(claim)
+        answer = self._acquire(claim)
         assert not isinstance(answer, float)
         return answer
 
     def waiter(self, claim: Claim) -> Waiter:
         """Queue for a place: first come, first served, woken by the release."""
-        return Waiter(self._servers, claim, lambda bound: self._take(claim, bound, waits=True))
+        return Waiter(self._servers, claim, lambda bound: self._acquire(claim, bound, waits=True))
 
-    def _take(
+    def _acquire(
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
         arguments, bound, sent_at = arguments_of(claim, waits=waits), min(bound, claim.patience), clock()
         reply = self._ask_once(ACQUIRE, claim.key, arguments, bound)
         if reply is None:
-            reply, sent_at = self._take_patiently(claim, arguments, bound - (clock() - sent_at), waits=waits)
+            reply, sent_at = self._acquire_patiently(claim, arguments, bound - (clock() - sent_at), waits=waits)
         self._of(claim.key)[1].compare(reply if type(reply) is int else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
 
-    def _take_patiently(
+    def _acquire_patiently(
         self, claim: Claim, arguments: Sequence[str], bound: float, *, waits: bool
     ) -> tuple[Any, float]:
         loop, _ = self._of(claim.key)
