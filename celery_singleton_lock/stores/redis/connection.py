@@ -250,14 +250,14 @@ class RetryLoop:
                 if problem is None or not isinstance(error, exceptions.TimeoutError):
                     problem = error
                 if not is_passing(error) or clock() + pause >= give_up_at:
-                    raise self._unanswered(problem) from error
+                    raise self.unanswered(problem) from error
             else:
                 self.is_away, self.has_answered = False, True
                 return answer, sent_at
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _unanswered(self, error: exceptions.RedisError) -> StoreError:
+    def unanswered(self, error: exceptions.RedisError) -> StoreError:
         problem, advice = problem_of(error), advice_about(error, self._user)
         if advice is not None:
             return StoreRefused(self._address, problem, advice)

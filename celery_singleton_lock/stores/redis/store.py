@@ -39,7 +39,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     release_arguments,
     renewals_of,
 )
-from celery_singleton_lock.stores.redis.errors import accepted
+from celery_singleton_lock.stores.redis.errors import accepted, is_passing
 from celery_singleton_lock.stores.redis.inventory import RedisInventory
 
 # A poll takes no more than 24 days at once.
@@ -184,7 +184,7 @@ class Store(RedisInventory):
     ) -> Grant | Conflict | Done | float:
         arguments, bound, sent_at = arguments_of(claim, waits=waits), min(bound, claim.patience), clock()
         reply = self._ask_once(ACQUIRE, claim.key, arguments, bound)
-        if reply is None:
+        if reply is None or isinstance(reply, exceptions.RedisError):
             reply, sent_at = self._acquire_patiently(claim, arguments, bound - (clock() - sent_at), waits=waits)
         self._of(claim.key)[1].compare(reply if type(reply) is int else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
@@ -232,9 +232,9 @@ class Store(RedisInventory):
         """
         arguments, sent_at = release_arguments(claim, place, ending), clock()
         reply = self._ask_once(RELEASE, claim.key, arguments, bound)
-        if reply is not None:
+        if isinstance(reply, int):
             return ANSWERS[reply]
-        calls, tries = [((claim.key,), arguments)], int(self._asks_once and not self._loop.is_away)
+        calls, tries = [((claim.key,), arguments)], int(reply is not None)
 
         def ask(left: float) -> Any:
             nonlocal tries
@@ -300,14 +300,17 @@ class Store(RedisInventory):
         return self._whole
 
     def _ask_once(self, script: Script, key: str, arguments: Sequence[str], bound: float) -> Any:
-        """The reply of one server that is well; None if a `RetryLoop` has to ask, which takes longer."""
+        """The reply of one server that is well, or why there is none; None if a `RetryLoop` has to ask first."""
         if not self._asks_once or self._loop.is_away or bound < 2 * REPLY_TIMEOUT:
             return None
         try:
             (reply,) = self._servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), 2 * REPLY_TIMEOUT)
-        except exceptions.RedisError:
-            return None
+        except exceptions.RedisError as error:
+            if not is_passing(error):
+                raise self._loop.unanswered(error) from error
+            return error
         self._loop.has_answered = True
+        # What was refused was not done.
         return None if isinstance(reply, exceptions.RedisError) else reply
 
     def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
