@@ -342,7 +342,8 @@ def a_revoked_call_keeps_no_other_out(known: Known) -> Iterator[str]:
     for revoked in known.history.answers:
         call = known.calls[revoked.call]
         never_ran = call.ending == "revoke" and call.place == "single" and not known.of(revoked.task_id)
-        if revoked.merged or not never_ran or known.program.tasks[call.task]["ignore"]:
+        # One that was refused where it was published has no task id.
+        if not revoked.task_id or revoked.merged or not never_ran or known.program.tasks[call.task]["ignore"]:
             continue
         for later in known.history.answers:
             names_it = later.merged and later.task_id == revoked.task_id
