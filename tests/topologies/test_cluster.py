@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from celery import Celery
 
+from celery_singleton_lock import LockHeld, SingletonTask
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
@@ -56,6 +58,19 @@ def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: S
         assert store.release(claim_of(number), 1) is Answer.DONE
 
     assert redirects(cluster) == before
+
+
+def test_a_duplicate_is_not_published(cluster: Cluster) -> None:
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.singleton_lock_url = cluster.url
+
+    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_conflict="raise")
+    def sync(number: int) -> None: ...
+
+    for number in range(3):
+        sync.delay(number)
+        with pytest.raises(LockHeld):
+            sync.delay(number)
 
 
 # While a slot moves.

@@ -250,8 +250,8 @@ class ClusterStore(Store):
         return [("ASKING",)]
 
     def part_of(self, key: str) -> Any:
-        """The data about the server that has *key*; before one is known, about the cluster."""
-        return self._of(key)
+        """The loop that asks the server of *key*; before one is known, that of the cluster."""
+        return self._of(key)[0]
 
     def _of(self, key: str) -> tuple[RetryLoop, ServerClock]:
         node = self._servers.known_owner(key)
