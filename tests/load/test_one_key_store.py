@@ -12,8 +12,7 @@ from celery_singleton_lock.stores.redis.store import Store
 from tests.load.asking import asked
 from tests.servers import Server
 
-KEY, OTHER = "singleton:v3:{shop.tasks.sync:00}", "singleton:v3:{shop.tasks.sync:11}"
-SAMPLES = 200
+KEY = "singleton:v3:{shop.tasks.sync:00}"
 CROWD = 150
 # Milliseconds of the server that a script may take, by the median: many times what it takes on a quiet machine, and
 # less than a walk over the whole crowd.
@@ -39,27 +38,6 @@ def client(server: Server) -> Iterator[Any]:
         client.config_set("slowlog-log-slower-than", 10_000)
 
 
-Costs = Callable[[str, Callable[[int], Any]], float]
-
-
-@pytest.fixture
-def costs(client: Any, record_property: Callable[[str, object], None]) -> Costs:
-    """Tells the median of what the scripts of many tries take, in milliseconds, and notes the rest."""
-
-    def measured(name: str, attempt: Callable[[int], Any]) -> float:
-        client.slowlog_reset()
-        for number in range(SAMPLES):
-            attempt(number)
-        entries = client.slowlog_get(1_000_000)
-        took = sorted(entry["duration"] / 1000 for entry in entries if entry["command"].startswith(b"EVALSHA"))
-        assert len(took) >= SAMPLES
-        median = statistics.median(took)
-        record_property(name, f"{median:.3f} ms, {took[len(took) * 99 // 100]:.3f} at 99 %, {took[-1]:.3f} at most")
-        return median
-
-    return measured
-
-
 def claim(token: str, limit: int = 1, **more: Any) -> Claim:
     return Claim(KEY, token, 600.0, limit, Facts(f"id-of-{token}", hostname="celery@worker-1", pid=12345), **more)
 
@@ -72,12 +50,8 @@ def fill(client: Any, claims: list[Claim], *, waits: bool) -> None:
     pipeline.execute()
 
 
-def mark_queued(store: Store, number: int, limit: int) -> None:
-    store.mark_queued(KEY, f"call-{number}", 600.0, limit=limit, quiet=0.0)
-
-
 def test_many_waiters_that_vanished_slow_no_release_and_keep_nobody_out(
-    store: Store, client: Any, costs: Costs, record_property: Callable[[str, object], None]
+    store: Store, client: Any, record_property: Callable[[str, object], None]
 ) -> None:
     store.acquire(claim("holder"))
     fill(client, [claim(f"w{number}") for number in range(CROWD)], waits=True)

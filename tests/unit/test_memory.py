@@ -1,14 +1,11 @@
-"""The store in memory as tests use it: its clock is nobody's wall clock, goes on by hand, and begins anew."""
+"""The store in memory, as a process without a server uses it."""
 
 import os
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.memory import MemoryStore
 from tests.servers import FakeClock
 
 CLIENT_WHOSE_CLOCK_IS_SET = """
@@ -39,14 +36,6 @@ def test_a_wall_clock_that_is_set_moves_no_lock(wall_clock: FakeClock, step: str
     after, is_held = output.split()
     assert abs(float(after) - before - int(step)) < 60
     assert is_held == "True"
-
-
-@pytest.fixture
-def store() -> Any:
-    store = store_from_url("memory://by-hand")
-    assert isinstance(store, MemoryStore)
-    yield store
-    store.reset()
 
 
 def test_without_its_extra_one_line_says_what_to_install() -> None:
