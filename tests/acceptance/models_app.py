@@ -36,4 +36,5 @@ def load(self: Any, order: Order, gate: str = "") -> str:
 @app.task(base=SingletonTask, bind=True, pydantic=True, lock_key="{order.supplier_id}", lock_mode="until_executed")
 def load_once(self: Any, order: Order) -> str:
     with recorder.body(order.supplier_id, self.request.id):
-        return "ran"
+        pass
+    return "ran"

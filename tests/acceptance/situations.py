@@ -180,7 +180,8 @@ class Scene:
 def skipped(scene: Scene) -> Seen:
     """`lock_on_conflict="skip"`, the default: another run has the key.
 
-    Nothing to do. [The result names the holder](results.md), so a web page can say which call runs.
+    Nothing to do. [The result names the holder](results.md), so a web page can say which call runs. Celery's own line
+    `Task ... ignored` follows.
     """
     scene.hold(tasks.skip)
     seen = scene.end(tasks.skip, scene.call(tasks.skip, 2))
