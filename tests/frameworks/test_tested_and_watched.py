@@ -1,4 +1,4 @@
-"""What docs/frameworks.md says of the three alike: the kit says who holds a lock, and the commands who holds it now."""
+"""The kit and the commands, in each framework: the kit says who holds a lock, and the commands who holds it now."""
 
 import json
 import os
