@@ -41,6 +41,7 @@ OF_OTHERS: dict[str, tuple[str, str]] = {
     "tests_frameworks_flask_shop.py": ("type-arg", "reportMissingTypeArgument reportUnknownVariableType"),
     # Django and its packages publish no types.
     "several_beats.py": ("import-untyped misc", "reportMissingTypeStubs"),
+    "tests_frameworks_django_shop_models.py": ("import-untyped misc", "reportMissingTypeStubs"),
     "tests_frameworks_django_shop_settings.py": ("", "reportConstantRedefinition"),
     "tests_frameworks_django_shop_tasks.py": ("", UNKNOWN),
     "tests_frameworks_django_shop_urls.py": (
