@@ -27,8 +27,6 @@ from celery_singleton_lock.stores.records import Holder, PublishMode
 
 logger = logging.getLogger("celery_singleton_lock")
 
-UNTIL_EXECUTED = "until_executed"
-
 Send = Callable[..., Any]
 
 # Seconds without another wait: a web page that sends ten calls waits once for a store that is away.
@@ -156,7 +154,7 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         # Celery raises it, now or in the worker, because it knows of typing=False and of models.
         return send(**options)
     if run is not None:
-        run.is_retried(key)
+        run.note_retry(key)
     headers, task_id = options.get("headers"), options.get("task_id") or uuid()
     # Without a task id it is a new call, even if its body has handed on the headers of its own.
     notes = Notes.of(headers, options.get("task_id") or "")
@@ -168,7 +166,7 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         notes.continues, notes.continues_from = fence, since
     wanted = task.lock_options
     # In the other modes the mark of a retry has ended, because its body has begun.
-    is_marked = wanted.mode == UNTIL_EXECUTED if options.get("retries") else wanted.unique_in_queue
+    is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
     # A call that comes again has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
@@ -188,13 +186,13 @@ def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
 
 
 def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
-    counts_running = task.lock_options.mode == UNTIL_EXECUTED
+    counts_running = task.lock_options.mode == "until_executed"
     is_asking = True
     try:
         limit = task.lock_options.limit if counts_running else 0
         found = _mark(task, key, options, label, limit)
         if found is not None and _has_ended(task, found):
-            unmark(store_of(task.app), key, str(found.task_id), stays_quiet=True)
+            unmark(store_of(task.app), key, str(found.task_id), quiet=False)
             found = _mark(task, key, options, label, limit)
         is_asking = False
         if found is None:
@@ -262,7 +260,7 @@ def _mark(
         _silences[part] = clock(), StoreError(*error.args)
         # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
         # But a retry goes on with the cool-down that its first publishing has begun.
-        unmark_later(store, key, task_id, stays_quiet=bool(options.get("retries")), may_arrive=True)
+        unmark_later(store, key, task_id, quiet=not options.get("retries"), may_arrive=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING)
         return None
     _silences.pop(part, None)

@@ -310,7 +310,7 @@ class SingletonTask(TypedTask[P, R_co]):
         check_definition(cls, SingletonTask)
 
     def _call_otherwise(self, request: Context, args: Any, kwargs: Any) -> Any:
-        """A direct call, an item of a map, a call in eager mode, inside its own run, or after it."""
+        """A direct call, an item of a map, a call in eager mode, or a call inside its own run or after it."""
         caller = get_current_task() if request.called_directly and self.is_lockable() else None
         # `celery.map` and `celery.starmap`, of which `chunks` is made, call their items directly.
         if caller is not None and caller.name in TASKS_OF_ITEMS:

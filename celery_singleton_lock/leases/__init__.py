@@ -1,1 +1,1 @@
-"""Keys, leases and the heartbeat; knows stores of locks, does not know Celery."""
+"""Leases and the heartbeat; they know stores of locks, and no tasks of Celery."""

@@ -21,8 +21,6 @@ from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Enough to connect to a store that is far away.
-_BOUND = 2.0
 _LINGERS = 5.0
 _LONGEST_START = 2.0
 _LOOK_AGAIN = 0.05
@@ -215,7 +213,7 @@ def release_claim_later(
     may_arrive: bool = False,
 ) -> None:
     """Release a claim that nobody wants any more, while the store may still count it; see `PendingRelease`."""
-    release = partial(store.release, claim, place, bound=_BOUND, ending=ending)
+    release = partial(store.release, claim, place, ending=ending)
     task_id, when = claim.facts.task_id or None, may_release
     background.submit(
         PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release=when, may_arrive=may_arrive)

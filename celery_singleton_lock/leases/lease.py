@@ -162,7 +162,7 @@ class Lease(Renewal):
             self.lose("taken" if answer is Answer.TAKEN else "expired")
             return answer
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("lock.released key=%s task_id=%s", self.key, self.claim.facts.task_id or None)
+            logger.debug("lock.released key=%s task_id=%s", self.key, self.task_id)
         if self._sender is not None:
             counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
             if signals.lock_released.receivers:
@@ -177,9 +177,7 @@ class Lease(Renewal):
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self._place, ending=ending)
         except StoreError as error:
-            logger.warning(
-                "lock.release_failed key=%s task_id=%s: %s", self.key, self.claim.facts.task_id or None, error
-            )
+            logger.warning("lock.release_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.

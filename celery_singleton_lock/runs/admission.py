@@ -74,7 +74,7 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Conflict | Done | None) -
         # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
         run.is_copy = run.claim.may_be_copy = True
         answer = run.lease.acquire()
-    if isinstance(answer, Conflict) and not _is_own(run, answer):
+    if isinstance(answer, Conflict) and not _is_of_its_call(run, answer):
         answer = policy.on_conflict(run, answer)
     return None if answer is None else _finish_refused(run, policy, answer)
 
@@ -110,12 +110,12 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
     return run.can_come_again and is_same and not conflict.is_own
 
 
-def _is_own(run: Run, conflict: Conflict) -> bool:
+def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     """The holder continues by this run, or has its task id, so a result of this run would overwrite the holder's."""
-    is_another_message = any(holder.task_id == run.task_id and holder.fence for holder in conflict.holders)
+    has_its_id = any(holder.task_id == run.task_id and holder.fence for holder in conflict.holders)
     # A fence is given once, so the holder with it is the run that has published this one as its replacement.
     is_continued = run.notes.continues in {holder.fence for holder in conflict.holders if holder.fence}
-    return run.can_come_again and (conflict.is_own or is_another_message or is_continued)
+    return run.can_come_again and (conflict.is_own or has_its_id or is_continued)
 
 
 def _policy_of(run: Run) -> Policy:
@@ -139,11 +139,11 @@ def _complete_claim(run: Run, policy: Policy) -> None:
     if policy.kind is not None and not run.hands_over:
         claim.succeeds = policy.kind
         # A message that waits in a queue for long is still older than the call that has superseded it.
-        claim.supersedes_for = max(run.options.queue_ttl, message.kept(run.options))
+        claim.supersedes_for = max(run.options.queue_ttl, message.redelivered_within(run.options))
 
 
 def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
-    if isinstance(answer, Done) or _is_own(run, answer):
+    if isinstance(answer, Done) or _is_of_its_call(run, answer):
         finish_copy(run, answer)
     if policy.ends_at_once and run.hands_over and run.can_come_again and not answer.first.fence:
         # Nobody runs yet, and the successor may never come: a later attempt would be lost for nothing.
@@ -171,7 +171,7 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
     if outcome == "rescheduled":
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = run.jittered(min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
-        run.retry(error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
+        run.come_again(error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
     raise error
 
 

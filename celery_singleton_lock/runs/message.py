@@ -24,7 +24,7 @@ from celery_singleton_lock.stores.redis.store import Store
 logger = logging.getLogger("celery_singleton_lock")
 
 HEADER = "singleton_lock"
-"""The one header we write on a message: the time of publication, or the notes if there is more to say."""
+"""The header of our notes: the time of publication, or the notes if there is more to say."""
 
 DELIVERY = "singleton_delivery"
 """The name under which the main process sends a pool process the facts of this delivery, beside the message."""
@@ -42,7 +42,7 @@ _SWEEP = 120.0
 # Seconds after which a broker that restarts is back; a job is worth the wait.
 _PATIENCE = 60.0
 _PAUSE = 0.5
-# Seconds for which a mark is to be ended.
+# Seconds for which to try to end a mark.
 _MARK_PATIENCE = 60.0
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
@@ -52,7 +52,7 @@ class Delivery(NamedTuple):
     """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
-    # By the local clock; long ago if another delivery may go before it.
+    # By the local clock; infinite, so never late, if no worker has sent it.
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
@@ -152,7 +152,7 @@ def with_notes(headers: Mapping[str, Any] | None, notes: Notes) -> dict[str, Any
     return {**kept, HEADER: notes.header()}
 
 
-def kept(options: LockOptions) -> float:
+def redelivered_within(options: LockOptions) -> float:
     """Seconds for which the broker may deliver a message again."""
     return options.visibility_timeout + _SWEEP
 
@@ -298,20 +298,20 @@ def _possible(task: Task, delay: float) -> float:
 # What a call has left in the store, to be ended once its message has ended for good.
 
 
-def unmark(store: Store, key: str, task_id: str, *, stays_quiet: bool = False, may_arrive: bool = False) -> None:
+def unmark(store: Store, key: str, task_id: str, *, quiet: bool = True, may_arrive: bool = False) -> None:
     """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""
     try:
-        store.unmark(key, task_id, quiet=not stays_quiet)
+        store.unmark(key, task_id, quiet=quiet)
         is_answered = True
     except StoreError:
         is_answered = False
     if not is_answered or may_arrive:
-        unmark_later(store, key, task_id, stays_quiet=stays_quiet, may_arrive=may_arrive)
+        unmark_later(store, key, task_id, quiet=quiet, may_arrive=may_arrive)
 
 
-def unmark_later(store: Store, key: str, task_id: str, *, stays_quiet: bool = False, may_arrive: bool = False) -> None:
+def unmark_later(store: Store, key: str, task_id: str, *, quiet: bool = True, may_arrive: bool = False) -> None:
     """End it in the background: a main process waits for no store."""
-    end = partial(store.unmark, key, task_id, quiet=not stays_quiet)
+    end = partial(store.unmark, key, task_id, quiet=quiet)
     background.submit(PendingRelease(store, key, task_id, _MARK_PATIENCE, end, may_arrive=may_arrive))
 
 

@@ -194,7 +194,7 @@ def _come_again(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     run.report_conflict(holder, "rescheduled")
     longest = _SHORT_DELAY if conflict.successor == run.task_id else _longest_delay(run)
     delay = run.delay(_FIRST_DELAY, longest, holder.expires_in)
-    run.retry(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
+    run.come_again(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
 
 
 def _longest_delay(run: Run) -> float:
@@ -263,7 +263,7 @@ def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
     run.report_conflict(holder, "joined")
     longest = _longest_delay(run) / 2
     delay = run.delay(random.uniform(0.5, 1.0) * longest, longest)
-    run.retry(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
+    run.come_again(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
 
 
 def _result_of(run: Run, joins: str, state: LockState) -> Ended | None:
@@ -286,7 +286,7 @@ def _wait_for_result(run: Run, joins: str, state: LockState) -> None:
     """Come again, unless the run that was joined counts as dead: it has had no lock for too long."""
     # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
     # comes. A state that an earlier run with the same task id has left says nothing about this run.
-    goes_on = 0 < run.notes.joins_fence <= fence_handed_on(run.task, joins)
+    goes_on = 0 < run.notes.joins_fence <= _fence_handed_on(run.task, joins)
     patience = run.options.queue_ttl if goes_on else _RESULT_GRACE
     # Measured by the clock of the store, because the call may come to another host, with another clock, each time.
     free_since = run.notes.free_since or state.at
@@ -304,12 +304,12 @@ def handing_on(run: Run) -> Iterator[None]:
         yield
     except (Ignore, Retry):
         # The message was published: `replace()` and `retry()` end by raising these.
-        tell_handed_on(run)
+        _tell_handed_on(run)
         raise
-    tell_handed_on(run)
+    _tell_handed_on(run)
 
 
-def tell_handed_on(run: Run) -> None:
+def _tell_handed_on(run: Run) -> None:
     """Tell the calls that have joined the run that its retry, or the tasks of `replace()`, continue it."""
     if _may_be_joined(run.task) and run.can_come_again and not (run.request.ignore_result or why_unreadable(run.task)):
         # Under another id than its result, because the last of those tasks stores its own states there.
@@ -331,7 +331,7 @@ def _may_be_joined(task: Task) -> bool:
     )
 
 
-def fence_handed_on(task: Task, task_id: str) -> int:
+def _fence_handed_on(task: Task, task_id: str) -> int:
     """The fence of the last run of this call that went on by a retry, or by the tasks of `replace()`; 0 if none did."""
     # A later run writes it again, so do not read it from a cache.
     word = task.backend.get_task_meta(_word_of(task_id), cache=False)

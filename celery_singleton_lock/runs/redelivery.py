@@ -62,7 +62,7 @@ def ending_of(run: Run, error: Exception | None) -> Ending | None:
         return None
     options = run.options
     is_due = message.has_copies(run.request, run.notes, run.delivery, options, late=run.task.acks_late)
-    return Ending(outcome, message.kept(options), is_due)
+    return Ending(outcome, message.redelivered_within(options), is_due)
 
 
 def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:

@@ -82,7 +82,7 @@ class Run:
         self.task, self.request, self.notes, self.key, self.args, self.kwargs = task, request, notes, key, args, kwargs
         self.options: LockOptions = task.lock_options
         self.delivery = message.delivery_of(request)
-        self._began_at = clock()
+        self._made_at = clock()
         self.task_id = request.id if type(request.id) is str else text_of(request.id or "")
         if message.is_unusual(request, notes, self.delivery, self.options):
             self._look_at_message()
@@ -162,7 +162,7 @@ class Run:
 
     @property
     def age(self) -> float:
-        return clock() - self._began_at
+        return clock() - self._made_at
 
     def on_lost(self, lease: Lease) -> None:
         """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
@@ -198,7 +198,7 @@ class Run:
         delay = min(delay, self.options.visibility_timeout / 4)
         return random.uniform(delay / 2, delay)
 
-    def retry(self, why: Exception, delay: float, **notes: Any) -> NoReturn:
+    def come_again(self, why: Exception, delay: float, **notes: Any) -> NoReturn:
         """Come again, as a task that retries does, but do not count it as a retry.
 
         Raises:
@@ -207,7 +207,7 @@ class Run:
         self._store_retry(why)
         raise Retry(str(why), exc=why, when=delay, sig=self.send_again(delay, **notes))
 
-    def is_retried(self, key: str) -> None:
+    def note_retry(self, key: str) -> None:
         """Its body is about to publish its next attempt, with this key."""
         self.retry_key = key
         error = self.retries_because_of
@@ -290,7 +290,7 @@ class Run:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     def __enter__(self) -> None:
-        """Give back at the end what it holds, and end what it has left in the store if it did not run."""
+        """Count it as under way; `__exit__` gives back what it holds."""
         self.is_under_way = True
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
