@@ -22,7 +22,9 @@ from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.options import (
     NAMES,
     UNSET,
+    Lockable,
     LockOptions,
+    base_in,
     faults_in_names,
     faults_in_settings,
     option_of,
@@ -52,19 +54,19 @@ _checked: WeakSet[Celery] = WeakSet()
 # When a task is made.
 
 
-def check_definition(cls: type[Any], ours: type[Any]) -> None:
-    """Refuse a class of tasks, which inherits from *ours*, if it cannot work; each fault is a line of the error."""
-    refuse([*_faults_in_class(cls, ours), *values_of(cls)[1], *_faults_in_key(cls)])
+def check_definition(cls: type[Any]) -> None:
+    """Refuse a class of tasks if it cannot work; each fault is a line of the error."""
+    refuse([*_faults_in_class(cls), *values_of(cls)[1], *_faults_in_key(cls)])
 
 
-def options_of(task: Any, ours: type[Any]) -> LockOptions:
+def options_of(task: Any) -> LockOptions:
     """The options of *task*, with the app's settings and the defaults filled in, unless any of it cannot work."""
     values, faults = values_of(task, task.app)
     is_joined = values.get("on_conflict") == "join" and values.get("mode") == "while_executing"
     if is_joined and (why := why_unreadable(task)):
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
     # Look at the class again, because Celery keeps a refused task, and gives it to the next caller.
-    of_class = _faults_in_class(type(task), ours)
+    of_class = _faults_in_class(task.__class__)
     refuse([*faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)])
     return LockOptions(
         **values,
@@ -75,9 +77,10 @@ def options_of(task: Any, ours: type[Any]) -> LockOptions:
     )
 
 
-def request_class_of(task: Any, ours: type[Any]) -> type[Any]:
-    """The class of the task's requests: that of *ours*, joined with the class of the user or of a base."""
-    written = [vars(each)["Request"] for each in (task, *type(task).__mro__) if "Request" in vars(each)]
+def request_class_of(task: Any) -> type[Any]:
+    """The class of the task's requests: ours, joined with the class of the user or of a base."""
+    ours = base_in(task.__class__)
+    written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), None)
     request, given = symbol_by_name(ours.Request), symbol_by_name(theirs or ours.Request)
     return given if issubclass(given, request) else type("Request", (request, given), {})
@@ -92,9 +95,15 @@ def is_checked_at_start(app: Celery) -> bool:
     return context is not None and context.find_root().invoked_subcommand in _CHECKED_COMMANDS and app not in _checked
 
 
-def _faults_in_class(cls: type[Any], ours: type[Any]) -> Iterator[str]:
-    """Names that are no option, and a `__call__` that never calls the next one, so that the lock would be off."""
-    yield from faults_in_names(cls, ours)
+def _faults_in_class(cls: type[Any]) -> Iterator[str]:
+    """Names that are no option, and whatever takes a run out of our way, so that the lock would be off."""
+    ours = base_in(cls)
+    yield from faults_in_names(cls)
+    if cls.Strategy != Task.Strategy:
+        yield (
+            f"task {cls.name}: its Strategy, {cls.Strategy!r}, is not Celery's, so a worker would run its messages "
+            f"in a way of its own and take no lock; leave {ours.__name__} out, or the class that brings the Strategy"
+        )
     for base in cls.__mro__[: cls.__mro__.index(ours)]:
         call = vars(base).get("__call__")
         code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
@@ -125,6 +134,8 @@ def check_worker(app: Celery, pool: type, *of_beat: Check) -> None:
     """End a worker that cannot work with that pool, or with the beat inside it, which has checks of its own."""
     for text in without_base(app):
         logger.warning("lock.no_base: %s", text)
+    for text in never_awaited(app):
+        logger.warning("lock.async_body: %s", text)
     # With its beat it need not look again.
     _checked.add(app)
     if of_beat or lockable(app):
@@ -151,21 +162,35 @@ def check_definitions(app: Celery) -> None:
 
 def lockable(app: Celery) -> list[Any]:
     """The tasks of *app* that this library locks, in the order of their names."""
-    ours = [task for task in app.tasks.values() if hasattr(type(task), "is_lockable") and task.is_lockable()]
+    ours = [task for task in app.tasks.values() if isinstance(task, Lockable) and task.is_lockable()]
     # Celery keeps them in no order, but the same faults should give the same lines.
     return sorted(ours, key=lambda task: task.name)
+
+
+def never_awaited(app: Celery) -> list[str]:
+    """The tasks of *app* that we lock whose call does no work, but returns it for somebody else to do."""
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+    return [
+        f"task {task.name} ({_place_of(task)}) is an `async def` or a generator, whose work would begin after the lock "
+        "is released, so each run fails; write a `def` with `return asyncio.run(work())`"
+        for task in lockable(app)
+        if task.lock_options.mode != "until_executing" and any(is_kind(inspect.unwrap(task.run)) for is_kind in kinds)
+    ]
+
+
+def _place_of(task: Any) -> str:
+    code = getattr(inspect.unwrap(task.run), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else str(task.__module__)
 
 
 def without_base(app: Celery) -> list[str]:
     """The tasks of *app* that have options of this library, and run without a lock."""
     found = []
     for task in sorted(app.tasks.values(), key=lambda task: task.name):
-        options = [name for name in sorted(NAMES) if hasattr(type(task), name)]
-        if options and not hasattr(type(task), "is_lockable"):
-            code = getattr(inspect.unwrap(task.run), "__code__", None)
-            place = f"{code.co_filename}:{code.co_firstlineno}" if code else task.__module__
+        options = [name for name in sorted(NAMES) if hasattr(task.__class__, name)]
+        if options and not isinstance(task, Lockable):
             found.append(
-                f"task {task.name} ({place}) has {', '.join(options)} and no base=SingletonTask, so it runs "
+                f"task {task.name} ({_place_of(task)}) has {', '.join(options)} and no base=SingletonTask, so it runs "
                 "without a lock; write `@app.task(base=SingletonTask, ...)`"
             )
     return found

@@ -97,6 +97,22 @@ def label(name: str, value: Any) -> str | None:
     return value
 
 
+class Lockable:
+    """Marks the base class of the tasks that this library locks: `isinstance` finds it through any proxy of a task."""
+
+    name: str
+
+    @classmethod
+    def is_lockable(cls) -> bool:
+        """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
+        return not cls.name.startswith("celery.")
+
+
+def base_in(cls: type[Any]) -> type[Any]:
+    """Our base class among those of a class of tasks, whose other bases we do not own."""
+    return next(each for each in cls.__mro__ if Lockable in each.__bases__)
+
+
 class Option(NamedTuple):
     """How one `lock_*` option is checked, and its default."""
 
@@ -265,14 +281,15 @@ _WORDS: Mapping[str, str] = {
 _PREFIXES = ("lock_", "singleton_lock_")
 
 
-def faults_in_names(cls: type[Any], ours: type[Any]) -> Iterator[str]:
+def faults_in_names(cls: type[Any]) -> Iterator[str]:
     """What the classes of a task call as no option is called.
 
     A method or a property is the user's own, and so is any name that a class behind has as well. Words such as `ttl`
     count only as arguments of the decorator and in `task_annotations`; a class may mean something else by them.
     """
+    ours = base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
-        if each in ours.__mro__:
+        if each in ours:
             continue
         is_decorated = "_decorated" in vars(each)
         for name, value in vars(each).items():

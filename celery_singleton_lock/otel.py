@@ -12,7 +12,7 @@ from celery.signals import task_postrun
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY
-from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.runs.delivery import run_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder
 
@@ -64,7 +64,7 @@ def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
 
 
 def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
-    run: Run | None = task.request.get("lock_run")
+    run = run_of(task.request)
     span = trace.get_current_span()
     if run is None or not run.lease.granted or not span.is_recording():
         return

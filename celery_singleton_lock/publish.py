@@ -18,8 +18,10 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, Singleton
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.runs.delivery import notes_of, run_of
 from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result
-from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_of, unmark, unmark_later, with_notes
+from celery_singleton_lock.runs.message import DUE_HEADER, unmark, unmark_later
+from celery_singleton_lock.runs.notes import HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
@@ -34,13 +36,10 @@ _MEMORY = 1.0
 # By what is silent by itself: a store, or a server of a cluster.
 _silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictionary()
 
-# Most calls are published without headers, so nothing is made to look into them.
-_NO_NOTES = Notes()
-
 # Members of a canvas and retries have an id already, callbacks a parent; and callbacks wait for the call itself.
 _WAITED_FOR = ("task_id", "parent_id", "link", "link_error")
 
-_for_a_dead_run: ContextVar[bool] = ContextVar("for_a_dead_run", default=False)
+_of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
 _continued: ContextVar[tuple[str, int, int] | None] = ContextVar("continued", default=None)
 
 
@@ -60,16 +59,16 @@ def continues(lease: Lease) -> bool:
 
 
 @contextmanager
-def for_a_dead_run() -> Iterator[None]:
-    """Publish calls of dead processes again under the key that is written on them.
+def for_a_dead_run(notes: Notes) -> Iterator[None]:
+    """Publish a call of a dead process again under the key of its *notes*.
 
     A main process runs no user code, so it makes no key.
     """
-    token = _for_a_dead_run.set(True)
+    token = _of_a_dead_run.set(notes.of_the_call())
     try:
         yield
     finally:
-        _for_a_dead_run.reset(token)
+        _of_a_dead_run.reset(token)
 
 
 def options_by_name(
@@ -80,21 +79,34 @@ def options_by_name(
     return {**named, **rest}
 
 
-def _key_to_keep(run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]) -> str | None:
+def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
+    """The run whose body publishes its next attempt with these options; None if it is anything else."""
+    run = run_of(task.request)
+    is_next = run is not None and run.has_begun and options.get("retries") and str(options["task_id"]) == run.task_id
+    return run if is_next else None
+
+
+def _noted(task: Task, run: Run | None, options: Mapping[str, Any]) -> Notes:
+    """What is noted of the call already: a later attempt has the notes of its run, whatever its headers are."""
+    if run is not None:
+        return run.notes.of_the_call()
+    headers, task_id = options.get("headers"), options.get("task_id")
+    # Without a task id it is a new call, even if its body has handed on the headers of its own.
+    notes = Notes.of(headers, task_id or "") if isinstance(headers, Mapping) else Notes()
+    if notes.published or not options.get("retries"):
+        return notes
+    # Celery forgets the headers if one of them is named `headers`.
+    if (dead := _of_a_dead_run.get()) is not None:
+        return dead
+    return notes_of(task.request).of_the_call() if task.request.id == task_id else notes
+
+
+def _key_to_keep(run: Run | None, notes: Notes, args: Any, kwargs: Any) -> str | None:
     """The key that a call has already; None if one is to be made of its arguments.
 
     The arguments were serialised since its publisher made the key, and the code that makes keys may have changed.
-
-    Arguments:
-        run: The run whose next attempt it is.
-        args: The arguments of the call.
-        kwargs: Likewise.
-        options: The options with which it is published.
     """
-    headers = options.get("headers")
-    # Without a task id it is a new call, even if it got the headers of another one.
-    notes = Notes.of(headers, options.get("task_id") or "") if headers else _NO_NOTES
-    if _for_a_dead_run.get():
+    if _of_a_dead_run.get() is not None:
         return notes.key
     if notes.tries:
         return notes.key or None
@@ -133,18 +145,14 @@ def _needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]
         or task.lock_options.unique_in_queue
         or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
         or _continued.get()
-        or _for_a_dead_run.get()
+        or _of_a_dead_run.get()
     )
 
 
 def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
-    run: Run | None = task.request.get("lock_run")
-    if run is not None and not (
-        run.has_begun and options.get("retries") and str(options.get("task_id")) == run.task_id
-    ):
-        # This is no next attempt that its body publishes.
-        run = None
-    key = _key_to_keep(run, args, kwargs, options)
+    run = _own_run(task, options)
+    notes = _noted(task, run, options)
+    key = _key_to_keep(run, notes, args, kwargs)
     try:
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
@@ -155,9 +163,7 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         return send(**options)
     if run is not None:
         run.note_retry(key)
-    headers, task_id = options.get("headers"), options.get("task_id") or uuid()
-    # Without a task id it is a new call, even if its body has handed on the headers of its own.
-    notes = Notes.of(headers, options.get("task_id") or "")
+    task_id = options.get("task_id") or uuid()
     # The key of the arguments with which it is sent, because a retry may have new ones.
     notes.task_id, notes.key = text_of(task_id), key
     notes.published = notes.published or time.time_ns() // 1000
@@ -170,11 +176,11 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     counts_as_queued = bool(key and is_marked)
     # A call that comes again has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
-    noted = {**options, "task_id": task_id, "headers": with_notes(headers, notes)}
+    noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:
         return send(**noted)
     # A main process makes none, because that runs user code.
-    label = "" if _for_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
+    label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
     return publish_it(task, key, noted, send, label)
 

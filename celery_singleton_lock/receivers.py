@@ -22,6 +22,8 @@ from celery.signals import (
 from celery_singleton_lock.checks import check_definitions
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import counters
+from celery_singleton_lock.options import Lockable, base_in
+from celery_singleton_lock.runs.delivery import run_of
 from celery_singleton_lock.runs.message import unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.policies import POLICIES, remember_limits
 from celery_singleton_lock.runs.redelivery import keep_result, mark_stored
@@ -31,11 +33,11 @@ MAKES_READY = ("__trace__", "track_started")
 """The attributes of a task that a worker sets, perhaps again, as it makes the task ready to run."""
 
 
-def listen_for(task: Task, ours: type[Any]) -> None:
-    """Connect the receivers that a task of the class *ours* needs before any of its runs has come to its lock."""
+def listen_for(task: Task) -> None:
+    """Connect the receivers that a task needs before any of its runs has come to its lock."""
     if task.track_started:
         task_prerun.connect(_before_started_is_stored, weak=False)
-    if _may_end_before_its_lock(task, ours):
+    if _may_end_before_its_lock(task):
         connect_postrun()
 
 
@@ -50,7 +52,7 @@ def connect_postrun() -> None:
 
 def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
     """Release the lease that the present request still holds, and end its marks; nothing in the usual case."""
-    run: Run | None = vars(task.request).get("lock_run")
+    run = run_of(task.request)
     if run is not None:
         if not run.is_over:
             _release_run(run)
@@ -67,10 +69,10 @@ def _release_run(run: Run) -> None:
         _release_run(run.before)
 
 
-def _may_end_before_its_lock(task: Task, ours: type[Any]) -> bool:
+def _may_end_before_its_lock(task: Task) -> bool:
     """A call may have left marks in the store, or the user's code may run before its lock."""
-    cls = type(task)
-    if cls.before_start is not Task.before_start or cls.__call__ is not ours.__call__:
+    cls = task.__class__
+    if cls.before_start is not Task.before_start or cls.__call__ is not base_in(cls).__call__:
         return True
     try:
         options = task.lock_options
@@ -83,17 +85,17 @@ def _may_end_before_its_lock(task: Task, ours: type[Any]) -> bool:
 
 def _before_started_is_stored(task: Any = None, **_: Any) -> None:
     """Keep the result that a later delivery of the message finds, because Celery stores STARTED next."""
-    if hasattr(type(task), "is_lockable") and task.is_lockable():
+    if isinstance(task, Lockable) and task.is_lockable():
         keep_result(task)
 
 
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     try:
-        if hasattr(type(task), "is_lockable"):
+        if isinstance(task, Lockable):
             release_at_task_end(task, state, retval)
     except BaseException:
         # A signal handler may have raised at any moment of it, and Celery goes on as if nothing had happened.
-        if hasattr(type(task), "is_lockable"):
+        if isinstance(task, Lockable):
             release_at_task_end(task, state, retval)
         raise
 

@@ -4,7 +4,7 @@ from functools import cached_property, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
 
-from celery import Celery, Task
+from celery import Celery, Task, states
 from celery._state import get_current_task
 from celery.app.task import Context
 from celery.exceptions import Reject
@@ -23,6 +23,7 @@ from celery_singleton_lock.options import (
     NAMES,
     Duration,
     KeyChoice,
+    Lockable,
     LockOptions,
     Mode,
     OnConflict,
@@ -35,8 +36,9 @@ from celery_singleton_lock.publish import continues, continuing, options_by_name
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
 from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
+from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
-from celery_singleton_lock.runs.message import Notes
+from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
 from celery_singleton_lock.runs.run import Run, has_run, run_for
 from celery_singleton_lock.settings import store_of
@@ -66,7 +68,7 @@ else:
         __class_getitem__ = classmethod(GenericAlias)
 
 
-class SingletonTask(TypedTask[P, R_co]):
+class SingletonTask(Lockable, TypedTask[P, R_co]):
     """A Celery task of which one execution per lock key runs at a time.
 
     The right to run is a lease in Redis: it lasts *lock_ttl* seconds and is renewed for as long as the body runs. A
@@ -129,14 +131,14 @@ class SingletonTask(TypedTask[P, R_co]):
         """Run the body under a lease, or end without it as the options say."""
         request = self.request
         try:
-            if request.called_directly or request.is_eager or "lock_run" in vars(request):
+            if request.called_directly or request.is_eager or run_of(request) is not None:
                 return cast(R_co, self._call_otherwise(request, args, kwargs))
             if not self.is_lockable():
                 return cast(R_co, super().__call__(*args, **kwargs))
-            notes = Notes.of(request.headers, request.id)
+            notes = notes_of(request)
             # The publisher's key, if it is there, so that a deploy does not strand queued calls.
             key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
-            run = request.lock_run = Run(self, request, notes, key, args, kwargs)
+            run = state_for(request).run = Run(self, request, notes, key, args, kwargs)
             with run:
                 ended = admit(run)
                 body = self.run if self._calls_body_itself else super().__call__
@@ -154,7 +156,7 @@ class SingletonTask(TypedTask[P, R_co]):
         super().__setattr__(name, value)
         self._forget(name)
         if name in MAKES_READY:
-            listen_for(self, SingletonTask)
+            listen_for(self)
 
     def __delattr__(self, name: str) -> None:
         """Delete an attribute; an option is that of the class from then on."""
@@ -169,7 +171,7 @@ class SingletonTask(TypedTask[P, R_co]):
     @property
     def lock(self) -> Lease | NullLease:
         """The lease under which the body runs; without one, an object whose `held` is False."""
-        run: Run | None = vars(self.request).get("lock_run")
+        run = run_of(self.request)
         lease = run.lease if run is not None else current_lease()
         if lease is None or (run.is_unlocked if run is not None else not self._continues(lease)):
             return NULL_LEASE
@@ -182,7 +184,7 @@ class SingletonTask(TypedTask[P, R_co]):
         Raises:
             ConfigurationError: A setting does not exist, or has a value that is not allowed.
         """
-        return options_of(self, SingletonTask)
+        return options_of(self)
 
     @cached_property
     def _lock_keys(self) -> KeyMaker:
@@ -244,12 +246,12 @@ class SingletonTask(TypedTask[P, R_co]):
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""
         check_call_options(self.name, kwargs)
-        listen_for(self, SingletonTask)
+        listen_for(self)
         return eager_result(self, super().apply(*args, **kwargs), throws(args, kwargs))
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced comes no more."""
-        run: Run | None = self.request.get("lock_run")
+        run = run_of(self.request)
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
         run.check_not_replaced()
@@ -265,7 +267,7 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def replace(self, sig: Any) -> Any:
         """As Celery's; a run that its successor has replaced must not replace itself."""
-        run: Run | None = self.request.get("lock_run")
+        run = run_of(self.request)
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
@@ -278,9 +280,14 @@ class SingletonTask(TypedTask[P, R_co]):
         # Otherwise Celery takes all names that it does not know for headers, and publishes them with a retry.
         self.request_stack.push(Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs}))
 
+    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Let the next attempt begin: Celery has stored RETRY by now."""
+        release_at_task_end(self, states.RETRY, exc)
+        super().on_retry(exc, task_id, args, kwargs, einfo)
+
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, even if the release in `__call__` has failed."""
-        run: Run | None = vars(self.request).get("lock_run")
+        run = run_of(self.request)
         if run is None or not run.is_over:
             release_at_task_end(self, status, retval)
         if run is not None and run.is_over and type(self).after_return is SingletonTask.after_return:
@@ -290,7 +297,7 @@ class SingletonTask(TypedTask[P, R_co]):
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
-        vars(self)["Request"] = request_class_of(self, SingletonTask)
+        vars(self)["Request"] = request_class_of(self)
         return super().start_strategy(app, consumer, **kwargs)
 
     @classmethod
@@ -307,7 +314,7 @@ class SingletonTask(TypedTask[P, R_co]):
         Raises:
             ConfigurationError: Naming each fault in a line.
         """
-        check_definition(cls, SingletonTask)
+        check_definition(cls)
 
     def _call_otherwise(self, request: Context, args: Any, kwargs: Any) -> Any:
         """A direct call, an item of a map, a call in eager mode, or a call inside its own run or after it."""
@@ -322,10 +329,10 @@ class SingletonTask(TypedTask[P, R_co]):
         return self._run_locked(request, args, kwargs)
 
     def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
-        notes = Notes.of(request.headers, request.id)
+        notes = notes_of(request)
         key = self.lock_key_in(notes) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and self._continues(held_here(key)):
-            request.lock_continued = True
+            state_for(request).continues = True
             # The calls of its body are no part of the replacement.
             with continuing("", 0, 0):
                 return super().__call__(*args, **kwargs)
@@ -338,17 +345,15 @@ class SingletonTask(TypedTask[P, R_co]):
         """In eager mode `replace()` runs its tasks inside the body that it continues, under the lease of that body."""
         if lease is None:
             return False
-        return lease.claim.facts.task_id == self.request.id or self.request.get("lock_continued") or continues(lease)
+        state = state_of(self.request)
+        is_inside = state is not None and state.continues
+        return lease.claim.facts.task_id == self.request.id or is_inside or continues(lease)
 
     def _run_item(self, caller: Task, args: Any, kwargs: Any) -> Any:
         # It still counts as called directly, so that `retry` in the body does not publish the map's message.
-        self.push_request(lock_item=caller.request.id, lock_map=caller.name, hostname=caller.request.hostname)
+        state = RequestState(item_of=text_of(caller.request.id), map_name=caller.name)
+        self.push_request(singleton=state, hostname=caller.request.hostname)
         try:
             return self._run_locked(self.request, args, kwargs)
         finally:
             self.pop_request()
-
-    @classmethod
-    def is_lockable(cls) -> bool:
-        """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
-        return not cls.name.startswith("celery.")

@@ -24,13 +24,14 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_singleton_lock.checks import check_worker
-from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.publish import for_a_dead_run
-from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
-from celery_singleton_lock.runs.message import text_of, unmark_later
+from celery_singleton_lock.runs.message import unmark_later
+from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -58,7 +59,8 @@ class SingletonRequest(Request):
         eventer = self._eventer
         sends_events = bool(eventer and eventer.enabled and self._task.send_events)
         # A plain tuple, because otherwise the name of our class would travel with each message.
-        self._request_dict[message.DELIVERY] = (new_token(), clock(), sends_events, self._content_type)
+        hidden = hidden_in(self._request_dict)
+        self._request_dict[DELIVERY] = (new_token(), clock(), sends_events, self._content_type, hidden)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
         """Keep the child's lease alive from now on, if it runs in a process of its own."""
@@ -79,7 +81,7 @@ class SingletonRequest(Request):
         if isinstance(error, WorkerLostError | Terminated):
             self._release_once_dead(comes_again=self._comes_again())
         # Celery may publish a retry for it here.
-        with for_a_dead_run():
+        with for_a_dead_run(self._notes()):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
 
     def on_timeout(self, soft: bool, timeout: float) -> None:
@@ -103,6 +105,12 @@ class SingletonRequest(Request):
         if kept is not None:
             store_final_result(self.task, self.id, self._context, kept)
 
+    def _notes(self) -> Notes:
+        """What is noted on its message; nothing if that cannot be read, as the child has said."""
+        with suppress(ConfigurationError):
+            return Notes.of(self.request_dict, self.id)
+        return Notes()
+
     @property
     def claim(self) -> Claim | None:
         """The child's claim as far as the main process can know it; None if it cannot."""
@@ -114,13 +122,13 @@ class SingletonRequest(Request):
     def _as_the_child_makes_it(self) -> Claim | None:
         if not self.task.is_lockable():
             return None
-        notes = message.Notes.of(self.request_dict, self.id)
+        notes = self._notes()
         key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
         if key is None:
             return None
         options = self.task.lock_options
-        token, facts = self.request_dict[message.DELIVERY][0], Facts(task_id=text_of(self.id))
-        return Claim(key, token, options.ttl, options.limit, facts, message=message.message_of(notes))
+        token, facts = self.request_dict[DELIVERY][0], Facts(task_id=text_of(self.id))
+        return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())

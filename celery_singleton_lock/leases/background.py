@@ -96,6 +96,7 @@ class Background(DaemonThread):
 
     def start_over(self) -> None:
         """Forget all calls: they are of the process that this one was forked from."""
+        self._pid = os.getpid()
         self._running = None
         # The queue of C: its `put` is safe in the handler of a signal, and no library makes it one for greenlets.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
@@ -109,6 +110,9 @@ class Background(DaemonThread):
 
     def put(self, call: Callable[[], object], delay: float = 0.0) -> None:
         """The same, if the thread runs; if not, it is made once the thread does."""
+        if self._pid != os.getpid():
+            # Not a hook of Python's: a program in C, such as uWSGI, forks without one.
+            self.start_over()
         self._calls.put((clock() + delay, next(self._order), call))
 
     def _step(self) -> bool:
@@ -218,7 +222,3 @@ def release_claim_later(
     background.submit(
         PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release=when, may_arrive=may_arrive)
     )
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=background.start_over)

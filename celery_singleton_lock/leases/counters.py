@@ -50,6 +50,7 @@ class Counters:
 
     def start_over(self) -> None:
         """Forget all: it is counted by the process that this one was forked from."""
+        self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._unsent: dict[tuple[Store, str], Counter[str]] = {}
         self._tasks: set[str] = set()
@@ -67,6 +68,8 @@ class Counters:
             label: The outcome, or the reason.
             value: Seconds.
         """
+        if self._pid != os.getpid():
+            self.start_over()
         self._events.append((store, key, what, task, label, value))
         if not self._will_flush:
             self.flush_later(_EVERY)
@@ -79,6 +82,8 @@ class Counters:
 
     def flush(self) -> None:
         """Hand over all there is, within a second for each store. What is not answered is kept for the next time."""
+        if self._pid != os.getpid():
+            return
         with self._flushing:
             try:
                 self._send()
@@ -126,5 +131,3 @@ count = counters.add
 
 # billiard ends its pool processes without these calls, so `receivers` makes the call there.
 atexit.register(counters.flush)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=counters.start_over)

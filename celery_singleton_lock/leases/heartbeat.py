@@ -30,6 +30,8 @@ _SHORTEST_PAUSE = 0.05
 # Enough to connect anew to a store that is far away; each of its replies may take a second.
 _LONGEST_RENEWAL = 5.0
 _LATE_RENEWAL = 1.0
+# Seconds by which a request ends after its bound only if the process got no turn.
+_STARVED = 0.5
 _LONGEST_SLEEP = 3600.0
 # Seconds without a lease after which the thread ends, so that short tasks one after another do not each start one.
 _LINGERS = 5.0
@@ -63,6 +65,8 @@ class Renewal:
     lost_reason: LostReason | None = None
     # Nobody wants it any more.
     is_over: bool = False
+    # The deadline for which it was said that the heartbeat is late: once for each stretch without a renewal.
+    told_late_for: float | None = None
 
     def __init__(
         self,
@@ -103,9 +107,9 @@ class Renewal:
         if self._deadman is not None:
             self._deadman.arm(self.deadline)
 
-    def unsure(self) -> None:
-        """A renewal was not answered: try again soon, the deadline stands."""
-        self.is_unsure = True
+    def unsure(self, *, asked: bool) -> None:
+        """A renewal was not answered: try again soon, the deadline stands; if it was not *asked* in time, ask first."""
+        self.is_unsure = asked
         self.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
 
     def lose(self, reason: LostReason) -> None:
@@ -129,17 +133,17 @@ class Renewal:
             background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
 
     @property
-    def is_late(self) -> bool:
-        """The heartbeat got no time to renew it."""
-        return clock() - min(self.next_renewal, self.deadline) > self.ttl / _LATE
+    def late(self) -> float:
+        """Seconds by which the heartbeat was late to renew it; 0.0 if it was not, or if that was told before."""
+        late = clock() - min(self.next_renewal, self.deadline)
+        return late if late > self.ttl / _LATE and self.told_late_for != self.deadline else 0.0
 
     def late_line(self, leases: int = 1) -> Callable[[], None]:
         event = (
             "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
             "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
         )
-        late = clock() - self.next_renewal
-        return partial(logger.warning, event, self.key, self.task_id, late, self.ttl, leases)
+        return partial(logger.warning, event, self.key, self.task_id, self.late, self.ttl, leases)
 
     def count_late(self) -> None:
         facts = self.claim.facts
@@ -149,9 +153,10 @@ class Renewal:
 
     def stop(self) -> None:
         """Renew it no longer: nobody wants it any more."""
-        if self.thread is not None and not self.is_over and self.lost_reason is None and self.is_late:
+        if self.thread is not None and not self.is_over and self.lost_reason is None and self.late:
             # A body that held the GIL to its end: the heartbeat will never see it.
             background.submit(self.late_line())
+            self.told_late_for = self.deadline
             self.count_late()
         self.is_over = True
         if self.thread is not None:
@@ -256,7 +261,8 @@ class RenewalThread(DaemonThread):
             answers = self._ask(renewals)
         except StoreError as error:
             for renewal in renewals:
-                renewal.unsure()
+                # A process that got no turn while the deadline passed has not asked in vain.
+                renewal.unsure(asked=not sent_at < renewal.deadline < clock() - _STARVED)
             for renewal in renewals[:_MOST_LINES]:
                 event = "lock.renewal_failed key=%s task_id=%s remaining=%.1f leases=%d: %s"
                 facts = renewal.key, renewal.task_id, renewal.time_left, len(renewals), error
@@ -294,10 +300,12 @@ class RenewalThread(DaemonThread):
             self.remove(renewal)
 
     def _report_late(self) -> None:
-        late = [renewal for renewal in self.watched() if renewal.is_late]
+        late = [renewal for renewal in self.watched() if renewal.late]
         for renewal in late[:_MOST_LINES]:
             self._log(renewal.late_line(len(late)))
         for renewal in late:
+            # Here, because a greenlet may count it only after the next beat.
+            renewal.told_late_for = renewal.deadline
             self._call(renewal.count_late)
 
     def _log(self, line: Callable[[], object]) -> None:
@@ -331,14 +339,16 @@ class Heartbeat:
 
     def __init__(self) -> None:
         self._start_over()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._start_over)
 
     def _start_over(self) -> None:
+        self._pid = os.getpid()
         self.threads: dict[Hashable, RenewalThread] = {}
 
     def watch(self, renewal: Renewal) -> None:
         """Renew it from now on, for as long as something else refers to it."""
+        if self._pid != os.getpid():
+            # After a fork, the threads are the parent's.
+            self._start_over()
         store = renewal.store
         part = store.part_of(renewal.key) if store.has_parts else store
         thread = self.threads.get(part)
@@ -348,7 +358,8 @@ class Heartbeat:
         thread.add(renewal)
 
     def watched(self) -> list[Renewal]:
-        return [renewal for thread in list(self.threads.values()) for renewal in thread.watched()]
+        threads = list(self.threads.values()) if self._pid == os.getpid() else []
+        return [renewal for thread in threads for renewal in thread.watched()]
 
 
 def _report_step(address: str, seconds: float) -> None:

@@ -7,7 +7,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.options import OnStoreError
-from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.delivery import has_copies, redelivered_within
 from celery_singleton_lock.runs.policies import POLICIES, Ended, Policy, longest_wait
 from celery_singleton_lock.runs.redelivery import finish_copy
 from celery_singleton_lock.runs.run import Run
@@ -82,7 +82,7 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Conflict | Done | None) -
 def _begin_without_lease(run: Run, policy: Policy) -> Ended | None:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
     # A message that was delivered before may have begun, and must not end its call in favour of a later one.
-    is_new = not (run.hands_over or message.has_copies(run.request, run.notes, run.delivery, run.options))
+    is_new = not (run.hands_over or has_copies(run.request, run.notes, run.delivery, run.options))
     heeds = is_new and policy is not POLICIES["wait"]
     if heeds or run.notes.marked:
         conflict = run.store.unmark(run.key, run.task_id, quiet=False, heeds=heeds)
@@ -139,7 +139,7 @@ def _complete_claim(run: Run, policy: Policy) -> None:
     if policy.kind is not None and not run.hands_over:
         claim.succeeds = policy.kind
         # A message that waits in a queue for long is still older than the call that has superseded it.
-        claim.supersedes_for = max(run.options.queue_ttl, message.redelivered_within(run.options))
+        claim.supersedes_for = max(run.options.queue_ttl, redelivered_within(run.options))
 
 
 def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:

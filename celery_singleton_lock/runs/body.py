@@ -1,18 +1,22 @@
 """The body of a run, and the things that are in force while it runs."""
 
+import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable
+from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 from weakref import ref
 
-from celery_singleton_lock.errors import MAKES_WAY, LockLost, StoreError
+from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockLost, StoreError
 from celery_singleton_lock.leases.lease import Hold, current, give_back, holds
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import marker_of
 
 logger = logging.getLogger("celery_singleton_lock")
+
+_GENERATORS = GeneratorType, AsyncGeneratorType
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
@@ -70,7 +74,10 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
             # Before this point, nobody could be told of a loss.
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
-            return body(*run.args, **run.kwargs)
+            result = body(*run.args, **run.kwargs)
+            if hasattr(type(result), "__await__") or isinstance(result, _GENERATORS):
+                _refuse_unfinished(run, result)
+            return result
     except CancelledError as error:
         if not run.interrupt.delivered:
             raise
@@ -78,6 +85,23 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
         raise _lost(run) from error
     finally:
         current.set(before)
+
+
+def _refuse_unfinished(run: Run, result: Any) -> None:
+    """Refuse work that somebody else would do once the body has ended, because the lease ends with the body.
+
+    Raises:
+        ConfigurationError: The body has returned something to await, or is a generator that has not begun.
+    """
+    if isinstance(result, GeneratorType) and not inspect.isgeneratorfunction(inspect.unwrap(run.task.run)):
+        return
+    if isinstance(result, CoroutineType | GeneratorType):
+        # It will never run, so Python need not warn of that as well.
+        result.close()
+    raise ConfigurationError(
+        f"task {run.task.name}: its body has returned a {type(result).__name__}, so its work would be done after the "
+        "lock is released; write a `def` that does the work before it returns, such as `return asyncio.run(work())`"
+    )
 
 
 def _lost(run: Run) -> LockLost:

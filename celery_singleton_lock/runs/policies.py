@@ -11,10 +11,12 @@ from typing import Any, NamedTuple, NoReturn
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
 from celery._state import get_current_task
+from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.leases.lease import held_here
 from celery_singleton_lock.options import OnConflict, option_of
+from celery_singleton_lock.runs.delivery import state_for, state_of
 from celery_singleton_lock.runs.endings import has_result, why_unreadable
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Holder, LockState, Succession
@@ -227,7 +229,12 @@ def longest_wait(run: Run) -> float:
     soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
     if request.is_eager or not (hard or soft):
         return float("inf")
-    return min(limit for limit in (hard, soft) if limit) * _SHARE - (request.get("lock_waited") or 0.0) - run.age
+    return min(limit for limit in (hard, soft) if limit) * _SHARE - _waited(request) - run.age
+
+
+def _waited(request: Context) -> float:
+    state = state_of(request)
+    return state.waited if state is not None else 0.0
 
 
 @contextmanager
@@ -240,8 +247,7 @@ def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
     finally:
         if run.is_item:
             # The items of a map share its time limit.
-            of_the_map = get_current_task().request
-            of_the_map.lock_waited = (of_the_map.get("lock_waited") or 0.0) + run.age
+            state_for(get_current_task().request).waited += run.age
     if run.lease.granted:
         run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
 

@@ -12,7 +12,14 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs.delivery import (
+    has_copies,
+    may_be_copy,
+    notes_of,
+    redelivered_within,
+    state_for,
+    state_of,
+)
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
@@ -61,8 +68,8 @@ def ending_of(run: Run, error: Exception | None) -> Ending | None:
     if outcome is None:
         return None
     options = run.options
-    is_due = message.has_copies(run.request, run.notes, run.delivery, options, late=run.task.acks_late)
-    return Ending(outcome, message.redelivered_within(options), is_due)
+    is_due = has_copies(run.request, run.notes, run.delivery, options, late=run.task.acks_late)
+    return Ending(outcome, redelivered_within(options), is_due)
 
 
 def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:
@@ -94,13 +101,13 @@ def keep_result(task: Task) -> None:
     request = task.request
     if not task.track_started or request.is_eager:
         return
-    if message.may_be_copy(task, request, message.Notes.of(request.headers, request.id)):
-        request.lock_result = final_result(task, request.id)
+    if may_be_copy(task, request, notes_of(request)):
+        state_for(request).kept_result = final_result(task, request.id)
 
 
 def restore_result(task: Task) -> None:
     """Store again the result of the run that has ended."""
     request = task.request
-    kept = request.get("lock_result")
-    if kept is not None:
-        store_final_result(task, request.id, request, kept)
+    state = state_of(request)
+    if state is not None and state.kept_result is not None:
+        store_final_result(task, request.id, request, state.kept_result)

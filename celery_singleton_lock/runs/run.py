@@ -12,6 +12,7 @@ from weakref import ref
 
 from billiard import current_process
 from celery import Task
+from celery.app import task as celery_task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
@@ -25,9 +26,10 @@ from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import LockOptions
-from celery_singleton_lock.runs import message
+from celery_singleton_lock.runs import delivery, message
 from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke
-from celery_singleton_lock.runs.message import Notes, text_of, unmark
+from celery_singleton_lock.runs.message import unmark
+from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
@@ -35,6 +37,8 @@ from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
+# Celery reads it when it stores RETRY, from 5.7 on.
+_HEEDS_REQUEST = hasattr(celery_task, "get_actual_ignore_result")
 # The outcomes after which a call comes again to ask once more.
 _POLLS = ("rescheduled", "joined")
 
@@ -74,6 +78,8 @@ class Run:
     # For later deliveries of its message, once its body has ended; and whether they will find it in the store.
     ending: Ending | None = None
     has_marker = False
+    # Of the task that has its task id, if that is a map.
+    _holder_name = ""
     # Another message, or delivery, goes on with its call.
     _goes_on = False
     _retry_is_stored = False
@@ -81,10 +87,10 @@ class Run:
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         self.task, self.request, self.notes, self.key, self.args, self.kwargs = task, request, notes, key, args, kwargs
         self.options: LockOptions = task.lock_options
-        self.delivery = message.delivery_of(request)
+        self.delivery = delivery.delivery_of(request)
         self._made_at = clock()
         self.task_id = request.id if type(request.id) is str else text_of(request.id or "")
-        if message.is_unusual(request, notes, self.delivery, self.options):
+        if delivery.is_unusual(request, notes, self.delivery, self.options):
             self._look_at_message()
         self.interrupt = Interrupt()
         self.lease = Lease(
@@ -99,12 +105,13 @@ class Run:
         """Find out what is unusual about its delivery."""
         task, request, notes = self.task, self.request, self.notes
         self.is_usual = False
-        item = vars(request).get("lock_item")
-        if item:
-            self.is_item, self.task_id = True, text_of(item)
-        self.is_broadcast = message.is_broadcast(task, request)
-        self.is_copy = not self.is_item and message.may_be_copy(task, request, notes)
-        self.hands_over = message.hands_over(request) or bool(notes.continues)
+        state = delivery.state_of(request)
+        if state is not None and state.item_of:
+            self.is_item, self.task_id = True, text_of(state.item_of)
+            self._holder_name = state.map_name
+        self.is_broadcast = delivery.is_broadcast(task, request)
+        self.is_copy = not self.is_item and delivery.may_be_copy(task, request, notes)
+        self.hands_over = delivery.hands_over(request) or bool(notes.continues)
         self.can_come_again = not (request.is_eager or self.is_item or self.is_broadcast)
 
     def _deadman(self) -> DeadMan | None:
@@ -120,15 +127,14 @@ class Run:
             options.limit,
             Facts(
                 self.task_id,
-                # The name of the task that has this task id: for an item, its map.
-                (request.lock_map if self.is_item else None) or options.holder_name,
+                self._holder_name or options.holder_name,
                 request.hostname or socket.gethostname(),
                 os.getpid(),
                 request.retries or 0,
                 self.published,
                 label_of(task, self.key, self.task_id, self.args, self.kwargs) if options.label is not None else "",
             ),
-            message=message.message_of(notes),
+            message=message_of(notes),
         )
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
@@ -297,14 +303,22 @@ class Run:
         self.is_under_way = False
         if error is not None and isinstance(error, Ignore | Reject | Retry):
             self.ended_with = error
-        # An item of a map has no message, so Celery tells nobody of its end.
-        if error is None or self.is_item or not isinstance(error, Retry):
+        if not (isinstance(error, Retry) and self._is_stored_as_retry_next()):
             self.give_back()
             self.is_over = not (self.has_marker or self.ended_with or self.before)
-        elif self._retry_is_stored:
-            # Celery must not store RETRY once more. If it stores it all the same, or has to, the next attempt could
-            # end before, so `receivers` gives back what is held.
+
+    def _is_stored_as_retry_next(self) -> bool:
+        """Celery stores RETRY after this, so the next attempt must not begin: it could end before that.
+
+        Then `on_retry`, and at the latest the receiver of `task_postrun`, gives back what is held.
+        """
+        if self.is_item or self.request.is_eager:
+            # It has no message, so Celery stores nothing.
+            return False
+        if self._retry_is_stored:
             self.request.ignore_result = True
+        is_ignored = self.task.ignore_result or (_HEEDS_REQUEST and self.request.ignore_result)
+        return bool(self.task.store_errors_even_if_ignored or not is_ignored)
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
@@ -323,17 +337,17 @@ class Run:
         """Its body is about to run: a retry of it begins a new wait."""
         self.has_begun = True
         headers = self.request.headers
-        if headers:
-            headers.pop(message.DELIVERY, None)
-        if not (self.is_usual and self.notes.published):
+        if type(headers) is dict:
+            # A body may hand its headers on to other calls.
+            headers.pop(DELIVERY, None)
+        if not self.notes.published:
             self.notes = self.notes.dated()
             self.notes.task_id = text_of(self.request.id or "")
-            self.request.headers = message.with_notes(headers, self.notes.of_the_call())
 
 
 def has_run(request: Context, *, may_try_again: bool) -> bool:
     """The request has a run: it is under way, or, unless another one may follow, has ended."""
-    run: Run | None = vars(request).get("lock_run")
+    run = delivery.run_of(request)
     return run is not None and (run.is_under_way or not may_try_again)
 
 
@@ -343,18 +357,17 @@ def run_for(task: Task, request: Context, notes: Notes, key: str, args: Any, kwa
     Raises:
         Ignore, Reject, Retry: The end of the run before, because its call is over, or goes on by another message.
     """
-    before: Run | None = vars(request).get("lock_run")
-    # An item of a map in a body has the request of that body, whose run goes on.
+    before = delivery.run_of(request)
     if before is None or before.is_under_way:
-        run = request.lock_run = Run(task, request, notes, key, args, kwargs)
+        run = delivery.state_for(request).run = Run(task, request, notes, key, args, kwargs)
         return run
     if before.ended_with is not None:
         raise before.ended_with
     # A signal may have broken that off.
     before.give_back()
     # The release of its token may be repeated in the background.
-    vars(request)[message.DELIVERY] = before.delivery._replace(token="")
-    run = request.lock_run = Run(task, request, notes, key, args, kwargs)
+    vars(request)[DELIVERY] = before.delivery._replace(token="")
+    run = delivery.state_for(request).run = Run(task, request, notes, key, args, kwargs)
     # Only the first run can leave a marker, and a call may try very often.
     run.before = before if before.has_marker else before.before
     # The run before was of this very delivery, so this is no copy of a run that may live, or has ended. And the

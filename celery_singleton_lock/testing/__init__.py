@@ -26,7 +26,7 @@ from celery_singleton_lock.errors import ConfigurationError, SingletonLockError,
 from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.lease import Lease, current, new_token
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.options import MAX_LIMIT, Duration, LockOptions
+from celery_singleton_lock.options import MAX_LIMIT, Duration, Lockable, LockOptions
 from celery_singleton_lock.options import seconds as checked_seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import extra_is_missing, in_memory
@@ -215,7 +215,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
 
 
 def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    if vars(SingletonTask)["is_lockable"] is not _is_lockable:
+    if vars(Lockable)["is_lockable"] is not _is_lockable:
         raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
     if isinstance(task, str):
         return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
@@ -289,7 +289,7 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 
 # No locking.
 
-_is_lockable = vars(SingletonTask)["is_lockable"]
+_is_lockable = vars(Lockable)["is_lockable"]
 
 
 class _Unlimited(MemoryStore):
@@ -308,7 +308,7 @@ def disabled() -> Iterator[None]:
     """
     store = _Unlimited()
     with (
-        patch.object(SingletonTask, "is_lockable", classmethod(lambda _: False)),
+        patch.object(Lockable, "is_lockable", classmethod(lambda _: False)),
         patch.object(Lock, "_store", property(lambda _: store)),
     ):
         yield

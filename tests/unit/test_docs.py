@@ -286,6 +286,7 @@ ABOUT_NO_LOCK = (
     "lock.heartbeat_error:",
     "lock.misconfigured:",
     "lock.moved ",
+    "lock.async_body:",
     "lock.no_base:",
     "lock.store_unreachable ",
     "lock.counters_failed ",

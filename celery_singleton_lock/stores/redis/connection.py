@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,6 +52,7 @@ _DATABASE = re.compile(r"(-?[0-9]+)?")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 # Seconds; less than a connection waits for a reply. The rest is for another try.
 _LONGEST_WAIT = 0.5
+_LEAST_FOR_TEXT = 0.5
 # A server that has not read all that was sent resets the connection as it closes it.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
 _WITH_TLS = " If this port is one with TLS, its URL begins with rediss, not redis."
@@ -73,6 +76,24 @@ with suppress(ImportError):
     from hiredis import pack_command as _packed  # type: ignore[assignment]
 
 
+class IdleOfThread(threading.local):
+    """The idle connections of each thread, where a socket works only in the thread that has made it."""
+
+    def __init__(self) -> None:
+        kept = deque[Any]()
+        self.pop, self.append = kept.pop, kept.append
+
+
+def _has_an_event_loop_each() -> bool:
+    """The sockets of this process are for greenlets, and its threads are not: each has an event loop of its own."""
+    for patcher, is_patched in (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")):
+        if patcher in sys.modules:
+            has = getattr(sys.modules[patcher], is_patched)
+            if has("socket") and not has("threading" if patcher == "gevent.monkey" else "thread"):
+                return True
+    return False
+
+
 class Connections:
     """Connections to one server, kept while they are idle.
 
@@ -92,7 +113,7 @@ class Connections:
         self._begin()
 
     def _begin(self) -> None:
-        self._idle: deque[Any] = deque()
+        self._idle: Any = IdleOfThread() if _has_an_event_loop_each() else deque()
         self._pid = getpid()
 
     def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
@@ -154,7 +175,8 @@ class Connections:
             if isinstance(reply, exceptions.NoScriptError):
                 # After a restart, a failover or SCRIPT FLUSH. The first call loads it for the others.
                 commands[number] = ("EVAL", script.text, *commands[number][2:])
-                replies = self.ask(calls[0][0][0], commands, until - clock())
+                # The server has just answered, so a process that got no turn until now has some time left.
+                replies = self.ask(calls[0][0][0], commands, max(_LEAST_FOR_TEXT, until - clock()))
                 break
         return replicated(replies, replicas) if replicas else replies
 
@@ -180,7 +202,10 @@ class Connections:
 
     def close(self) -> None:
         """Close what is idle."""
-        idle, self._idle = self._idle, deque()
+        if isinstance(self._idle, IdleOfThread):
+            idle: Any = self._idle
+        else:
+            idle, self._idle = self._idle, deque()
         with suppress(IndexError):
             while True:
                 idle.pop().disconnect()

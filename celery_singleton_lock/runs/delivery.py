@@ -1,0 +1,179 @@
+"""How the message of a run has come, and the one place where we read and keep things on Celery's request.
+
+A header is read from the top level of the message. Celery makes each of them an attribute of the request; its
+`request.headers` is something else if the message has a header of the name `headers`, as Sentry and Datadog write it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from celery import Task
+from celery.app.task import Context
+
+from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.runs.notes import DELIVERY, HEADER, OF_EVERY_CALL, Notes
+from celery_singleton_lock.stores.base import clock
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.runs.run import Run
+
+# The part of the visibility timeout in which surely nobody else gets a message that was delivered here.
+_NEARLY = 0.9
+# Seconds from the end of a body until the broker has heard of it, on a busy machine.
+_LATEST_ACKNOWLEDGEMENT = 10.0
+# By default kombu looks every hundred seconds for messages whose timeout has passed.
+_SWEEP = 120.0
+# Names of a message that are Celery's, and no attributes of its `Context`.
+_CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY})
+
+
+class Delivery(NamedTuple):
+    """The data that the main process of a worker sends to a pool process."""
+
+    token: str = ""
+    # By the local clock; infinite, so never late, if no worker has sent it.
+    received: float = float("inf")
+    sends_events: bool = False
+    content_type: str | None = None
+    # The names of the caller's headers, if one of the name `headers` hides the others.
+    hidden: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class RequestState:
+    """What we keep on a request, under a name and of a type that no header can have."""
+
+    run: "Run | None" = None
+    # Of a map, starmap or chunks whose item it is: its task id, and its name.
+    item_of: str = ""
+    map_name: str = ""
+    # In eager mode: it is what `replace()` has put in place of the run that holds the lease.
+    continues: bool = False
+    # Seconds that the items of a map have waited in their places.
+    waited: float = 0.0
+    # The result of an earlier delivery, over which Celery stores STARTED.
+    kept_result: Any = None
+
+
+_STATE = "singleton"
+_NO_DELIVERY = Delivery()
+
+
+def state_of(request: Context) -> RequestState | None:
+    """What we keep on the request; None if there is nothing."""
+    state = vars(request).get(_STATE)
+    return state if type(state) is RequestState else None
+
+
+def state_for(request: Context) -> RequestState:
+    """The same, made if there is nothing yet."""
+    state = state_of(request)
+    if state is None:
+        state = vars(request)[_STATE] = RequestState()
+    return state
+
+
+def run_of(request: Context) -> "Run | None":
+    """The run of the request, if it has one."""
+    state = vars(request).get(_STATE)
+    return state.run if type(state) is RequestState else None
+
+
+def notes_of(request: Context) -> Notes:
+    """Our notes on the message of the request.
+
+    Raises:
+        ConfigurationError: The header is there, but not as we write it.
+    """
+    known = vars(request)
+    if HEADER not in known and known.get("is_eager") and isinstance(request.headers, Mapping):
+        # Nothing was sent, so its headers are here alone.
+        known = request.headers
+    return Notes.of(known, request.id)
+
+
+def headers_of(request: Context) -> dict[str, Any]:
+    """The headers that its caller, and others before it was sent, have given to the message."""
+    known, hidden = vars(request), delivery_of(request).hidden
+    if hidden:
+        return {name: known[name] for name in hidden if name in known}
+    return dict(request.headers) if isinstance(request.headers, Mapping) else {}
+
+
+def hidden_in(message: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the headers that a header of the name `headers` hides from a pool process."""
+    if "headers" not in message:
+        return ()
+    return ("headers", *(name for name in message if name not in _CELERYS and not hasattr(Context, name)))
+
+
+def delivery_of(request: Context) -> Delivery:
+    """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
+    delivery = vars(request).get(DELIVERY, _NO_DELIVERY)
+    if type(delivery) is not Delivery:
+        # A header of that name that somebody else wrote comes here only where no worker has replaced it.
+        delivery = Delivery(*delivery) if type(delivery) in (tuple, list) else _NO_DELIVERY
+        vars(request)[DELIVERY] = delivery
+    return delivery
+
+
+def redelivered_within(options: LockOptions) -> float:
+    """Seconds for which the broker may deliver a message again."""
+    return options.visibility_timeout + _SWEEP
+
+
+def hands_over(request: Context) -> bool:
+    """A run continues under this id: `retry()` and `replace()` publish before their own body has ended."""
+    # Each step of a chain that replaces a task is marked so; only the one in the task's place has it as parent.
+    is_in_its_place = request.parent_id in (None, request.id)
+    return bool(request.retries or (request.replaced_task_nesting and is_in_its_place))
+
+
+def is_unusual(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
+    """The message has come by an exchange, again, late or for later, or goes on with a task; most have not."""
+    known = vars(request)
+    info = known.get("delivery_info") or {}
+    return bool(
+        known.get("is_eager")
+        or known.get("retries")
+        or known.get("eta")
+        or known.get("replaced_task_nesting")
+        or _STATE in known
+        or info.get("redelivered")
+        or info.get("exchange")
+        or not delivery.token
+        or not vars(notes).keys() <= OF_EVERY_CALL
+        or clock() - delivery.received > options.visibility_timeout * _NEARLY
+    )
+
+
+def is_broadcast(task: Task, request: Context) -> bool:
+    """The message came by a fanout exchange, so its siblings have the same task id and none is a copy."""
+    exchange = (request.delivery_info or {}).get("exchange")
+    if not exchange:
+        return False
+    queues = task.app.amqp.queues.values()
+    return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
+
+
+def may_be_copy(task: Task, request: Context, notes: Notes) -> bool:
+    """The message may be delivered more than once; equal ids alone do not make a copy."""
+    if request.is_eager or is_broadcast(task, request):
+        return False
+    # Our own countdowns are far shorter than any visibility timeout.
+    delivery, options = delivery_of(request), task.lock_options
+    return has_copies(request, notes, delivery, options) or bool(request.eta and not notes.tries)
+
+
+def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
+    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere.
+
+    With *late*, as seen from the moment at which the broker hears of the end of a body that ends now.
+    """
+    age = clock() - delivery.received
+    if age > options.visibility_timeout * _NEARLY or (
+        late and age + _LATEST_ACKNOWLEDGEMENT > options.visibility_timeout
+    ):
+        return True
+    return notes.is_copy or bool((request.delivery_info or {}).get("redelivered"))

@@ -1,0 +1,98 @@
+"""The notes that we write on a message, in one header."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from celery_singleton_lock.errors import ConfigurationError
+
+HEADER = "singleton_lock"
+"""The header of our notes: the time of publication, or the notes if there is more to say."""
+
+DELIVERY = "singleton_delivery"
+"""The name under which the main process sends a pool process the facts of this delivery, beside the message."""
+
+
+def text_of(task_id: Any) -> str:
+    """*task_id* as the text that the store has: Celery takes a `uuid.UUID`, or a subclass of `str`, as well."""
+    return str.__str__(task_id) if isinstance(task_id, str) else str(task_id)
+
+
+@dataclass
+class Notes:
+    """The notes that we have written on a message. Times are in microseconds since the epoch; 0 is none."""
+
+    key: str = ""
+    published: int = 0  # first, whoever publishes it again
+    tries: int = 0  # how many times it has come again
+    since: int = 0  # its first refusal, by the store's clock
+    is_copy: bool = False  # it may have been delivered before
+    joins: str = ""  # the task id of the run that it has joined
+    joins_fence: int = 0  # of that run, when it was seen last; less than it will have if it has yet to run
+    free_since: int = 0  # when that run was first seen without a lock, by the store's clock
+    asked: bool = False  # it has asked to be the run that comes next
+    is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`
+    unanswered: int = 0  # microseconds that it has spent asking the store in vain, up to its next delivery
+    continues: int = 0  # the fence of the run that it replaces
+    task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
+    marked: bool = False  # it was published as queued, even if its task has another mode by now
+    continues_from: int = 0  # the publication of the run that it replaces
+
+    @property
+    def left_something(self) -> bool:
+        """Its call may have left something in the store that is to end with its message."""
+        return self.marked or self.asked
+
+    @classmethod
+    def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":
+        """The notes in the headers of a message, if they are about the call with this id.
+
+        Arguments:
+            headers: Of the message.
+            task_id: Of the call; None for any, empty for a new call, of which no headers can know anything.
+
+        Raises:
+            ConfigurationError: The header is there, but not as we write it.
+        """
+        # Fields that are not written keep the default of the class, because most have only a few.
+        notes = cls.__new__(cls)
+        written = (headers or {}).get(HEADER)
+        if written is None:
+            return notes
+        if type(written) is int:
+            if task_id != "":
+                notes.published = written
+            return notes
+        if not (isinstance(written, Mapping) and list(map(type, written.values())) == list(map(_TYPES.get, written))):
+            advice = "give a header of your own another name"
+            raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
+        vars(notes).update(written)
+        return cls() if task_id is not None and notes.task_id not in ("", task_id, str(task_id)) else notes
+
+    def header(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if value}
+
+    def dated(self) -> "Notes":
+        """The same with a time of publication, which is now if there is none."""
+        return self if self.published else replace(self, published=time.time_ns() // 1000, is_bare=True)
+
+    def of_the_call(self) -> "Notes":
+        """The notes that stay once a body has begun: a retry of the body begins a new wait."""
+        return Notes(self.key, self.published, continues_from=self.continues_from, task_id=self.task_id)
+
+
+OF_EVERY_CALL = {"task_id", "key", "published"}
+_TYPES = {field.name: type(field.default) for field in fields(Notes)}
+
+
+def message_of(notes: Notes) -> int:
+    """What distinguishes messages of one task id, which may be used again: the time of publication of the call."""
+    return 0 if notes.is_bare else notes.published
+
+
+def with_notes(headers: Any, notes: Notes) -> dict[str, Any]:
+    """The headers with our notes; what is no dict is left out, as nobody could send it."""
+    given = headers if isinstance(headers, Mapping) else {}
+    kept = {name: value for name, value in given.items() if name != DELIVERY}
+    return {**kept, HEADER: notes.header()}
