@@ -134,12 +134,12 @@ def check_worker(app: Celery, pool: type, *of_beat: Check) -> None:
     """End a worker that cannot work with that pool, or with the beat inside it, which has checks of its own."""
     for text in without_base(app):
         logger.warning("lock.no_base: %s", text)
-    for text in never_awaited(app):
-        logger.warning("lock.async_body: %s", text)
     # With its beat it need not look again.
     _checked.add(app)
     if of_beat or lockable(app):
         _end_if_faulty([*_checks_for_pool(app, pool), *_checks_for_tasks(app), *_checks_for_beat(app, of_beat)])
+    for text in never_awaited(app):
+        logger.warning("lock.async_body: %s", text)
 
 
 def check_beat(app: Celery, *of_beat: Check) -> None:

@@ -352,7 +352,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def _run_item(self, caller: Task, args: Any, kwargs: Any) -> Any:
         # It still counts as called directly, so that `retry` in the body does not publish the map's message.
         state = RequestState(item_of=text_of(caller.request.id), map_name=caller.name)
-        self.push_request(singleton=state, hostname=caller.request.hostname)
+        self.push_request(singleton_state=state, hostname=caller.request.hostname)
         try:
             return self._run_locked(self.request, args, kwargs)
         finally:

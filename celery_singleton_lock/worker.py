@@ -23,15 +23,18 @@ from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 from celery.worker.request import Request
 
+from celery_singleton_lock import signals
 from celery_singleton_lock.checks import check_worker
-from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
+from celery_singleton_lock.errors import ConfigurationError, LostReason, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background, release_claim_later
-from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.message import unmark_later
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
+from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -42,6 +45,8 @@ logger = logging.getLogger("celery_singleton_lock")
 # A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
 _ROUNDS_PER_TTL = 8
+# Of a ttl: a lease that is renewed has far more than the rest of it before it, and one whose deadline has passed less.
+_NEARLY = 0.9
 _LONGEST_SLEEP = 0.2
 # Enough to connect to a store that is far away.
 _RENEWAL_BOUND = 2.0
@@ -79,6 +84,8 @@ class SingletonRequest(Request):
             # The error is wrapped until it has gone through a pipe, and only a prefork pool has one.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
+            if "SIGKILL" in str(error):
+                self._report_if_lost()
             self._release_once_dead(comes_again=self._comes_again())
         # Celery may publish a retry for it here.
         with for_a_dead_run(self._notes()):
@@ -155,6 +162,16 @@ class SingletonRequest(Request):
         if not comes_again:
             self._unmark()
 
+    def _report_if_lost(self) -> None:
+        """Say in the background what a child could not say that was killed at the deadline of its lease."""
+        task, ran = self.task, time.monotonic() - self._accepted_at
+        with suppress(SingletonLockError):
+            options = task.lock_options
+            claim = self.claim if kills_itself(task, options, has_process=True) else None
+            # The kernel's timer is set by a grant, for nearly one ttl.
+            if claim is not None and ran > options.ttl * _NEARLY:
+                background.submit(partial(_report_lost, task, store_of(self.app), claim))
+
     def _comes_again(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""
         task, retries = self.task, self.request_dict.get("retries") or 0
@@ -168,6 +185,23 @@ class SingletonRequest(Request):
         if claim is not None:
             with suppress(SingletonLockError):
                 unmark_later(store_of(self.app), claim.key, claim.facts.task_id)
+
+
+def _report_lost(task: Any, store: Store, claim: Claim) -> None:
+    """Have the loss of a dead child's lease logged, counted and signalled, unless something else has killed it."""
+
+    def report(lease: Lease) -> None:
+        count(store, claim.key, "lost", task.name, reason)
+        signals.lock_lost.send(sender=task, lease=lease, reason=reason)
+
+    reason: LostReason = "unreachable"
+    with suppress(StoreError):
+        (state,) = store.survey([claim.key])
+        left = [holder.expires_in for holder in state.leases if holder.token == claim.token]
+        if any(seconds > claim.ttl * (1 - _NEARLY) for seconds in left):
+            return
+        reason = "taken" if len(state.leases) >= claim.limit and not left else "expired"
+    Lease(store, claim, on_lost=report).lose(reason)
 
 
 def _late_claims() -> list[tuple[Store, Claim]]:

@@ -25,7 +25,7 @@ _LATEST_ACKNOWLEDGEMENT = 10.0
 # By default kombu looks every hundred seconds for messages whose timeout has passed.
 _SWEEP = 120.0
 # Names of a message that are Celery's, and no attributes of its `Context`.
-_CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY})
+_CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
 
 
 class Delivery(NamedTuple):
@@ -36,8 +36,8 @@ class Delivery(NamedTuple):
     received: float = float("inf")
     sends_events: bool = False
     content_type: str | None = None
-    # The names of the caller's headers, if one of the name `headers` hides the others.
-    hidden: tuple[str, ...] = ()
+    # The headers that its publisher has given it, if one of the name `headers` hides the others.
+    hidden: Mapping[str, Any] | None = None
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class RequestState:
     kept_result: Any = None
 
 
-_STATE = "singleton"
+_STATE = "singleton_state"
 _NO_DELIVERY = Delivery()
 
 
@@ -95,17 +95,18 @@ def notes_of(request: Context) -> Notes:
 
 def headers_of(request: Context) -> dict[str, Any]:
     """The headers that its caller, and others before it was sent, have given to the message."""
-    known, hidden = vars(request), delivery_of(request).hidden
-    if hidden:
-        return {name: known[name] for name in hidden if name in known}
+    hidden = delivery_of(request).hidden
+    if hidden is not None:
+        return dict(hidden)
     return dict(request.headers) if isinstance(request.headers, Mapping) else {}
 
 
-def hidden_in(message: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the headers that a header of the name `headers` hides from a pool process."""
+def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The headers of a message, if one of the name `headers` hides the others from a pool process."""
     if "headers" not in message:
-        return ()
-    return ("headers", *(name for name in message if name not in _CELERYS and not hasattr(Context, name)))
+        return None
+    others = {name: value for name, value in message.items() if name not in _CELERYS and not hasattr(Context, name)}
+    return {"headers": message["headers"], **others}
 
 
 def delivery_of(request: Context) -> Delivery:
@@ -115,6 +116,9 @@ def delivery_of(request: Context) -> Delivery:
         # A header of that name that somebody else wrote comes here only where no worker has replaced it.
         delivery = Delivery(*delivery) if type(delivery) in (tuple, list) else _NO_DELIVERY
         vars(request)[DELIVERY] = delivery
+        if delivery.hidden is not None and not isinstance(request.headers, Mapping):
+            # Celery could publish no retry with it.
+            request.headers = None
     return delivery
 
 

@@ -190,6 +190,18 @@ def test_a_task_with_options_of_ours_and_without_the_base_is_a_warning(
     assert f"{__file__}:{bare.run.__code__.co_firstlineno}) has lock_key, lock_ttl and no base=" in record.getMessage()
 
 
+def test_a_task_whose_call_only_makes_a_coroutine_is_told(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
+    app = app_of(valkey.url)
+
+    @app.task(name="async", base=SingletonTask, shared=False)
+    async def unawaited() -> None: ...
+
+    check_worker(app, "solo")
+
+    (line,) = [text for text in caplog.messages if text.startswith("lock.async_body: task async (")]
+    assert "asyncio.run" in line
+
+
 def raising(name: str, args: Any, kwargs: Any, options: Any, task: Any = None) -> Any:
     """A router that cannot be asked before there is a call."""
     return kwargs["queue"]

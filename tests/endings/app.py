@@ -9,7 +9,7 @@ from typing import Any
 
 from celery.exceptions import Ignore, Reject
 
-from celery_singleton_lock import LockLost, SingletonTask, current_lease
+from celery_singleton_lock import LockLost, SingletonTask, current_lease, signals
 from tests.acceptance.app import app, recorder
 
 app.conf.update(
@@ -134,6 +134,12 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
             recorder.write("told", key, self.request.id, reason=lost.reason)
             raise
     return "ran"
+
+
+@signals.lock_lost.connect(weak=False)
+def record_loss(sender: Any = None, lease: Any = None, reason: str = "", **_: Any) -> None:
+    if getattr(sender, "name", "") == killed.name:
+        recorder.write("signalled", lease.key, lease.task_id, reason=reason)
 
 
 def nap(seconds: float) -> None:

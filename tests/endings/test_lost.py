@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from billiard.exceptions import WorkerLostError
 
 from celery_singleton_lock import LockLost
 from tests.endings import app as tasks
@@ -88,7 +89,7 @@ def gaps(task: Any, recorder: Recorder) -> int:
 def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
     by: str, env: dict[str, str], recorder: Recorder
 ) -> None:
-    with workers(APP, env, 2):
+    with workers(APP, env, 2) as both:
         tasks.killed.delay("k", 60)
         first = begun(recorder, "tick")
         with standing_still(by, first.pid):
@@ -98,8 +99,27 @@ def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
         assert second.get(timeout=15) == "ran"
         until(lambda: not is_alive(first.pid), "the first is dead")
 
+        # Its main process says what it could not say.
+        told = f"lock.lost key={tasks.killed.lock_key_for('k', 60)} task_id={first.run} reason="
+        until(lambda: told in both[0].log() + both[1].log(), "the loss is told")
+        until(lambda: recorder.events("signalled"), "the signal is sent")
+
     entered = next(event for event in recorder.events("enter") if event.run == second.id)
     assert max(event.at for event in recorder.events("tick") if event.run == first.run) < entered.at
+
+
+def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, env) as (worker,):
+        result = tasks.killed.delay("k", 60)
+        first = begun(recorder, "tick")
+        # By then it has been renewed a few times.
+        time.sleep(2.5)
+        os.kill(first.pid, signal.SIGKILL)
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=20)
+        assert tasks.killed.delay("k", 0).get(timeout=20) == "ran"
+
+        assert "lock.lost" not in worker.log()
 
 
 @contextmanager

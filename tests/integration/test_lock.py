@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -21,8 +22,9 @@ from celery_singleton_lock import (
     SingletonTask,
     signals,
 )
+from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores import store_from_url
-from tests.forks import in_a_fork
+from tests.forks import fork_in_c, in_a_fork
 from tests.proxy import Proxy
 from tests.servers import SERVERS, Server
 from tests.waiting import until
@@ -248,6 +250,24 @@ def test_a_forked_child_holds_nothing_and_can_free_nothing(server: Server) -> No
     assert in_a_fork(lambda: lock.acquire(blocking=False) is not None) == "True"
 
 
+@pytest.mark.parametrize("fork", [os.fork, fork_in_c], ids=["python", "c"])
+def test_a_forked_child_renews_counts_and_reports_by_itself(server: Server, fork: Any) -> None:
+    lock, heard = Lock("forked", url=server.url, ttl=1), threading.Event()
+    # The parent's threads run, and the child has none of them.
+    with lock:
+        background.submit(heard.set)
+        assert heard.wait(5)
+
+    def hold() -> tuple[bool, bool, bool]:
+        heard = threading.Event()
+        with lock as lease:
+            time.sleep(3)
+            background.submit(heard.set)
+            return lease.held, lease.lost, heard.wait(5)
+
+    assert in_a_fork(hold, fork) == "(True, False, True)"
+
+
 def test_a_lost_lease_tells_and_raises_nothing_by_itself(server: Server) -> None:
     told: list[Any] = []
 
@@ -311,6 +331,7 @@ def body(number):
         lease.check()
 
 {run}
+[one.join() for one in globals().get("threads", ())]
 assert sorted(order) == list(range(5)), order
 assert shared == [5], shared
 again = Lock("green", url=sys.argv[1], ttl=3, reentrant=True)
@@ -331,11 +352,16 @@ print("well")
             "gevent.joinall([gevent.spawn(body, n) for n in range(5)], raise_error=True)",
         ),
         (
+            "from gevent import monkey; monkey.patch_all(thread=False)\nimport threading",
+            "threads = [threading.Thread(target=body, args=(n,)) for n in range(5)]; "
+            "[thread.start() for thread in threads]; [thread.join() for thread in threads]",
+        ),
+        (
             "import eventlet; eventlet.monkey_patch()",
             "[thread.wait() for thread in [eventlet.spawn(body, n) for n in range(5)]]",
         ),
     ],
-    ids=["gevent", "eventlet"],
+    ids=["gevent", "gevent without threads", "eventlet"],
 )
 def test_greenlets_exclude_one_another(server: Server, patch: str, run: str) -> None:
     script = GREEN.format(patch=patch, run=run)
@@ -344,7 +370,7 @@ def test_greenlets_exclude_one_another(server: Server, patch: str, run: str) -> 
         [sys.executable, "-W", "ignore", "-c", script, server.url], capture_output=True, text=True, timeout=60
     )
 
-    assert done.stdout == "well\n", done.stderr
+    assert (done.stdout, done.stderr) == ("well\n", "")
 
 
 @pytest.mark.parametrize("arguments", [{"timeout": -1}, {"blocking": False, "timeout": 1}, {"timeout": "long"}])
@@ -393,3 +419,18 @@ def test_the_log_names_the_lease_whose_heartbeat_was_late_and_no_other(
 
     late = [record.getMessage() for record in caplog.records if "lock.late" in record.getMessage()]
     assert all(lease.key in line for line in late)
+
+
+def test_a_late_heartbeat_is_told_once_for_each_stretch_and_never_less_than_nothing(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Proxy(server.port) as proxy, Lock("crunch", url=proxy.url, ttl=1) as lease:
+        proxy.delay(0.6)
+        for _ in range(3):
+            hold_the_gil(1.2)
+            until(lambda: lease.remaining() > 0 or lease.lost, "the heartbeat has asked")
+    until(lambda: "lock.late" in caplog.text, "the log tells")
+
+    late = [float(by) for by in re.findall(r"lock\.late .* late=(\S+)", caplog.text)]
+    assert 1 <= len(late) <= 3
+    assert min(late) > 0

@@ -1,11 +1,13 @@
 """`SingletonTask` inside one process: who takes a lock, what the body sees, and that nothing stays held."""
 
+import asyncio
 import gc
+import inspect
 import os
 import socket
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -154,6 +156,37 @@ def test_one_body_serves_each_mode_an_eager_run_and_a_direct_call(app: Celery, m
 
     assert body.apply().get() == ((False,) * 3 if mode == "until_executing" else (True,) * 3)
     assert body() == (False,) * 3
+
+
+async def later() -> str:
+    return "ran"
+
+
+async def one_by_one() -> AsyncIterator[str]:
+    yield "ran"
+
+
+class Soon:
+    def __await__(self) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize("unfinished", [later, one_by_one, Soon])
+def test_work_that_a_body_leaves_to_somebody_else_is_refused(app: Celery, server: Server, unfinished: Any) -> None:
+    class Awaiting(SingletonTask):
+        abstract = True
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            result = super().__call__(*args, **kwargs)
+            return asyncio.run(result) if inspect.iscoroutine(result) else result
+
+    @app.task(base=Awaiting, name="unfinished")
+    def body() -> Any:
+        return unfinished()
+
+    with pytest.raises(ConfigurationError, match=r"task unfinished: its body has returned a .*asyncio\.run"):
+        body.apply(throw=True)
+    assert keys(server) == []
 
 
 def test_a_task_that_calls_itself_directly_goes_on_under_its_lease(app: Celery, server: Server) -> None:

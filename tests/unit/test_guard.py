@@ -128,3 +128,27 @@ def test_a_direct_call_needs_no_lock(app: Celery, way: str) -> None:
     app.conf.way = way
 
     assert task(7) == 7
+
+
+class Batches(Task):
+    """As celery-batches has it: a worker collects the messages, and calls `run` by itself."""
+
+    abstract = True
+
+    def Strategy(self, *_: Any) -> Any:  # noqa: N802 (Celery's name)
+        raise AssertionError
+
+
+class Batched(SingletonTask, Batches):
+    abstract = True
+
+
+class Replaced(SingletonTask):
+    abstract = True
+    Strategy = "shop.strategy:own"
+
+
+@pytest.mark.parametrize("base", [Batched, Replaced])
+def test_a_strategy_that_takes_the_messages_past_the_lock_is_refused(app: Celery, base: type) -> None:
+    with pytest.raises(ConfigurationError, match=r"task shop\.tasks\.sync: its Strategy, .* is not Celery's"):
+        make(app, base)

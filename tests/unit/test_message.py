@@ -102,6 +102,25 @@ def test_a_call_that_is_rescheduled_comes_again_as_it_came(app: Celery, task: An
         assert again.properties[name] == came.properties[name] is not None
 
 
+@pytest.mark.parametrize("nested", [{"x-trace": "1"}, "no dict", None], ids=["dict", "text", "none"])
+def test_headers_that_another_hides_come_again(app: Celery, task: Any, nested: Any) -> None:
+    hiding = {"headers": nested, "tenant": "a", "singleton_state": "theirs", "singleton_delivery": "theirs"}
+    task.apply_async((1,), headers=hiding)
+    queue = app.conf.task_default_queue
+    came = take(app, queue)
+    with hold(task, 1):
+        runs(task, came)
+    again = take(app, queue)
+
+    assert {name: again.headers[name] for name in ("headers", "tenant")} == {
+        name: came.headers[name] for name in ("headers", "tenant")
+    }
+    assert again.headers["singleton_lock"]["tries"] == 1
+    assert again.headers["singleton_lock"]["published"] == came.headers["singleton_lock"]["published"]
+    runs(task, again)
+    assert task.AsyncResult(came.headers["id"]).get(timeout=5) == "ran"
+
+
 @pytest.mark.parametrize("before", ["", "0." * 28, "1.0." * 14], ids=["as it is", "delayed by RabbitMQ", "long"])
 def test_it_goes_back_to_the_queue_it_came_by(app: Celery, task: Any, before: str) -> None:
     native = app.conf.task_default_queue.replace("celery", "native")

@@ -1,0 +1,110 @@
+"""R16: what others do to a message or a task changes nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock import LockHeld
+from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
+from tests.recorder import Recorder, of_key, overlaps
+from tests.servers import Server
+from tests.waiting import until
+from tests.workers import Worker, workers
+
+PROMPTLY = 20
+
+# What the publisher's own agent has written: a header of this name hides the others from a pool process.
+HIDING = {"headers": {"headers": {"x-trace": "1"}, "tenant": "a"}}
+
+
+@pytest.fixture(scope="module")
+def valkey(valkey_process: Server) -> Server:
+    with valkey_process.client() as client:
+        client.flushall()
+    return valkey_process
+
+
+@pytest.fixture(scope="module", params=["sentry", "datadog", "newrelic"])
+def worker(request: pytest.FixtureRequest, valkey: Server) -> Iterator[Worker]:
+    env = {"TEST_STORE": valkey.url, "TEST_TTL": "3", "C_FORCE_ROOT": "1", "TEST_NEIGHBOUR": request.param}
+    with workers("tests.acceptance.neighbour_app", env, 1, concurrency=4) as (worker,):
+        yield worker
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """One for each test and worker."""
+    return request.node.name
+
+
+def running(recorder: Recorder, task: Any, key: str, *args: Any) -> Any:
+    result = task.apply_async((key, *args), {"gate": key}, **HIDING)
+    until(lambda: of_key(recorder, key, "enter"), "it runs")
+    return result
+
+
+def test_a_wait_ends_with_its_timeout_and_its_mark_with_it(
+    tasks: Any, worker: Worker, recorder: Recorder, key: str
+) -> None:
+    task = combined.unique["reschedule"]
+    holder = running(recorder, task, key)
+
+    waiting = task.apply_async((key, 2), **HIDING)
+    with pytest.raises(LockHeld):
+        waiting.get(timeout=PROMPTLY)
+    # Without a result, nobody but its mark can say that it has ended.
+    silent = task.apply_async((key, 3), ignore_result=True, **HIDING)
+    until(lambda: f"task_id={silent.id} holder={holder.id}" in worker.log(), "it has met the holder")
+    until(lambda: f"{silent.id}] raised" in worker.log(), "it has ended")
+    open_gate(recorder, key)
+
+    assert holder.get(timeout=PROMPTLY) == 0
+    until(lambda: not task.lock_holders(key), "the key is free")
+    assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
+
+
+def test_the_newest_call_is_the_next_run(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+    task = combined.by_policy["rerun"]
+    running(recorder, task, key)
+    later = [task.apply_async((key, number), **HIDING) for number in (1, 2, 3)]
+    refused = [f"task_id={result.id} holder=" for result in later]
+    until(lambda: all(line in worker.log() for line in refused), "all have come")
+    open_gate(recorder, key)
+
+    assert later[-1].get(timeout=PROMPTLY) == 3
+    assert [result.get(timeout=PROMPTLY, propagate=False).reason for result in later[:2]] == ["superseded"] * 2
+    assert [event.facts["number"] for event in of_key(recorder, key, "enter")] == [0, 3]
+
+
+def test_a_joined_run_gives_its_result(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+    task = combined.by_policy["join"]
+    running(recorder, task, key, 1)
+    joiner = task.apply_async((key, 2), **HIDING)
+    until(lambda: f"task_id={joiner.id} holder=" in worker.log(), "it has joined")
+    open_gate(recorder, key)
+
+    assert joiner.get(timeout=PROMPTLY) == 1
+    assert len(of_key(recorder, key, "enter")) == 1
+
+
+def test_a_retry_gives_the_key_back(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+    task = combined.retrying_unique
+    retried = task.apply_async((key, 1, 5), **HIDING)
+    until(lambda: retried.state == "RETRY", "it waits for its retry")
+    until(lambda: not task.lock_holders(key), "its lock is free meanwhile", timeout=2.5)
+
+    assert task.apply_async((key, 2), task_id=f"{key}-other", **HIDING).get(timeout=PROMPTLY) == 2
+    assert retried.get(timeout=PROMPTLY) == 1
+    assert overlaps(of_key(recorder, key)) == []
+
+
+def test_a_retry_keeps_its_time_of_publication(tasks: Any, worker: Worker, recorder: Recorder, key: str) -> None:
+    task = combined.retrying_replace
+    older = task.apply_async((key, 1, 2), **HIDING)
+    until(lambda: older.state == "RETRY", "the older one waits for its retry")
+    newer = task.apply_async((key, 2), {"seconds": 5}, **HIDING)
+
+    assert newer.get(timeout=PROMPTLY) == 2
+    assert overlaps(of_key(recorder, key)) == []
