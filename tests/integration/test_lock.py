@@ -353,8 +353,7 @@ print("well")
         ),
         (
             "from gevent import monkey; monkey.patch_all(thread=False)\nimport threading",
-            "threads = [threading.Thread(target=body, args=(n,)) for n in range(5)]; "
-            "[thread.start() for thread in threads]; [thread.join() for thread in threads]",
+            "threads = [threading.Thread(target=body, args=(n,)) for n in range(5)]\n[one.start() for one in threads]",
         ),
         (
             "import eventlet; eventlet.monkey_patch()",
