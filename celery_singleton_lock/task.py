@@ -131,14 +131,16 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """Run the body under a lease, or end without it as the options say."""
         request = self.request
         try:
-            if request.called_directly or request.is_eager or run_of(request) is not None:
+            if request.called_directly or request.is_eager or state_of(request) is not None:
                 return cast(R_co, self._call_otherwise(request, args, kwargs))
             if not self.is_lockable():
                 return cast(R_co, super().__call__(*args, **kwargs))
             notes = notes_of(request)
             # The publisher's key, if it is there, so that a deploy does not strand queued calls.
             key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
-            run = state_for(request).run = Run(self, request, notes, key, args, kwargs)
+            run = Run(self, request, notes, key, args, kwargs)
+            state = request.singleton_state = RequestState()
+            state.run = run
             with run:
                 ended = admit(run)
                 body = self.run if self._calls_body_itself else super().__call__
@@ -351,7 +353,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def _run_item(self, caller: Task, args: Any, kwargs: Any) -> Any:
         # It still counts as called directly, so that `retry` in the body does not publish the map's message.
-        state = RequestState(item_of=text_of(caller.request.id), map_name=caller.name)
+        state = RequestState()
+        state.item_of = text_of(caller.request.id)
+        state.map_name = caller.name
         self.push_request(singleton_state=state, hostname=caller.request.hostname)
         try:
             return self._run_locked(self.request, args, kwargs)

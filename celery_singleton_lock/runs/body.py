@@ -75,7 +75,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
             result = body(*run.args, **run.kwargs)
-            if hasattr(type(result), "__await__") or isinstance(result, _GENERATORS):
+            if result is not None and (hasattr(type(result), "__await__") or isinstance(result, _GENERATORS)):
                 _refuse_unfinished(run, result)
             return result
     except CancelledError as error:

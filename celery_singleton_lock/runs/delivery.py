@@ -5,7 +5,6 @@ A header is read from the top level of the message. Celery makes each of them an
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
@@ -40,9 +39,8 @@ class Delivery(NamedTuple):
     hidden: Mapping[str, Any] | None = None
 
 
-@dataclass(slots=True)
 class RequestState:
-    """What we keep on a request, under a name and of a type that no header can have."""
+    """What we keep on a request; a header of the same name has another type."""
 
     run: "Run | None" = None
     # Of a map, starmap or chunks whose item it is: its task id, and its name.
@@ -76,8 +74,8 @@ def state_for(request: Context) -> RequestState:
 
 def run_of(request: Context) -> "Run | None":
     """The run of the request, if it has one."""
-    state = vars(request).get(_STATE)
-    return state.run if type(state) is RequestState else None
+    state = state_of(request)
+    return state.run if state is not None else None
 
 
 def notes_of(request: Context) -> Notes:
@@ -86,9 +84,9 @@ def notes_of(request: Context) -> Notes:
     Raises:
         ConfigurationError: The header is there, but not as we write it.
     """
-    known = vars(request)
-    if HEADER not in known and known.get("is_eager") and isinstance(request.headers, Mapping):
-        # Nothing was sent, so its headers are here alone.
+    known: Any = vars(request)
+    if HEADER not in known and delivery_of(request).hidden is None:
+        # In eager mode nothing was sent, so its headers are here alone.
         known = request.headers
     return Notes.of(known, request.id)
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from celery_singleton_lock.errors import ConfigurationError
@@ -74,8 +74,11 @@ class Notes:
         return {name: value for name, value in vars(self).items() if value}
 
     def dated(self) -> "Notes":
-        """The same with a time of publication, which is now if there is none."""
-        return self if self.published else replace(self, published=time.time_ns() // 1000, is_bare=True)
+        """These notes, with a time of publication, which is now if there was none."""
+        if not self.published:
+            self.published = time.time_ns() // 1000
+            self.is_bare = True
+        return self
 
     def of_the_call(self) -> "Notes":
         """The notes that stay once a body has begun: a retry of the body begins a new wait."""
