@@ -3,8 +3,10 @@
 import asyncio
 import os
 import socket
+import sys
 import threading
 from functools import partial
+from types import FrameType
 from typing import Any, Literal
 from weakref import ref
 
@@ -19,7 +21,7 @@ from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, li
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts
 from celery_singleton_lock.stores.redis.store import Store
 
 # The label of a metric: names of locks may be made of ids, of which there is no end.
@@ -27,6 +29,10 @@ _NO_TASK = ""
 _NOT_MINE = (
     "is not held by this thread, asyncio task or process; only the one that acquired it can release it here, "
     "and any thread of its process can call lease.release()"
+)
+_BLOCKS_LOOP = (
+    "is held by others, and this thread runs an event loop, which a wait would block, maybe for ever: call "
+    "`await asyncio.to_thread(lock.acquire, timeout=...)`, or ask once by acquire(blocking=False)"
 )
 
 
@@ -40,10 +46,9 @@ class Lock:
     by the release.
 
     Many threads and asyncio tasks may use one object; they compete with each
-    other, and so do two objects with one name. A call blocks its thread, so from an event
-    loop call `acquire` and `lease.release` in other threads, and release also what a thread is given after its asyncio
-    task was cancelled; `docs/how-to/lock-without-a-task.md` shows it. There is no `async with`, because it would be a
-    second implementation of the same rules, and each would have to be proved twice.
+    other, and so do two objects with one name. A `with` block may end in another context or thread of its process than
+    it began in. A call blocks its thread, so where an event loop runs, a call that would have to wait
+    raises an error instead; `docs/how-to/lock-without-a-task.md` shows how to wait there.
     After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
     takes the same lock.
 
@@ -80,34 +85,45 @@ class Lock:
         self._limit = count("limit", limit)
         self._reentrant = reentrant
         self._hostname = socket.gethostname()
+        # Nothing else keeps a block: if this object goes, its lease is renewed no longer.
+        self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
-        """Wait for the lock, for as long as it takes."""
-        lease = self._take(None, in_block=True)
-        assert lease is not None
+        """Wait for the lock, for as long as it takes.
+
+        Raises:
+            SingletonLockError: It is held, and this thread runs an event loop.
+        """
+        lease = self._take(None, sys._getframe(1))  # noqa: SLF001 (there is no public one)
+        assert isinstance(lease, Lease)
         return lease
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
-        """Release what this block has taken, unless that was released already.
+        """Release what this block has taken, unless that was released already; in any context and thread.
 
         Raises:
-            SingletonLockError: This thread, or asyncio task, has not entered the block, or was forked inside; but
+            SingletonLockError: Nobody in this process has entered the block, or it was left before; but
                 not in place of an error that ends the block.
         """
-        hold = None
+        frame, hold = sys._getframe(1), None  # noqa: SLF001 (there is no public one)
         try:
-            hold = self._latest(in_block=True)
+            # Of two threads that mean the same one, the second looks for another.
+            while (hold := self._block_left_by(frame)) is not None and not self._blocks.pop(hold, False):
+                pass
             if hold is not None:
                 give_back(hold)
         except BaseException:
             # A signal handler may raise at any moment of this.
-            hold = hold or self._latest(in_block=True)
+            hold = hold or self._block_left_by(frame)
             if hold is not None:
                 give_back(hold)
             raise
         # The exception that closes a generator is no error.
         if hold is None and error_type in (None, GeneratorExit):
-            raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
+            raise SingletonLockError(
+                f"the block of lock key={self._key} cannot be left here: nobody in this process has entered it through "
+                "this object, or it was left already"
+            )
         return False
 
     @property
@@ -128,8 +144,10 @@ class Lock:
         Raises:
             StoreError: The store did not answer within 5 s; nothing is held.
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
+            SingletonLockError: It would wait in a thread that runs an event loop.
         """
-        return self._take(_patience(blocking, timeout))
+        taken = self._take(_patience(blocking, timeout))
+        return taken if isinstance(taken, Lease) else None
 
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
@@ -147,38 +165,76 @@ class Lock:
     def _store(self) -> Store:
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
-    def _take(self, patience: float | None, *, in_block: bool = False) -> Lease | None:
-        """The lease, or None if it was not granted within *patience* seconds."""
+    def _take(self, patience: float | None, frame: FrameType | None = None) -> Lease | Conflict:
+        """The lease, or who held it for *patience* seconds; in a block, *frame* is that of `with`."""
         latest = self._latest() if self._reentrant else None
         lease = latest.lease if latest is not None and latest.lease.keeps_others_out else self._new_lease()
-        hold = Hold(self, _caller(), lease, lease.takes + 1, in_block)
+        hold = Hold(ref(self), _caller(), lease, lease.takes + 1, frame and _name_of(frame))
         try:
-            holds.set((*live_holds(), hold))
+            holds.set((*live_holds(), (lambda: hold) if frame is None else ref(hold)))
             if lease.takes:
                 lease.take_again()
-                return lease
-            conflict = lease.acquire()
-            if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
+            elif (conflict := self._ask_for(lease, patience)) is not None:
                 give_back(hold)
-                return None
-            lease.report_granted(Lock, _NO_TASK)
+                return conflict
+            if frame is not None:
+                # Only now, because nobody may leave a block that is not entered yet.
+                self._blocks[hold] = True
             return lease
         except BaseException:
             # A signal handler may raise after it was acquired and before the caller has it.
             give_back(hold)
             raise
 
-    def _latest(self, *, in_block: bool = False) -> Hold | None:
-        """What the calling thread, or asyncio task, has taken last; in a block, even if that was released inside."""
+    def _ask_for(self, lease: Lease, patience: float | None) -> Conflict | None:
+        """None if it is granted within so many seconds."""
+        conflict = lease.acquire()
+        if isinstance(conflict, Conflict) and patience != 0:
+            if running_loop() is not None:
+                raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
+            conflict = lease.wait(conflict, patience)
+        # The claim of a `Lock` is no copy of a message.
+        assert not isinstance(conflict, Done)
+        if conflict is None:
+            lease.report_granted(Lock, _NO_TASK)
+        return conflict
+
+    def _latest(self) -> Hold | None:
+        """What the calling thread, or asyncio task, has taken last and not released."""
         caller = _caller()
-        for hold in reversed(holds.get()):
-            if hold.lock is self and hold.caller == caller and (hold.in_block if in_block else hold.lasts):
+        for known in reversed(holds.get()):
+            hold = known()
+            if hold is not None and hold.lock() is self and hold.caller == caller and hold.lasts:
                 return hold
         return None
+
+    def _block_left_by(self, frame: FrameType) -> Hold | None:
+        """The block that ends in *frame*, maybe in another context and thread than it began in.
+
+        A `with` statement begins and ends in one frame, wherever a generator is continued. Of the blocks that other
+        code has entered, such as an `ExitStack`, it is the last one that this context knows of; elsewhere, one whose
+        lease is over, because its end harms nobody, and else the last one.
+        """
+        blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.caller[0] == os.getpid()]
+        name, known = _name_of(frame), {known() for known in holds.get()}
+
+        def likeness(hold: Hold) -> tuple[bool, ...]:
+            is_here = hold.frame == name
+            return (is_here,) if is_here else (is_here, hold in known, not hold.lease.keeps_others_out)
+
+        found = max(blocks, key=likeness, default=None)
+        # A re-entrant lease is released as often as it was taken, in the reverse order.
+        return found and next(hold for hold in blocks if hold.lease is found.lease)
 
     def _new_lease(self) -> Lease:
         facts = Facts(hostname=self._hostname, pid=os.getpid())
         return Lease(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
+
+
+def _name_of(frame: FrameType) -> tuple[int, object]:
+    """What distinguishes a frame from all others that exist, without keeping its variables."""
+    # If it is over, its number may be used again.
+    return id(frame), frame.f_code
 
 
 def _caller() -> tuple[int, int, object]:

@@ -44,6 +44,7 @@ from celery_singleton_lock.testing.recording import (
     await_reports,
     recorded,
 )
+from celery_singleton_lock.testing.redirect import locks_in, store_of_locks
 
 try:
     from celery_singleton_lock.stores.memory import MemoryStore
@@ -103,7 +104,7 @@ class StoreInMemory(MemoryStore):
 
 @contextmanager
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
-    """Have the app use a new store in memory inside, instead of its own.
+    """Have the app use a new store in memory inside, instead of its own, and so does every `Lock`, whatever its `url`.
 
     All threads of this process use it, so a worker of Celery's `celery_worker` does too. Other processes do not: in
     one that is forked inside each lock raises an error, and one that was started on its own uses the app's own store.
@@ -120,7 +121,8 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     store = in_memory[url] = StoreInMemory()
     changes.update(dict.fromkeys(names, url))
     try:
-        yield store
+        with locks_in(store, app):
+            yield store
     finally:
         for name in names:
             changes.pop(name, None)
@@ -239,7 +241,7 @@ def _target_of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str,
         raise ConfigurationError(
             f"{said}: that is not a lock key; take it from `task.lock_key_for(...)` or `Lock(...).key`, or give a task"
         )
-    return _Target(said, store_of(app), key)
+    return _Target(said, store_of_locks(app), key)
 
 
 @contextmanager
@@ -306,11 +308,7 @@ def disabled() -> Iterator[None]:
     The `self.lock` of a body is that of a run without a lock: not held, and its fence is 0. No store is used. A
     process that is forked inside locks nothing for as long as it lives; one that was started on its own locks as ever.
     """
-    store = _Unlimited()
-    with (
-        patch.object(SingletonTask, "is_lockable", classmethod(lambda _: False)),
-        patch.object(Lock, "_store", property(lambda _: store)),
-    ):
+    with patch.object(SingletonTask, "is_lockable", classmethod(lambda _: False)), locks_in(_Unlimited()):
         yield
 
 
