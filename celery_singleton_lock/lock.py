@@ -1,19 +1,20 @@
 """The lease of a task, for any code: `with Lock("stock"): ...`."""
 
 import asyncio
+import inspect
 import os
 import socket
 import sys
 import threading
-from functools import partial
-from types import FrameType
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 from weakref import ref
 
-from celery import Celery, current_app
+from celery import Celery, Task, current_app
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
+from celery_singleton_lock.errors import DOCS, ConfigurationError, LockHeld, SingletonLockError
 from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count as count_one
@@ -21,8 +22,11 @@ from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, li
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, LockState
 from celery_singleton_lock.stores.redis.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # The label of a metric: names of locks may be made of ids, of which there is no end.
 _NO_TASK = ""
@@ -34,6 +38,11 @@ _BLOCKS_LOOP = (
     "is held by others, and this thread runs an event loop, which a wait would block, maybe for ever: call "
     "`await asyncio.to_thread(lock.acquire, timeout=...)`, or ask once by acquire(blocking=False)"
 )
+_TAKES_FUNCTIONS = (
+    "give a function that is done when it returns; in a coroutine or a generator take the lock inside, and in a task "
+    f"below its own decorator, see {DOCS}how-to/lock-without-a-task/"
+)
+_LAZY = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
 
 
 class Lock:
@@ -46,9 +55,9 @@ class Lock:
     by the release.
 
     Many threads and asyncio tasks may use one object; they compete with each
-    other, and so do two objects with one name. A `with` block may end in another context or thread of its process than
-    it began in. A call blocks its thread, so where an event loop runs, a call that would have to wait
-    raises an error instead; `docs/how-to/lock-without-a-task.md` shows how to wait there.
+    other, and so do two objects with one name. A `with` block may end in another context or thread of its process.
+    Where an event loop runs, a call that would have to wait raises an error instead;
+    `docs/how-to/lock-without-a-task.md` shows how to wait there.
     After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
     takes the same lock.
 
@@ -61,6 +70,7 @@ class Lock:
         reentrant: A thread (or greenlet, or asyncio task) that holds it through this object may
             acquire it again; it is free once it has been released as often, here or by the lease. A thread of
             an executor serves many asyncio tasks, so use no re-entrant lock there.
+        timeout: Seconds for which a `with` block, or a decorated call, waits at most; 0 asks once.
 
     Raises:
         ConfigurationError: A value cannot work, or there is no store.
@@ -75,6 +85,7 @@ class Lock:
         ttl: Duration = 30,
         limit: int = 1,
         reentrant: bool = False,
+        timeout: Duration | None = None,
     ) -> None:
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
@@ -84,19 +95,22 @@ class Lock:
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)
         self._reentrant = reentrant
+        self._timeout = _patience(True, timeout)
         self._hostname = socket.gethostname()
         # Nothing else keeps a block: if this object goes, its lease is renewed no longer.
         self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
-        """Wait for the lock, for as long as it takes.
+        """Wait for the lock, for at most *timeout* seconds.
 
         Raises:
+            LockHeld: Others held it for all that time.
             SingletonLockError: It is held, and this thread runs an event loop.
         """
-        lease = self._take(None, sys._getframe(1))  # noqa: SLF001 (there is no public one)
-        assert isinstance(lease, Lease)
-        return lease
+        taken = self._take(self._timeout, _statement())
+        if isinstance(taken, Conflict):
+            raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
+        return taken
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
         """Release what this block has taken, unless that was released already; in any context and thread.
@@ -105,31 +119,54 @@ class Lock:
             SingletonLockError: Nobody in this process has entered the block, or it was left before; but
                 not in place of an error that ends the block.
         """
-        frame, hold = sys._getframe(1), None  # noqa: SLF001 (there is no public one)
+        statement, hold = _statement(), None
         try:
-            # Of two threads that mean the same one, the second looks for another.
-            while (hold := self._block_left_by(frame)) is not None and not self._blocks.pop(hold, False):
+            # Of two threads that mean the same block, the second looks for another.
+            while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
                 pass
             if hold is not None:
                 give_back(hold)
         except BaseException:
             # A signal handler may raise at any moment of this.
-            hold = hold or self._block_left_by(frame)
+            hold = hold or self._block_left_by(statement)
             if hold is not None:
                 give_back(hold)
             raise
         # The exception that closes a generator is no error.
         if hold is None and error_type in (None, GeneratorExit):
-            raise SingletonLockError(
-                f"the block of lock key={self._key} cannot be left here: nobody in this process has entered it through "
-                "this object, or it was left already"
-            )
+            why = "nobody in this process has entered it through this object, or it was left already"
+            raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
         return False
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function: each call of it is a `with` block.
+
+        Raises:
+            ConfigurationError: It is no function, or one that is not done when it returns.
+        """
+        is_lazy = any(is_one(function) for is_one in _LAZY)
+        if is_lazy or not callable(function) or isinstance(function, type | Task):
+            raise ConfigurationError(f"lock key={self._key} cannot decorate {function!r:.80}: {_TAKES_FUNCTIONS}")
+
+        @wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return locked
 
     @property
     def key(self) -> str:
         """The lock key."""
         return self._key
+
+    def state(self) -> LockState:
+        """Who holds it, which call is queued or next, how many wait, and until when a cool-down lasts.
+
+        Raises:
+            StoreError: The store did not answer within 2 s.
+        """
+        return self._store.survey([self._key])[0]
 
     def acquire(self, blocking: bool = True, timeout: Duration | None = None) -> Lease | None:
         """Take the lock; the arguments are those of `threading.Lock`.
@@ -165,19 +202,26 @@ class Lock:
     def _store(self) -> Store:
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
-    def _take(self, patience: float | None, frame: FrameType | None = None) -> Lease | Conflict:
-        """The lease, or who held it for *patience* seconds; in a block, *frame* is that of `with`."""
+    def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
+        """The lease, or who held it for *patience* seconds; *statement* is the `with` that takes it, if one does."""
         latest = self._latest() if self._reentrant else None
         lease = latest.lease if latest is not None and latest.lease.keeps_others_out else self._new_lease()
-        hold = Hold(ref(self), _caller(), lease, lease.takes + 1, frame and _name_of(frame))
+        hold = Hold(ref(self), _caller(), lease, lease.takes + 1, statement)
         try:
-            holds.set((*live_holds(), (lambda: hold) if frame is None else ref(hold)))
-            if lease.takes:
-                lease.take_again()
-            elif (conflict := self._ask_for(lease, patience)) is not None:
+            holds.set((*live_holds(), (lambda: hold) if statement is None else ref(hold)))
+            conflict = None if hold.takes > 1 else lease.acquire()
+            if isinstance(conflict, Conflict) and patience != 0:
+                if running_loop() is not None:
+                    raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
+                conflict = lease.wait(conflict, patience)
+            if isinstance(conflict, Conflict):
                 give_back(hold)
                 return conflict
-            if frame is not None:
+            if hold.takes > 1:
+                lease.take_again()
+            else:
+                lease.report_granted(Lock, _NO_TASK)
+            if statement is not None:
                 # Only now, because nobody may leave a block that is not entered yet.
                 self._blocks[hold] = True
             return lease
@@ -185,19 +229,6 @@ class Lock:
             # A signal handler may raise after it was acquired and before the caller has it.
             give_back(hold)
             raise
-
-    def _ask_for(self, lease: Lease, patience: float | None) -> Conflict | None:
-        """None if it is granted within so many seconds."""
-        conflict = lease.acquire()
-        if isinstance(conflict, Conflict) and patience != 0:
-            if running_loop() is not None:
-                raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
-            conflict = lease.wait(conflict, patience)
-        # The claim of a `Lock` is no copy of a message.
-        assert not isinstance(conflict, Done)
-        if conflict is None:
-            lease.report_granted(Lock, _NO_TASK)
-        return conflict
 
     def _latest(self) -> Hold | None:
         """What the calling thread, or asyncio task, has taken last and not released."""
@@ -208,19 +239,18 @@ class Lock:
                 return hold
         return None
 
-    def _block_left_by(self, frame: FrameType) -> Hold | None:
-        """The block that ends in *frame*, maybe in another context and thread than it began in.
+    def _block_left_by(self, statement: object) -> Hold | None:
+        """The block that *statement* ends, maybe in another context or thread than it began in.
 
-        A `with` statement begins and ends in one frame, wherever a generator is continued. Of the blocks that other
-        code has entered, such as an `ExitStack`, it is the last one that this context knows of; elsewhere, one whose
-        lease is over, because its end harms nobody, and else the last one.
+        Of those that other code has entered, such as an `ExitStack`, the last one that this context knows of; elsewhere
+        one whose lease is over, because that end harms nobody, and else the last one.
         """
         blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.caller[0] == os.getpid()]
-        name, known = _name_of(frame), {known() for known in holds.get()}
+        known = {known() for known in holds.get()}
 
         def likeness(hold: Hold) -> tuple[bool, ...]:
-            is_here = hold.frame == name
-            return (is_here,) if is_here else (is_here, hold in known, not hold.lease.keeps_others_out)
+            own = hold.statement == statement
+            return (own,) if own else (own, hold in known, not hold.lease.keeps_others_out)
 
         found = max(blocks, key=likeness, default=None)
         # A re-entrant lease is released as often as it was taken, in the reverse order.
@@ -231,9 +261,10 @@ class Lock:
         return Lease(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
 
 
-def _name_of(frame: FrameType) -> tuple[int, object]:
-    """What distinguishes a frame from all others that exist, without keeping its variables."""
-    # If it is over, its number may be used again.
+def _statement() -> object:
+    """The `with` that calls: it begins and ends in one frame, in whatever context and thread a generator goes on."""
+    frame = sys._getframe(2)  # noqa: SLF001 (there is no public one)
+    # The number of a frame that is over is used again. The frame itself would keep its variables.
     return id(frame), frame.f_code
 
 

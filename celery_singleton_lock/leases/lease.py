@@ -357,7 +357,7 @@ class Hold:
     caller: tuple[int, int, object]  # process, thread and asyncio task
     lease: Lease
     takes: int  # how often the lease was taken by then
-    frame: object = None  # of the `with` statement that has taken it
+    statement: object = None  # the `with` that has taken it, if one has
 
     @property
     def lasts(self) -> bool:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from celery import Celery
+
 from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, shown, worker_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -93,6 +95,20 @@ def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
         # By its task id, so neither a lease nor the mark of a call that has come since is touched.
         locks.store.unmark(row.lock.key, row.about.task_id or "", quiet=False)
     return dropped, held
+
+
+def break_marks(app: "Celery[Any]", pattern: str) -> int:
+    """Drop the queued and next marks of all locks with such names that nobody holds, as `break --marks` does.
+
+    Arguments:
+        app: Whose locks.
+        pattern: A glob for their names, such as `"shop.*"`.
+
+    Returns:
+        How many are dropped.
+    """
+    locks = Locks(app)
+    return len(drop_marks(locks, marks_left(locks.surveys(pattern))[0])[0])
 
 
 # For people.

@@ -117,5 +117,5 @@ def _successor_of(run: Run) -> str | None:
         if mark.state == "next":
             return mark.task_id
     # With several places, the successor may have got another place since it has asked for that of this run.
-    later = [holder for holder in state.holders if holder.task_id and holder.fence > run.lease.fence]
+    later = [holder for holder in state.places if holder.task_id and holder.fence > run.lease.fence]
     return max(later, key=lambda holder: holder.fence).task_id if later else None

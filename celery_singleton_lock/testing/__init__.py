@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
@@ -44,7 +44,6 @@ from celery_singleton_lock.testing.recording import (
     await_reports,
     recorded,
 )
-from celery_singleton_lock.testing.redirect import locks_in, store_of_locks
 
 try:
     from celery_singleton_lock.stores.memory import MemoryStore
@@ -120,8 +119,10 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     before = {name: changes[name] for name in names if name in changes}
     store = in_memory[url] = StoreInMemory()
     changes.update(dict.fromkeys(names, url))
+    # The store of a `Lock` is that of its app, if that app has such a block as well.
+    of_lock = property(lambda lock: in_memory.get(lock._app.conf.changes.get(_SETTING), store))  # noqa: SLF001
     try:
-        with locks_in(store, app):
+        with nullcontext() if _is_disabled() else patch.object(Lock, "_store", of_lock):
             yield store
     finally:
         for name in names:
@@ -217,7 +218,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
 
 
 def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    if vars(SingletonTask)["is_lockable"] is not _is_lockable:
+    if _is_disabled():
         raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
     if isinstance(task, str):
         return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
@@ -241,7 +242,7 @@ def _target_of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str,
         raise ConfigurationError(
             f"{said}: that is not a lock key; take it from `task.lock_key_for(...)` or `Lock(...).key`, or give a task"
         )
-    return _Target(said, store_of_locks(app), key)
+    return _Target(said, store_of(app), key)
 
 
 @contextmanager
@@ -294,6 +295,10 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 _is_lockable = vars(SingletonTask)["is_lockable"]
 
 
+def _is_disabled() -> bool:
+    return vars(SingletonTask)["is_lockable"] is not _is_lockable
+
+
 class _Unlimited(MemoryStore):
     """Grants each claim, because it has more places than a test can have threads."""
 
@@ -308,7 +313,11 @@ def disabled() -> Iterator[None]:
     The `self.lock` of a body is that of a run without a lock: not held, and its fence is 0. No store is used. A
     process that is forked inside locks nothing for as long as it lives; one that was started on its own locks as ever.
     """
-    with patch.object(SingletonTask, "is_lockable", classmethod(lambda _: False)), locks_in(_Unlimited()):
+    store = _Unlimited()
+    with (
+        patch.object(SingletonTask, "is_lockable", classmethod(lambda _: False)),
+        patch.object(Lock, "_store", property(lambda _: store)),
+    ):
         yield
 
 
