@@ -161,11 +161,7 @@ class Lock:
         return self._key
 
     def state(self) -> LockState:
-        """Who holds it, which call is queued or next, how many wait, and until when a cool-down lasts.
-
-        Raises:
-            StoreError: The store did not answer within 2 s.
-        """
+        """Who holds it, which call is queued or next, how many wait, and until when a cool-down lasts."""
         return self._store.survey([self._key])[0]
 
     def acquire(self, blocking: bool = True, timeout: Duration | None = None) -> Lease | None:
@@ -263,9 +259,10 @@ class Lock:
 
 def _statement() -> object:
     """The `with` that calls: it begins and ends in one frame, in whatever context and thread a generator goes on."""
-    frame = sys._getframe(2)  # noqa: SLF001 (there is no public one)
+    # Where a greenlet begins there is none.
+    frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
     # The number of a frame that is over is used again. The frame itself would keep its variables.
-    return id(frame), frame.f_code
+    return id(frame), frame and frame.f_code
 
 
 def _caller() -> tuple[int, int, object]:

@@ -230,7 +230,7 @@ class SingletonTask(TypedTask[P, R_co]):
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """The lock of a call with these arguments, or with those of them that make the key: to keep its run out.
+        """The lock of a call with these arguments, or those of them that make the key: to keep its run out.
 
         Raises:
             TypeError: They make no key.
@@ -247,19 +247,11 @@ class SingletonTask(TypedTask[P, R_co]):
         return lock
 
     def lock_state(self, *args: Any, **kwargs: Any) -> LockState:
-        """Who holds the lock of a call with these arguments, which call is queued or next, how many wait.
-
-        Raises:
-            StoreError: The store did not answer within 2 s.
-        """
+        """Who holds that lock, which call is queued or next; a `StoreError` if the store is silent for 2 s."""
         return store_of(self.app).survey([self.lock_key_of_some(*args, **kwargs)])[0]
 
     def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
-        """The present holders of that lock, and its cool-downs.
-
-        Raises:
-            StoreError: The store did not answer within 2 s.
-        """
+        """The present holders of that lock, and its cool-downs; raises as `lock_state`."""
         return store_of(self.app).holders(self.lock_key_of_some(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":

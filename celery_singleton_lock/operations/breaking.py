@@ -98,17 +98,11 @@ def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
 
 
 def break_marks(app: "Celery[Any]", pattern: str) -> int:
-    """Drop the queued and next marks of all locks with such names that nobody holds, as `break --marks` does.
-
-    Arguments:
-        app: Whose locks.
-        pattern: A glob for their names, such as `"shop.*"`.
-
-    Returns:
-        How many are dropped.
-    """
+    """Do what `break --marks PATTERN` does, for names such as `"shop.*"`; return how many marks are dropped."""
     locks = Locks(app)
-    return len(drop_marks(locks, marks_left(locks.surveys(pattern))[0])[0])
+    marks, _ = marks_left(locks.surveys(pattern))
+    dropped, _ = drop_marks(locks, marks)
+    return len(dropped)
 
 
 # For people.

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from contextvars import copy_context
@@ -63,7 +64,12 @@ def in_a_context(body: Callable[[], Any]) -> Any:
 ways = pytest.mark.parametrize("way", [here, in_a_context, in_a_thread])
 
 
-@ways
+def without_a_frame(body: Callable[[], Any]) -> None:
+    """As a greenlet that begins with it."""
+    start_new_thread(body, ())
+
+
+@pytest.mark.parametrize("way", [here, in_a_context, in_a_thread, without_a_frame])
 @pytest.mark.parametrize("entered", [in_a_context, in_a_thread])
 def test_a_block_is_left_wherever_its_end_is(url: str, entered: Any, way: Any) -> None:
     lock, served = Lock("stock", url=url), []
@@ -76,7 +82,7 @@ def test_a_block_is_left_wherever_its_end_is(url: str, entered: Any, way: Any) -
     waiter = threading.Thread(target=wait, daemon=True)
     waiter.start()
     until(lambda: store_at(url).survey([lock.key])[0].waiters == 1, "it waits")
-    way(lambda: lock.__exit__(None, None, None))
+    way(partial(lock.__exit__, None, None, None))
 
     until(lambda: served, "the waiter has it")
     waiter.join(20)
