@@ -12,7 +12,7 @@ from celery_singleton_lock.leases.lease import Lease, current_lease
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import SingletonOptions
 from celery_singleton_lock.runs.endings import CallRevoked
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.records import Holder, LockState
 from celery_singleton_lock.task import SingletonTask
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "Lock",
     "LockHeld",
     "LockLost",
+    "LockState",
     "SingletonLockError",
     "SingletonOptions",
     "SingletonTask",

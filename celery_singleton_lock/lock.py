@@ -1,17 +1,20 @@
 """The lease of a task, for any code: `with Lock("stock"): ...`."""
 
 import asyncio
+import inspect
 import os
 import socket
+import sys
 import threading
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 from weakref import ref
 
-from celery import Celery, current_app
+from celery import Celery, Task, current_app
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, SingletonLockError
+from celery_singleton_lock.errors import DOCS, ConfigurationError, LockHeld, SingletonLockError
 from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count as count_one
@@ -19,8 +22,11 @@ from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, li
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, LockState
 from celery_singleton_lock.stores.redis.store import Store
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # The label of a metric: names of locks may be made of ids, of which there is no end.
 _NO_TASK = ""
@@ -28,6 +34,15 @@ _NOT_MINE = (
     "is not held by this thread, asyncio task or process; only the one that acquired it can release it here, "
     "and any thread of its process can call lease.release()"
 )
+_BLOCKS_LOOP = (
+    "is held by others, and this thread runs an event loop, which a wait would block, maybe for ever: call "
+    "`await asyncio.to_thread(lock.acquire, timeout=...)`, or ask once by acquire(blocking=False)"
+)
+_TAKES_FUNCTIONS = (
+    "give a function that is done when it returns; in a coroutine or a generator take the lock inside, and in a task "
+    f"below its own decorator, see {DOCS}how-to/lock-without-a-task/"
+)
+_LAZY = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
 
 
 class Lock:
@@ -40,10 +55,9 @@ class Lock:
     by the release.
 
     Many threads and asyncio tasks may use one object; they compete with each
-    other, and so do two objects with one name. A call blocks its thread, so from an event
-    loop call `acquire` and `lease.release` in other threads, and release also what a thread is given after its asyncio
-    task was cancelled; `docs/how-to/lock-without-a-task.md` shows it. There is no `async with`, because it would be a
-    second implementation of the same rules, and each would have to be proved twice.
+    other, and so do two objects with one name. A `with` block may end in another context or thread of its process.
+    Where an event loop runs, a call that would have to wait raises an error instead;
+    `docs/how-to/lock-without-a-task.md` shows how to wait there.
     After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
     takes the same lock.
 
@@ -56,6 +70,7 @@ class Lock:
         reentrant: A thread (or greenlet, or asyncio task) that holds it through this object may
             acquire it again; it is free once it has been released as often, here or by the lease. A thread of
             an executor serves many asyncio tasks, so use no re-entrant lock there.
+        timeout: Seconds for which a `with` block, or a decorated call, waits at most; 0 asks once.
 
     Raises:
         ConfigurationError: A value cannot work, or there is no store.
@@ -70,6 +85,7 @@ class Lock:
         ttl: Duration = 30,
         limit: int = 1,
         reentrant: bool = False,
+        timeout: Duration | None = None,
     ) -> None:
         self._app: Celery[Any] = app or current_app._get_current_object()  # noqa: SLF001 (stores are kept by the app itself)
         self._url = url
@@ -79,41 +95,74 @@ class Lock:
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)
         self._reentrant = reentrant
+        self._timeout = _patience(True, timeout)
         self._hostname = socket.gethostname()
+        # Nothing else keeps a block: if this object goes, its lease is renewed no longer.
+        self._blocks: dict[Hold, bool] = {}
 
     def __enter__(self) -> Lease:
-        """Wait for the lock, for as long as it takes."""
-        lease = self._take(None, in_block=True)
-        assert lease is not None
-        return lease
-
-    def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
-        """Release what this block has taken, unless that was released already.
+        """Wait for the lock, for at most *timeout* seconds.
 
         Raises:
-            SingletonLockError: This thread, or asyncio task, has not entered the block, or was forked inside; but
+            LockHeld: Others held it for all that time.
+            SingletonLockError: It is held, and this thread runs an event loop.
+        """
+        taken = self._take(self._timeout, _statement())
+        if isinstance(taken, Conflict):
+            raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
+        return taken
+
+    def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
+        """Release what this block has taken, unless that was released already; in any context and thread.
+
+        Raises:
+            SingletonLockError: Nobody in this process has entered the block, or it was left before; but
                 not in place of an error that ends the block.
         """
-        hold = None
+        statement, hold = _statement(), None
         try:
-            hold = self._latest(in_block=True)
+            # Of two threads that mean the same block, the second looks for another.
+            while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
+                pass
             if hold is not None:
                 give_back(hold)
         except BaseException:
             # A signal handler may raise at any moment of this.
-            hold = hold or self._latest(in_block=True)
+            hold = hold or self._block_left_by(statement)
             if hold is not None:
                 give_back(hold)
             raise
         # The exception that closes a generator is no error.
         if hold is None and error_type in (None, GeneratorExit):
-            raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: it {_NOT_MINE}")
+            why = "nobody in this process has entered it through this object, or it was left already"
+            raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
         return False
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Decorate a function: each call of it is a `with` block.
+
+        Raises:
+            ConfigurationError: It is no function, or one that is not done when it returns.
+        """
+        is_lazy = any(is_one(function) for is_one in _LAZY)
+        if is_lazy or not callable(function) or isinstance(function, type | Task):
+            raise ConfigurationError(f"lock key={self._key} cannot decorate {function!r:.80}: {_TAKES_FUNCTIONS}")
+
+        @wraps(function)
+        def locked(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return locked
 
     @property
     def key(self) -> str:
         """The lock key."""
         return self._key
+
+    def state(self) -> LockState:
+        """Who holds it, which call is queued or next, how many wait, and until when a cool-down lasts."""
+        return self._store.survey([self._key])[0]
 
     def acquire(self, blocking: bool = True, timeout: Duration | None = None) -> Lease | None:
         """Take the lock; the arguments are those of `threading.Lock`.
@@ -128,8 +177,10 @@ class Lock:
         Raises:
             StoreError: The store did not answer within 5 s; nothing is held.
             ConfigurationError: *timeout* is negative or goes with `blocking=False`.
+            SingletonLockError: It would wait in a thread that runs an event loop.
         """
-        return self._take(_patience(blocking, timeout))
+        taken = self._take(_patience(blocking, timeout))
+        return taken if isinstance(taken, Lease) else None
 
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
@@ -147,38 +198,71 @@ class Lock:
     def _store(self) -> Store:
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
-    def _take(self, patience: float | None, *, in_block: bool = False) -> Lease | None:
-        """The lease, or None if it was not granted within *patience* seconds."""
+    def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
+        """The lease, or who held it for *patience* seconds; *statement* is the `with` that takes it, if one does."""
         latest = self._latest() if self._reentrant else None
         lease = latest.lease if latest is not None and latest.lease.keeps_others_out else self._new_lease()
-        hold = Hold(self, _caller(), lease, lease.takes + 1, in_block)
+        hold = Hold(ref(self), _caller(), lease, lease.takes + 1, statement)
         try:
-            holds.set((*live_holds(), hold))
-            if lease.takes:
-                lease.take_again()
-                return lease
-            conflict = lease.acquire()
-            if isinstance(conflict, Conflict) and (patience == 0 or lease.wait(conflict, patience) is not None):
+            holds.set((*live_holds(), (lambda: hold) if statement is None else ref(hold)))
+            conflict = None if hold.takes > 1 else lease.acquire()
+            if isinstance(conflict, Conflict) and patience != 0:
+                if running_loop() is not None:
+                    raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
+                conflict = lease.wait(conflict, patience)
+            if isinstance(conflict, Conflict):
                 give_back(hold)
-                return None
-            lease.report_granted(Lock, _NO_TASK)
+                return conflict
+            if hold.takes > 1:
+                lease.take_again()
+            else:
+                lease.report_granted(Lock, _NO_TASK)
+            if statement is not None:
+                # Only now, because nobody may leave a block that is not entered yet.
+                self._blocks[hold] = True
             return lease
         except BaseException:
             # A signal handler may raise after it was acquired and before the caller has it.
             give_back(hold)
             raise
 
-    def _latest(self, *, in_block: bool = False) -> Hold | None:
-        """What the calling thread, or asyncio task, has taken last; in a block, even if that was released inside."""
+    def _latest(self) -> Hold | None:
+        """What the calling thread, or asyncio task, has taken last and not released."""
         caller = _caller()
-        for hold in reversed(holds.get()):
-            if hold.lock is self and hold.caller == caller and (hold.in_block if in_block else hold.lasts):
+        for known in reversed(holds.get()):
+            hold = known()
+            if hold is not None and hold.lock() is self and hold.caller == caller and hold.lasts:
                 return hold
         return None
+
+    def _block_left_by(self, statement: object) -> Hold | None:
+        """The block that *statement* ends, maybe in another context or thread than it began in.
+
+        Of those that other code has entered, such as an `ExitStack`, the last one that this context knows of; elsewhere
+        one whose lease is over, because that end harms nobody, and else the last one.
+        """
+        blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.caller[0] == os.getpid()]
+        known = {known() for known in holds.get()}
+
+        def likeness(hold: Hold) -> tuple[bool, ...]:
+            own = hold.statement == statement
+            return (own,) if own else (own, hold in known, not hold.lease.keeps_others_out)
+
+        found = max(blocks, key=likeness, default=None)
+        # A re-entrant lease is released as often as it was taken, in the reverse order.
+        return found and next(hold for hold in blocks if hold.lease is found.lease)
 
     def _new_lease(self) -> Lease:
         facts = Facts(hostname=self._hostname, pid=os.getpid())
         return Lease(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
+
+
+def _statement() -> object:
+    """The `with` that calls: it begins and ends in one frame, in whatever context and thread a generator goes on."""
+    # Where a greenlet begins there is none.
+    frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
+    # The number of a frame that is over is used again. The frame itself would keep its variables.
+    return id(frame), frame and frame.f_code
 
 
 def _caller() -> tuple[int, int, object]:

@@ -19,6 +19,7 @@ from celery_singleton_lock.checks import (
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.keys import KeyMaker, key_maker_of, start_of_keys
 from celery_singleton_lock.leases.lease import NULL_LEASE, Lease, NullLease, current_lease, held_here
+from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import (
     NAMES,
     Duration,
@@ -42,7 +43,7 @@ from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
 from celery_singleton_lock.runs.run import Run, has_run, run_for
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.records import Holder, LockState
 
 if TYPE_CHECKING:
     from typing import Generic
@@ -218,7 +219,10 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def lock_key_of_some(self, *args: Any, **kwargs: Any) -> str:
         """The lock key of a call of which only the arguments that make the key are given; raises as `lock_key_for`."""
-        return self._lock_keys.key_of_some(self.lock_options.prefix, args, kwargs)
+        try:
+            return self._lock_keys.key_of_some(self.lock_options.prefix, args, kwargs)
+        except (TypeError, ConfigurationError) as error:
+            raise type(error)(f"task {self.name}: {error}") from error
 
     def lock_key_in(self, notes: Notes) -> str:
         """The lock key that is noted on a message; empty if it was made for another prefix, or by another version."""
@@ -229,13 +233,30 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         keys = self._lock_keys
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
-    def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
-        """The present holders of the lock of a call with these arguments.
+    def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
+        """The lock of a call with these arguments, or those of them that make the key: to keep its run out.
 
         Raises:
-            StoreError: The store did not answer within 2 s.
+            TypeError: They make no key.
+            ConfigurationError: Likewise; or the mode is `until_executing`, in which a run has no lock.
         """
-        return store_of(self.app).holders(self.lock_key_for(*args, **kwargs))
+        key, options = self.lock_key_of_some(*args, **kwargs), self.lock_options
+        if options.mode == "until_executing":
+            raise ConfigurationError(
+                f"task {self.name}: lock_for(...) would keep no run out, because with lock_mode='until_executing' a "
+                "body runs without a lock; use another mode, or lock_state(...) to see which call is queued"
+            )
+        lock = Lock("task", app=self.app, ttl=options.ttl, limit=options.limit)
+        lock._key = key  # noqa: SLF001 (it is this library's)
+        return lock
+
+    def lock_state(self, *args: Any, **kwargs: Any) -> LockState:
+        """Who holds that lock, which call is queued or next; a `StoreError` if the store is silent for 2 s."""
+        return store_of(self.app).survey([self.lock_key_of_some(*args, **kwargs)])[0]
+
+    def lock_holders(self, *args: Any, **kwargs: Any) -> list[Holder]:
+        """The present holders of that lock, and its cool-downs; raises as `lock_state`."""
+        return store_of(self.app).holders(self.lock_key_of_some(*args, **kwargs))
 
     def apply_async(self, args: Any = None, kwargs: Any = None, *rest: Any, **options: Any) -> "AsyncResult[R_co]":
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""

@@ -7,9 +7,9 @@ from binascii import b2a_base64
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 from celery_singleton_lock import signals
@@ -349,14 +349,15 @@ def held_here(key: str) -> Lease | None:
     return next((lease for lease in leases if lease is not None and lease.key == key), None)
 
 
-class Hold(NamedTuple):
-    """One take of a lease through a `Lock`."""
+@dataclass(eq=False)
+class Hold:
+    """One take of a lease through a `Lock`; it keeps the lease."""
 
-    lock: object
+    lock: "ref[Any]"
     caller: tuple[int, int, object]  # process, thread and asyncio task
     lease: Lease
     takes: int  # how often the lease was taken by then
-    in_block: bool  # a `with` statement has taken it
+    statement: object = None  # the `with` that has taken it, if one has
 
     @property
     def lasts(self) -> bool:
@@ -364,20 +365,24 @@ class Hold(NamedTuple):
         return self.lease.takes >= self.takes
 
 
-holds: ContextVar[tuple[Hold, ...]] = ContextVar("holds", default=())
-"""Nothing else keeps a lease that was taken by `Lock.acquire` and that the caller does not keep.
+KnownHolds = tuple[Callable[[], Hold | None], ...]
+
+holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
+"""Nothing else keeps what `Lock.acquire` has taken. A block is kept by its `Lock`, as it may be left in any context.
 
 Contexts are copied, so a copy may list what another thread or task has taken, or what was released meanwhile.
 """
 
 
-def live_holds() -> tuple[Hold, ...]:
-    """Those that last, and those of blocks, which end with their block."""
-    return tuple([hold for hold in holds.get() if hold.in_block or hold.lasts])
+def live_holds() -> KnownHolds:
+    """Those that last."""
+    return tuple([known for known in holds.get() if (hold := known()) is not None and hold.lasts])
 
 
 def give_back(hold: Hold) -> None:
     """End it, and release its lease unless that was done."""
-    holds.set(tuple([one for one in holds.get() if one is not hold]))
+    holds.set(tuple([known for known in holds.get() if known() is not hold]))
+    if (lock := hold.lock()) is not None:
+        lock._blocks.pop(hold, None)  # noqa: SLF001 (it is this library's)
     if hold.lasts:
         hold.lease.release()

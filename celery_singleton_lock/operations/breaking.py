@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from celery import Celery
+
 from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, shown, worker_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -93,6 +95,14 @@ def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
         # By its task id, so neither a lease nor the mark of a call that has come since is touched.
         locks.store.unmark(row.lock.key, row.about.task_id or "", quiet=False)
     return dropped, held
+
+
+def break_marks(app: "Celery[Any]", pattern: str) -> int:
+    """Do what `break --marks PATTERN` does, for names such as `"shop.*"`; return how many marks are dropped."""
+    locks = Locks(app)
+    marks, _ = marks_left(locks.surveys(pattern))
+    dropped, _ = drop_marks(locks, marks)
+    return len(dropped)
 
 
 # For people.

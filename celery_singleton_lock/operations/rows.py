@@ -176,7 +176,7 @@ def in_order(rows: Iterable[Row]) -> list[Row]:
 
 
 def rows_of(survey: LockState) -> list[Row]:
-    return [*(Row(survey, holder) for holder in survey.holders), *(Row(survey, mark) for mark in survey.marks)]
+    return [*(Row(survey, holder) for holder in survey.places), *(Row(survey, mark) for mark in survey.marks)]
 
 
 def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:

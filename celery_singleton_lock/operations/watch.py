@@ -34,7 +34,7 @@ def watch(locks: Locks, pattern: str | None, interval: float, *, is_json: bool) 
                 found = (each for key in known for each in _changes(before.get(key, LockState(key)), known[key]))
                 for change in sorted(found, key=lambda change: change["at"]):
                     click.echo(json.dumps(change, default=datetime.isoformat))
-            before = {key: survey for key, survey in known.items() if survey.holders or survey.marks or survey.waiters}
+            before = {key: survey for key, survey in known.items() if survey.places or survey.marks or survey.waiters}
             time.sleep(interval)
             try:
                 known = _look(locks, pattern, before)

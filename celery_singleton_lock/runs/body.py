@@ -9,7 +9,7 @@ from typing import Any
 from weakref import ref
 
 from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockLost, StoreError
-from celery_singleton_lock.leases.lease import Hold, current, give_back, holds
+from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import marker_of
@@ -54,10 +54,10 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     return None
 
 
-def _give_back_locks(run: Run, before: tuple[Hold, ...]) -> None:
+def _give_back_locks(run: Run, before: KnownHolds) -> None:
     """Release each `Lock` that the body has taken and left, because nobody would release it any more."""
-    for hold in holds.get():
-        if hold not in before:
+    for known in holds.get():
+        if known not in before and (hold := known()) is not None:
             if hold.lasts:
                 event = "lock.left_held key=%s task_id=%s: the body ended without releasing this Lock"
                 logger.warning(event, hold.lease.key, run.task_id)
@@ -141,5 +141,5 @@ def _successor_of(run: Run) -> str | None:
         if mark.state == "next":
             return mark.task_id
     # With several places, the successor may have got another place since it has asked for that of this run.
-    later = [holder for holder in state.holders if holder.task_id and holder.fence > run.lease.fence]
+    later = [holder for holder in state.places if holder.task_id and holder.fence > run.lease.fence]
     return max(later, key=lambda holder: holder.fence).task_id if later else None

@@ -181,23 +181,49 @@ class LockState:
         key: The lock key.
         at: When the store answered, by its clock, in microseconds.
         fence: The greatest that was given; None if nothing is known of it any more.
-        holders: All of them, cool-downs too; the lease that ends first, first.
+        places: Who has one: holders and cool-downs; the one that ends first, first.
         marks: Those in force.
         waiters: How many have a turn; behind the first 200 tickets, some may have left.
         turns: Of those among the first 200 tickets, in their order.
         asked_by: Who has asked a holder to end, by its token.
+        holders: Who holds the lock.
+        queued, next: Task id of the call that is queued, and of the one that runs next; None if there is none.
+        waiting: How many wait for it.
+        cooldown_until: When its last cool-down ends; None if there is none.
     """
 
     key: str
     at: int = 0
     fence: int | None = None
-    holders: tuple[Holder, ...] = ()
+    places: tuple[Holder, ...] = ()
     marks: tuple[LeftMark, ...] = ()
     waiters: int = 0
     turns: tuple[LeftMark, ...] = ()
-    asked_by: Mapping[str, str] = field(default_factory=dict)
+    asked_by: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @property
-    def leases(self) -> list[Holder]:
-        """The holders without the cool-downs."""
-        return [holder for holder in self.holders if not holder.is_on_hold]
+    def holders(self) -> list[Holder]:
+        return [holder for holder in self.places if not holder.is_on_hold]
+
+    leases = holders
+
+    @property
+    def queued(self) -> str | None:
+        return self._marked("queued")
+
+    @property
+    def next(self) -> str | None:
+        return self._marked("next")
+
+    @property
+    def waiting(self) -> int:
+        return self.waiters
+
+    @property
+    def cooldown_until(self) -> datetime | None:
+        ends_in = [place.expires_in for place in self.places if place.is_on_hold]
+        ends_in += [mark.expires_in for mark in self.marks if mark.state == "quiet"]
+        return datetime.fromtimestamp(self.at / 1_000_000 + max(ends_in), UTC) if ends_in else None
+
+    def _marked(self, state: str) -> str | None:
+        return next((mark.task_id for mark in self.marks if mark.state == state), None)

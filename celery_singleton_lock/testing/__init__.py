@@ -11,7 +11,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
@@ -103,7 +103,7 @@ class StoreInMemory(MemoryStore):
 
 @contextmanager
 def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
-    """Have the app use a new store in memory inside, instead of its own.
+    """Have the app use a new store in memory inside, instead of its own, and so does every `Lock`, whatever its `url`.
 
     All threads of this process use it, so a worker of Celery's `celery_worker` does too. Other processes do not: in
     one that is forked inside each lock raises an error, and one that was started on its own uses the app's own store.
@@ -119,8 +119,11 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     before = {name: changes[name] for name in names if name in changes}
     store = in_memory[url] = StoreInMemory()
     changes.update(dict.fromkeys(names, url))
+    # The store of a `Lock` is that of its app, if that app has such a block as well.
+    of_lock = property(lambda lock: in_memory.get(lock._app.conf.changes.get(_SETTING), store))  # noqa: SLF001
     try:
-        yield store
+        with nullcontext() if _is_disabled() else patch.object(Lock, "_store", of_lock):
+            yield store
     finally:
         for name in names:
             changes.pop(name, None)
@@ -215,7 +218,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
 
 
 def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    if vars(Lockable)["is_lockable"] is not _is_lockable:
+    if _is_disabled():
         raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
     if isinstance(task, str):
         return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
@@ -290,6 +293,10 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 # No locking.
 
 _is_lockable = vars(Lockable)["is_lockable"]
+
+
+def _is_disabled() -> bool:
+    return vars(Lockable)["is_lockable"] is not _is_lockable
 
 
 class _Unlimited(MemoryStore):

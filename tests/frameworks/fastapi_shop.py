@@ -1,12 +1,14 @@
 """A shop in FastAPI whose imports are unique in the queue, and run once at a time."""
 
 import os
+from collections.abc import Iterator
+from typing import Annotated
 
 from celery import Celery
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from celery_singleton_lock import SingletonTask
+from celery_singleton_lock import Lease, Lock, LockHeld, SingletonTask
 from tests.frameworks.feed import pages
 
 REDIS = os.environ.get("SHOP_REDIS", "redis://localhost")
@@ -35,3 +37,21 @@ async def start_several(supplier_ids: list[int]) -> dict[str, list[str]]:
 @api.get("/imports/{task_id}")
 def state(task_id: str) -> dict[str, str]:
     return {"state": app.AsyncResult(task_id).state}
+
+
+prices = Lock("prices", app=app, timeout=1)
+
+
+def alone() -> Iterator[Lease]:
+    with prices as lease:
+        yield lease
+
+
+@api.exception_handler(LockHeld)
+def refuse(_: Request, error: LockHeld) -> Response:
+    return Response("somebody else sets the prices", 409)
+
+
+@api.put("/prices/{percent}")
+def set_prices(percent: int, lease: Annotated[Lease, Depends(alone)]) -> bool:
+    return lease.held

@@ -43,3 +43,20 @@ def test_a_duplicate_gets_the_id_of_the_call_that_is_queued_or_runs(env: dict[st
     assert len(set(told["ids"])) == 1
     assert len({*told["ids"], *told["others"]}) == 3
     assert told["runs"] == 3
+
+
+def set_prices() -> Any:
+    from fastapi.testclient import TestClient
+
+    from celery_singleton_lock import Lock
+    from tests.frameworks.fastapi_shop import api, app, prices
+
+    client = TestClient(api)
+    told = [client.put(f"/prices/{percent}").json() for percent in (10, 20)]
+    with Lock("prices", app=app):
+        told.append(client.put("/prices/30").status_code)
+    return [*told, client.put("/prices/40").json(), len(prices.state().holders)]
+
+
+def test_a_dependency_holds_a_lock_for_its_request(env: dict[str, str]) -> None:
+    assert visited(set_prices, env) == [True, True, 409, True, 0]

@@ -216,7 +216,7 @@ def test_a_call_that_comes_again_is_the_same_and_never_far_away(world: World, po
 
     assert (world.ran, world.result.result) == ([(1, True)], "ran")
     (survey,) = world.store.survey([world.task.lock_key_for()])
-    assert (survey.holders, survey.marks, world.sent) == ((), (), None)
+    assert (survey.places, survey.marks, world.sent) == ((), (), None)
 
 
 def test_a_call_that_comes_again_gives_up_after_lock_wait_timeout(world: World) -> None:

@@ -1,8 +1,12 @@
-"""Who holds a `Lock`: a thread or an asyncio task of one process; every way to leave gives back or says why not."""
+"""Who holds a `Lock`: a block, or a thread or an asyncio task of one process; every way to leave gives back."""
 
 import asyncio
 import threading
-from collections.abc import Callable
+from _thread import start_new_thread
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from contextvars import copy_context
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,10 +14,11 @@ from celery import Celery, uuid
 
 from celery_singleton_lock import Lease, Lock, SingletonLockError, SingletonTask
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.records import Answer, Claim, Holder
 from tests.integration.test_lock import store_at
 from tests.servers import Server
 from tests.tracing import tracer_of
+from tests.waiting import until
 
 
 @pytest.fixture(params=["valkey", "memory"])
@@ -39,31 +44,108 @@ def in_a_thread(body: Callable[[], Any]) -> Any:
         except SingletonLockError as error:
             got.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(20)
     return got[0]
 
 
-# Without a `with` statement of its own.
+# In another context, or in another thread.
 
 
-# Another thread.
+def here(body: Callable[[], Any]) -> Any:
+    return body()
 
 
-def test_a_block_that_another_thread_leaves_says_why_it_cannot(url: str) -> None:
-    lock = Lock("stock", url=url)
-    lease = lock.__enter__()
+def in_a_context(body: Callable[[], Any]) -> Any:
+    return copy_context().run(body)
 
-    error = in_a_thread(lambda: lock.__exit__(None, None, None))
 
-    assert isinstance(error, SingletonLockError)
-    for words in (lock.key, "not held by this thread", "lease.release()"):
-        assert words in str(error)
-    assert lease.held
-    in_a_thread(lease.release)
-    lock.__exit__(None, None, None)
+ways = pytest.mark.parametrize("way", [here, in_a_context, in_a_thread])
+
+
+def without_a_frame(body: Callable[[], Any]) -> None:
+    """As a greenlet that begins with it."""
+    start_new_thread(body, ())
+
+
+@pytest.mark.parametrize("way", [here, in_a_context, in_a_thread, without_a_frame])
+@pytest.mark.parametrize("entered", [in_a_context, in_a_thread])
+def test_a_block_is_left_wherever_its_end_is(url: str, entered: Any, way: Any) -> None:
+    lock, served = Lock("stock", url=url), []
+
+    def wait() -> None:
+        with lock:
+            served.append("waiter")
+
+    lease = entered(lock.__enter__)
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
+    until(lambda: store_at(url).survey([lock.key])[0].waiters == 1, "it waits")
+    way(partial(lock.__exit__, None, None, None))
+
+    until(lambda: served, "the waiter has it")
+    waiter.join(20)
+    assert not lease.held
     assert holders(url, lock) == []
+    with pytest.raises(SingletonLockError, match="was left already"):
+        lock.__exit__(None, None, None)
+
+
+def dependency(lock: Lock) -> Iterator[Lease]:
+    """As FastAPI's: each step may come in another context, and in another thread."""
+    with lock as lease:
+        yield lease
+
+
+@ways
+def test_each_block_of_one_object_releases_its_own_lease(url: str, way: Any) -> None:
+    lock = Lock("gates", url=url, limit=2)
+    first, second = dependency(lock), dependency(lock)
+    one, two = way(partial(next, first)), way(partial(next, second))
+
+    way(first.close)
+    assert (one.held, two.held) == (False, True)
+    assert [holder.fence for holder in holders(url, lock)] == [two.fence]
+    way(second.close)
+    assert holders(url, lock) == []
+
+
+def test_the_blocks_of_a_reentrant_lock_end_in_any_order(url: str) -> None:
+    lock = Lock("stock", url=url, reentrant=True)
+    first, second = dependency(lock), dependency(lock)
+    lease = next(first)
+
+    assert next(second) is lease
+    first.close()
+    assert lease.held
+    second.close()
+    assert holders(url, lock) == []
+
+
+def test_the_end_of_a_block_that_was_lost_takes_no_lease_from_another_one(url: str) -> None:
+    """Also where nothing says which of the two ends: neither was entered by a `with` statement, nor here."""
+    lock = Lock("stock", url=url, ttl=1)
+    lost, stack = in_a_context(lock.__enter__), ExitStack()
+    assert store_at(url).release(Claim(lock.key, lost.token, 1), None) is Answer.DONE
+    until(lambda: lost.lost, "it is lost")
+    lease = in_a_context(lambda: stack.enter_context(lock))
+
+    in_a_context(lambda: lock.__exit__(None, None, None))
+    assert lease.held
+    in_a_thread(stack.close)
+    assert holders(url, lock) == []
+
+
+def test_a_block_whose_object_is_gone_is_renewed_no_longer(url: str) -> None:
+    lock = Lock("stock", url=url, ttl=1)
+    context = copy_context()
+    context.run(lock.__enter__)
+    seen = Lock("stock", url=url)
+
+    del lock
+    until(lambda: not holders(url, seen), "its lease has ended")
+    assert seen.acquire(blocking=False) is not None
 
 
 # Twice, and nested.
@@ -156,6 +238,27 @@ def test_another_task_does_not_re_enter(url: str) -> None:
 
     asyncio.run(run())
     assert holders(url, lock) == []
+
+
+@pytest.mark.parametrize("wait", [Lock.__enter__, Lock.acquire, partial(Lock.acquire, timeout=60)])
+def test_a_wait_that_would_block_an_event_loop_is_an_error_that_says_what_to_do(url: str, wait: Any) -> None:
+    lock, other = Lock("stock", url=url), Lock("stock", url=url)
+
+    async def ask() -> str:
+        assert other.acquire(blocking=False) is None
+        assert other.acquire(timeout=0) is None
+        with Lock("free", url=url) as lease:
+            assert lease.held
+        try:
+            return f"taken: {wait(other)}"
+        except SingletonLockError as error:
+            return str(error)
+
+    with lock:
+        told = in_a_thread(lambda: asyncio.run(ask()))
+        assert store_at(url).survey([lock.key])[0].waiters == 0
+    assert lock.key in told
+    assert "asyncio.to_thread(lock.acquire" in told
 
 
 # In a task.

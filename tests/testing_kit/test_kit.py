@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, signals
+from celery_singleton_lock import ConfigurationError, Lock, SingletonLockError, SingletonTask, StoreError, signals
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.testing import HELD_BY_TEST, disabled, expire, hold, memory_store, recorded
 from tests.forks import in_a_fork
@@ -159,6 +159,25 @@ def test_who_waits_gets_what_expires(app: Celery, somewhere: Any) -> None:
         waiter.join(20)
 
     assert got == [True]
+
+
+def test_every_lock_is_in_memory_whatever_its_url(app: Celery) -> None:
+    nowhere = "redis://localhost:1/0"
+    made_before, of_another = Lock("stock", url=nowhere), Celery("other", set_as_current=False)
+    of_another.conf.singleton_lock_url = nowhere
+    with memory_store(app) as store:
+        for lock in (made_before, Lock("here", url=nowhere), Lock("there", app=of_another)):
+            with lock as lease:
+                assert [holder.key for holder in store.held()] == [lock.key]
+                expire(lock.key, app=app)
+                assert lease.lost
+        with memory_store(of_another) as other, Lock("own", app=of_another), Lock("stock", app=app):
+            assert [len(each.held()) for each in (store, other)] == [1, 1]
+        with disabled(), memory_store(of_another) as inside, made_before, made_before:
+            assert inside.held() == store.held() == []
+
+    with pytest.raises(StoreError, match="localhost:1"):
+        made_before.acquire(blocking=False)
 
 
 def test_whoever_listens_is_told_before_it_goes_on(app: Celery) -> None:

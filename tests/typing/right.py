@@ -12,10 +12,12 @@ from celery_singleton_lock import (
     Lock,
     LockHeld,
     LockLost,
+    LockState,
     SingletonOptions,
     SingletonTask,
     current_lease,
 )
+from celery_singleton_lock.operations import break_marks
 from celery_singleton_lock.testing import SingletonLocks, disabled, expire, hold, memory_store, recorded
 
 app = Celery("shop")
@@ -66,6 +68,22 @@ for holder in import_prices.lock_holders(7):
     assert_type(holder.task_id, str | None)
     assert_type(holder.acquired_at, datetime)
     assert_type(holder.expires_in, float)
+
+state = import_prices.lock_state(7)
+assert_type(state, LockState)
+assert_type(state.holders, list[Holder])
+assert_type((state.queued, state.next), tuple[str | None, str | None])
+assert_type(state.cooldown_until, datetime | None)
+assert_type(import_prices.lock_for(7).state().waiting, int)
+assert_type(break_marks(app, "shop.*"), int)
+
+
+@Lock("stock", timeout=timedelta(seconds=5))
+def count_stock(shelf: int, *, again: bool = False) -> str:
+    return "42"
+
+
+assert_type(count_stock(1, again=True), str)
 
 with Lock("stock", ttl=timedelta(seconds=5)) as lease:
     assert_type(lease, Lease)

@@ -35,4 +35,12 @@ number: int = Sync()(7)  # assignment reportAssignmentType
 Lock("stock", ttl="30")  # arg-type reportArgumentType
 Lock("stock").acquire().release()  # union-attr reportOptionalMemberAccess
 
+
+@Lock("stock", timeout="5")  # arg-type reportArgumentType
+def count_stock(shelf: int) -> str:
+    return "42"
+
+
+count_stock("one")  # arg-type reportArgumentType
+
 LockLost("key", "stolen")  # arg-type reportArgumentType

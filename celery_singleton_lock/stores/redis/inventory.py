@@ -104,8 +104,8 @@ class RedisInventory:
         return [_survey_in(key, *reply) for key, reply in zip(keys, replies, strict=True)]
 
     def holders(self, key: str) -> list[Holder]:
-        """All holders of *key*; the lease that ends first comes first."""
-        return list(self.survey([key])[0].holders)
+        """All holders of *key*, cool-downs too; the lease that ends first comes first."""
+        return list(self.survey([key])[0].places)
 
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False

@@ -57,7 +57,7 @@ class Breaking(Contract):
         with self.waiting(store, "v", "w"):
             survey = surveyed(store)
 
-        (holder,) = survey.holders
+        (holder,) = survey.places
         assert (holder.task_id, holder.pid, holder.fence, survey.fence) == ("id-of-a", 7, grant.fence, grant.fence)
         assert [(mark.state, mark.task_id, mark.task_name) for mark in survey.marks] == [
             ("queued", "id-of-q", None),

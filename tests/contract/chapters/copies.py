@@ -100,7 +100,7 @@ class Copies(Contract):
         with store.waiter(delivery("waits")) as waiter:
             assert waiter.ask() == Done(0, "ended")
         (survey,) = store.survey([KEY])
-        assert (survey.holders, survey.marks, survey.waiters) == ((), (), 0)
+        assert (survey.places, survey.marks, survey.waiters) == ((), (), 0)
 
     def test_a_run_that_is_likely_to_be_delivered_again_leaves_a_marker(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))

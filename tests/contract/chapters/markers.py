@@ -64,5 +64,5 @@ class Markers(Contract):
         store.release(mine, 1, ending=DUE)
 
         (survey,) = store.survey([KEY])
-        assert (survey.holders, survey.marks, survey.waiters) == ((), (), 0)
+        assert (survey.places, survey.marks, survey.waiters) == ((), (), 0)
         assert mark_queued(store, "q", limit=1) is None

@@ -1,0 +1,163 @@
+"""The lock of a task's call, for other code: to keep out of its way, to see who has it, and to drop its marks."""
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import ConfigurationError, Lock, LockHeld, LockState, SingletonTask
+from celery_singleton_lock.operations import break_marks
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.testing import HELD_BY_TEST, hold
+from tests.servers import Server
+
+
+@pytest.fixture
+def app(valkey: Server) -> Iterator[Celery]:
+    app = Celery("calls", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.singleton_lock_url = valkey.url
+    yield app
+    app.close()
+
+
+def task_of(app: Celery, **options: Any) -> Any:
+    defaults: Any = {"name": "load", "lock_key": ("supplier",), "lock_skip_result": "skipped"}
+
+    @app.task(base=SingletonTask, **{**defaults, **options})
+    def load(supplier: int, full: bool) -> str:
+        return "loaded"
+
+    return load
+
+
+def test_the_lock_of_a_call_and_its_run_exclude_one_another(app: Celery) -> None:
+    task = task_of(app, lock_ttl=7, lock_limit=2)
+
+    with task.lock_for(7) as lease, task.lock_for(supplier=7, full=True):
+        assert (lease.key, lease.ttl) == (task.lock_key_for(7, False), 7)
+        assert task.apply((7, True)).get() == "skipped"
+        assert task.apply((8, True)).get() == "loaded"
+    with hold(task, 7), hold(task, 7):
+        assert task.lock_for(7).acquire(blocking=False) is None
+    assert task.apply((7, True)).get() == "loaded"
+
+
+@pytest.mark.parametrize("ask", ["lock_for", "lock_state", "lock_holders"])
+def test_arguments_that_make_no_key_are_an_error_that_names_the_task(app: Celery, ask: str) -> None:
+    by_name = getattr(task_of(app), ask)
+    by_format = getattr(task_of(app, name="other", lock_key="{supplier:d}"), ask)
+    for arguments, told in (({}, "'supplier'"), ({"supplier": 1, "size": 2}, "'size'")):
+        with pytest.raises(TypeError, match=f"task load: .*{told}"):
+            by_name(**arguments)
+    with pytest.raises(ConfigurationError, match="task other: lock_key"):
+        by_format("seven")
+
+
+def test_a_mode_without_a_lock_of_the_run_says_so(app: Celery) -> None:
+    with pytest.raises(ConfigurationError, match=r"task load: lock_for\(...\) would keep no run out"):
+        task_of(app, lock_mode="until_executing").lock_for(7)
+
+
+def test_the_state_of_a_call_says_who_has_its_lock_and_who_comes(app: Celery) -> None:
+    task = task_of(app, lock_mode="until_and_while_executing")
+    assert (task.lock_state(7).holders, task.lock_state(7).queued, task.lock_state(7).next) == ([], None, None)
+
+    sent = task.delay(7, full=True)
+    with hold(task, 7):
+        claim = Claim(task.lock_key_for(7, True), "of-the-next", 30, facts=Facts("the-next"), succeeds="rerun")
+        store_of(app).acquire(claim)
+        with store_of(app).waiter(Claim(claim.key, "of-a-waiter", 30)) as waiter:
+            waiter.ask()
+            state = task.lock_state(7)
+    assert isinstance(state, LockState)
+    assert [holder.task_id for holder in state.holders] == [HELD_BY_TEST]
+    assert (state.queued, state.next, state.waiting, state.cooldown_until) == (sent.id, "the-next", 1, None)
+    assert state.holders[0].token not in repr(state)
+    assert task.lock_for(7).state().queued == sent.id
+
+
+@pytest.mark.parametrize("mode", ["while_executing", "until_executed"])
+def test_a_cool_down_is_no_holder_and_says_until_when(app: Celery, mode: str) -> None:
+    task = task_of(app, lock_mode=mode, lock_min_hold=60)
+    app.conf.task_always_eager = mode == "while_executing"
+
+    task.delay(7, full=True)
+    state = task.lock_state(7)
+    assert state.holders == []
+    assert timedelta(seconds=30) < state.cooldown_until - datetime.now(UTC) < timedelta(seconds=90)
+
+
+def test_break_marks_drops_those_of_locks_that_nobody_holds(app: Celery) -> None:
+    task = task_of(app, lock_mode="until_executed")
+    for supplier in (7, 8):
+        task.delay(supplier, full=True)
+
+    with hold(task, 8):
+        assert [break_marks(app, pattern) for pattern in ("other*", "lo*", "lo*")] == [0, 1, 0]
+        assert [task.lock_state(supplier).queued is None for supplier in (7, 8)] == [True, False]
+
+
+# A `Lock` with a bound, and as a decorator.
+
+
+@pytest.mark.parametrize("timeout", [0, timedelta(seconds=0.2)])
+def test_a_block_waits_for_its_timeout_and_leaves_no_turn(app: Celery, timeout: Any) -> None:
+    lock, began = Lock("stock", app=app, timeout=timeout), time.monotonic()
+
+    with Lock("stock", app=app) as lease:
+        with pytest.raises(LockHeld) as refused, lock:
+            pass
+        assert refused.value.key == lease.key
+        assert 0.2 * bool(timeout) <= time.monotonic() - began < 10
+        assert lock.state().waiting == 0
+    with lock as mine:
+        assert mine.held
+
+
+def test_each_call_of_a_decorated_function_takes_the_lock(app: Celery) -> None:
+    lock = Lock("stock", app=app, limit=2, timeout=0)
+
+    class Shop:
+        @lock
+        def count(self, places: int, *, deeper: bool = True) -> int:
+            """How many hold it."""
+            return self.count(places, deeper=False) if deeper else len(lock.state().holders) + places
+
+    assert Shop().count(40) == 42
+    assert (Shop.count.__name__, Shop.count.__doc__) == ("count", "How many hold it.")
+    with lock, pytest.raises(LockHeld):
+        Shop().count(40)
+    assert lock.state().holders == []
+
+
+async def coroutine() -> None: ...
+
+
+async def several() -> Any:
+    yield
+
+
+def generator() -> Iterator[None]:
+    yield
+
+
+def plain() -> None: ...
+
+
+PLAIN = Celery("plain", set_as_current=False).task(shared=False)(plain)
+
+
+@pytest.mark.parametrize("thing", [coroutine, several, generator, Celery, "stock", PLAIN])
+def test_what_is_not_done_when_it_returns_is_not_decorated(app: Celery, thing: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot decorate .*take the lock inside"):
+        Lock("stock", app=app)(thing)
+
+
+@pytest.mark.parametrize("timeout", [-1, "long"])
+def test_a_bad_timeout_is_refused(timeout: Any) -> None:
+    with pytest.raises(ConfigurationError, match="timeout"):
+        Lock("stock", url="memory://", timeout=timeout)
