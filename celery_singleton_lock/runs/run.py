@@ -139,6 +139,9 @@ class Run:
             claim.asked = True
         if notes.marked:
             claim.queued_for = options.queue_ttl
+            if options.on_conflict != "wait":
+                # What waits in its place was taken from its queue in time.
+                claim.queued_for = min(options.queue_ttl, message.until_expired(task, request.expires))
         return claim
 
     @property

@@ -164,6 +164,7 @@ class LeftMark:
         expires_in: Seconds until it means nothing any more.
         task_name: The task's name, if it is known.
         label: What operators read beside the key, if there is a label.
+        due_for: For how many seconds a queued call is due until its mark ends; 0 if that is `lock_queue_ttl`.
     """
 
     state: Literal["queued", "next", "quiet", "waiting"]
@@ -171,6 +172,7 @@ class LeftMark:
     expires_in: float
     task_name: str | None = None
     label: str | None = None
+    due_for: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

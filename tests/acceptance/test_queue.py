@@ -125,6 +125,28 @@ def test_a_call_that_will_never_run_is_queued_no_more(tasks: Any, env: dict[str,
         until(lambda: task.delay("k", 1).id != first.id, "another is published")
 
 
+def test_a_call_that_the_broker_throws_away_unread_is_queued_no_more(tasks_by_broker: Any) -> None:
+    task = tasks_by_broker.by_mode["until_executed"]
+    first = task.apply_async(("k",), expires=2)
+
+    assert task.delay("k").id == first.id
+    until(lambda: task.delay("k").id != first.id, "another is published", timeout=PROMPTLY)
+
+
+def test_a_call_that_comes_again_counts_as_queued_until_it_expires(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = tasks.rescheduled_in_queue
+    with workers(APP, env, 1) as (worker,):
+        task.delay("k", 1, gate="never")
+        until(lambda: recorder.events("enter"), "it runs")
+        second = task.apply_async(("k", 2), expires=5)
+        until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and comes again")
+        worker.kill()
+
+    until(lambda: task.delay("k", 3).id != second.id, "another is published", timeout=PROMPTLY)
+
+
 def revoked(task: Any) -> Any:
     # A worker says that it is ready a moment before it hears of revocations.
     until(task.app.control.ping, "the worker listens")

@@ -76,12 +76,15 @@ def test_a_call_that_is_always_sent_is_sent_beside_one_that_is_queued(options: d
     [
         (dict, 0),
         (lambda: {"countdown": 60}, 60),
-        (lambda: {"expires": 90.5}, 90.5),
-        (lambda: {"countdown": 60, "expires": 90}, 90),
         (lambda: {"eta": tomorrow()}, 24 * HOUR),
         (lambda: {"eta": tomorrow().replace(tzinfo=None)}, 24 * HOUR),  # in the app's zone: UTC
         (lambda: {"eta": tomorrow() - timedelta(days=2)}, 0),
-        (lambda: {"expires": tomorrow().isoformat()}, 24 * HOUR),
+        # It can never begin later than it expires.
+        (lambda: {"expires": 90.5}, 90.5 - HOUR),
+        (lambda: {"expires": tomorrow().isoformat()}, 0),
+        (lambda: {"countdown": 60, "expires": 90}, 90 - HOUR),
+        (lambda: {"eta": tomorrow(), "expires": tomorrow() + timedelta(minutes=2)}, 23 * HOUR + 120),
+        (lambda: {"task_id": "of-a-retry", "retries": 1, "expires": 90}, 90 - HOUR),
     ],
 )
 def test_a_mark_lasts_until_the_message_may_run_and_then_as_long_as_lock_queue_ttl(

@@ -202,9 +202,14 @@ def _survey_in(
     # The name of a successor's task is not stored if it is the name of the lock.
     left = tuple(
         LeftMark(
-            state, task_id, seconds(until), name or (lock_name_of(key) if state == "next" else None), label or None
+            state,
+            task_id,
+            seconds(until),
+            name or (lock_name_of(key) if state == "next" else None),
+            label or None,
+            int(due_for) / 1000,
         )
-        for state, until, task_id, name, label in marks
+        for state, until, task_id, name, label, due_for in marks
     )
     turns = tuple(LeftMark("waiting", task_id, seconds(until)) for until, task_id in queue)
     by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}

@@ -6,7 +6,7 @@
 -- ARGV[3]  if at least so many runs hold the key, they are in the way as well; or 0 for never. Then, for a call that is sent in any case:
 --          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over
 -- ARGV[4]  milliseconds for which nothing else is published
--- ARGV[5]  its label, if it has one
+-- ARGV[5]  the rest of its mark, if there is any: see parts/marks.lua
 --
 -- Returns  1                     queued: publish it
 --          {0, now, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
