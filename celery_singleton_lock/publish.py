@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from celery import Task, states, uuid
 from celery.result import AsyncResult
@@ -208,7 +208,7 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mar
             found = mark(limit)
         is_asking = False
         if found is None:
-            return send(**options)
+            return _ending_its_mark(task, key, send(**options))
     except BaseException as error:
         # A signal handler may raise at any moment. Errors of the store itself were handled before.
         if not (is_asking and isinstance(error, SingletonLockError)):
@@ -220,13 +220,27 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mar
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
     if not (result.ignored or has_result(task, found)):
         _end_as_skipped(task, key, result)
+    return _ending_its_mark(task, key, result)
+
+
+def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
+    """The same result; who revokes the call by it may publish another one at once, before a worker hears of it."""
+    its_own = ref(result)
+
+    def revoke(*args: Any, **options: Any) -> None:
+        if (revoked := its_own()) is not None:
+            type(revoked).revoke(revoked, *args, **options)
+            unmark(store_of(task.app), key, revoked.id)
+
+    if isinstance(result, AsyncResult):
+        vars(result)["revoke"] = revoke
     return result
 
 
 def _has_ended(task: Task, found: Holder) -> bool:
     """The queued call never runs: for example, Celery stores REVOKED long before the message of the call comes."""
     is_queued = found.task_id is not None and not found.fence
-    return is_queued and final_result(task, str(found.task_id)) is not None
+    return is_queued and final_result(task, str(found.task_id), found.published) is not None
 
 
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
@@ -245,7 +259,7 @@ def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, m
     try:
         with suppress(StoreError):
             mark(0, sent=sent)
-        return send(**options)
+        return _ending_its_mark(task, key, send(**options))
     except BaseException:
         unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=True)
         raise
