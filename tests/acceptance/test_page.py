@@ -215,7 +215,8 @@ def test_a_queued_call_is_due_from_its_publication_though_it_expires(tasks: Any,
 
     def seconds() -> float:
         lines = reader.get("/metrics").body.splitlines()
-        (line,) = (line for line in lines if line.startswith('singleton_lock_oldest_queued_seconds{task="until_executed"'))
+        start = 'singleton_lock_oldest_queued_seconds{task="until_executed"}'
+        (line,) = (line for line in lines if line.startswith(start))
         return float(line.split()[1])
 
     assert 0 < until(seconds, "it is due") < 60
