@@ -17,18 +17,9 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, Singleton
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result
-from celery_singleton_lock.runs.message import (
-    DUE_HEADER,
-    HEADER,
-    Notes,
-    seconds_until,
-    text_of,
-    unmark,
-    unmark_later,
-    until_expired,
-    with_notes,
-)
+from celery_singleton_lock.runs.message import DUE_HEADER, HEADER, Notes, text_of, unmark, unmark_later, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
@@ -188,7 +179,7 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     # An id that the caller has chosen may have been used before.
     mark = partial(_mark, task, key, noted, label, notes.published if options.get("task_id") else 0)
     publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
-    return publish_it(task, key, noted, send, mark)
+    return _ending_its_mark(task, key, publish_it(task, key, noted, send, mark))
 
 
 def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
@@ -208,7 +199,7 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mar
             found = mark(limit)
         is_asking = False
         if found is None:
-            return _ending_its_mark(task, key, send(**options))
+            return send(**options)
     except BaseException as error:
         # A signal handler may raise at any moment. Errors of the store itself were handled before.
         if not (is_asking and isinstance(error, SingletonLockError)):
@@ -220,7 +211,7 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mar
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
     if not (result.ignored or has_result(task, found)):
         _end_as_skipped(task, key, result)
-    return _ending_its_mark(task, key, result)
+    return result
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
@@ -259,7 +250,7 @@ def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, m
     try:
         with suppress(StoreError):
             mark(0, sent=sent)
-        return _ending_its_mark(task, key, send(**options))
+        return send(**options)
     except BaseException:
         unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=True)
         raise
@@ -318,16 +309,17 @@ def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level
 
 def _report_unpublished(task: Task, key: str, found: Holder) -> None:
     logger.info(
-        "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
+        "lock.conflict key=%s task_id=None holder=%s state=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,
         found.task_id,
+        found.state,
         found.age,
         found.expires_in,
     )
     count(store_of(task.app), key, "conflicts", task.name, "unpublished")
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:
-        raise LockHeld(key, found.task_id, found.expires_in)
+        raise LockHeld(key, found.task_id, found.expires_in, found.state)
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float]:
@@ -336,7 +328,7 @@ def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float]
     The second is 0 if that is `lock_queue_ttl`.
     """
     moments = [options.get("countdown"), options.get("eta")]
-    due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
+    due_in = max([0.0, *[message.seconds_until(task, moment) for moment in moments if moment]])
     longest = due_in + task.lock_options.queue_ttl
-    seconds = min(longest, until_expired(task, options.get("expires", task.expires)))
+    seconds = min(longest, message.until_expired(task, options.get("expires", task.expires)))
     return seconds, max(0.0, seconds - due_in) if seconds < longest else 0.0

@@ -86,7 +86,8 @@ class Skip(Policy):
     def finish(self, run: Run, conflict: Conflict) -> Any:
         holder = conflict.first
         run.report_conflict(holder, "skipped")
-        return run.skip(f"lock key={run.key} is held by task_id={holder.task_id}", "skipped", holder.task_id)
+        # A result is read much later, so it does not say for how long.
+        return run.skip(str(run.held_by(holder)).partition(";")[0], "skipped", holder.task_id)
 
 
 class Raise(Policy):
@@ -144,7 +145,8 @@ class NextRun(Policy):
         if successor is None or successor == run.task_id:
             # A later attempt of a run that has begun has asked for nothing. It takes no other call's turn.
             _come_again(run, conflict, asked=run.notes.asked or successor is not None)
-        run.report_conflict(replace(conflict.first, task_id=successor), "superseded")
+        coming = replace(conflict.first, task_id=successor, token="", fence=0)
+        run.report_conflict(next((one for one in conflict.holders if one.task_id == successor), coming), "superseded")
         return run.skip(f"lock key={run.key}: task_id={successor} runs in place of this one", "superseded", successor)
 
 

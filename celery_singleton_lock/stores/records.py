@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Literal
 
+from celery_singleton_lock.errors import HolderState
+
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
@@ -119,6 +121,13 @@ class Holder:
     def is_on_hold(self) -> bool:
         """The run has ended, and its `min_hold` still keeps the place."""
         return self.token.startswith("~")
+
+    @property
+    def state(self) -> HolderState:
+        """`held`; `quiet` in a cool-down; `queued` if it goes before, and holds nothing yet; or `ended`."""
+        if self.fence or self.is_on_hold:
+            return "quiet" if self.is_on_hold else "held"
+        return "queued" if self.expires_in > 0 else "ended"
 
     @property
     def age(self) -> float:

@@ -57,6 +57,7 @@ end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
 elseif quiet and quiet.task_id ~= mine and sent == '' then
+  quiet.token = '~' -- as in a place that a cool-down keeps
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({quiet}))
 end
 set_mark(key, 'queued', ARGV[2], labelled)
