@@ -4,8 +4,8 @@
 --
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
 --          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
---          due or 0}, empty texts for what is not known; every holder, seven values each; each of the first that wait: {until when it has a turn, task id}; for
---          each holder, who has asked it to end, or an empty text
+--          due then, or 0}, empty texts for what is not known; every holder, seven values each; each of the first that
+--          wait: {until when it has a turn, task id}; for each holder, who has asked it to end, or an empty text
 
 -- @include time
 -- @include lock
