@@ -176,7 +176,6 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         return send(**noted)
     # A main process makes none, because that runs user code.
     label = "" if _for_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
-    # An id that the caller has chosen may have been used before.
     mark = partial(_mark, task, key, noted, label, notes.published if options.get("task_id") else 0)
     publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
     return _ending_its_mark(task, key, publish_it(task, key, noted, send, mark))
@@ -259,7 +258,10 @@ def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, m
 def _mark(
     task: Task, key: str, options: dict[str, Any], label: str, published: int, limit: int, sent: PublishMode = ""
 ) -> Holder | None:
-    """Mark the call as queued, or find the one that is in its way."""
+    """Mark the call as queued, or find the one that is in its way.
+
+    It was *published* then, if it has an id that its caller has chosen, and may have used before; else 0.
+    """
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
     seconds, due_for = _times_queued(task, options)
     quiet = 0.0 if options.get("retries") else wanted.min_hold
@@ -323,10 +325,7 @@ def _report_unpublished(task: Task, key: str, found: Holder) -> None:
 
 
 def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float]:
-    """Seconds until the last moment at which the call could begin, and for how many of them it is due then.
-
-    The second is 0 if that is `lock_queue_ttl`.
-    """
+    """Seconds until the call can begin no more; and for how many of them it is due, if `expires` says so, or 0."""
     moments = [options.get("countdown"), options.get("eta")]
     due_in = max([0.0, *[message.seconds_until(task, moment) for moment in moments if moment]])
     longest = due_in + task.lock_options.queue_ttl

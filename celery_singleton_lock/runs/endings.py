@@ -164,8 +164,8 @@ def why_unreadable(task: Any) -> str:
 def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
     """The stored end of the call, if it has ended and its result can be read.
 
-    A task id may be used again, and then the end of an earlier call is there until this one has ended. Where that may
-    be, only an end counts that was stored *since* this one was published, in microseconds since the epoch.
+    A task id may be used again, and then the end of an earlier call is there meanwhile. Where that may be, only an end
+    counts that was stored *since* this call was published, in microseconds since the epoch.
     """
     if why_unreadable(task):
         return None

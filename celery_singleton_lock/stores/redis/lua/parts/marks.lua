@@ -11,10 +11,8 @@ local function mark_of(value)
   local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
   if deadline > now then
     local label, published, due_for = string.match(value, '\31(.*)\31(%d+),(%d+)$')
-    return {
-      deadline = deadline, task_id = task_id_of(value), label = label or string.match(value, '\31(.*)$'),
-      published = tonumber(published or 0), due_for = due_for,
-    }
+    label, published = label or string.match(value, '\31(.*)$'), tonumber(published or 0)
+    return {deadline = deadline, task_id = task_id_of(value), label = label, published = published, due_for = due_for}
   end
 end
 
