@@ -14,33 +14,45 @@ NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""
 
 
+HolderState = Literal["held", "quiet", "queued", "ended"]
+"""It has a lease; has left a cool-down; is queued or waits, and goes before; or has just ended."""
+
+_STATES: dict[HolderState, str] = {
+    "held": "is held by task_id={}; its lease lasts another {:.1f} s unless it is renewed",
+    "quiet": "is in the cool-down of task_id={}; that lasts another {:.1f} s",
+    "queued": "goes to task_id={} first, which is queued; it counts as queued for another {:.1f} s at most",
+    "ended": "was held by task_id={}, which has just ended",
+}
+
+
 class SingletonLockError(Exception):
     """Base of all errors of this library."""
 
 
 class LockHeld(SingletonLockError):
-    """Another run, or a `Lock`, holds the lock.
+    """The key is not free.
 
     Arguments:
         key: The lock key that was wanted.
-        holder_task_id: Task id of a holder, or None if it is not a task.
+        holder_task_id: Task id of the one that has it, or goes before; None if it is not a task.
         expires_in: Seconds until the first place is free if no holder renews.
+        state: `held`, `quiet` in a cool-down, `queued` if that one goes before, or `ended`.
     """
 
     reason = "raised"
     """`CallRevoked` has a reason as well, so a program reads both errors in the same way."""
 
-    def __init__(self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0) -> None:
-        super().__init__(key, holder_task_id, expires_in)
+    def __init__(
+        self, key: str, holder_task_id: str | None = None, expires_in: float = 0.0, state: HolderState = "held"
+    ) -> None:
+        super().__init__(key, holder_task_id, expires_in, *([] if state == "held" else [state]))
         self.key = key
         self.holder_task_id = holder_task_id
         self.expires_in = expires_in
+        self.state = state
 
     def __str__(self) -> str:
-        return (
-            f"lock key={self.key} is held by task_id={self.holder_task_id}; "
-            f"its lease lasts another {self.expires_in:.1f} s unless it is renewed"
-        )
+        return f"lock key={self.key} {_STATES[self.state].format(self.holder_task_id, self.expires_in)}"
 
 
 class LockLost(SingletonLockError):

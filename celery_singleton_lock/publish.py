@@ -5,13 +5,12 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from celery import Task, states, uuid
 from celery.result import AsyncResult
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
@@ -20,7 +19,7 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.runs.delivery import notes_of, run_of
 from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result
-from celery_singleton_lock.runs.message import DUE_HEADER, unmark, unmark_later
+from celery_singleton_lock.runs.message import DUE_HEADER, seconds_until, unmark, unmark_later, until_expired
 from celery_singleton_lock.runs.notes import HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.settings import store_of
@@ -30,6 +29,7 @@ from celery_singleton_lock.stores.records import Holder, PublishMode
 logger = logging.getLogger("celery_singleton_lock")
 
 Send = Callable[..., Any]
+Mark = Callable[..., Holder | None]
 
 # Seconds without another wait: a web page that sends ten calls waits once for a store that is away.
 _MEMORY = 1.0
@@ -181,8 +181,9 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         return send(**noted)
     # A main process makes none, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
+    mark = partial(_mark, task, key, noted, label, notes.published if options.get("task_id") else 0)
     publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
-    return publish_it(task, key, noted, send, label)
+    return _ending_its_mark(task, key, publish_it(task, key, noted, send, mark))
 
 
 def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
@@ -191,15 +192,15 @@ def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
     return not is_beats and any(map(options.get, _WAITED_FOR))
 
 
-def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
+def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mark: Mark) -> Any:
     counts_running = task.lock_options.mode == "until_executed"
     is_asking = True
     try:
         limit = task.lock_options.limit if counts_running else 0
-        found = _mark(task, key, options, label, limit)
+        found = mark(limit)
         if found is not None and _has_ended(task, found):
             unmark(store_of(task.app), key, str(found.task_id), quiet=False)
-            found = _mark(task, key, options, label, limit)
+            found = mark(limit)
         is_asking = False
         if found is None:
             return send(**options)
@@ -217,10 +218,24 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, lab
     return result
 
 
+def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
+    """The same result; who revokes the call by it may publish another one at once, before a worker hears of it."""
+    its_own = ref(result)
+
+    def revoke(*args: Any, **options: Any) -> None:
+        if (revoked := its_own()) is not None:
+            type(revoked).revoke(revoked, *args, **options)
+            unmark(store_of(task.app), key, revoked.id)
+
+    if isinstance(result, AsyncResult):
+        vars(result)["revoke"] = revoke
+    return result
+
+
 def _has_ended(task: Task, found: Holder) -> bool:
     """The queued call never runs: for example, Celery stores REVOKED long before the message of the call comes."""
     is_queued = found.task_id is not None and not found.fence
-    return is_queued and final_result(task, str(found.task_id)) is not None
+    return is_queued and final_result(task, str(found.task_id), found.published) is not None
 
 
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
@@ -232,13 +247,13 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
-def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, label: str) -> Any:
+def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, mark: Mark) -> Any:
     """Publish the call in any case. Until it runs it counts as queued, unless another call does."""
     # A retry was there before whatever is queued by now.
     sent: PublishMode = "over" if options.get("retries") else "anyway"
     try:
         with suppress(StoreError):
-            _mark(task, key, options, label, limit=0, sent=sent)
+            mark(0, sent=sent)
         return send(**options)
     except BaseException:
         unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=True)
@@ -246,11 +261,14 @@ def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, l
 
 
 def _mark(
-    task: Task, key: str, options: dict[str, Any], label: str, limit: int, sent: PublishMode = ""
+    task: Task, key: str, options: dict[str, Any], label: str, published: int, limit: int, sent: PublishMode = ""
 ) -> Holder | None:
-    """Mark the call as queued, or find the one that is in its way."""
+    """Mark the call as queued, or find the one that is in its way.
+
+    It was *published* then, if it has an id that its caller has chosen, and may have used before; else 0.
+    """
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
-    seconds = wanted.queue_ttl + _lead(task, options)
+    seconds, due_for = _times_queued(task, options)
     quiet = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)
     silence = _silence_of(part)
@@ -258,7 +276,8 @@ def _mark(
         _allow_unmarked(task, key, task_id, silence, logging.INFO)
         return None
     try:
-        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, label=label, sent=sent)
+        about: dict[str, Any] = {"label": label, "published": published, "due_for": due_for}
+        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, sent=sent, **about)
     except ConfigurationError:
         # It refuses us, and will the next time.
         raise
@@ -297,26 +316,23 @@ def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level
 
 def _report_unpublished(task: Task, key: str, found: Holder) -> None:
     logger.info(
-        "lock.conflict key=%s task_id=None holder=%s age=%.1f remaining=%.1f outcome=unpublished",
+        "lock.conflict key=%s task_id=None holder=%s state=%s age=%.1f remaining=%.1f outcome=unpublished",
         key,
         found.task_id,
+        found.state,
         found.age,
         found.expires_in,
     )
     count(store_of(task.app), key, "conflicts", task.name, "unpublished")
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:
-        raise LockHeld(key, found.task_id, found.expires_in)
+        raise LockHeld(key, found.task_id, found.expires_in, found.state)
 
 
-def _lead(task: Task, options: Mapping[str, Any]) -> float:
-    """Seconds from now until the message may be taken at the earliest, or is thrown away."""
-    moments = [options.get("countdown"), options.get("eta"), options.get("expires", task.expires)]
-    return max([0.0, *[_seconds_until(task, moment) for moment in moments if moment]])
-
-
-def _seconds_until(task: Task, moment: Any) -> float:
-    if isinstance(moment, int | float):
-        return float(moment)
-    until: timedelta = maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)
-    return until.total_seconds()
+def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float]:
+    """Seconds until the call can begin no more; and for how many of them it is due, if `expires` says so, or 0."""
+    moments = [options.get("countdown"), options.get("eta")]
+    due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
+    longest = due_in + task.lock_options.queue_ttl
+    seconds = min(longest, until_expired(task, options.get("expires", task.expires)))
+    return seconds, max(0.0, seconds - due_in) if seconds < longest else 0.0

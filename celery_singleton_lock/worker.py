@@ -107,7 +107,10 @@ class SingletonRequest(Request):
 
     def _announce_cancelled(self, *args: Any, **kwargs: Any) -> None:
         """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
-        kept = final_result(self.task, self.id)
+        received = time.time() - (clock() - self._request_dict[DELIVERY][1])
+        # The clock of its publisher may be ahead of ours.
+        since = min(self.claim.message, round(received * 1_000_000)) if self.claim is not None else 0
+        kept = final_result(self.task, self.id, since)
         super()._announce_cancelled(*args, **kwargs)
         if kept is not None:
             store_final_result(self.task, self.id, self._context, kept)

@@ -132,15 +132,15 @@ class Locks:
 
     def rows(self, surveys: Iterable[LockState] | None = None) -> list[Row]:
         """The rows of these locks, or of all, with the time for which a queued call is due."""
-        # A mark ends `lock_queue_ttl` after its call is due; the time of its publication is not stored.
+        # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
         ttls = dict[str, float]()
         for name, task in tasks_by_lock(self._app).items():
             # The other locks of an app whose task cannot work are listed all the same.
             with suppress(ConfigurationError):
                 ttls[name] = task.lock_options.queue_ttl
         return in_order(
-            replace(row, queued_for=max(0.0, ttls[row.name] - row.about.expires_in))
-            if row.state == "queued" and row.name in ttls
+            replace(row, queued_for=max(0.0, (row.about.due_for or ttls[row.name]) - row.about.expires_in))
+            if isinstance(row.about, LeftMark) and row.state == "queued" and row.name in ttls
             else row
             for survey in (self.surveys() if surveys is None else surveys)
             for row in rows_of(survey)

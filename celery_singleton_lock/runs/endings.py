@@ -1,6 +1,7 @@
 """How a run ends without its body: as REVOKED, through chains and chords; and the results of other runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from celery import Task, states
@@ -144,7 +145,7 @@ def has_result(task: Task, holder: Holder) -> bool:
     """The result backend has the result of the holder's run under its task id, and every process can read it."""
     is_lock, is_item = holder.task_id is None, holder.task_name in TASKS_OF_ITEMS
     # The store does not know the task name of a waiter, so it may be an item.
-    is_waiter = holder.token and not holder.fence
+    is_waiter = holder.token and not (holder.fence or holder.is_on_hold)
     is_eager = holder.hostname is not None and _IN_NAMES_OF_WORKERS not in holder.hostname
     if is_lock or is_item or is_waiter or is_eager:
         return False
@@ -160,15 +161,29 @@ def why_unreadable(task: Any) -> str:
     return "the task has ignore_result=True, so its holder keeps none" if task.ignore_result else ""
 
 
-def final_result(task: Task, task_id: str) -> dict[str, Any] | None:
-    """The stored end of the call, if it has ended and its result can be read."""
+def final_result(task: Task, task_id: str, since: int = 0) -> dict[str, Any] | None:
+    """The stored end of the call, if it has ended and its result can be read.
+
+    A task id may be used again, and then the end of an earlier call is there meanwhile. Where that may be, only an end
+    counts that was stored *since* this call was published, in microseconds since the epoch.
+    """
     if why_unreadable(task):
         return None
     try:
-        kept: dict[str, Any] = task.backend.get_task_meta(task_id)
-    except Exception:  # noqa: BLE001 (whatever a backend raises)
+        # A cache would have the end of the earlier call.
+        kept: dict[str, Any] = task.backend.get_task_meta(task_id, cache=False)
+        is_its_own = kept.get("status") in states.READY_STATES and (not since or _moment_of(kept) >= since)
+    except Exception:  # noqa: BLE001 (whatever a backend raises, or its date cannot be read)
         return None
-    return kept if kept.get("status") in states.READY_STATES else None
+    return kept if is_its_own else None
+
+
+def _moment_of(kept: Mapping[str, Any]) -> int:
+    """When it was stored, by the clock of a worker, in microseconds since the epoch; 0 if it does not say so."""
+    date = kept.get("date_done")
+    date = datetime.fromisoformat(date) if isinstance(date, str) else date
+    # Some backends give the date without its zone, which is UTC.
+    return round((date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp() * 1_000_000) if date else 0
 
 
 def store_final_result(task: Task, task_id: str, request: Any, kept: Mapping[str, Any]) -> None:

@@ -5,11 +5,13 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
 from celery import Celery, Task, states
 from celery.exceptions import Reject
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
@@ -32,8 +34,23 @@ _PATIENCE = 60.0
 _PAUSE = 0.5
 # Seconds for which to try to end a mark.
 _MARK_PATIENCE = 60.0
+# The shortest time that the store knows.
+_A_MOMENT = 0.001
 # RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
 _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
+
+
+def seconds_until(task: Task, moment: Any) -> float:
+    """Seconds from now until *moment*, in any form that `apply_async` takes or a message has."""
+    if isinstance(moment, int | float):
+        return float(moment)
+    until: timedelta = maybe_make_aware(maybe_iso8601(moment), task.app.timezone) - datetime.now(UTC)
+    return until.total_seconds()
+
+
+def until_expired(task: Task, expires: Any) -> float:
+    """Seconds from now in which the call may still begin; at least a moment, and infinite without `expires`."""
+    return float("inf") if expires is None else max(_A_MOMENT, seconds_until(task, expires))
 
 
 def send_again(task: Task, key: str, delay: float, **notes: Any) -> Any:

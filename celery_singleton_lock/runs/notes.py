@@ -30,6 +30,7 @@ class Notes:
     is_copy: bool = False  # it may have been delivered before
     joins: str = ""  # the task id of the run that it has joined
     joins_fence: int = 0  # of that run, when it was seen last; less than it will have if it has yet to run
+    joins_since: int = 0  # the publication of that run, if an earlier call with its task id has left a result
     free_since: int = 0  # when that run was first seen without a lock, by the store's clock
     asked: bool = False  # it has asked to be the run that comes next
     is_bare: bool = False  # it came without notes at first, so its other deliveries do not know `published`

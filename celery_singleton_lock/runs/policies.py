@@ -17,7 +17,7 @@ from celery.exceptions import Ignore, Retry
 from celery_singleton_lock.leases.lease import held_here
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import state_for, state_of
-from celery_singleton_lock.runs.endings import has_result, why_unreadable
+from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Holder, LockState, Succession
 
@@ -88,7 +88,8 @@ class Skip(Policy):
     def finish(self, run: Run, conflict: Conflict) -> Any:
         holder = conflict.first
         run.report_conflict(holder, "skipped")
-        return run.skip(f"lock key={run.key} is held by task_id={holder.task_id}", "skipped", holder.task_id)
+        # A result is read much later, so it does not say for how long.
+        return run.skip(str(run.held_by(holder)).partition(";")[0], "skipped", holder.task_id)
 
 
 class Raise(Policy):
@@ -146,7 +147,8 @@ class NextRun(Policy):
         if successor is None or successor == run.task_id:
             # A later attempt of a run that has begun has asked for nothing. It takes no other call's turn.
             _come_again(run, conflict, asked=run.notes.asked or successor is not None)
-        run.report_conflict(replace(conflict.first, task_id=successor), "superseded")
+        coming = replace(conflict.first, task_id=successor, token="", fence=0)
+        run.report_conflict(next((one for one in conflict.holders if one.task_id == successor), coming), "superseded")
         return run.skip(f"lock key={run.key}: task_id={successor} runs in place of this one", "superseded", successor)
 
 
@@ -163,13 +165,13 @@ class Join(Policy):
         (state,) = run.store.survey([run.key])
         for holder in state.holders:
             if holder.task_id == joins and not holder.is_on_hold:
-                _join(run, holder, **_joining(holder))
+                _join(run, holder, **(_joining(run, holder) if holder.fence != run.notes.joins_fence else {}))
         # Only now: if a task id is used again, the result of an earlier run is there while this run holds the lock.
         return _result_of(run, joins, state)
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         holder = conflict.first
-        _join(run, holder, **(_joining(holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY))
+        _join(run, holder, **(_joining(run, holder, conflict.at) if has_result(run.task, holder) else _JOINS_NOBODY))
 
 
 POLICIES: dict[OnConflict, Policy] = {
@@ -257,12 +259,15 @@ def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
 # A lease is released before the result is stored. If it is still missing so
 # much later, there will be none: the holder has died, or keeps no results.
 _RESULT_GRACE = 1.5
-_JOINS_NOBODY = {"joins": "", "joins_fence": 0, "free_since": 0}
+_JOINS_NOBODY = {"joins": "", "joins_fence": 0, "joins_since": 0, "free_since": 0}
 
 
-def _joining(holder: Holder, at: int = 0) -> dict[str, Any]:
+def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
+    joins = str(holder.task_id)
+    # If there is no end of an earlier call with its id, any end is its own, and no two clocks have to be compared.
+    since = holder.published if final_result(run.task, joins) else 0
     # A run that has not begun has no fence yet; its fence will be greater than the time of the store now.
-    return {"joins": holder.task_id, "joins_fence": holder.fence or at, "free_since": 0}
+    return {"joins": joins, "joins_fence": holder.fence or at, "joins_since": since, "free_since": 0}
 
 
 def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
@@ -273,17 +278,15 @@ def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
 
 
 def _result_of(run: Run, joins: str, state: LockState) -> Ended | None:
-    result = run.task.AsyncResult(joins)
-    outcome = result.state
+    kept = final_result(run.task, joins, run.notes.joins_since) or {}
+    outcome, result = kept.get("status"), kept.get("result")
     if outcome == states.SUCCESS:
-        return Ended(result.result)
+        return Ended(result)
     if outcome == states.REVOKED:
         run.revoke(f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked", "joined", joins)
         return Ended()
     if outcome == states.FAILURE:
-        if isinstance(result.result, WorkerLostError):
-            return None
-        return Ended(error=result.result)
+        return None if isinstance(result, WorkerLostError) else Ended(error=result)
     _wait_for_result(run, joins, state)
     return None
 

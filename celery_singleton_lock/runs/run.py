@@ -145,6 +145,9 @@ class Run:
             claim.asked = True
         if notes.marked:
             claim.queued_for = options.queue_ttl
+            if options.on_conflict != "wait":
+                # What waits in its place was taken from its queue in time.
+                claim.queued_for = min(options.queue_ttl, message.until_expired(task, request.expires))
         return claim
 
     @property
@@ -233,7 +236,7 @@ class Run:
     # How it ends without its body.
 
     def held_by(self, holder: Holder) -> LockHeld:
-        return LockHeld(self.key, holder.task_id, holder.expires_in)
+        return LockHeld(self.key, holder.task_id, holder.expires_in, holder.state)
 
     def skip(self, text: str, reason: Reason, holder: str | None = None) -> Any:
         """The result of a skipped run, if it has one; otherwise it ends as REVOKED."""
@@ -265,11 +268,12 @@ class Run:
 
     def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""
-        facts = self.key, self.task_id, holder.task_id, holder.age, holder.expires_in, outcome
+        facts = self.key, self.task_id, holder.task_id, holder.state, holder.age, holder.expires_in, outcome
         # A call that asks every few seconds is still one call.
         is_first = outcome not in _POLLS or not (self.notes.since or self.notes.joins)
         level = logging.INFO if is_first else logging.DEBUG
-        logger.log(level, "lock.conflict key=%s task_id=%s holder=%s age=%.1f remaining=%.1f outcome=%s", *facts)
+        event = "lock.conflict key=%s task_id=%s holder=%s state=%s age=%.1f remaining=%.1f outcome=%s"
+        logger.log(level, event, *facts)
         if is_first:
             count(self.store, self.key, "conflicts", self.task.name, outcome)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)

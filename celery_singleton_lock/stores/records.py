@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Literal
 
+from celery_singleton_lock.errors import HolderState
+
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
 PublishMode = Literal["", "anyway", "over"]
@@ -121,6 +123,13 @@ class Holder:
         return self.token.startswith("~")
 
     @property
+    def state(self) -> HolderState:
+        """`held`; `quiet` in a cool-down; `queued` if it goes before, and holds nothing yet; or `ended`."""
+        if self.fence or self.is_on_hold:
+            return "quiet" if self.is_on_hold else "held"
+        return "queued" if self.expires_in > 0 else "ended"
+
+    @property
     def age(self) -> float:
         """Seconds since it was acquired, by this machine's wall clock."""
         return max(0.0, (datetime.now(UTC) - self.acquired_at).total_seconds())
@@ -164,6 +173,7 @@ class LeftMark:
         expires_in: Seconds until it means nothing any more.
         task_name: The task's name, if it is known.
         label: What operators read beside the key, if there is a label.
+        due_for: For how many seconds a queued call is due until its mark ends; 0 if that is `lock_queue_ttl`.
     """
 
     state: Literal["queued", "next", "quiet", "waiting"]
@@ -171,6 +181,7 @@ class LeftMark:
     expires_in: float
     task_name: str | None = None
     label: str | None = None
+    due_for: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

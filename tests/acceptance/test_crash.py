@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import pytest
+from celery.apps import worker
 
 from celery_singleton_lock import LockLost
 from tests.acceptance.conftest import APP
@@ -33,6 +34,22 @@ def test_after_a_worker_is_killed_in_the_midst_of_a_run_the_next_call_runs_withi
     assert second.at - killed_at < TTL + 2.0 + 5.0
     assert second.facts["took_over"]
     assert second.facts["fence"] > first.facts["fence"]
+
+
+@pytest.mark.skipif(not hasattr(worker, "on_cold_shutdown"), reason="Celery 5.4 tells nobody of what it cuts off")
+def test_a_run_that_a_shutdown_cuts_off_does_not_end_with_the_result_of_an_earlier_call_with_its_task_id(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = tasks.by_policy["skip"]
+    with workers(APP, env, 1) as (its_worker,):
+        # Some backends never overwrite a success.
+        task.apply_async(("k", 1), {"fails": True}, task_id="nightly").get(timeout=20, propagate=False)
+        task.apply_async(("k", 2), {"gate": "never"}, task_id="nightly")
+        until(lambda: len(recorder.events("enter")) == 2, "it runs again")
+        its_worker.send(signal.SIGQUIT)
+        its_worker.wait()
+
+    assert task.AsyncResult("nightly").state == "RETRY"
 
 
 def test_a_run_longer_than_its_ttl_keeps_its_lease(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:

@@ -76,6 +76,22 @@ def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_
         assert joiner.get(timeout=20) == 1
 
 
+def test_a_joiner_does_not_take_the_result_of_an_earlier_call_with_the_task_id_of_its_holder(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task, run = tasks.by_policy["join"], ("tests.acceptance.app", {**env, "C_FORCE_ROOT": "1"})
+    with workers(*run, 1, "-Q", "joiners") as (joiners,):
+        with workers(*run, 1) as (holders,):
+            assert task.apply_async(("k", 1), task_id="nightly").get(timeout=20) == 1
+            task.apply_async(("k", 2), {"gate": "never"}, task_id="nightly")
+            until(lambda: len(recorder.events("enter")) == 2, "it runs again")
+            joiner = task.apply_async(("k", 3), queue="joiners")
+            until(lambda: times_joined(joiners, joiner) > 0, "it has joined")
+            holders.kill()
+
+        assert joiner.get(timeout=20) == 3
+
+
 def times_joined(worker: Worker, joiner: Any) -> int:
     """By the line of Celery; ours is at INFO for the first time only."""
     return worker.log().count(f"[{joiner.id}] retry:")

@@ -210,6 +210,18 @@ def test_what_is_held_and_what_was_counted_is_told_to_prometheus(tasks: Any, rea
     assert not any("of-user" in line or "celery." in line for line in lines)
 
 
+def test_a_queued_call_is_due_from_its_publication_though_it_expires(tasks: Any, reader: Visitor) -> None:
+    tasks.by_mode["until_executed"].apply_async(("k",), expires=600)
+
+    def seconds() -> float:
+        lines = reader.get("/metrics").body.splitlines()
+        start = 'singleton_lock_oldest_queued_seconds{task="until_executed"}'
+        (line,) = (line for line in lines if line.startswith(start))
+        return float(line.split()[1])
+
+    assert 0 < until(seconds, "it is due") < 60
+
+
 def test_a_user_who_may_not_walk_the_keys_has_the_counters(tasks: Any, reader: Visitor, valkey: Server) -> None:
     with valkey.client() as client:
         client.execute_command("ACL", "SETUSER", "scraper", "reset", "on", ">pa55", "~*", "&*", "+@all", "-scan")

@@ -125,6 +125,58 @@ def test_a_call_that_will_never_run_is_queued_no_more(tasks: Any, env: dict[str,
         until(lambda: task.delay("k", 1).id != first.id, "another is published")
 
 
+def test_a_call_that_the_broker_throws_away_unread_is_queued_no_more(tasks_by_broker: Any) -> None:
+    task = tasks_by_broker.by_mode["until_executed"]
+    first = task.apply_async(("k",), expires=2)
+
+    assert task.delay("k").id == first.id
+    until(lambda: task.delay("k").id != first.id, "another is published", timeout=PROMPTLY)
+
+
+def test_a_call_that_comes_again_counts_as_queued_until_it_expires(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = tasks.rescheduled_in_queue
+    with workers(APP, env, 1) as (worker,):
+        task.delay("k", 1, gate="never")
+        until(lambda: recorder.events("enter"), "it runs")
+        second = task.apply_async(("k", 2), expires=5)
+        until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and comes again")
+        worker.kill()
+
+    until(lambda: task.delay("k", 3).id != second.id, "another is published", timeout=PROMPTLY)
+
+
+def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_call(
+    tasks: Any, env: dict[str, str]
+) -> None:
+    task = tasks.by_mode["until_executed"]
+    with workers(APP, env, 1):
+        assert task.apply_async(("k", 1), task_id="nightly").get(timeout=PROMPTLY) == 1
+        tonight = task.apply_async(("k", 2), task_id="nightly", countdown=600)
+
+        assert task.delay("k", 3).id == "nightly"
+        tonight.revoke()
+        assert until(lambda: other_than(tonight, task.delay("k", 4)), "it was revoked").get(timeout=PROMPTLY) == 4
+
+
+def test_a_call_that_is_revoked_while_the_worker_is_busy_can_be_submitted_again_at_once(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = tasks.by_mode["until_executed"]
+    with workers(APP, env, 1, concurrency=1):
+        tasks.by_policy["skip"].delay("another", gate="it ends")
+        until(lambda: recorder.events("enter"), "the worker is busy")
+        first = task.delay("k", 1)
+        duplicate = task.delay("k", 1)
+        duplicate.revoke()
+        second = task.delay("k", 2)
+        open_gate(recorder, "it ends")
+
+        assert second.get(timeout=PROMPTLY) == 2
+    assert first.id == duplicate.id != second.id
+
+
 def revoked(task: Any) -> Any:
     # A worker says that it is ready a moment before it hears of revocations.
     until(task.app.control.ping, "the worker listens")

@@ -153,9 +153,12 @@ def test_a_waiter_is_woken_and_does_not_poll(server: Server, in_threads: Any) ->
 
 HOLD = """
 import sys
+import threading
 from celery_singleton_lock import Lock
 lock = Lock("stock", url=sys.argv[1], ttl=float(sys.argv[2]), limit=int(sys.argv[3]))
 lock.acquire()
+for _ in range(int(sys.argv[4])):
+    threading.Thread(target=lock.acquire, daemon=True).start()
 print("held", flush=True)
 sys.stdin.read()
 """
@@ -166,8 +169,8 @@ def process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts processes that acquire the lock; kills what is left of them."""
     processes = []
 
-    def start(url: str, ttl: float = 2, limit: int = 1) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLD, url, str(ttl), str(limit)]
+    def start(url: str, ttl: float = 2, limit: int = 1, waiters: int = 0) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", HOLD, url, str(ttl), str(limit), str(waiters)]
         popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         processes.append(popen)
         return popen
@@ -178,9 +181,12 @@ def process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         popen.communicate()
 
 
-def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Server, process: Any) -> None:
-    holder = process(server.url, ttl=2)
+@pytest.mark.parametrize("with_it", [0, 12])
+def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Server, process: Any, with_it: int) -> None:
+    """Also if others that wait die with it."""
+    holder = process(server.url, ttl=2, waiters=with_it)
     assert holder.stdout.readline() == "held\n"
+    until(lambda: waiting(server, Lock("stock", url=server.url)) == with_it, "they queue")
     holder.kill()
     killed = time.monotonic()
 

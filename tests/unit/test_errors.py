@@ -26,6 +26,7 @@ EXAMPLES = [
     pytest.param(LockHeld(KEY, "id-of-holder", 12.5), id="LockHeld"),
     pytest.param(LockHeld(KEY, None, 0.0), id="LockHeld by no task"),
     pytest.param(LockHeld(KEY), id="LockHeld with defaults"),
+    pytest.param(LockHeld(KEY, "id", 12.5, "quiet"), id="LockHeld in a cool-down"),
     pytest.param(LockLost(KEY, "taken"), id="LockLost"),
     pytest.param(LockLost(KEY), id="LockLost with defaults"),
     pytest.param(StoreError("redis://localhost:6379/0", "TimeoutError: no reply"), id="StoreError"),
@@ -73,7 +74,7 @@ def test_the_examples_cover_every_error_there_is() -> None:
 @pytest.mark.parametrize(
     ("error", "attributes"),
     [
-        (LockHeld(KEY, "holder", 1.5), {"key": KEY, "holder_task_id": "holder", "expires_in": 1.5}),
+        (LockHeld(KEY, "holder", 1.5), {"key": KEY, "holder_task_id": "holder", "expires_in": 1.5, "state": "held"}),
         (LockLost(KEY, "taken"), {"key": KEY, "reason": "taken"}),
         (StoreError("redis://host:1/0", "refused"), {"store": "redis://host:1/0", "problem": "refused"}),
         (

@@ -76,12 +76,15 @@ def test_a_call_that_is_always_sent_is_sent_beside_one_that_is_queued(options: d
     [
         (dict, 0),
         (lambda: {"countdown": 60}, 60),
-        (lambda: {"expires": 90.5}, 90.5),
-        (lambda: {"countdown": 60, "expires": 90}, 90),
         (lambda: {"eta": tomorrow()}, 24 * HOUR),
         (lambda: {"eta": tomorrow().replace(tzinfo=None)}, 24 * HOUR),  # in the app's zone: UTC
         (lambda: {"eta": tomorrow() - timedelta(days=2)}, 0),
-        (lambda: {"expires": tomorrow().isoformat()}, 24 * HOUR),
+        # It can never begin later than it expires.
+        (lambda: {"expires": 90.5}, 90.5 - HOUR),
+        (lambda: {"expires": tomorrow().isoformat()}, 0),
+        (lambda: {"countdown": 60, "expires": 90}, 90 - HOUR),
+        (lambda: {"eta": tomorrow(), "expires": tomorrow() + timedelta(minutes=2)}, 23 * HOUR + 120),
+        (lambda: {"task_id": "of-a-retry", "retries": 1, "expires": 90}, 90 - HOUR),
     ],
 )
 def test_a_mark_lasts_until_the_message_may_run_and_then_as_long_as_lock_queue_ttl(
@@ -90,7 +93,44 @@ def test_a_mark_lasts_until_the_message_may_run_and_then_as_long_as_lock_queue_t
     assert lasts(options()) == pytest.approx(HOUR + longer, abs=10)
 
 
-# A mark may outlive its call.
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ("held", "is held by task_id=a; its lease"),
+        ("quiet", "cool-down of task_id=a"),
+        ("queued", "task_id=a .*queued"),
+    ],
+)
+def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(
+    state: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    task = unique("raise")
+    store, claim = store_of(task.app), Claim(task.lock_key_for(), "token", 30, facts=Facts("a"))
+    store.mark_queued(claim.key, "a", 60, limit=0, quiet=60 if state == "quiet" else 0)
+    if state != "queued":
+        store.acquire(claim)
+    if state == "quiet":
+        store.release(claim, 1)
+
+    with pytest.raises(LockHeld, match=words) as held:
+        task.delay()
+
+    assert held.value.state == state
+    assert ("lease" in str(held.value)) == (state == "held")
+    assert f"holder=a state={state} " in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_run_in_a_cool_down_is_told_so(policy: Any) -> None:
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.singleton_lock_url = "memory://"
+
+    @app.task(base=SingletonTask, lock_on_conflict=policy, lock_min_hold=60, lock_name=uuid())
+    def task() -> None: ...
+
+    first = task.apply()
+    assert f"is in the cool-down of task_id={first.id}" in str(task.apply().result)
 
 
 # Whose result the caller of a duplicate gets.

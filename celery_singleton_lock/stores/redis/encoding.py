@@ -96,6 +96,11 @@ def _limit_and_words(claim: Claim, waits: bool) -> str:
     return " ".join([str(claim.limit), *(word for word, is_said in words.items() if is_said)])
 
 
+def mark_text(label: str, published: int, due_for: float) -> str:
+    """What the mark of a queued call says beside its end and its task id."""
+    return f"{label}{_SEPARATOR}{published},{milliseconds(due_for)}" if published or due_for else label
+
+
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
     """Keys and arguments of renew.lua, in parts of so many claims."""
     # Claims with one ttl are already in a row, unless tasks with different ttls are due at once.
@@ -153,7 +158,7 @@ def _holder(
 ) -> Holder:
     # Without a place, it is a call that goes before, described as the holder that it will be.
     task_name, _, label = name.partition(_SEPARATOR)
-    since, ahead, _, pid, attempt, published = grant.split(" ") if place else (now, -now, 0, 0, 0, 0)
+    since, ahead, _, pid, attempt, published = grant.split(" ") if place else (now, -now, 0, 0, 0, grant or 0)
     return Holder(
         key=key,
         token=token,

@@ -200,11 +200,10 @@ def _survey_in(
 
     holders = tuple(holders_in(key, now, rows))
     # The name of a successor's task is not stored if it is the name of the lock.
+    names = {"next": lock_name_of(key)}
     left = tuple(
-        LeftMark(
-            state, task_id, seconds(until), name or (lock_name_of(key) if state == "next" else None), label or None
-        )
-        for state, until, task_id, name, label in marks
+        LeftMark(state, task_id, seconds(until), name or names.get(state), label or None, int(due_for) / 1000)
+        for state, until, task_id, name, label, due_for in marks
     )
     turns = tuple(LeftMark("waiting", task_id, seconds(until)) for until, task_id in queue)
     by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}

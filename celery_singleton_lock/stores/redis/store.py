@@ -35,6 +35,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     answer_in,
     arguments_of,
     conflict_in,
+    mark_text,
     milliseconds,
     release_arguments,
     renewals_of,
@@ -257,14 +258,18 @@ class Store(RedisInventory):
         quiet: float,
         label: str = "",
         sent: PublishMode = "",
+        published: int = 0,
+        due_for: float = 0.0,
     ) -> Holder | None:
         """Mark a call as the one that is queued, for so many seconds, and return None; or the call that is in its way.
 
         That is the call that is queued or keeps the key quiet; or a run, if *limit* is not 0 and at least so many hold
-        the key. From now on no other call of the key is published for *quiet* seconds.
+        the key. From now on no other call of the key is published for *quiet* seconds. *published* is found
+        with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`.
         """
         in_the_way = f"{limit} {sent}".strip()
-        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [label])
+        about = mark_text(label, published, due_for)
+        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [about])
         reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
         return None if reply == 1 else conflict_in(key, reply).first
 

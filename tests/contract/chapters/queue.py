@@ -101,3 +101,18 @@ class Queue(Contract):
             granted(waiters["w"].ask())
             assert store.release(claim("w"), 1) is Answer.DONE
         granted(store.acquire(claim("newcomer")))
+
+    @pytest.mark.parametrize("gone", ["with its holder", "before a release", "before their turn"])
+    def test_waiters_that_died_keep_no_newcomer_out_and_no_waiter_asleep(self, store: Store, gone: str) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        # It closes the connections of those who wait, and that is all the store sees of their death.
+        with self.waiting(store, *map("dead-{}".format, range(12))):
+            pass
+        if gone == "before their turn":
+            with store.waiter(claim("w", ttl=SHORT)) as waiter:
+                assert queued(waiter.ask()) <= SHORT
+                self.let_expire(store)
+                granted(waiter.ask())
+        else:
+            self.let_expire(store) if gone == "with its holder" else store.release(claim("a"), 1)
+            granted(store.acquire(claim("newcomer")))

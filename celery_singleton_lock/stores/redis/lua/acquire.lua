@@ -242,8 +242,11 @@ if queued and not is_queued and has_flag('heeds') and not has_flag('waits') then
   ranks_before(queued)
 end
 
+-- Those who go before are called, because their holder may have died, and they with it.
 if first and free > #before then
-  local front = walk_queue(key, first, (ticket or last + 1) - 1, ranks_before)
+  local front = walk_queue(key, first, (ticket or last + 1) - 1, function(waiter)
+    return not wakes(key, waiter) and 'gone' or ranks_before(waiter)
+  end)
   begin_queue_at(key, first, front, last)
   first = front
 end
@@ -269,7 +272,7 @@ if has_flag('waits') then
   local turn = ticket or (last or 0) + 1
   local wait = soonest - now
   if turn - (first or turn) >= NEAR then
-    wait = math.max(wait, FAR)
+    wait = math.max(wait, ttl * 1000)
   end
   local copies = ticket and (waiter_in(redis.call('HGET', key, 'q' .. ticket)) or {}).copies or '0'
   local waiter = {deadline = now + wait + GRACE, token = token, limit = limit, copies = copies, task_id = task_id}

@@ -6,7 +6,7 @@
 -- ARGV[3]  if at least so many runs hold the key, they are in the way as well; or 0 for never. Then, for a call that is sent in any case:
 --          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over
 -- ARGV[4]  milliseconds for which nothing else is published
--- ARGV[5]  its label, if it has one
+-- ARGV[5]  the rest of its mark, if there is any: see parts/marks.lua
 --
 -- Returns  1                     queued: publish it
 --          {0, now, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
@@ -57,6 +57,7 @@ end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
 elseif quiet and quiet.task_id ~= mine and sent == '' then
+  quiet.token = '~' -- as in a place that a cool-down keeps
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({quiet}))
 end
 set_mark(key, 'queued', ARGV[2], labelled)

@@ -48,8 +48,7 @@ local function wake(held, is_kept)
   local front = walk_queue(key, first, last, function(waiter)
     if woken >= math.max(waiter.limit - held, most) then
       return 'enough'
-    elseif redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free') == 0 then
-      -- A dead waiter does not listen, so its turn passes on at once.
+    elseif not wakes(key, waiter) then
       return 'gone'
     end
     woken = woken + 1

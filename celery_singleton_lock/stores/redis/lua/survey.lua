@@ -3,9 +3,9 @@
 -- KEYS[1]  lock key
 --
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
---          that wait; each mark in force: {what it is, until when, task id, task name, label}, empty texts for what is not
---          known; every holder, seven values each; each of the first that wait: {until when it has a turn, task id}; for
---          each holder, who has asked it to end, or an empty text
+--          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
+--          due then, or 0}, empty texts for what is not known; every holder, seven values each; each of the first that
+--          wait: {until when it has a turn, task id}; for each holder, who has asked it to end, or an empty text
 
 -- @include time
 -- @include lock
@@ -16,16 +16,15 @@ local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queu
 local first, last, successor = tonumber(known[3]), tonumber(known[4]), successor_in(known[7])
 local marks, turns, asked, waiters = {}, {}, {}, 0
 
-local function add(word, mark, task_name, value)
+local function add(word, mark, task_name)
   if mark and mark.deadline > now then
-    local label = word ~= 'next' and string.match(value, '\31(.*)$') or ''
-    marks[#marks + 1] = {word, integer(mark.deadline), mark.task_id, task_name, label}
+    marks[#marks + 1] = {word, integer(mark.deadline), mark.task_id, task_name, mark.label or '', mark.due_for or '0'}
   end
 end
 
-add('queued', mark_of(known[5]), '', known[5])
+add('queued', mark_of(known[5]), '')
 add('next', successor, successor and successor.task_name)
-add('quiet', mark_of(known[6]), '', known[6])
+add('quiet', mark_of(known[6]), '')
 if first then
   -- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
   local stop, names = math.min(last, first + LONGEST_WALK - 1), {}

@@ -140,11 +140,13 @@ local function described(key, places, most)
   return holders
 end
 
--- A few of the calls that go before, described as the holders that they will be.
+-- A few of the calls that go before, described as the holders that they will be; of a grant, they have their publication.
 local function described_turns(turns)
   local holders = {}
   for i = 1, math.min(#turns, A_FEW) do
-    for _, value in ipairs({'', turns[i].token or '', integer(turns[i].deadline), '', turns[i].task_id, '', ''}) do
+    local each = turns[i]
+    local published = integer(each.published or 0)
+    for _, value in ipairs({'', each.token or '', integer(each.deadline), published, each.task_id, '', ''}) do
       holders[#holders + 1] = value
     end
   end

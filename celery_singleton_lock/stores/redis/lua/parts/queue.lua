@@ -3,8 +3,7 @@
 --   q<ticket>     deadline, token, limit, 1 once another delivery of its message has come or else 0, and task id of a waiter
 --   w<token>      its ticket
 local GRACE = 2000000 -- a waiter may be this late for its turn
-local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken
-local FAR = 20000000 -- and check their turn no more often than this
+local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken, and look once in a ttl
 local LONGEST_WALK = 200 -- so many tickets are read by one script
 
 local function waiter_in(value)
@@ -20,6 +19,11 @@ local function write_waiter(key, ticket, waiter)
   local moment = integer(waiter.deadline)
   local turn = table.concat({moment, waiter.token, waiter.limit, waiter.copies, waiter.task_id}, ' ')
   return redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket)
+end
+
+-- Wake a waiter, or say that it is dead: nobody listens. If we may use no channel, that is not known.
+local function wakes(key, waiter)
+  return redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free') ~= 0
 end
 
 -- A turn that was found to be over in this very script is written again where it was, before the last one.
