@@ -25,7 +25,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreErro
 from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.options import prefix_of, seconds
-from celery_singleton_lock.runs.message import DUE_HEADER, ENTRY_HEADER
+from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, Slot

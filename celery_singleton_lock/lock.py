@@ -205,14 +205,14 @@ class Lock:
         hold = Hold(ref(self), _caller(), lease, lease.takes + 1, statement)
         try:
             holds.set((*live_holds(), (lambda: hold) if statement is None else ref(hold)))
-            conflict = None if hold.takes > 1 else lease.acquire()
-            if isinstance(conflict, Conflict) and patience != 0:
+            answer = lease.acquire() if hold.takes == 1 else None
+            if isinstance(answer, Conflict) and patience != 0:
                 if running_loop() is not None:
                     raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
-                conflict = lease.wait(conflict, patience)
-            if isinstance(conflict, Conflict):
+                answer = lease.wait(answer, patience)
+            if isinstance(answer, Conflict):
                 give_back(hold)
-                return conflict
+                return answer
             if hold.takes > 1:
                 lease.take_again()
             else:

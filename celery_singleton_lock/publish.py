@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from celery import Task, states, uuid
+from celery._state import get_current_task
 from celery.result import AsyncResult
 
 from celery_singleton_lock import signals
@@ -17,11 +18,11 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, Singleton
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.runs.delivery import notes_of, run_of
+from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
 from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result
-from celery_singleton_lock.runs.message import DUE_HEADER, seconds_until, unmark, unmark_later, until_expired
-from celery_singleton_lock.runs.notes import HEADER, Notes, text_of, with_notes
-from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.runs.marks import seconds_until, unmark, unmark_later, until_expired
+from celery_singleton_lock.runs.notes import DUE_HEADER, HEADER, Notes, text_of, with_notes
+from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, PublishMode
@@ -55,7 +56,17 @@ def continuing(key: str, fence: int, published: int) -> Iterator[None]:
 
 def continues(lease: Lease) -> bool:
     """The calling code runs a replacement of the run that has this lease."""
-    return (_continued.get() or ())[:2] == (lease.key, lease.fence)
+    return (_continued_here() or ())[:2] == (lease.key, lease.fence)
+
+
+def _continued_here() -> tuple[str, int, int] | None:
+    """Key, fence and publication of the run that what is published here replaces."""
+    continued = _continued.get()
+    if continued is not None and (task := get_current_task()) is not None:
+        state = state_of(task.request)
+        # In eager mode, the calls of its body are no part of the replacement.
+        return None if state is not None and state.continues else continued
+    return continued
 
 
 @contextmanager
@@ -82,7 +93,12 @@ def options_by_name(
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
     """The run whose body publishes its next attempt with these options; None if it is anything else."""
     run = run_of(task.request)
-    is_next = run is not None and run.has_begun and options.get("retries") and str(options["task_id"]) == run.task_id
+    is_next = (
+        run is not None
+        and run.phase is not Phase.ASKING
+        and options.get("retries")
+        and str(options["task_id"]) == run.task_id
+    )
     return run if is_next else None
 
 
@@ -167,7 +183,7 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     # The key of the arguments with which it is sent, because a retry may have new ones.
     notes.task_id, notes.key = text_of(task_id), key
     notes.published = notes.published or time.time_ns() // 1000
-    continued_key, fence, since = _continued.get() or ("", 0, 0)
+    continued_key, fence, since = _continued_here() or ("", 0, 0)
     if key == continued_key:
         notes.continues, notes.continues_from = fence, since
     wanted = task.lock_options

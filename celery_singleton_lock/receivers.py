@@ -24,10 +24,10 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.options import Lockable, base_in
 from celery_singleton_lock.runs.delivery import run_of
-from celery_singleton_lock.runs.message import unmark_unread, unmark_unstarted
+from celery_singleton_lock.runs.marks import unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.policies import POLICIES, remember_limits
 from celery_singleton_lock.runs.redelivery import keep_result, mark_stored
-from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.runs.run import Phase
 
 MAKES_READY = ("__trace__", "track_started")
 """The attributes of a task that a worker sets, perhaps again, as it makes the task ready to run."""
@@ -54,19 +54,12 @@ def release_at_task_end(task: Task, state: str | None, retval: Any) -> None:
     """Release the lease that the present request still holds, and end its marks; nothing in the usual case."""
     run = run_of(task.request)
     if run is not None:
-        if not run.is_over:
-            _release_run(run)
+        if run.phase is not Phase.OVER:
+            run.give_back()
+            mark_stored(run)
+            run.go_to(Phase.OVER)
     else:
         unmark_unstarted(task, state, retval)
-
-
-def _release_run(run: Run) -> None:
-    run.give_back()
-    mark_stored(run)
-    # The frames of its traceback would wait for the garbage collector.
-    run.ended_with = None
-    if run.before is not None:
-        _release_run(run.before)
 
 
 def _may_end_before_its_lock(task: Task) -> bool:

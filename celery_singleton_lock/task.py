@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 from celery import Celery, Task, states
 from celery._state import get_current_task
 from celery.app.task import Context
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.checks import (
@@ -40,8 +40,8 @@ from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
 from celery_singleton_lock.runs.notes import Notes, text_of
-from celery_singleton_lock.runs.policies import handing_on
-from celery_singleton_lock.runs.run import Run, has_run, run_for
+from celery_singleton_lock.runs.policies import Ended, handing_on
+from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Holder, LockState
 
@@ -130,26 +130,21 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Run the body under a lease, or end without it as the options say."""
-        request = self.request
         try:
-            if request.called_directly or request.is_eager or state_of(request) is not None:
-                return cast(R_co, self._call_otherwise(request, args, kwargs))
-            if not self.is_lockable():
+            run = self._new_run(args, kwargs)
+            if run is None:
                 return cast(R_co, super().__call__(*args, **kwargs))
-            notes = notes_of(request)
-            # The publisher's key, if it is there, so that a deploy does not strand queued calls.
-            key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
-            run = Run(self, request, notes, key, args, kwargs)
-            state = request.singleton_state = RequestState()
-            state.run = run
             with run:
-                ended = admit(run)
-                body = self.run if self._calls_body_itself else super().__call__
-                result: R_co = ended.unwrap() if ended else run_body(run, body)
+                answer = admit(run)
+                if isinstance(answer, Ended):
+                    result: R_co = answer.unwrap()
+                else:
+                    run.begins(answer.phase)
+                    result = run_body(run, self.run if self._calls_body_itself else super().__call__)
         except BaseException:
             connect_postrun()
             raise
-        if not run.is_over:
+        if run.phase is not Phase.OVER:
             connect_postrun()
         return result
 
@@ -176,7 +171,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """The lease under which the body runs; without one, an object whose `held` is False."""
         run = run_of(self.request)
         lease = run.lease if run is not None else current_lease()
-        if lease is None or (run.is_unlocked if run is not None else not self._continues(lease)):
+        if lease is None or not (self._continues(lease) if run is None else run.phase is not Phase.UNLOCKED):
             return NULL_LEASE
         return lease if lease.granted and lease.unreleased else NULL_LEASE
 
@@ -278,7 +273,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         if run is None:
             return super().retry(args, kwargs, exc, *rest, **options)
         run.check_not_replaced()
-        run.retries_because_of = exc
+        run.retry = PublishedRetry(exc)
         try:
             with handing_on(run):
                 return super().retry(args, kwargs, exc, *rest, **options)
@@ -299,9 +294,12 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's from 5.5 on: if no worker traces the task, the body sees the request for which it runs."""
+        self.request_stack.push(self._request_inside(*args, **kwargs))
+
+    def _request_inside(self, *args: Any, **kwargs: Any) -> Context:
         outer = self.request
         # Otherwise Celery takes all names that it does not know for headers, and publishes them with a retry.
-        self.request_stack.push(Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs}))
+        return Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs})
 
     def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let the next attempt begin: Celery has stored RETRY by now."""
@@ -311,9 +309,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, even if the release in `__call__` has failed."""
         run = run_of(self.request)
-        if run is None or not run.is_over:
+        if run is None or run.phase is not Phase.OVER:
             release_at_task_end(self, status, retval)
-        if run is not None and run.is_over and type(self).after_return is SingletonTask.after_return:
+        if run is not None and run.phase is Phase.OVER and type(self).after_return is SingletonTask.after_return:
             # The two would keep each other, and the arguments, until the garbage collector comes.
             vars(run).pop("request", None)
         super().after_return(status, retval, task_id, args, kwargs, einfo)
@@ -339,30 +337,50 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """
         check_definition(cls)
 
-    def _call_otherwise(self, request: Context, args: Any, kwargs: Any) -> Any:
-        """A direct call, an item of a map, a call in eager mode, or a call inside its own run or after it."""
-        caller = get_current_task() if request.called_directly and self.is_lockable() else None
-        # `celery.map` and `celery.starmap`, of which `chunks` is made, call their items directly.
-        if caller is not None and caller.name in TASKS_OF_ITEMS:
-            return self._run_item(caller, args, kwargs)
-        # The task calls itself, in its body or in a hook after it; but a `__call__` before ours may try again.
-        has_own_call = type(self).__call__ is not SingletonTask.__call__
-        if request.called_directly or has_run(request, may_try_again=has_own_call) or not self.is_lockable():
-            return super().__call__(*args, **kwargs)
-        return self._run_locked(request, args, kwargs)
-
-    def _run_locked(self, request: Context, args: Any, kwargs: Any) -> Any:
+    def _new_run(self, args: Any, kwargs: Any) -> Run | None:
+        """The run of this call; None for a direct call, a call inside its own run or after it, and a task of Celery."""
+        request = self.request
+        state = state_of(request)
+        if not self.is_lockable():
+            return None
+        if request.called_directly:
+            caller = get_current_task()
+            # `celery.map` and `celery.starmap`, of which `chunks` is made, call their items directly.
+            if caller is None or caller.name not in TASKS_OF_ITEMS:
+                return None
+            state = RequestState()
+            state.item_of = text_of(caller.request.id)
+            state.map_name = caller.name
+            # It still counts as called directly, so that `retry` in the body does not publish the map's message.
+            request = self._request_inside(singleton_state=state, hostname=caller.request.hostname)
+        elif state is not None and state.run is not None:
+            self._refuse_second_call(state.run)
+            return None
         notes = notes_of(request)
-        key = self.lock_key_in(notes) or self.lock_key_for(*args, **kwargs)
+        # The publisher's key, if it is there, so that a deploy does not strand queued calls.
+        key = (notes.key and self.lock_key_in(notes)) or self.lock_key_for(*args, **kwargs)
         if request.is_eager and self._continues(held_here(key)):
             state_for(request).continues = True
-            # The calls of its body are no part of the replacement.
-            with continuing("", 0, 0):
-                return super().__call__(*args, **kwargs)
-        run = run_for(self, request, notes, key, args, kwargs)
-        with run:
-            ended = admit(run)
-            return ended.unwrap() if ended else run_body(run, super().__call__)
+            return None
+        run = Run(self, request, notes, key, args, kwargs)
+        state_for(request).run = run
+        return run
+
+    def _refuse_second_call(self, run: Run) -> None:
+        """Return if the task calls itself, in its body or in a hook after it.
+
+        Raises:
+            Ignore: A `__call__` before ours calls us again, and the call goes on by another message.
+            ConfigurationError: It does so after its run has ended, with which its lease has ended.
+        """
+        if run.phase < Phase.ENDED or type(self).__call__ is SingletonTask.__call__:
+            return
+        if run.goes_on_elsewhere:
+            raise Ignore("its call goes on by another message")
+        raise ConfigurationError(
+            f"task {self.name}: {type(self).__call__.__qualname__} calls super().__call__() again after the run has "
+            "ended, and its lease with it; use autoretry_for"
+        )
 
     def _continues(self, lease: Lease | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under the lease of that body."""
@@ -371,14 +389,3 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         state = state_of(self.request)
         is_inside = state is not None and state.continues
         return lease.claim.facts.task_id == self.request.id or is_inside or continues(lease)
-
-    def _run_item(self, caller: Task, args: Any, kwargs: Any) -> Any:
-        # It still counts as called directly, so that `retry` in the body does not publish the map's message.
-        state = RequestState()
-        state.item_of = text_of(caller.request.id)
-        state.map_name = caller.name
-        self.push_request(singleton_state=state, hostname=caller.request.hostname)
-        try:
-            return self._run_locked(self.request, args, kwargs)
-        finally:
-            self.pop_request()

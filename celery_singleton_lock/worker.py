@@ -32,7 +32,7 @@ from celery_singleton_lock.leases.lease import Lease, new_token
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
-from celery_singleton_lock.runs.message import unmark_later
+from celery_singleton_lock.runs.marks import unmark_later
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import store_of

@@ -216,11 +216,8 @@ class Lease(Renewal):
         """Have it released once more often."""
         self._takes += 1
 
-    def acquire(self) -> Conflict | Done | None:
-        """Ask the store once for the lease.
-
-        Returns:
-            None if it is ours and under the heartbeat's care, else what the store has answered.
+    def acquire(self) -> Grant | Conflict | Done:
+        """Ask the store once for the lease; once granted, it is under the heartbeat's care.
 
         Raises:
             StoreError: No answer. It may be ours all the same, so release it.
@@ -235,7 +232,7 @@ class Lease(Renewal):
                 self.refused_at = self.refused_at or answer.at
             return answer
         self._begin(answer)
-        return None
+        return answer
 
     def report_granted(self, sender: Any, task: str) -> None:
         """Count its grant for a task, and send `lock_acquired`; its release will be reported as well.
@@ -251,14 +248,14 @@ class Lease(Renewal):
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=sender, lease=self)
 
-    def wait(self, conflict: Conflict, timeout: float | None = None) -> Conflict | Done | None:
+    def wait(self, conflict: Conflict, timeout: float | None = None) -> Grant | Conflict | Done:
         """Queue for the lease, first come, first served, until it is ours or *timeout* seconds are over.
 
         The holder's release wakes the next in the queue. If the holder has died,
         the waiter wakes by itself at the holder's deadline.
 
         Returns:
-            None if it is ours and under the heartbeat's care. Otherwise *conflict*, with its times moved to now, or
+            The grant, and then it is under the heartbeat's care. Otherwise *conflict*, with its times moved to now, or
             what the store has answered a copy; `release` gives the turn back, as after an exception.
 
         Raises:
@@ -275,7 +272,7 @@ class Lease(Renewal):
                 self.is_unanswered = False
                 if isinstance(answer, Grant):
                     self._begin(answer)
-                    return None
+                    return answer
                 if not isinstance(answer, float):
                     return answer
                 now = clock()

@@ -2,17 +2,19 @@
 
 import logging
 from dataclasses import replace
+from typing import NamedTuple
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.options import OnStoreError
-from celery_singleton_lock.runs.delivery import has_copies, redelivered_within
-from celery_singleton_lock.runs.policies import POLICIES, Ended, Policy, longest_wait
+from celery_singleton_lock.runs.delivery import Way, has_copies, redelivered_within
+from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
 from celery_singleton_lock.runs.redelivery import finish_copy
-from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.runs.requeue import jittered, requeue
+from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND
-from celery_singleton_lock.stores.records import Conflict, Done
+from celery_singleton_lock.stores.records import Conflict, Done, Grant
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -29,28 +31,37 @@ _OUTCOMES: dict[OnStoreError, signals.UnansweredOutcome] = {
 }
 
 
-def admit(run: Run) -> Ended | None:
+class Admitted(NamedTuple):
+    """The body may run, in this phase."""
+
+    phase: Phase
+
+
+UNDER_LEASE = Admitted(Phase.RUNNING)
+UNLOCKED = Admitted(Phase.UNLOCKED)
+
+
+def admit(run: Run) -> Admitted | Ended:
     """Ask for the lock.
 
     The store answers at once, in this order: is this message done, does it have a run that lives, is there a free
     place? Only then the policy decides.
 
-    Returns:
-        None if the body may run, else how the run has ended.
-
     Raises:
-        LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: The other ways to end.
+        LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
     """
-    policy = POLICIES[run.options.on_conflict] if run.is_usual else _policy_of(run)
+    policy = _policy_of(run)
     try:
         # A silent store must not use up the time limit, either.
         run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest_wait(run))
-        if run.options.mode != "while_executing" or run.is_copy or run.notes.joins or policy.kind is not None:
+        if run.options.mode == "until_executing":
+            return _begin_without_lease(run, policy)
+        if run.options.mode != "while_executing" or run.way is Way.COPY or run.notes.joins or policy.kind is not None:
             ended = _prepare(run, policy)
-            if ended is not None or run.is_unlocked:
+            if isinstance(ended, Ended):
                 return ended
         answer = run.lease.acquire()
-        return None if answer is None else _admit_otherwise(run, policy, answer)
+        return UNDER_LEASE if isinstance(answer, Grant) else _admit_otherwise(run, policy, answer)
     except ConfigurationError:
         # It refuses us, and will the next time.
         raise
@@ -58,39 +69,37 @@ def admit(run: Run) -> Ended | None:
         return _unanswered(run, error)
 
 
-def _prepare(run: Run, policy: Policy) -> Ended | None:
-    """Do what comes before the question; returns how the run has ended, if it has."""
-    if run.options.mode == "until_executing":
-        return _begin_without_lease(run, policy)
+def _prepare(run: Run, policy: Policy) -> Ended | Asks:
+    """Do what comes before the question."""
     _complete_claim(run, policy)
-    if run.is_copy and run.notes.joins:
+    if run.way is Way.COPY and run.notes.joins:
         _look_for_its_run(run)
     return policy.before_acquire(run)
 
 
-def _admit_otherwise(run: Run, policy: Policy, answer: Conflict | Done | None) -> Ended | None:
+def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) -> Admitted | Ended:
     """Go on after a first answer that was no grant."""
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
         # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
-        run.is_copy = run.claim.may_be_copy = True
+        run.way = Way.COPY
+        run.claim.may_be_copy = True
         answer = run.lease.acquire()
     if isinstance(answer, Conflict) and not _is_of_its_call(run, answer):
         answer = policy.on_conflict(run, answer)
-    return None if answer is None else _finish_refused(run, policy, answer)
+    return UNDER_LEASE if isinstance(answer, Grant) else _finish_refused(run, policy, answer)
 
 
-def _begin_without_lease(run: Run, policy: Policy) -> Ended | None:
+def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
     # A message that was delivered before may have begun, and must not end its call in favour of a later one.
-    is_new = not (run.hands_over or has_copies(run.request, run.notes, run.delivery, run.options))
-    heeds = is_new and policy is not POLICIES["wait"]
+    is_new = not (run.continues or has_copies(run.request, run.notes, run.delivery, run.options))
+    heeds = is_new and not policy.occupies_a_slot
     if heeds or run.notes.marked:
         conflict = run.store.unmark(run.key, run.task_id, quiet=False, heeds=heeds)
         if conflict is not None:
             return _finish_refused(run, policy, conflict)
         run.notes.marked = False
-    run.is_unlocked = True
-    return None
+    return UNLOCKED
 
 
 def _look_for_its_run(run: Run) -> None:
@@ -107,7 +116,7 @@ def _is_delivered_twice(run: Run, conflict: Conflict) -> bool:
     """The holder runs this very publication, though nothing on the message says that it was delivered before."""
     twins = [each for each in conflict.holders if each.task_id == run.task_id and each.fence]
     is_same = any(each.published == run.published for each in twins)
-    return run.can_come_again and is_same and not conflict.is_own
+    return run.can_be_requeued and is_same and not conflict.is_own
 
 
 def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
@@ -115,28 +124,28 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     has_its_id = any(holder.task_id == run.task_id and holder.fence for holder in conflict.holders)
     # A fence is given once, so the holder with it is the run that has published this one as its replacement.
     is_continued = run.notes.continues in {holder.fence for holder in conflict.holders if holder.fence}
-    return run.can_come_again and (conflict.is_own or has_its_id or is_continued)
+    return run.can_be_requeued and (conflict.is_own or has_its_id or is_continued)
 
 
 def _policy_of(run: Run) -> Policy:
-    """The policy of the task, or the nearest one that publishes nothing, if the message cannot come again."""
+    """The policy of the task, or the nearest one that publishes nothing, if the message cannot be requeued."""
     policy = POLICIES[run.options.on_conflict]
-    if run.is_broadcast and run.hands_over:
-        # A retry waits for the run that it continues, which may be its sibling's.
-        return POLICIES["wait"]
     if run.notes.asked and policy.kind is None:
         # Its task had that policy when it asked, and other calls may have ended in its favour.
-        return POLICIES["rerun"]
-    if run.can_come_again or not policy.comes_again:
+        policy = POLICIES["rerun"]
+    if run.can_be_requeued:
         return policy
-    return POLICIES["raise" if run.request.is_eager else "wait"]
+    if run.way is Way.BROADCAST and run.continues:
+        # A retry waits for the run that it continues, which may be its sibling's.
+        return POLICIES["wait"]
+    return policy.without_broker(run)
 
 
 def _complete_claim(run: Run, policy: Policy) -> None:
     claim = run.claim
     # A later attempt is no new call. And a run that occupies its slot while it waits must not wait for a message.
-    claim.heeds_queued = run.options.unique_in_queue and not run.hands_over and policy is not POLICIES["wait"]
-    if policy.kind is not None and not run.hands_over:
+    claim.heeds_queued = run.options.unique_in_queue and not run.continues and not policy.occupies_a_slot
+    if policy.kind is not None and not run.continues:
         claim.succeeds = policy.kind
         # A message that waits in a queue for long is still older than the call that has superseded it.
         claim.supersedes_for = max(run.options.queue_ttl, redelivered_within(run.options))
@@ -145,14 +154,14 @@ def _complete_claim(run: Run, policy: Policy) -> None:
 def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:
     if isinstance(answer, Done) or _is_of_its_call(run, answer):
         finish_copy(run, answer)
-    if policy.ends_at_once and run.hands_over and run.can_come_again and not answer.first.fence:
-        # Nobody runs yet, and the successor may never come: a later attempt would be lost for nothing.
-        policy = POLICIES["reschedule"]
+    if run.continues and run.can_be_requeued and not answer.first.fence:
+        # Nobody runs yet, and the successor may never come.
+        policy = policy.for_later_attempt()
     return Ended(policy.finish(run, answer))
 
 
-def _unanswered(run: Run, error: StoreError) -> Ended | None:
-    """End a run whose question got no answer, as `lock_on_store_error` says; None to run without a lock."""
+def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
+    """End a run whose question got no answer, or admit it without a lock, as `lock_on_store_error` says."""
     tried = run.notes.unanswered / 1_000_000 + min(run.age, ACQUIRE_BOUND)
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and _asking_left(run, tried) < _FIRST_DELAY:
@@ -164,14 +173,13 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
     count(run.store, run.key, "unanswered", run.task.name, run.options.on_store_error)
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":
-        run.is_unlocked = True
-        return None
+        return UNLOCKED
     if outcome == "skipped":
         return Ended(run.skip(str(error), "unanswered"))
     if outcome == "rescheduled":
         # The delay doubles the time so far, because nothing tells when the store is back.
-        delay = run.jittered(min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
-        run.come_again(error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
+        delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
+        requeue(run, error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
     raise error
 
 
@@ -186,6 +194,6 @@ def _outcome_unanswered(run: Run) -> signals.UnansweredOutcome:
     if policy == "skip" and run.notes.asked:
         # Other calls may have ended in favour of this one.
         policy = "reschedule"
-    if policy == "reschedule" and not run.can_come_again:
+    if policy == "reschedule" and not run.can_be_requeued:
         policy = "raise"
     return _OUTCOMES[policy]

@@ -11,7 +11,7 @@ from weakref import ref
 from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockLost, StoreError
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds
 from celery_singleton_lock.runs.redelivery import ending_of
-from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.stores.records import marker_of
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -25,11 +25,10 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     Raises:
         Exception: The body's; or `Revoked` if the run was asked to make way, even if its body has caught that.
     """
-    run.begins()
     locks = holds.get()
     try:
         try:
-            result = body(*run.args, **run.kwargs) if run.is_unlocked else _under_its_lease(run, body)
+            result = body(*run.args, **run.kwargs) if run.phase is Phase.UNLOCKED else _under_its_lease(run, body)
         finally:
             if holds.get() is not locks:
                 _give_back_locks(run, locks)
@@ -43,7 +42,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             return result
         if not _was_preempted(run, None):
             # A run that was asked to make way keeps its lease until it has ended.
-            if not run.is_unlocked and run.lease.lost_reason not in MAKES_WAY:
+            if run.lease.lost_reason not in MAKES_WAY:
                 # It was only to be warned, or it has caught the error.
                 event = (
                     "lock.finished_without_lease key=%s task_id=%s reason=%s: the body ran to its end after the loss"
@@ -121,11 +120,11 @@ def _finish_preempted(run: Run) -> None:
             by = run.store.broken_by(run.claim)
         else:
             successor = _successor_of(run)
-        if run.retry_key is not None:
+        if run.retry is not None and run.retry.key is not None:
             # A retry must not run after the newer run, or after the end that a person has asked for.
             marker = marker_of(run.task_id, run.notes.published)
-            run.store.mark_done(run.retry_key, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
-            run.store.unmark(run.retry_key, run.task_id)
+            run.store.mark_done(run.retry.key, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
+            run.store.unmark(run.retry.key, run.task_id)
     except StoreError as error:
         logger.warning("lock.successor_unknown key=%s task_id=%s: %s", run.key, run.task_id, error)
     if is_broken:

@@ -5,6 +5,7 @@ A header is read from the top level of the message. Celery makes each of them an
 """
 
 from collections.abc import Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery import Task
@@ -25,6 +26,20 @@ _LATEST_ACKNOWLEDGEMENT = 10.0
 _SWEEP = 120.0
 # Names of a message that are Celery's, and no attributes of its `Context`.
 _CELERYS = frozenset({"lang", "task", "argsrepr", "kwargsrepr", "compression", DELIVERY, "singleton_state"})
+
+
+class Way(Enum):
+    """How the message of a run has come."""
+
+    FIRST = "by its first delivery, as far as anybody knows"
+    COPY = "by a delivery that may not be its first"
+    ITEM = "by the message of the map, starmap or chunks whose item it is"
+    BROADCAST = "by a fanout exchange, to each queue"
+    EAGER = "by none"
+
+
+CAN_BE_REQUEUED = Way.FIRST, Way.COPY
+"""The others have no message of their own that could go back to the broker."""
 
 
 class Delivery(NamedTuple):
@@ -148,6 +163,18 @@ def is_unusual(request: Context, notes: Notes, delivery: Delivery, options: Lock
         or not vars(notes).keys() <= OF_EVERY_CALL
         or clock() - delivery.received > options.visibility_timeout * _NEARLY
     )
+
+
+def way_of(task: Task, request: Context, notes: Notes) -> Way:
+    """How an unusual message has come."""
+    state = state_of(request)
+    if state is not None and state.item_of:
+        return Way.ITEM
+    if request.is_eager:
+        return Way.EAGER
+    if is_broadcast(task, request):
+        return Way.BROADCAST
+    return Way.COPY if may_be_copy(task, request, notes) else Way.FIRST
 
 
 def is_broadcast(task: Task, request: Context) -> bool:

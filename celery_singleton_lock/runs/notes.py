@@ -10,6 +10,10 @@ from celery_singleton_lock.errors import ConfigurationError
 HEADER = "singleton_lock"
 """The header of our notes: the time of publication, or the notes if there is more to say."""
 
+ENTRY_HEADER = "beat_entry"
+DUE_HEADER = "beat_due"
+"""The headers in which a beat notes which entry it has sent, and when the entry was due."""
+
 DELIVERY = "singleton_delivery"
 """The name under which the main process sends a pool process the facts of this delivery, beside the message."""
 

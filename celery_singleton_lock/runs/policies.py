@@ -1,7 +1,6 @@
 """The fate of a run that finds its key held: a class for each policy."""
 
 import logging
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +15,14 @@ from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.leases.lease import held_here
 from celery_singleton_lock.options import OnConflict, option_of
-from celery_singleton_lock.runs.delivery import state_for, state_of
+from celery_singleton_lock.runs.delivery import Way, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
+from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, delay_of, requeue
 from celery_singleton_lock.runs.run import Run
-from celery_singleton_lock.stores.records import Conflict, Done, Holder, LockState, Succession
+from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder, LockState, Succession
 
 logger = logging.getLogger("celery_singleton_lock")
 
-_FIRST_DELAY = 0.25
-# A call that was refused a few times takes a freed key within so many seconds. One that was refused often comes more
-# rarely, up to a third of its ttl, so many that wait for long are a bounded load.
-_SHORT_DELAY = 2.0
-_A_FEW = 8
 # The part of a time limit that a run may wait in its place; the rest is for the body.
 _SHARE = 1 / 4
 
@@ -46,26 +41,35 @@ class Ended(NamedTuple):
         return self.result
 
 
+class Asks:
+    """The run asks for its lock."""
+
+
+ASKS = Asks()
+
+
 class Policy(ABC):
     """The fate of a run that finds its key held."""
 
-    # Its runs have no other way to wait than to go back to the broker.
-    comes_again = False
-    # Its runs do not wait.
-    ends_at_once = False
+    # Its runs wait in their places, so they must not wait for a message, which may need that very place.
+    occupies_a_slot = False
     # By which rule its runs become the successor, if they do.
     kind: Succession | None = None
 
-    def before_acquire(self, run: Run) -> Ended | None:  # noqa: ARG002
+    def without_broker(self, run: Run) -> "Policy":  # noqa: ARG002
+        """The nearest policy for a run whose message cannot go back to the broker."""
+        return self
+
+    def for_later_attempt(self) -> "Policy":
+        """The nearest policy for an attempt that would be lost for nothing, because nobody runs yet."""
+        return self
+
+    def before_acquire(self, run: Run) -> Ended | Asks:  # noqa: ARG002
         """End the run before it asks for its lock, if the policy can."""
-        return None
+        return ASKS
 
-    def on_conflict(self, run: Run, conflict: Conflict) -> Conflict | Done | None:  # noqa: ARG002
-        """After the first refusal: ask for the lock once more, in the policy's own way.
-
-        Returns:
-            None if it was granted after all, else the last answer.
-        """
+    def on_conflict(self, run: Run, conflict: Conflict) -> Grant | Conflict | Done:  # noqa: ARG002
+        """After the first refusal: ask for the lock once more, in the policy's own way; the last answer."""
         return conflict
 
     @abstractmethod
@@ -83,7 +87,8 @@ class Policy(ABC):
 class Skip(Policy):
     """`skip`: the run is not done, and says which holder it left the work to."""
 
-    ends_at_once = True
+    def for_later_attempt(self) -> Policy:
+        return POLICIES["reschedule"]
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         holder = conflict.first
@@ -95,28 +100,36 @@ class Skip(Policy):
 class Raise(Policy):
     """`raise`: the run fails."""
 
-    ends_at_once = True
+    def for_later_attempt(self) -> Policy:
+        return POLICIES["reschedule"]
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         _raise_held(run, conflict.first)
 
 
-class Reschedule(Policy):
+class Requeues(Policy):
+    """Its runs wait in the broker, and have no other way to wait."""
+
+    def without_broker(self, run: Run) -> Policy:
+        return POLICIES["raise" if run.request.is_eager else "wait"]
+
+
+class Reschedule(Requeues):
     """`reschedule`: back to the broker, as often as it takes."""
 
-    comes_again = True
-
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        """Come again, unless it has waited long enough."""
-        if _waiting_left(run, conflict) < _FIRST_DELAY:
+        """Requeue it, unless it has waited long enough."""
+        if _waiting_left(run, conflict) < REFUSED.first:
             _raise_held(run, conflict.first)
-        _come_again(run, conflict)
+        _requeue(run, conflict)
 
 
 class Wait(Policy):
     """`wait`: first come, first served, in a slot of the pool."""
 
-    def on_conflict(self, run: Run, conflict: Conflict) -> Conflict | Done | None:
+    occupies_a_slot = True
+
+    def on_conflict(self, run: Run, conflict: Conflict) -> Grant | Conflict | Done:
         """Queue, unless this very thread has the lock."""
         if held_here(run.key) is not None:
             return conflict
@@ -124,44 +137,40 @@ class Wait(Policy):
             return run.lease.wait(conflict, min(_waiting_left(run, conflict), longest_wait(run)))
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        """Give up, or come again by the broker and wait again, because each delivery has its full time limit."""
-        if not run.can_come_again or _waiting_left(run, conflict) < _FIRST_DELAY:
+        """Give up, or requeue it to wait again, because each delivery has its full time limit."""
+        if not run.can_be_requeued or _waiting_left(run, conflict) < REFUSED.first:
             _raise_held(run, conflict.first)
         if run.lease.unreleased:
-            # Give back its turn, or the message that comes again would queue behind it.
+            # Give back its turn, or the requeued message would queue behind it.
             run.lease.release()
-        _come_again(run, conflict)
+        _requeue(run, conflict)
 
 
-class NextRun(Policy):
+class NextRun(Requeues):
     """`rerun` and `replace`: the call that was published last runs next; older ones end in its favour."""
-
-    comes_again = True
 
     def __init__(self, kind: Succession) -> None:
         self.kind = kind
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
-        """Come again, or end like a skipped run that names the call which runs in its place."""
+        """Requeue it, or end it like a skipped run that names the call which runs in its place."""
         successor = conflict.successor
         if successor is None or successor == run.task_id:
             # A later attempt of a run that has begun has asked for nothing. It takes no other call's turn.
-            _come_again(run, conflict, asked=run.notes.asked or successor is not None)
+            _requeue(run, conflict, asked=run.notes.asked or successor is not None)
         coming = replace(conflict.first, task_id=successor, token="", fence=0)
         run.report_conflict(next((one for one in conflict.holders if one.task_id == successor), coming), "superseded")
         return run.skip(f"lock key={run.key}: task_id={successor} runs in place of this one", "superseded", successor)
 
 
-class Join(Policy):
+class Join(Requeues):
     """`join`: the holder's result or error is the run's as well."""
 
-    comes_again = True
-
-    def before_acquire(self, run: Run) -> Ended | None:
+    def before_acquire(self, run: Run) -> Ended | Asks:
         """Take the result of the run that was joined, if that has ended."""
         joins = run.notes.joins
         if not joins:
-            return None
+            return ASKS
         (state,) = run.store.survey([run.key])
         for holder in state.holders:
             if holder.task_id == joins and not holder.is_on_hold:
@@ -190,19 +199,11 @@ def _raise_held(run: Run, holder: Holder) -> NoReturn:
     raise run.held_by(holder)
 
 
-# Coming again.
-
-
-def _come_again(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
+def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     holder = conflict.first
     run.report_conflict(holder, "rescheduled")
-    longest = _SHORT_DELAY if conflict.successor == run.task_id else _longest_delay(run)
-    delay = run.delay(_FIRST_DELAY, longest, holder.expires_in)
-    run.come_again(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
-
-
-def _longest_delay(run: Run) -> float:
-    return _SHORT_DELAY * 2.0 ** min(max(0, run.notes.tries - _A_FEW), _A_FEW)
+    delay = delay_of(run, NEXT if conflict.successor == run.task_id else REFUSED, holder.expires_in)
+    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, **notes)
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:
@@ -223,8 +224,8 @@ def remember_limits(worker: Any) -> None:
 def longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
     # For an item, the time limit of its map goes on.
-    timed = get_current_task() if run.is_item else run.task
-    request = timed.request if run.is_item else run.request
+    timed = get_current_task() if run.way is Way.ITEM else run.task
+    request = timed.request if run.way is Way.ITEM else run.request
     # Each is chosen as a worker chooses it.
     hard, soft = request.timelimit or (None, None)
     hard = hard or timed.time_limit or _limits_of_the_worker[0]
@@ -247,7 +248,7 @@ def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
     try:
         yield
     finally:
-        if run.is_item:
+        if run.way is Way.ITEM:
             # The items of a map share its time limit.
             state_for(get_current_task().request).waited += run.age
     if run.lease.granted:
@@ -272,12 +273,10 @@ def _joining(run: Run, holder: Holder, at: int = 0) -> dict[str, Any]:
 
 def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
     run.report_conflict(holder, "joined")
-    longest = _longest_delay(run) / 2
-    delay = run.delay(random.uniform(0.5, 1.0) * longest, longest)
-    run.come_again(run.held_by(holder), delay, since=run.lease.refused_at, **notes)
+    requeue(run, run.held_by(holder), delay_of(run, JOINED), since=run.lease.refused_at, **notes)
 
 
-def _result_of(run: Run, joins: str, state: LockState) -> Ended | None:
+def _result_of(run: Run, joins: str, state: LockState) -> Ended | Asks:
     kept = final_result(run.task, joins, run.notes.joins_since) or {}
     outcome, result = kept.get("status"), kept.get("result")
     if outcome == states.SUCCESS:
@@ -286,13 +285,13 @@ def _result_of(run: Run, joins: str, state: LockState) -> Ended | None:
         run.revoke(f"lock key={run.key}: task_id={joins}, which this run had joined, was revoked", "joined", joins)
         return Ended()
     if outcome == states.FAILURE:
-        return None if isinstance(result, WorkerLostError) else Ended(error=result)
+        return ASKS if isinstance(result, WorkerLostError) else Ended(error=result)
     _wait_for_result(run, joins, state)
-    return None
+    return ASKS
 
 
 def _wait_for_result(run: Run, joins: str, state: LockState) -> None:
-    """Come again, unless the run that was joined counts as dead: it has had no lock for too long."""
+    """Requeue it, unless the run that was joined counts as dead: it has had no lock for too long."""
     # The retry of that run, or the tasks that continue it, may end much later, but a message that is lost never
     # comes. A state that an earlier run with the same task id has left says nothing about this run.
     goes_on = 0 < run.notes.joins_fence <= _fence_handed_on(run.task, joins)
@@ -320,7 +319,7 @@ def handing_on(run: Run) -> Iterator[None]:
 
 def _tell_handed_on(run: Run) -> None:
     """Tell the calls that have joined the run that its retry, or the tasks of `replace()`, continue it."""
-    if _may_be_joined(run.task) and run.can_come_again and not (run.request.ignore_result or why_unreadable(run.task)):
+    if _may_be_joined(run.task) and run.can_be_requeued and not (run.request.ignore_result or why_unreadable(run.task)):
         # Under another id than its result, because the last of those tasks stores its own states there.
         try:
             # STARTED may be overwritten: a later run of the call writes this again, with its own fence.

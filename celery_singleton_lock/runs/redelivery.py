@@ -13,6 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.runs.delivery import (
+    Way,
     has_copies,
     may_be_copy,
     notes_of,
@@ -21,14 +22,11 @@ from celery_singleton_lock.runs.delivery import (
     state_of,
 )
 from celery_singleton_lock.runs.endings import final_result, store_final_result
+from celery_singleton_lock.runs.requeue import CONTINUED, COPY, end_delivery, requeue_copy
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 
 logger = logging.getLogger("celery_singleton_lock")
-
-_FIRST_DELAY = 0.25
-_FIRST_HAND_OVER_DELAY = 0.05
-_LONGEST_DELAY = 2.0
 
 
 def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
@@ -44,25 +42,23 @@ def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
         # Its result is about to be stored; if its process has died in between, this delivery runs.
         _requeue_copy(run, holder, float("inf"))
     run.report_conflict(holder, "dropped")
-    if not run.is_copy:
+    if run.way is not Way.COPY:
         # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
         run.unmark()
     restore_result(run.task)
-    run.end_delivery("a run of this message has ended already")
+    end_delivery(run, "a run of this message has ended already")
 
 
 def _requeue_copy(run: Run, holder: Holder, expires_in: float) -> NoReturn:
-    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.hands_over
-    # retry() and replace() publish before their body has ended, usually by milliseconds.
-    first = _FIRST_HAND_OVER_DELAY if is_next_attempt else _FIRST_DELAY
-    run.send_again(run.delay(first, _LONGEST_DELAY, expires_in))
+    is_next_attempt = (run.request.retries or 0) > holder.attempt or run.continues
+    requeue_copy(run, CONTINUED if is_next_attempt else COPY, expires_in)
     run.report_conflict(holder, "parked")
-    run.end_delivery("another run of this very task holds the lock")
+    end_delivery(run, "another run of this very task holds the lock")
 
 
 def ending_of(run: Run, error: Exception | None) -> Ending | None:
     """The facts for later deliveries about a body that has ended this way; None if they should run it again."""
-    if not run.can_come_again:
+    if not (run.can_be_requeued and run.lease.unreleased):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)
     if outcome is None:
@@ -86,10 +82,10 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
 
 def mark_stored(run: Run) -> None:
     """Say that the result is stored, if later deliveries look for it."""
-    if run.has_marker and run.ending is not None and run.ending.outcome == "ended":
+    if run.ending is not None and run.ending.outcome == "ended":
         try:
             run.store.mark_done(run.key, run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
-            run.has_marker = False
+            run.ending = None
         except StoreError as error:
             logger.warning(
                 "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", run.key, run.task_id, error

@@ -1,4 +1,4 @@
-"""A `__call__` before ours that catches the end of a run and tries again: a second run, under a lease of its own."""
+"""A `__call__` before ours that catches the end of a run and tries again runs no second body."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from celery import Celery, states, uuid
 
-from celery_singleton_lock import Lease, SingletonTask
+from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from tests.servers import Server
@@ -43,31 +43,8 @@ def held_by(app: Celery, key: str, by: str = "the-holder") -> Callable[[], Any]:
     return lambda: store.release(claim, None)
 
 
-@pytest.mark.parametrize(
-    "delivery", [{}, {"delivery_info": {"redelivered": True}}], ids=["for the first time", "delivered again"]
-)
-def test_the_second_body_runs_under_a_lease_of_its_own(app: Celery, delivery: Any) -> None:
-    leases: list[Lease] = []
-
-    @app.task(base=TriesAgain, bind=True)
-    def body(self: Any) -> str:
-        assert self.lock.held
-        assert len(self.lock_holders()) == 1
-        leases.append(self.lock)
-        if len(leases) == 1:
-            raise OSError("the first time")
-        return "done"
-
-    assert traced(body, **delivery) is None
-
-    first, second = leases
-    assert first.token != second.token
-    assert second.fence > first.fence
-    assert body.lock_holders() == []
-
-
 @pytest.mark.parametrize("policy", ["raise", "skip", "reschedule", "rerun", "replace"])
-def test_a_call_that_finds_its_key_held_does_not_run_at_the_second_try(app: Celery, policy: str) -> None:
+def test_a_second_try_of_a_call_whose_key_is_held_does_not_run(app: Celery, policy: str) -> None:
     bodies, queue = [], app.conf.task_default_queue
 
     @app.task(base=TriesAgain, lock_on_conflict=policy, lock_wait_timeout=2)
@@ -79,8 +56,24 @@ def test_a_call_that_finds_its_key_held_does_not_run_at_the_second_try(app: Cele
     release()
 
     assert bodies == []
-    ends = {"raise": states.FAILURE, "skip": states.IGNORED}
-    assert outcome.state == ends.get(policy, states.RETRY)
-    if policy not in ends:
+    is_over = policy in ("raise", "skip")
+    assert outcome.state == (states.FAILURE if is_over else states.IGNORED)
+    if not is_over:
         with app.connection_for_read() as connection:
             assert connection.default_channel.queue_declare(queue, passive=True).message_count == 1
+
+
+def test_a_second_try_after_the_body_is_refused(app: Celery) -> None:
+    bodies = []
+
+    @app.task(base=TriesAgain, name="stumbling")
+    def body() -> None:
+        bodies.append(1)
+        raise OSError("the first time")
+
+    outcome = traced(body)
+
+    assert bodies == [1]
+    assert isinstance(outcome.retval.exception, ConfigurationError)
+    assert "task stumbling: TriesAgain.__call__ calls" in str(outcome.retval.exception)
+    assert body.lock_holders() == []

@@ -1,0 +1,173 @@
+"""The one way back to the broker: a call that cannot run now is requeued, as it came, and asks again later."""
+
+import logging
+import random
+import re
+import time
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn
+
+from celery import Task
+from celery.exceptions import Ignore, Reject, Retry
+from kombu.exceptions import OperationalError
+from kombu.serialization import registry
+
+from celery_singleton_lock.runs.delivery import Way, delivery_of, headers_of, notes_of
+from celery_singleton_lock.runs.notes import text_of, with_notes
+from celery_singleton_lock.runs.run import PublishedRetry, Run
+from celery_singleton_lock.stores.base import clock
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+class Backoff(NamedTuple):
+    """Seconds until a call asks again: twice as long each time, up to the longest, and to a third of its ttl."""
+
+    first: float
+    longest: float
+    # A call that was refused often asks more rarely still, so that many that wait for long are a bounded load.
+    is_patient: bool = False
+
+
+REFUSED = Backoff(0.25, 2.0, is_patient=True)
+# The next free place is its own.
+NEXT = Backoff(0.25, 2.0)
+# It looks for the result of another run, whose end is not near.
+JOINED = Backoff(1.0, 1.0, is_patient=True)
+# Another delivery of its message runs.
+COPY = Backoff(0.25, 2.0)
+# `retry()` and `replace()` publish before their body has ended, usually by milliseconds.
+CONTINUED = Backoff(0.05, 2.0)
+
+# Refusals after which a patient call asks more rarely.
+_A_FEW = 8
+# Seconds after which a broker that restarts is back; a job is worth the wait.
+_PATIENCE = 60.0
+_PAUSE = 0.5
+# RabbitMQ's delayed delivery puts the bits of the countdown before a routing key.
+_DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
+
+
+def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> float:
+    """Seconds until the run asks again; soon after *expires_in*, when its key may be free."""
+    tries, longest = run.notes.tries, backoff.longest
+    if backoff.is_patient:
+        longest *= 2.0 ** min(max(0, tries - _A_FEW), _A_FEW)
+    delay = jittered(run, min(longest, run.options.ttl / 3, backoff.first * 2 ** min(tries, 10)))
+    return min(delay, max(backoff.first / 5, expires_in))
+
+
+def jittered(run: Run, delay: float) -> float:
+    """At most *delay* seconds, and no more than a message can wait for its time."""
+    # The message stays unacknowledged until then. Near the visibility timeout it would be delivered a second time.
+    delay = min(delay, run.options.visibility_timeout / 4)
+    return random.uniform(delay / 2, delay)
+
+
+def requeue(run: Run, why: Exception, delay: float, **notes: Any) -> NoReturn:
+    """Requeue the call, as a task that retries is, but do not count it as a retry.
+
+    Raises:
+        Retry: Always, unless it cannot be published.
+    """
+    run.retry = PublishedRetry(why, is_stored=run.store_retry(why))
+    raise Retry(str(why), exc=why, when=delay, sig=_publish_again(run, delay, **notes))
+
+
+def requeue_copy(run: Run, backoff: Backoff, expires_in: float) -> None:
+    """Requeue this delivery of a message that another delivery has brought as well; that one has the result."""
+    _publish_again(run, delay_of(run, backoff, expires_in))
+
+
+def end_delivery(run: Run, reason: str) -> NoReturn:
+    """End this delivery of the message without a trace, because another delivery ends the call.
+
+    Raises:
+        Ignore: Always; not Retry, which would store a state over the one of the run that goes on.
+    """
+    run.goes_on_elsewhere = True
+    raise Ignore(reason)
+
+
+def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
+    """Publish the message as it came.
+
+    Arguments:
+        run: The run whose message it is; the call goes on with what is published, under the same key.
+        delay: Seconds until then.
+        notes: The fields to write on the message beside those that are there.
+
+    Raises:
+        Reject: It cannot be published, and the broker will deliver it again by itself.
+        Exception: It cannot be published, and was acknowledged already.
+    """
+    task, request = run.task, run.request
+    known = notes_of(request).dated()
+    again = task.signature_from_request(
+        request,
+        retries=request.retries,
+        countdown=_possible(task, delay),
+        headers=with_notes(
+            headers_of(request),
+            replace(
+                known,
+                **{
+                    "key": run.key,
+                    "task_id": text_of(request.id or ""),
+                    "tries": known.tries + 1,
+                    "is_copy": run.way is Way.COPY,
+                    "unanswered": 0,
+                    **notes,
+                },
+            ),
+        ),
+        retry=True,
+        **_as_it_came(task),
+    )
+    give_up_at = clock() + _PATIENCE
+    try:
+        while True:
+            try:
+                again.apply_async()
+                run.goes_on_elsewhere = True
+                return again
+            except OperationalError:
+                if clock() > give_up_at:
+                    raise
+                time.sleep(_PAUSE)
+    except Exception as error:
+        logger.error("lock.publish_failed key=%s task_id=%s: %s", run.key, request.id, error)
+        if task.acks_late and isinstance(error, OperationalError):
+            run.goes_on_elsewhere = True
+            raise Reject(error, requeue=True) from error
+        raise
+
+
+def _as_it_came(task: Task) -> dict[str, Any]:
+    """The options of the message that neither Celery nor the task would choose again."""
+    request = task.request
+    serializer = registry.type_to_name.get(delivery_of(request).content_type)
+    # Celery 5.4 forgets the last of these.
+    chosen = {"serializer": serializer, "queue": _queue_of(task), "ignore_result": request.get("ignore_result") or None}
+    chosen |= {name: request.get(name) for name in ("compression", "argsrepr", "kwargsrepr")}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _queue_of(task: Task) -> str | None:
+    """The queue it came by, if that is known; a delayed delivery changes the routing key."""
+    info = task.request.delivery_info or {}
+    key = _DELAY_IN_ROUTING_KEY.sub("", info.get("routing_key") or "")
+    for name, queue in task.app.amqp.queues.items():
+        if queue.exchange.type != "fanout" and (queue.exchange.name, queue.routing_key) == (info.get("exchange"), key):
+            return str(name)
+    return None
+
+
+def _possible(task: Task, delay: float) -> float:
+    """*delay*, or whole seconds where RabbitMQ itself delays the message."""
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues  # noqa: PLC0415 (new in Celery 5.5)
+    except ImportError:
+        return delay
+    driver = task.app.producer_pool.connections.connection.transport.driver_type
+    return max(1, round(delay)) if detect_quorum_queues(task.app, driver)[0] else delay
