@@ -97,6 +97,16 @@ def label(name: str, value: Any) -> str | None:
     return value
 
 
+def setting(app: Celery, name: str, default: Any = None) -> Any:
+    """What the app has for one of our settings.
+
+    In an app with a namespace, Celery before 5.7 prefers what was configured to what was assigned later.
+    """
+    # This reads the configuration, if nobody has yet.
+    configured = app.conf.get(name, default)
+    return app.conf.changes.get(name, configured)
+
+
 class Option(NamedTuple):
     """How one `lock_*` option is checked, and its default."""
 
@@ -179,10 +189,10 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
             if own is not None:
                 values[name] = option.check(f"lock_{name}", own)
             elif app is not None:
-                setting = f"singleton_lock_{name}"
+                name_for_all = f"singleton_lock_{name}"
                 # Not app.add_defaults(): that would override what the user configures.
-                set_for_all = app.conf.get(setting, option.default) if option.app_wide else option.default
-                values[name] = option.check(setting, set_for_all)
+                set_for_all = setting(app, name_for_all, option.default) if option.app_wide else option.default
+                values[name] = option.check(name_for_all, set_for_all)
         except ConfigurationError as error:
             faults.append(str(error) if own is None else f"task {task.name}: {error}")
     mode, on_conflict = values.get("mode", "while_executing"), values.get("on_conflict")
@@ -214,7 +224,7 @@ def visibility_timeout_of(app: Celery) -> float:
 
 def prefix_of(app: Celery) -> str:
     """The prefix of all keys of the app; by default with the one that separates deployments in the same Redis."""
-    prefix = app.conf.get("singleton_lock_prefix", UNSET)
+    prefix = setting(app, "singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
