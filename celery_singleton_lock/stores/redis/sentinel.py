@@ -5,15 +5,15 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import exceptions
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settled, where
-from celery_singleton_lock.stores.redis.errors import advice_about, none_of, not_connected
+from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settle, settled, where
+from celery_singleton_lock.stores.redis.errors import NotUsable, advice_about, none_of, not_connected
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -23,6 +23,7 @@ _WHERE = (
     "in singleton_lock_client_options, or in broker_transport_options or result_backend_transport_options if the URL "
     "is the broker's or the result backend's"
 )
+_NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
 _NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel, of which one is asked after the other.
 _PATIENCE = 0.5
@@ -49,30 +50,22 @@ class AllSentinels(Sentinel):
 
     def discover_master(self, service_name: str) -> Address:
         """Host and port of the master; `NotUsable` if no sentinel knows one."""
-        states, answers = list[dict[str, Any]](), dict[str, exceptions.RedisError | str]()
+        states, answers = list[_State](), dict[str, exceptions.RedisError | str]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
-                state: Any = sentinel.sentinel_master(service_name)
+                # As two words, for redis-py 6.3 to 7.0 cannot read the answer to the command that they know.
+                state = self._state_in(sentinel.execute_command("SENTINEL", "MASTER", service_name))
             except exceptions.RedisError as error:
                 answers[where(host)] = error
-            except Exception as error:  # noqa: BLE001 (of a credential provider, or a sentinel that is none; it is settings)
-                answers[where(host)] = not_connected(error, is_provided=True)
+            except (TypeError, ValueError) as error:
+                answers[where(host)] = not_connected(error)
             else:
                 states.append(state)
-                others, least = state["num-other-sentinels"], self.min_other_sentinels
-                few = f"it knows of {others} others, and min_other_sentinels={least}"
-                is_down = state["is_sdown"] or state["is_odown"]
-                answers[where(host)] = f"{state['ip']}:{state['port']} is down" if is_down else few
-
-        def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
-            # The one that fails over names the former master until it is done; the others hear of the new one before.
-            is_over = "failover_in_progress" not in state["flags"]
-            return state["config-epoch"], self.check_master_state(state, service_name), is_over
-
-        best = max(states, key=rank, default=None)
-        if best is not None and self.check_master_state(best, service_name):
-            self.down_after = best["down-after-milliseconds"] / 1000
-            before, self.known = self.known, (best["ip"], best["port"])
+                answers[where(host)] = state.fault or "it has not heard of the last failover"
+        best = max(states, key=lambda state: (state.epoch, not state.fault, state.is_over), default=None)
+        if best is not None and not best.fault:
+            self.down_after = best.down_after
+            before, self.known = self.known, best.address
             if before not in (None, self.known):
                 self._moved(before, self.known)
             return self.known
@@ -81,6 +74,32 @@ class AllSentinels(Sentinel):
             # Nobody says that it is another one by now. If it is, it tells so.
             return self.known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
+
+    def _state_in(self, reply: Any) -> "_State":
+        try:
+            fields = dict(zip(reply[::2], reply[1::2], strict=True))
+            flags, others = fields["flags"].split(","), int(fields["num-other-sentinels"])
+            address = fields["ip"], int(fields["port"])
+            fault = f"{where(address)} is down" if "s_down" in flags or "o_down" in flags else ""
+            if not fault and others < self.min_other_sentinels:
+                fault = f"it knows of {others} others, and min_other_sentinels={self.min_other_sentinels}"
+            down_after = int(fields["down-after-milliseconds"]) / 1000
+            is_over = "failover_in_progress" not in flags
+            return _State(int(fields["config-epoch"]), address, fault, is_over, down_after)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise NotUsable(f"no sentinel answers {reply!r:.80}", _NO_SENTINEL) from error
+
+
+class _State(NamedTuple):
+    """The master, as a sentinel sees it."""
+
+    epoch: int
+    address: Address
+    fault: str
+    """Why it cannot be used."""
+    is_over: bool
+    """The one that fails over names the former master until it is done; the others hear of the new one before."""
+    down_after: float
 
 
 class SentinelConnections(Connections):
@@ -115,6 +134,7 @@ class SentinelConnections(Connections):
         try:
             own = {**given, "ssl": given.get("ssl") not in _NO, **OURS}
             own |= {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE}
+            settle(own, has_tls=own["ssl"])
             return AllSentinels(hosts, self._moved, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
             # Do not quote a value: there may be a password in it.
@@ -161,11 +181,13 @@ class SentinelConnections(Connections):
 
 def advise(error: exceptions.RedisError) -> str | None:
     """The setting to change if a sentinel has said so; None if the error may pass without a change."""
+    if isinstance(error, NotUsable):
+        return error.advice
     text = str(error)
     if "No such master" in text:
         return f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {_WHERE}"
     if "unknown command" in text:
-        return "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
+        return _NO_SENTINEL
     if advice_about(error) is not None:
         return (
             "give what the sentinels require, such as username, password, ssl and ssl_ca_certs, in sentinel_kwargs "
