@@ -98,11 +98,8 @@ def label(name: str, value: Any) -> str | None:
 
 
 def setting(app: Celery, name: str, default: Any = None) -> Any:
-    """What the app has for one of our settings.
-
-    In an app with a namespace, Celery before 5.7 prefers what was configured to what was assigned later.
-    """
-    # This reads the configuration, if nobody has yet.
+    """What was assigned, else configured. In a namespace, Celery before 5.7 prefers what was configured."""
+    # First, for this reads the configuration.
     configured = app.conf.get(name, default)
     return app.conf.changes.get(name, configured)
 

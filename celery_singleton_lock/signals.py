@@ -12,10 +12,7 @@ from celery.utils.dispatch import Signal
 
 
 class _Signal(Signal):
-    """Celery's without its lock: since Python 3.13 a time limit that strikes as it sends may leave that taken for ever.
-
-    It keeps apart those who connect a receiver and those who send meanwhile. A list of Python bears that.
-    """
+    """Celery's without its lock, which a time limit may leave taken since Python 3.13; a list bears threads."""
 
     lock: Any = property(lambda _: nullcontext(), lambda _, lock: None)  # noqa: ARG005 (Celery sets one)
 

@@ -112,8 +112,7 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     """
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
-    # This reads the configuration, if nobody has yet.
-    app.conf.get(_SETTING)
+    app.conf.get(_SETTING)  # This reads the configuration.
     url, changes = f"memory://test-{next(_numbers)}", app.conf.changes
     before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
     store = in_memory[url] = StoreInMemory()

@@ -322,7 +322,7 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
     if has_tls:
         # Without one, OpenSSL would ask for it on the terminal, and wait.
         arguments["ssl_password"] = arguments.get("ssl_password") or ""
-        # The default of redis-py since 6.0.
+        # As redis-py does since 6.0.
         is_checked = arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
         arguments.setdefault("ssl_check_hostname", is_checked)
     provider = arguments.pop("credential_provider", None)

@@ -5,7 +5,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis import exceptions
 from redis.sentinel import Sentinel, SentinelConnectionPool
@@ -24,6 +24,7 @@ _WHERE = (
     "is the broker's or the result backend's"
 )
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
+_NUMBERS = ("port", "config-epoch", "num-other-sentinels", "down-after-milliseconds")
 _NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel, of which one is asked after the other.
 _PATIENCE = 0.5
@@ -50,22 +51,31 @@ class AllSentinels(Sentinel):
 
     def discover_master(self, service_name: str) -> Address:
         """Host and port of the master; `NotUsable` if no sentinel knows one."""
-        states, answers = list[_State](), dict[str, exceptions.RedisError | str]()
+        states, answers = list[dict[str, Any]](), dict[str, exceptions.RedisError | str]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
                 # As two words, for redis-py 6.3 to 7.0 cannot read the answer to the command that they know.
-                state = self._state_in(sentinel.execute_command("SENTINEL", "MASTER", service_name))
+                state = _state_in(sentinel.execute_command("SENTINEL", "MASTER", service_name))
             except exceptions.RedisError as error:
                 answers[where(host)] = error
             except (TypeError, ValueError) as error:
                 answers[where(host)] = not_connected(error)
             else:
                 states.append(state)
-                answers[where(host)] = state.fault or "it has not heard of the last failover"
-        best = max(states, key=lambda state: (state.epoch, not state.fault, state.is_over), default=None)
-        if best is not None and not best.fault:
-            self.down_after = best.down_after
-            before, self.known = self.known, best.address
+                others, least = state["num-other-sentinels"], self.min_other_sentinels
+                few = f"it knows of {others} others, and min_other_sentinels={least}"
+                is_down = state["is_sdown"] or state["is_odown"]
+                answers[where(host)] = f"{state['ip']}:{state['port']} is down" if is_down else few
+
+        def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
+            # The one that fails over names the former master until it is done; the others hear of the new one before.
+            is_over = "failover_in_progress" not in state["flags"]
+            return state["config-epoch"], self.check_master_state(state, service_name), is_over
+
+        best = max(states, key=rank, default=None)
+        if best is not None and self.check_master_state(best, service_name):
+            self.down_after = best["down-after-milliseconds"] / 1000
+            before, self.known = self.known, (best["ip"], best["port"])
             if before not in (None, self.known):
                 self._moved(before, self.known)
             return self.known
@@ -75,31 +85,16 @@ class AllSentinels(Sentinel):
             return self.known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
 
-    def _state_in(self, reply: Any) -> "_State":
-        try:
-            fields = dict(zip(reply[::2], reply[1::2], strict=True))
-            flags, others = fields["flags"].split(","), int(fields["num-other-sentinels"])
-            address = fields["ip"], int(fields["port"])
-            fault = f"{where(address)} is down" if "s_down" in flags or "o_down" in flags else ""
-            if not fault and others < self.min_other_sentinels:
-                fault = f"it knows of {others} others, and min_other_sentinels={self.min_other_sentinels}"
-            down_after = int(fields["down-after-milliseconds"]) / 1000
-            is_over = "failover_in_progress" not in flags
-            return _State(int(fields["config-epoch"]), address, fault, is_over, down_after)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise NotUsable(f"no sentinel answers {reply!r:.80}", _NO_SENTINEL) from error
 
-
-class _State(NamedTuple):
-    """The master, as a sentinel sees it."""
-
-    epoch: int
-    address: Address
-    fault: str
-    """Why it cannot be used."""
-    is_over: bool
-    """The one that fails over names the former master until it is done; the others hear of the new one before."""
-    down_after: float
+def _state_in(reply: Any) -> dict[str, Any]:
+    """What a sentinel says of the master, in redis-py's names."""
+    try:
+        state = dict(zip(reply[::2], reply[1::2], strict=True))
+        flags = state["flags"].split(",")
+        state |= {"is_master": "master" in flags, "is_sdown": "s_down" in flags, "is_odown": "o_down" in flags}
+        return {"ip": state["ip"], **state, **{name: int(state[name]) for name in _NUMBERS}}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise NotUsable(f"no sentinel answers {reply!r:.80}", _NO_SENTINEL) from error
 
 
 class SentinelConnections(Connections):
