@@ -105,6 +105,7 @@ def test_a_new_master_whose_clock_differs_is_told(
 # User, password, database, TLS.
 
 
+@pytest.mark.clients
 def test_master_and_sentinels_speak_tls(cleanup: ExitStack, tmp_path: Path) -> None:
     own, key = certificate(tmp_path)
     files = ("--tls-cert-file", own, "--tls-key-file", key, "--tls-ca-cert-file", own, "--tls-auth-clients", "no")
@@ -146,6 +147,7 @@ NONSENSE = (
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
+@pytest.mark.clients
 def test_what_answers_and_is_no_sentinel_is_told_as_what_it_is(cleanup: ExitStack, nonsense: bytes) -> None:
     listener = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
 
@@ -192,6 +194,7 @@ def test_a_provider_of_the_sentinels_that_fails_is_told(calm: Deployment) -> Non
         ("sentinel://127.0.0.1:{}/0?master_name=locks", {"sentinel_kwargs": {"ssl": True}}),
     ],
 )
+@pytest.mark.clients
 def test_a_certificate_of_another_host_is_refused_unless_the_user_says_so(
     tmp_path: Path, url: str, options: dict[str, Any]
 ) -> None:
