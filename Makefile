@@ -11,6 +11,8 @@ PARTS  := faults endings topologies docker load
 ALONE  := docker load
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
+# What is one test there, plays for minutes.
+PATIENT := --timeout=1500
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes.
 RESULTS ?= benchmarks/out
 # Of nightly.
@@ -70,13 +72,13 @@ depth: $(VENV)/.develop
 
 endings: ABREAST := --numprocesses=2 --dist=loadgroup
 $(PARTS): $(VENV)/.develop
-	$(BIN)/python -m pytest $(if $(filter $@,$(ALONE)),,$(ABREAST)) -m "not nightly" tests/$@ $(ARGS)
+	$(BIN)/python -m pytest $(if $(filter $@,$(ALONE)),$(PATIENT),$(ABREAST)) -m "not nightly" tests/$@ $(ARGS)
 
 seeds: $(VENV)/.develop
-	$(BIN)/python -m pytest -m "not nightly" tests/fire tests/combinations tests/celery_suite $(ARGS)
+	$(BIN)/python -m pytest $(PATIENT) -m "not nightly" tests/fire tests/combinations tests/celery_suite $(ARGS)
 
 nightly: prove matrix page celery-suite
-	$(BIN)/python -m pytest $(ABREAST) -m nightly tests
+	$(BIN)/python -m pytest $(ABREAST) $(PATIENT) -m nightly tests
 	for seed in $(SEEDS); do \
 	  $(MAKE) fire SEED=$$seed && $(MAKE) fire SEED=$$seed STORE=sentinel && \
 	  $(MAKE) fire SEED=$$seed STORE=cluster && $(MAKE) combinations SEED=$$seed PROGRAMS=300 || exit; \
