@@ -11,12 +11,14 @@ PARTS  := faults endings topologies docker load
 ALONE  := docker load
 # More at a time than there are cores, for tests wait most of the time. ARGS=-n0 for a debugger.
 ABREAST := --numprocesses=4 --dist=worksteal
+# What is one test there, plays for minutes.
+PATIENT := --timeout=1500
 # Of bench and scenarios; RESULTS=benchmarks/results for what make compare writes.
 RESULTS ?= benchmarks/out
 # Of nightly.
 SEEDS  ?= 1 2 3
 
-.PHONY: help demo picture tickets test prove depth seeds $(PARTS) nightly matrix fire combinations celery-suite bench scenarios scale compare seen page docs dist lint format clean
+.PHONY: help demo picture tickets test prove depth seeds $(PARTS) nightly matrix clients fire combinations celery-suite bench scenarios scale compare seen page docs dist lint format clean
 
 help:
 	@echo "make demo    see tasks that never overlap, on real workers (under a minute)"
@@ -32,6 +34,7 @@ help:
 	@echo "             load        a crowd on one key, and what one worker can carry"
 	@echo "             docker      two workers and their Redis in containers, and docker-compose.yml (needs a Docker engine)"
 	@echo "             matrix      the tests under Celery 5.4 to 5.7; one of them with CELERY=5.4"
+	@echo "             clients     each topology under redis-py 5.0 to the newest; one of them with REDIS=6.4"
 	@echo "make nightly all that takes hours: more seeds, and the tests that are not steady yet"
 	@echo "make fire    workers under load while everything around them is broken (DURATION=180 SEED=7, or STORE=sentinel, STORE=cluster)"
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
@@ -62,19 +65,20 @@ test: $(VENV)/.develop
 
 prove: depth $(PARTS) seeds
 	$(MAKE) matrix CELERY=5.4
+	$(MAKE) clients
 
 depth: $(VENV)/.develop
 	$(BIN)/python -m pytest $(ABREAST) -m "prove and not nightly" $(ARGS)
 
 endings: ABREAST := --numprocesses=2 --dist=loadgroup
 $(PARTS): $(VENV)/.develop
-	$(BIN)/python -m pytest $(if $(filter $@,$(ALONE)),,$(ABREAST)) -m "not nightly" tests/$@ $(ARGS)
+	$(BIN)/python -m pytest $(if $(filter $@,$(ALONE)),$(PATIENT),$(ABREAST)) -m "not nightly" tests/$@ $(ARGS)
 
 seeds: $(VENV)/.develop
-	$(BIN)/python -m pytest -m "not nightly" tests/fire tests/combinations tests/celery_suite $(ARGS)
+	$(BIN)/python -m pytest $(PATIENT) -m "not nightly" tests/fire tests/combinations tests/celery_suite $(ARGS)
 
 nightly: prove matrix page celery-suite
-	$(BIN)/python -m pytest $(ABREAST) -m nightly tests
+	$(BIN)/python -m pytest $(ABREAST) $(PATIENT) -m nightly tests
 	for seed in $(SEEDS); do \
 	  $(MAKE) fire SEED=$$seed && $(MAKE) fire SEED=$$seed STORE=sentinel && \
 	  $(MAKE) fire SEED=$$seed STORE=cluster && $(MAKE) combinations SEED=$$seed PROGRAMS=300 || exit; \
@@ -82,6 +86,9 @@ nightly: prove matrix page celery-suite
 
 matrix: $(VENV)/.matrix
 	$(BIN)/nox $(if $(CELERY),--session "celery($(CELERY))") -- $(ARGS)
+
+clients: $(VENV)/.matrix
+	$(BIN)/nox --session "clients$(if $(REDIS),($(REDIS)))" -- $(ARGS)
 
 fire: $(VENV)/.develop
 	$(BIN)/python -m tests.fire $(DURATION:%=--duration %) $(SEED:%=--seed %) $(STORE:%=--store %) $(ARGS)

@@ -1,6 +1,7 @@
 """The tests under every Celery that is supported: `make matrix`, or one of them with `make matrix CELERY=5.4`.
 
-And all options with each other under one of them: `make combinations CELERY=5.4`.
+Each topology once under every redis-py: `make clients`, or one of them with `make clients REDIS=6.4`.
+All options with each other under one Celery: `make combinations CELERY=5.4`.
 """
 
 import nox
@@ -16,6 +17,15 @@ COMPANIONS = {
     "5.6": ("kombu~=5.6.0", "redis~=6.0"),
     "5.7": (),
 }
+# Every redis-py that changed what topologies rest on, each with a Celery whose kombu takes it.
+CLIENTS = {
+    "5.0": ("5.4", "redis==5.0.0"),
+    "5.2": ("5.5", "redis~=5.2.0"),
+    "6.4": ("5.6", "redis~=6.4.0"),
+    "7.0": ("5.7", "redis~=7.0.0"),
+    "7.4": ("5.7", "redis~=7.4.0"),
+    "newest": ("5.7", "redis"),
+}
 TESTS = (
     "tests/unit",
     "tests/contract",
@@ -25,8 +35,8 @@ TESTS = (
     "tests/testing_kit",
     "tests/pages",
 )
-# redis-py 5.0 leaves sockets to the garbage collector, in cycles of its own; ours are looked at with the newest.
-NOT_OURS = {"5.4": ("-W", "ignore:unclosed <socket:ResourceWarning")}
+# Before Celery 5.7 a few sockets are left to the garbage collector in each run; ours are looked at with the newest.
+NOT_OURS = dict.fromkeys(("5.4", "5.5", "5.6"), ("-W", "ignore:unclosed <socket:ResourceWarning"))
 # They look at the benchmarks and the example, which `make test` does under the newest.
 ELSEWHERE = ("test_demo.py", "test_tickets.py")
 
@@ -37,15 +47,16 @@ def celery(session: nox.Session, celery: str) -> None:
     """Run the tests under this Celery; arguments take the place of the folders."""
     install(session, celery)
     ignored = [f"--ignore=tests/acceptance/{name}" for name in ELSEWHERE]
-    # More at a time than there are cores, for they wait most of the time.
-    session.run(
-        "pytest",
-        "--numprocesses=4",
-        "--dist=worksteal",
-        *NOT_OURS.get(celery, ()),
-        *ignored,
-        *(session.posargs or TESTS),
-    )
+    run(session, celery, *ignored, *(session.posargs or TESTS))
+
+
+@nox.session
+@nox.parametrize("redis", list(CLIENTS), ids=list(CLIENTS))
+def clients(session: nox.Session, redis: str) -> None:
+    """Run the tests of topologies that are marked so under this redis-py."""
+    celery, client = CLIENTS[redis]
+    install(session, celery, client)
+    run(session, celery, "-m", "clients", "tests/topologies", *session.posargs)
 
 
 @nox.session
@@ -56,6 +67,11 @@ def combinations(session: nox.Session, celery: str) -> None:
     session.run("python", "-m", "tests.combinations", *session.posargs)
 
 
-def install(session: nox.Session, celery: str) -> None:
+def install(session: nox.Session, celery: str, *more: str) -> None:
     """This Celery, and what it was used with."""
-    session.install("--editable", ".", "--group", "test", f"celery~={celery}.0", *COMPANIONS[celery])
+    session.install("--editable", ".", "--group", "test", f"celery~={celery}.0", *COMPANIONS[celery], *more)
+
+
+def run(session: nox.Session, celery: str, *arguments: str) -> None:
+    """Run tests; more at a time than there are cores, for they wait most of the time."""
+    session.run("pytest", "--numprocesses=4", "--dist=worksteal", *NOT_OURS.get(celery, ()), *arguments)

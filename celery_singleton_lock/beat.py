@@ -24,11 +24,11 @@ from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
 from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.lease import Lease, new_token
-from celery_singleton_lock.options import prefix_of, seconds
+from celery_singleton_lock.options import prefix_of, seconds, setting
 from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder, Slot
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -131,7 +131,7 @@ class SingletonSchedulerMixin(Scheduler):
         lease = Lease(store_of(self.app), Claim(self._key, new_token(), _ttl_of(self.app), facts=facts))
         try:
             answer = lease.acquire()
-            if answer is None:
+            if isinstance(answer, Grant):
                 self._go_on_where_the_last_one_stopped(lease)
         except StoreError:
             # The lease may be ours all the same. And a beat that does not know which slots were sent must not lead.
@@ -205,7 +205,7 @@ def questions_of(app: Celery) -> tuple[Callable[[], str], Callable[[], float]]:
 
 
 def _key_of(app: Celery) -> str:
-    name = app.conf.get("singleton_beat_name")
+    name = setting(app, "singleton_beat_name")
     if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME):
         raise ConfigurationError(
             f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME} characters, "
@@ -215,8 +215,8 @@ def _key_of(app: Celery) -> str:
 
 
 def _ttl_of(app: Celery) -> float:
-    ttl = app.conf.get("singleton_beat_ttl")
-    return seconds("singleton_beat_ttl", app.conf.get("singleton_lock_ttl", 30) if ttl is None else ttl, least=1)
+    ttl = setting(app, "singleton_beat_ttl")
+    return seconds("singleton_beat_ttl", setting(app, "singleton_lock_ttl", 30) if ttl is None else ttl, least=1)
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):

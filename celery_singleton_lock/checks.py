@@ -30,6 +30,7 @@ from celery_singleton_lock.options import (
     option_of,
     prefix_of,
     refuse,
+    setting,
     values_of,
     visibility_timeout_of,
 )
@@ -257,7 +258,7 @@ def _checks_for_pool(app: Celery, pool: type, queues: Container[str] | None = No
 
 
 def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
-    url = app.conf.get("singleton_lock_url")
+    url = setting(app, "singleton_lock_url")
     if isinstance(url, str) and url.startswith("memory:"):
         raise ConfigurationError(
             f"singleton_lock_url={url!r} keeps locks in the memory of one process, and {why}; {_A_SERVER}, or {remedy}"

@@ -113,6 +113,13 @@ def base_in(cls: type[Any]) -> type[Any]:
     return next(each for each in cls.__mro__ if Lockable in each.__bases__)
 
 
+def setting(app: Celery, name: str, default: Any = None) -> Any:
+    """What was assigned, else configured. In a namespace, Celery before 5.7 prefers what was configured."""
+    # First, for this reads the configuration.
+    configured = app.conf.get(name, default)
+    return app.conf.changes.get(name, configured)
+
+
 class Option(NamedTuple):
     """How one `lock_*` option is checked, and its default."""
 
@@ -195,10 +202,10 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
             if own is not None:
                 values[name] = option.check(f"lock_{name}", own)
             elif app is not None:
-                setting = f"singleton_lock_{name}"
+                name_for_all = f"singleton_lock_{name}"
                 # Not app.add_defaults(): that would override what the user configures.
-                set_for_all = app.conf.get(setting, option.default) if option.app_wide else option.default
-                values[name] = option.check(setting, set_for_all)
+                set_for_all = setting(app, name_for_all, option.default) if option.app_wide else option.default
+                values[name] = option.check(name_for_all, set_for_all)
         except ConfigurationError as error:
             faults.append(str(error) if own is None else f"task {task.name}: {error}")
     mode, on_conflict = values.get("mode", "while_executing"), values.get("on_conflict")
@@ -230,7 +237,7 @@ def visibility_timeout_of(app: Celery) -> float:
 
 def prefix_of(app: Celery) -> str:
     """The prefix of all keys of the app; by default with the one that separates deployments in the same Redis."""
-    prefix = app.conf.get("singleton_lock_prefix", UNSET)
+    prefix = setting(app, "singleton_lock_prefix", UNSET)
     if prefix is UNSET:
         transports = app.conf.result_backend_transport_options, app.conf.broker_transport_options
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")

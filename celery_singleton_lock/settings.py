@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import faults_in_settings, refuse
+from celery_singleton_lock.options import faults_in_settings, refuse, setting
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -48,14 +48,14 @@ def open_store(app: Celery) -> Store:
         ConfigurationError: There is none that this library can use.
     """
     url, options = _location(app)
-    own: Any = app.conf.get("singleton_lock_client_options", {})
+    own: Any = setting(app, "singleton_lock_client_options", {})
     if not isinstance(own, Mapping):
         raise ConfigurationError(
             # Do not quote the value: there may be a password in it.
             f"singleton_lock_client_options=<a {type(own).__name__}> is not allowed: give a dict of arguments for "
             "redis-py's connections, such as {'ssl_ca_certs': 'ca.pem'}"
         )
-    replicas: Any = app.conf.get("singleton_lock_replicas", 0)
+    replicas: Any = setting(app, "singleton_lock_replicas", 0)
     if not isinstance(replicas, int) or isinstance(replicas, bool) or replicas < 0:
         raise ConfigurationError(
             f"singleton_lock_replicas={replicas!r} is not allowed: give the number of replicas that have to "
@@ -69,7 +69,7 @@ def open_store(app: Celery) -> Store:
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
     conf, get = app.conf, app.conf.get
-    if (url := get("singleton_lock_url")) is not None:
+    if (url := setting(app, "singleton_lock_url")) is not None:
         return one_url(url), {}
     results, broker = conf.result_backend, conf.broker_write_url or conf.broker_url
     # What Celery uses if the URL does not say otherwise.

@@ -5,9 +5,17 @@ task. `lock_lost` is sent from a thread of its own, one at a time. The other sig
 are sent in the thread of the task.
 """
 
-from typing import Literal
+from contextlib import nullcontext
+from typing import Any, Literal
 
 from celery.utils.dispatch import Signal
+
+
+class _Signal(Signal):
+    """Celery's without its lock, which a time limit may leave taken since Python 3.13; a list bears threads."""
+
+    lock: Any = property(lambda _: nullcontext(), lambda _, lock: None)  # noqa: ARG005 (Celery sets one)
+
 
 ConflictOutcome = Literal[
     "skipped", "raised", "rescheduled", "joined", "superseded", "parked", "dropped", "unpublished"
@@ -16,21 +24,21 @@ ConflictOutcome = Literal[
 UnansweredOutcome = Literal["skipped", "raised", "rescheduled", "unlocked"]
 """What happened to a run to which the store gave no answer."""
 
-lock_acquired: Signal = Signal(name="lock_acquired", providing_args={"lease"})
+lock_acquired: Signal = _Signal(name="lock_acquired", providing_args={"lease"})
 """The lease was granted and the body is about to run: `lease`, whose `waited` says how long that took."""
 
-lock_conflict: Signal = Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
+lock_conflict: Signal = _Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`,
 `rescheduled`, `joined`, `superseded` (the call that is named as the holder runs in its place),
 `parked` (a copy of a run that has not ended, which comes again), `dropped` (a copy of a run that
 has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none until it stops waiting."""
 
-lock_unanswered: Signal = Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
+lock_unanswered: Signal = _Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})
 """The store gave no answer to a run: `key`, `error` (a `StoreError`), and `outcome`, as `lock_on_store_error` says:
 `skipped`, `raised`, `rescheduled`, or `unlocked` (the body runs without a lock)."""
 
-lock_lost: Signal = Signal(name="lock_lost", providing_args={"lease", "reason"})
+lock_lost: Signal = _Signal(name="lock_lost", providing_args={"lease", "reason"})
 """The lease ended while the body runs: `lease`, `reason` (`expired`, `taken`, `unreachable`, `replaced`, `broken`)."""
 
-lock_released: Signal = Signal(name="lock_released", providing_args={"lease"})
+lock_released: Signal = _Signal(name="lock_released", providing_args={"lease"})
 """The lease was released: `lease`."""

@@ -54,15 +54,14 @@ def free_port() -> int:
         return int(holder.getsockname()[1])
 
 
-def certificate(directory: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that vouches for itself, and its key."""
+def certificate(directory: Path, names: str = "IP:127.0.0.1,DNS:localhost") -> tuple[Path, Path]:
+    """A certificate for these hosts that vouches for itself, and its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
         missing("openssl is not installed")
     own, key = directory / "cert.pem", directory / "key.pem"
     command = f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout {key} -out {own}"
-    names = ["-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    subprocess.run([*command.split(), *names], check=True, capture_output=True)
+    subprocess.run([*command.split(), "-addext", f"subjectAltName={names}"], check=True, capture_output=True)
     return own, key
 
 

@@ -20,7 +20,6 @@ from unittest.mock import patch
 from weakref import ref
 
 from celery import Celery, _state, current_app
-from celery.utils.text import match_case
 
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.heartbeat import heartbeat
@@ -113,20 +112,18 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     """
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
-    url, changes, prefix = f"memory://test-{next(_numbers)}", app.conf.changes, app.conf.prefix
-    # In an app with a namespace, Celery before 5.7 looks everywhere for the name with the prefix before the other one.
-    names = [_SETTING, match_case(f"{prefix}{_SETTING}", prefix)] if prefix else [_SETTING]
-    before = {name: changes[name] for name in names if name in changes}
+    app.conf.get(_SETTING)  # This reads the configuration.
+    url, changes = f"memory://test-{next(_numbers)}", app.conf.changes
+    before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
     store = in_memory[url] = StoreInMemory()
-    changes.update(dict.fromkeys(names, url))
+    changes[_SETTING] = url
     # The store of a `Lock` is that of its app, if that app has such a block as well.
     of_lock = property(lambda lock: in_memory.get(lock._app.conf.changes.get(_SETTING), store))  # noqa: SLF001
     try:
         with nullcontext() if _is_disabled() else patch.object(Lock, "_store", of_lock):
             yield store
     finally:
-        for name in names:
-            changes.pop(name, None)
+        del changes[_SETTING]
         changes.update(before)
         in_memory.pop(url, None)
 

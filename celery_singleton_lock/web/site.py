@@ -12,6 +12,7 @@ from flask_wtf.csrf import CSRFProtect
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.options import setting
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.web.metrics import CONTENT_TYPE, exposition
 from celery_singleton_lock.web.page import RESULTS, Looks, contents
@@ -69,7 +70,7 @@ class Site(Flask):
         # The same in each process that serves the page, and slow to compute, so nobody guesses a URL's password from
         # it. Where the URLs have none it can be guessed; then the cookie is only as good as the browser, which sends
         # and sets no cookie of ours for a foreign site.
-        known = [app.main, app.conf.broker_url, app.conf.result_backend, app.conf.get("singleton_lock_url")]
+        known = [app.main, app.conf.broker_url, app.conf.result_backend, setting(app, "singleton_lock_url")]
         secret = hashlib.scrypt(repr(known).encode(), salt=b"singleton_lock", n=2**14, r=8, p=1, dklen=40)
         self.config.update(
             SECRET_KEY=secret[:32],

@@ -73,6 +73,8 @@ class TimeIsUp(BaseException):
     """As a time limit would raise it, from a signal's handler."""
 
 
+# The alarm is the test's own.
+@pytest.mark.timeout(method="thread")
 def test_an_answer_that_an_interrupted_call_has_not_read_is_not_taken_for_the_next(
     proxy: Proxy, store: Store, direct: Store
 ) -> None:

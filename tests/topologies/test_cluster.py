@@ -97,6 +97,7 @@ class Move:
             self._cluster.end_to_move(self._key, *self._ends)
 
 
+@pytest.mark.clients
 def test_a_held_lease_stays_and_is_renewed_at_each_stage(cluster: Cluster, store: Store) -> None:
     mine, move = claim_of("held"), Move(cluster, key_of("held"))
     fence = granted(store.acquire(mine)).fence
@@ -166,6 +167,7 @@ def test_who_waits_listens_at_the_server_that_has_the_key(cluster: Cluster, stor
             granted(waiter.ask())
 
 
+@pytest.mark.clients
 def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster: Cluster, store: Store) -> None:
     mine = claim_of("waits", "waits")
     store.acquire(claim_of("waits"))

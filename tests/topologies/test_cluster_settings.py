@@ -61,6 +61,7 @@ INSTEAD_OF = ("+publish", "+subscribe", "+select")
 RIGHTS = ("reset", *[right for right in OF_ONE_SERVER if right not in INSTEAD_OF], *OTHERS, f">{SECRET}")
 
 
+@pytest.mark.clients
 def test_a_cluster_with_tls(tmp_path: Path, cleanup: ExitStack) -> None:
     own, key = certificate(tmp_path)
     files = ("--tls-cert-file", str(own), "--tls-key-file", str(key), "--tls-ca-cert-file", str(own))

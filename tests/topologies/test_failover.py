@@ -54,6 +54,7 @@ def connections(client: Any) -> int:
 # The figures of docs/topologies.md.
 
 
+@pytest.mark.clients
 def test_after_the_master_has_died_the_next_grant_comes_soon_and_held_leases_are_kept(
     of_each_kind: Deployment, cleanup: ExitStack
 ) -> None:

@@ -88,6 +88,7 @@ def test_a_grant_that_no_replica_has_is_none(careful: Store, halted: Callable[[]
         assert words in str(unanswered.value)
 
 
+@pytest.mark.clients
 def test_a_renewal_that_no_replica_has_is_none_and_ends_in_time(
     careful: Store, pair: tuple[Server, Server], cleanup: ExitStack
 ) -> None:
@@ -119,6 +120,7 @@ def test_a_server_without_replicas_is_told_at_the_start(valkey: Server) -> None:
 # With Sentinel.
 
 
+@pytest.mark.clients
 def test_with_one_of_two_replicas_a_failover_is_followed_and_held_leases_are_kept(
     shaken: Deployment, cleanup: ExitStack
 ) -> None:

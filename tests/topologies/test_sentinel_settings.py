@@ -2,15 +2,18 @@
 
 import os
 import signal
-from contextlib import ExitStack
+import socket
+import threading
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from redis import CredentialProvider
 
-from celery_singleton_lock import ConfigurationError
+from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import clock
@@ -102,6 +105,7 @@ def test_a_new_master_whose_clock_differs_is_told(
 # User, password, database, TLS.
 
 
+@pytest.mark.clients
 def test_master_and_sentinels_speak_tls(cleanup: ExitStack, tmp_path: Path) -> None:
     own, key = certificate(tmp_path)
     files = ("--tls-cert-file", own, "--tls-key-file", key, "--tls-ca-cert-file", own, "--tls-auth-clients", "no")
@@ -129,6 +133,84 @@ def test_master_and_sentinels_speak_tls(cleanup: ExitStack, tmp_path: Path) -> N
     told = refused(url, {"master_name": NAME, "sentinel_kwargs": {"ssl": True}, **with_tls})
     for words in ("CERTIFICATE", "sentinel_kwargs", "ssl_ca_certs"):
         assert words in told
+
+
+NONSENSE = (
+    b"+OK",
+    b":1",
+    b"*-1",
+    b"*0",
+    b"*2\r\n$5\r\nflags\r\n$6\r\nmaster",
+    b"*1\r\n*0",
+    b"HTTP/1.1 400 Bad Request",
+)
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+@pytest.mark.clients
+def test_what_answers_and_is_no_sentinel_is_told_as_what_it_is(cleanup: ExitStack, nonsense: bytes) -> None:
+    listener = cleanup.enter_context(socket.create_server(("127.0.0.1", 0)))
+
+    def answer() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection:
+                    while connection.recv(4096):
+                        connection.sendall(nonsense + b"\r\n")
+
+    threading.Thread(target=answer, daemon=True).start()
+    port = listener.getsockname()[1]
+    store = store_from_url(f"sentinel://127.0.0.1:{port}/0?master_name={NAME}")
+
+    with pytest.raises(StoreError) as unanswered:
+        store.renew([CLAIM], 1.0)
+
+    told = in_one_line(unanswered.value)
+    assert f"127.0.0.1:{port}: " in told
+    assert ("no sentinel answers" in told and "26379" in told) or "protocol error" in told.lower()
+    assert "credential" not in told
+    listener.shutdown(socket.SHUT_RDWR)
+
+
+class Away(CredentialProvider):
+    def get_credentials(self) -> tuple[str, str]:
+        raise LookupError("s3cret")
+
+
+def test_a_provider_of_the_sentinels_that_fails_is_told(calm: Deployment) -> None:
+    store = store_from_url(calm.url, {"sentinel_kwargs": {"credential_provider": Away()}})
+
+    with pytest.raises(StoreError, match="credential_provider has failed with LookupError") as unanswered:
+        store.renew([CLAIM], 1.0)
+    assert "s3cret" not in str(unanswered.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("rediss://127.0.0.1:{}/0?ssl_ca_certs={}", {}),
+        ("rediss+cluster://127.0.0.1:{}?ssl_ca_certs={}", {}),
+        ("sentinel://127.0.0.1:{}/0?master_name=locks", {"sentinel_kwargs": {"ssl": True}}),
+    ],
+)
+@pytest.mark.clients
+def test_a_certificate_of_another_host_is_refused_unless_the_user_says_so(
+    tmp_path: Path, url: str, options: dict[str, Any]
+) -> None:
+    own, key = certificate(tmp_path, "DNS:another.example")
+    port = free_port()
+    files = ("--tls-cert-file", str(own), "--tls-key-file", str(key), "--tls-auth-clients", "no")
+    for kwargs in options.values():
+        kwargs["ssl_ca_certs"] = str(own)
+    with running("redis", "--tls-port", str(port), *files):
+        assert "CERTIFICATE" in refused(url.format(port, own), options)
+
+        (options.get("sentinel_kwargs") or options)["ssl_check_hostname"] = False
+        with suppress(ConfigurationError):
+            store = store_from_url(url.format(port, own), options)
+            assert isinstance(store.acquire(CLAIM), Grant), "or it is no cluster, or no sentinel"
+            store.close()
 
 
 # The warning.

@@ -124,6 +124,27 @@ def test_a_task_moves_to_a_url_that_is_set_after_its_first_use() -> None:
     assert fence.delay().get()
 
 
+def test_what_is_assigned_goes_before_what_was_configured_in_a_namespace() -> None:
+    app = Celery("shop", set_as_current=False)
+    configured = {"URL": "redis://configured/0", "PREFIX": "configured", "TTL": 60}
+    app.config_from_object({f"CELERY_SINGLETON_LOCK_{name}": it for name, it in configured.items()}, namespace="CELERY")
+
+    @app.task(base=SingletonTask, name="shop.tasks.sync", shared=False)
+    def sync() -> None: ...
+
+    assert store_of(app).address == configured["URL"]
+
+    app.conf.update(singleton_lock_prefix="assigned", singleton_lock_ttl=90)
+    app.conf.singleton_lock_url = "redis://assigned/0"
+
+    assert store_of(app).address == "redis://assigned/0"
+    assert sync.lock_key_for().startswith("assigned:")
+    assert sync.lock_options.ttl == 90
+    with memory_store(app) as store:
+        assert store_of(app) is store
+    assert store_of(app).address == "redis://assigned/0"
+
+
 def test_locks_in_memory_wait_for_no_replicas() -> None:
     """As in the tests of an app whose settings are those of its deployment."""
     app = app_with(singleton_lock_replicas=1)
@@ -322,11 +343,11 @@ CONNECTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"broker_url": "redis://broker/0", "broker_user": "shop", "broker_password": SECRET}, OURS),
     (
         {**RESULTS, "redis_backend_credential_provider": Vault(), "singleton_lock_client_options": OURS},
-        {**OURS, "provider": "NoneType"},
+        {**OURS, "provider": None},
     ),
     # A provider stands for user and password.
     *[
-        (settings, {"provider": "Vault", "username": None, "password": None})
+        (settings, {"provider": ("vault", SECRET), "username": None, "password": None})
         for settings in (
             {**RESULTS, "redis_backend_credential_provider": Vault()},
             {**RESULTS, "redis_backend_credential_provider": PROVIDER},
@@ -363,7 +384,8 @@ def test_a_connection_is_opened_as_the_settings_of_celery_say(
     connection = pool.connection_class(**pool.connection_kwargs)
     seen = {name: getattr(connection, name, None) for name in expected}
     seen |= {"db": int(connection.db or 0), "tls": isinstance(connection, SSLConnection)}
-    seen["provider"] = type(connection.credential_provider).__name__
+    provider = connection.credential_provider
+    seen["provider"] = provider and provider.get_credentials()
 
     assert {name: seen[name] for name in expected} == expected
     assert isinstance(connection, UnixDomainSocketConnection) is ("redis.sock" in str(settings))

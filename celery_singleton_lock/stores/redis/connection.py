@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import ssl
 import sys
 import threading
 import time
@@ -13,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from redis import ConnectionPool, SSLConnection, exceptions
+from redis import ConnectionPool, CredentialProvider, SSLConnection, exceptions
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, parse_url
 from redis.retry import Retry
@@ -23,6 +24,7 @@ from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import (
     PROVIDED,
+    NotUsable,
     advice_about,
     is_elsewhere,
     is_passing,
@@ -221,9 +223,8 @@ class Connections:
             if isinstance(error, exceptions.RedisError):
                 self.close()
                 raise
-            is_provided = "credential_provider" in arguments and isinstance(error, Exception)
-            if is_provided or isinstance(error, TypeError | ValueError):
-                raise not_connected(error, is_provided=is_provided) from error
+            if isinstance(error, TypeError | ValueError):
+                raise not_connected(error) from error
             raise
         return connection
 
@@ -313,15 +314,12 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
         arguments = pool.connection_kwargs
         # In from_url the URL goes before the arguments.
         arguments.update(OURS)
-        _settle_provider(arguments)
+        settle(arguments, has_tls=issubclass(pool.connection_class, SSLConnection))
         database = arguments.get("db") or 0
         if isinstance(database, bool) or not isinstance(database, int | str) or not _DATABASE.fullmatch(str(database)):
             raise TypeError("db in singleton_lock_client_options, or redis_db, has to be the number of a database")
         # As text, because no signal may interrupt a packer in C at a number.
         arguments["db"] = str(database) if int(database) else 0
-        if issubclass(pool.connection_class, SSLConnection):
-            # Without one, OpenSSL would ask for it on the terminal, and wait.
-            arguments["ssl_password"] = arguments.get("ssl_password") or ""
         pool.connection_class(**arguments)
     except (TypeError, exceptions.RedisError) as error:
         raise ConfigurationError(f"singleton_lock_url: {address} cannot be used: {error}") from error
@@ -330,8 +328,28 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
     return pool
 
 
-def _settle_provider(arguments: dict[str, Any]) -> None:
+class _Provider(CredentialProvider):
+    """The user's, whose failures are told from those of redis-py; their text may hold a secret, so it is not shown."""
+
+    def __init__(self, provider: CredentialProvider) -> None:
+        self._provider = provider
+
+    def get_credentials(self) -> Any:
+        try:
+            return tuple(self._provider.get_credentials())
+        except Exception as error:
+            # Whatever it asks may be there again soon.
+            raise NotUsable(f"credential_provider has failed with {type(error).__name__}") from error
+
+
+def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
     """Make a credential provider of its dotted path, as Celery does; it stands for user and password."""
+    if has_tls:
+        # Without one, OpenSSL would ask for it on the terminal, and wait.
+        arguments["ssl_password"] = arguments.get("ssl_password") or ""
+        # As redis-py does since 6.0.
+        is_checked = arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
+        arguments.setdefault("ssl_check_hostname", is_checked)
     provider = arguments.pop("credential_provider", None)
     if provider is None:
         return
@@ -347,7 +365,7 @@ def _settle_provider(arguments: dict[str, Any]) -> None:
         ) from error
     for stood_for in ("username", "password"):
         arguments.pop(stood_for, None)
-    arguments["credential_provider"] = provider
+    arguments["credential_provider"] = _Provider(provider)
 
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:

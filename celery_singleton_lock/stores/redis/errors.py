@@ -86,15 +86,14 @@ class NotUsable(exceptions.ConnectionError):
         self.advice = advice
 
 
-def not_connected(error: BaseException, *, is_provided: bool) -> NotUsable:
-    """What redis-py raised as it connected; its text may hold a secret, so it is not shown."""
+def not_connected(error: TypeError | ValueError) -> NotUsable:
+    """What redis-py raised as it connected."""
     if isinstance(error, UnicodeError):
         return NotUsable("the host name is not valid: a part of it is empty or too long")
-    if is_provided:
-        # Whatever it asks may be there again soon.
-        return NotUsable(f"credential_provider has failed with {type(error).__name__}, or an option cannot be used")
+    # A ValueError may quote a value, and that be a secret.
+    text = f": {error}" if isinstance(error, TypeError) else ""
     return NotUsable(
-        f"redis-py could not connect with its options ({type(error).__name__})",
+        f"redis-py could not connect with its options ({type(error).__name__}{text})",
         "correct singleton_lock_client_options, or the arguments in singleton_lock_url: one of them is of a type or a "
         "value that redis-py or Python's ssl cannot use, such as an ssl_keyfile without ssl_certfile, or an "
         "ssl_min_version that is no ssl.TLSVersion",

@@ -12,8 +12,8 @@ from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settled, where
-from celery_singleton_lock.stores.redis.errors import advice_about, none_of, not_connected
+from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settle, settled, where
+from celery_singleton_lock.stores.redis.errors import NotUsable, advice_about, none_of, not_connected
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -23,6 +23,8 @@ _WHERE = (
     "in singleton_lock_client_options, or in broker_transport_options or result_backend_transport_options if the URL "
     "is the broker's or the result backend's"
 )
+_NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
+_NUMBERS = ("port", "config-epoch", "num-other-sentinels", "down-after-milliseconds")
 _NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel, of which one is asked after the other.
 _PATIENCE = 0.5
@@ -52,11 +54,12 @@ class AllSentinels(Sentinel):
         states, answers = list[dict[str, Any]](), dict[str, exceptions.RedisError | str]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
-                state: Any = sentinel.sentinel_master(service_name)
+                # As two words, for redis-py 6.3 to 7.0 cannot read the answer to the command that they know.
+                state = _state_in(sentinel.execute_command("SENTINEL", "MASTER", service_name))
             except exceptions.RedisError as error:
                 answers[where(host)] = error
-            except Exception as error:  # noqa: BLE001 (of a credential provider, or a sentinel that is none; it is settings)
-                answers[where(host)] = not_connected(error, is_provided=True)
+            except (TypeError, ValueError) as error:
+                answers[where(host)] = not_connected(error)
             else:
                 states.append(state)
                 others, least = state["num-other-sentinels"], self.min_other_sentinels
@@ -81,6 +84,17 @@ class AllSentinels(Sentinel):
             # Nobody says that it is another one by now. If it is, it tells so.
             return self.known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)
+
+
+def _state_in(reply: Any) -> dict[str, Any]:
+    """What a sentinel says of the master, in redis-py's names."""
+    try:
+        state = dict(zip(reply[::2], reply[1::2], strict=True))
+        flags = state["flags"].split(",")
+        state |= {"is_master": "master" in flags, "is_sdown": "s_down" in flags, "is_odown": "o_down" in flags}
+        return {"ip": state["ip"], **state, **{name: int(state[name]) for name in _NUMBERS}}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise NotUsable(f"no sentinel answers {reply!r:.80}", _NO_SENTINEL) from error
 
 
 class SentinelConnections(Connections):
@@ -115,6 +129,7 @@ class SentinelConnections(Connections):
         try:
             own = {**given, "ssl": given.get("ssl") not in _NO, **OURS}
             own |= {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE}
+            settle(own, has_tls=own["ssl"])
             return AllSentinels(hosts, self._moved, min_other_sentinels=int(least), sentinel_kwargs=own)
         except (AttributeError, TypeError, ValueError) as error:
             # Do not quote a value: there may be a password in it.
@@ -161,11 +176,13 @@ class SentinelConnections(Connections):
 
 def advise(error: exceptions.RedisError) -> str | None:
     """The setting to change if a sentinel has said so; None if the error may pass without a change."""
+    if isinstance(error, NotUsable):
+        return error.advice
     text = str(error)
     if "No such master" in text:
         return f"let master_name be what the sentinels call the master (sentinel monitor <name> ...), {_WHERE}"
     if "unknown command" in text:
-        return "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
+        return _NO_SENTINEL
     if advice_about(error) is not None:
         return (
             "give what the sentinels require, such as username, password, ssl and ssl_ca_certs, in sentinel_kwargs "
