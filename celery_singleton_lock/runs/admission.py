@@ -90,6 +90,7 @@ def _begin_without_lease(run: Run, policy: Policy) -> Ended | None:
             return _finish_refused(run, policy, conflict)
         run.notes.marked = False
     run.is_unlocked = True
+    count(run.store, run.key, "unlocked", run.task.name)
     return None
 
 
@@ -165,6 +166,7 @@ def _unanswered(run: Run, error: StoreError) -> Ended | None:
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":
         run.is_unlocked = True
+        count(run.store, run.key, "unlocked", run.task.name)
         return None
     if outcome == "skipped":
         return Ended(run.skip(str(error), "unanswered"))
