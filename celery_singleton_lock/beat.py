@@ -69,7 +69,7 @@ class SingletonSchedulerMixin(Scheduler):
     _differing: frozenset[str] = frozenset()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._made_at, self._sent = time.time_ns() // 1000, dict[str, Slot]()
+        self._made_at, self._known = time.time_ns() // 1000, dict[str, Slot]()
         super().__init__(*args, **kwargs)
 
     def check(self) -> None:
@@ -98,23 +98,23 @@ class SingletonSchedulerMixin(Scheduler):
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's: at the take-over, after a change of the schedule or the clock, and once a minute."""
-        now = time.time_ns() // 1000
-        for name, noted in self._note_schedule(now).items():
-            # The store may not have heard of it.
-            entry, slot = self.schedule[name], max(noted, self._sent.get(name, noted), key=lambda slot: slot.sent)
-            last, own = slot.sent, _microseconds(entry.last_run_at)
-            # What the scheduler itself remembers, which is more than its own start.
-            is_remembered = entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)
-            if is_remembered and slot.sent >= slot.due:
+        # Of a database, each look may read it again.
+        schedule, now = self.schedule, time.time_ns() // 1000
+        for name, noted in self._note_schedule(schedule, now).items():
+            # The store may not have heard of the last one, or has forgotten an entry that was gone for a while.
+            slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
+            entry, last = schedule[name], slot.sent
+            own = _microseconds(entry.last_run_at)
+            # The scheduler remembers a run, and not only its own start.
+            if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
                 last = max(last, own)
             ahead, is_interval = (last - now) / 1_000_000, getattr(entry.schedule, "run_every", None) is not None
             if ahead > (0.0 if is_interval else _CLOCKS_DIFFER_BY):
                 # By the clock of another host, or before ours was set. Or all slots until then would count as sent.
                 if ahead > _CLOCK_WAS_SET:
                     logger.warning("beat.clock entry=%s ahead=%.1f: its next slot counts from now", name, ahead)
-                last = now
-                self._sent[name] = Slot(name, now, self._fence, sent=now)
-                self._claims(self._sent[name])
+                last, self._known[name] = now, Slot(name, now, self._fence, sent=now)
+                self._claims(self._known[name])
             entry.last_run_at = _moment(last)
         super().populate_heap(*args, **kwargs)
 
@@ -122,19 +122,19 @@ class SingletonSchedulerMixin(Scheduler):
         """As Celery's; but an entry whose slot cannot be claimed is not due yet, so it does not count as run."""
         state, self._slot = super().is_due(entry), None
         if state[0]:
-            slot = Slot(entry.name, _microseconds(due_of(entry)), self._fence)
             try:
                 if self._lease is None or self._lease.remaining() <= 0:
                     return schedstate(is_due=False, next=_LONGEST_PAUSE)
-                self._slot = slot if self._claims(slot) else None
+                self._slot = self._claimed(entry)
             except StoreError as error:
-                self._report("beat.unanswered entry=%s due=%s: %s", entry.name, _moment(slot.due).isoformat(), error)
+                self._report("beat.unanswered entry=%s due=%s: %s", entry.name, due_of(entry).isoformat(), error)
                 return schedstate(is_due=False, next=_LONGEST_PAUSE)
         return state
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send an entry whose slot is claimed."""
-        slot = self._slot
+        """Send an entry whose slot is due, if no other beat has."""
+        # A scheduler may come here without asking whether it is due.
+        self._slot = slot = self._slot or self._claimed(entry)
         if slot is None:
             logger.info("beat.sent entry=%s due=%s: by another beat", entry.name, due_of(entry).isoformat())
             return
@@ -149,7 +149,7 @@ class SingletonSchedulerMixin(Scheduler):
             event = "beat.publish_failed entry=%s due=%s: %d of %d messages"
             logger.warning(event, entry.name, due, self._failures, self._messages)
             return
-        self._sent[entry.name] = sent
+        self._known[entry.name] = sent
         try:
             self._claims(sent)
         except StoreError as error:
@@ -174,10 +174,15 @@ class SingletonSchedulerMixin(Scheduler):
     def _claims(self, slot: Slot) -> bool:
         return store_of(self.app).claim_slot(self._slots, slot)
 
-    def _note_schedule(self, now: int) -> dict[str, Slot]:
+    def _claimed(self, entry: Any) -> Slot | None:
+        """The slot of an entry that is due, now that it is ours; None if another beat has sent it."""
+        slot = Slot(entry.name, _microseconds(due_of(entry)), self._fence)
+        return slot if self._claims(slot) else None
+
+    def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
         """The slot of each entry: one that is gone is forgotten, and a new one begins."""
         known, slots = store_of(self.app).slots(self._slots), dict[str, Slot]()
-        for name, entry in self.schedule.items():
+        for name, entry in schedule.items():
             begins = max(0, min(_microseconds(entry.last_run_at), now))
             slots[name] = known.get(name) or Slot(name, begins, self._fence, sent=begins)
         changes = [slots[name] for name in slots.keys() - known.keys()]

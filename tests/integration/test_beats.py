@@ -160,6 +160,17 @@ def test_an_entry_that_was_put_back_waits_for_its_interval(valkey: Server) -> No
     assert time.monotonic() - began_at > every - 0.5
 
 
+def test_a_schedule_that_changes_under_its_leader_is_followed(valkey: Server) -> None:
+    beat = beat_of(valkey.url, "old")
+    until(beat.sends, "it sends")
+    del beat.schedule["old"]
+    beat.add(name="new", task="new", schedule=timedelta(seconds=1))
+
+    until(lambda: beat.sends() and "new" in beat.sent, "it sends the new one")
+    assert {"old", "new"} & slots_of(beat, valkey).keys() == {"new"}
+    beat.close()
+
+
 def test_beats_that_live_shorter_than_an_interval_send_its_entry(valkey: Server) -> None:
     every, sent = 3.0, list[str]()
 
