@@ -18,6 +18,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from celery import Celery
 from celery.beat import PersistentScheduler, Scheduler
+from celery.schedules import schedstate
 from celery.utils.time import maybe_make_aware
 
 from celery_singleton_lock.checks import check_beat
@@ -29,14 +30,22 @@ from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _LOOKS_PER_TTL = 5
 _LONGEST_PAUSE = 1.0
-# Between two lines that say the same.
+# Between two lines that say the same, and between two notes of a leader.
 _SILENCE = 60.0
+# django-celery-beat reads entries that come near, and forgets those that go, at the latest after five minutes.
+_SETTLED_AFTER = 330.0
+_CLOCK_WAS_SET = 1.0
+# A crontab's slot is sent once, whichever host's clock reaches it first.
+_CLOCKS_DIFFER_BY = 24 * 3600.0
 _LONGEST_NAME = 100
+# Begins the name of the slot by which a leader is known, where an entry has its name.
+_LEADER = "\x1f"
 
 
 class SingletonSchedulerMixin(Scheduler):
@@ -48,9 +57,20 @@ class SingletonSchedulerMixin(Scheduler):
 
     _lease: Lease | None = None
     _fence = 0
-    _stands_by = False
-    _is_sent = False
-    _logs_again_at = 0.0
+    _notes_again_at = _logs_again_at = 0.0
+    # Of the wall clock before ours.
+    _ahead = 0.0
+    # The slot that is sent now, and its messages so far.
+    _slot: Slot | None = None
+    _messages = _failures = 0
+    # As a standby: the fence of the leader, and what only one of both schedules had.
+    _follows = 0
+    _compares_again_at = 0.0
+    _differing: frozenset[str] = frozenset()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._made_at, self._known = time.time_ns() // 1000, dict[str, Slot]()
+        super().__init__(*args, **kwargs)
 
     def check(self) -> None:
         """Return if this beat can work; what cannot pass ends it."""
@@ -62,66 +82,117 @@ class SingletonSchedulerMixin(Scheduler):
         Returns:
             Seconds until the next tick.
         """
+        pause = _LONGEST_PAUSE
         try:
-            leads = self._leads()
+            if self._leads():
+                before, self._ahead = self._ahead, time.time() - clock()
+                if clock() >= self._notes_again_at or abs(self._ahead - before) > _CLOCK_WAS_SET:
+                    self._heap = None
+                pause = super().tick(*args, **kwargs)
         except StoreError as error:
-            # A store may refuse us for days.
-            if clock() >= self._logs_again_at:
-                logger.warning("beat.unanswered: %s", error)
-                self._logs_again_at = clock() + _SILENCE
+            self._report("beat.unanswered: %s", error)
+            self._heap = None
             return _LONGEST_PAUSE
-        self._logs_again_at = 0.0
-        if not leads:
-            return min(_LONGEST_PAUSE, _ttl_of(self.app) / _LOOKS_PER_TTL)
-        pause: float = super().tick(*args, **kwargs)
         # Often enough to learn in time that the lease is lost.
         return min(pause, _ttl_of(self.app) / _LOOKS_PER_TTL)
 
+    def populate_heap(self, *args: Any, **kwargs: Any) -> None:
+        """As Celery's: at the take-over, after a change of the schedule or the clock, and once a minute."""
+        # Of a database, each look may read it again.
+        schedule, now = self.schedule, time.time_ns() // 1000
+        for name, noted in self._note_schedule(schedule, now).items():
+            # The store may not have heard of the last one, or has forgotten an entry that was gone for a while.
+            slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
+            entry, last = schedule[name], slot.sent
+            own = _microseconds(entry.last_run_at)
+            # The scheduler remembers a run, and not only its own start.
+            if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
+                last = max(last, own)
+            ahead, is_interval = (last - now) / 1_000_000, getattr(entry.schedule, "run_every", None) is not None
+            if ahead > (0.0 if is_interval else _CLOCKS_DIFFER_BY):
+                # By the clock of another host, or before ours was set. Or all slots until then would count as sent.
+                if ahead > _CLOCK_WAS_SET:
+                    logger.warning("beat.clock entry=%s ahead=%.1f: its next slot counts from now", name, ahead)
+                last, self._known[name] = now, Slot(name, now, self._fence, sent=now)
+                self._claims(self._known[name])
+            entry.last_run_at = _moment(last)
+        super().populate_heap(*args, **kwargs)
+
+    def is_due(self, entry: Any) -> Any:
+        """As Celery's; but an entry whose slot cannot be claimed is not due yet, so it does not count as run."""
+        state, self._slot = super().is_due(entry), None
+        if state[0]:
+            try:
+                if self._lease is None or self._lease.remaining() <= 0:
+                    return schedstate(is_due=False, next=_LONGEST_PAUSE)
+                self._slot = self._claimed(entry)
+            except StoreError as error:
+                self._report("beat.unanswered entry=%s due=%s: %s", entry.name, due_of(entry).isoformat(), error)
+                return schedstate(is_due=False, next=_LONGEST_PAUSE)
+        return state
+
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry whose slot is due, if no other beat has."""
-        lease, due = self._lease, due_of(entry)
-        if lease is None or lease.remaining() <= 0:
+        # A scheduler may come here without asking whether it is due.
+        self._slot = slot = self._slot or self._claimed(entry)
+        if slot is None:
+            logger.info("beat.sent entry=%s due=%s: by another beat", entry.name, due_of(entry).isoformat())
             return
-        slot = Slot(entry.name, _microseconds(due), self._fence)
+        self._messages = self._failures = 0
+        due, sent = _moment(slot.due).isoformat(), replace(slot, sent=max(slot.due, time.time_ns() // 1000))
         try:
-            if not lease.store.claim_slot(self._slots, slot):
-                logger.info("beat.sent entry=%s due=%s: by another beat", entry.name, due.isoformat())
-                return
-        except StoreError as error:
-            logger.warning("beat.unanswered entry=%s due=%s: %s", entry.name, due.isoformat(), error)
+            super().apply_entry(entry, producer=producer)
+        finally:
+            self._slot = None
+        if self._failures:
+            # Celery has logged why.
+            event = "beat.publish_failed entry=%s due=%s: %d of %d messages"
+            logger.warning(event, entry.name, due, self._failures, self._messages)
             return
-        self._is_sent = False
-        super().apply_entry(self._marked(entry, due), producer=producer)
-        if not self._is_sent:
-            # Celery has logged why, and goes on; an heir sends it.
-            logger.warning("beat.publish_failed entry=%s due=%s", entry.name, due.isoformat())
-            return
+        self._known[entry.name] = sent
         try:
-            lease.store.claim_slot(self._slots, replace(slot, sent=self._sent_at(entry, due)))
+            self._claims(sent)
         except StoreError as error:
-            logger.warning("beat.slot_unrecorded entry=%s due=%s: %s", entry.name, due.isoformat(), error)
+            logger.warning("beat.slot_unrecorded entry=%s due=%s: %s", entry.name, due, error)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
-        """As Celery's, which only logs a failure."""
+        """As Celery's, which only logs a failure; a scheduler may call it several times for one slot."""
+        if self._slot is not None:
+            entry = self._marked(entry, self._slot)
         try:
-            result = super().apply_async(entry, *args, **kwargs)
+            return super().apply_async(entry, *args, **kwargs)
         except Exception as error:
             # A refused duplicate is settled, so it is not sent later.
-            self._is_sent = isinstance(error.__context__, LockHeld)
+            self._failures += not isinstance(error.__context__, LockHeld)
             raise
-        self._is_sent = True
-        return result
 
     def close(self) -> None:
         """Let a standby lead at once."""
         self._give_up()
         super().close()
 
-    def _sent_at(self, entry: Any, due: datetime) -> int:
-        """The time of the entry's last run, if the scheduler itself has one; else now."""
-        following = self.schedule.get(entry.name)
-        last = _microseconds(following.last_run_at) if following is not None else 0
-        return last if last >= _microseconds(due) else _microseconds(entry.default_now())
+    def _claims(self, slot: Slot) -> bool:
+        return store_of(self.app).claim_slot(self._slots, slot)
+
+    def _claimed(self, entry: Any) -> Slot | None:
+        """The slot of an entry that is due, now that it is ours; None if another beat has sent it."""
+        slot = Slot(entry.name, _microseconds(due_of(entry)), self._fence)
+        return slot if self._claims(slot) else None
+
+    def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
+        """The slot of each entry: one that is gone is forgotten, and a new one begins."""
+        known, slots = store_of(self.app).slots(self._slots), dict[str, Slot]()
+        for name, entry in schedule.items():
+            begins = max(0, min(_microseconds(entry.last_run_at), now))
+            slots[name] = known.get(name) or Slot(name, begins, self._fence, sent=begins)
+        changes = [slots[name] for name in slots.keys() - known.keys()]
+        changes += [Slot(name, 0, self._fence, sent=-1) for name in known.keys() - slots.keys()]
+        # At last, so that a standby compares with all of it.
+        changes += [Slot(f"{_LEADER}{socket.gethostname()}:{os.getpid()}", now, self._fence, sent=now)]
+        for slot in changes:
+            self._claims(slot)
+        self._notes_again_at = clock() + _SILENCE
+        return slots
 
     def _leads(self) -> bool:
         if self._lease is not None and self._lease.held:
@@ -131,34 +202,48 @@ class SingletonSchedulerMixin(Scheduler):
         lease = Lease(store_of(self.app), Claim(self._key, new_token(), _ttl_of(self.app), facts=facts))
         try:
             answer = lease.acquire()
-            if isinstance(answer, Grant):
-                self._go_on_where_the_last_one_stopped(lease)
+            known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
         except StoreError:
             # The lease may be ours all the same. And a beat that does not know which slots were sent must not lead.
             lease.release()
             raise
+        self._logs_again_at = 0.0
         if isinstance(answer, Conflict):
             self._stand_by(answer.first)
             return False
-        self._lease, self._stands_by = lease, False
+        # If the clock of the store was set back, its fences are lower than before.
+        self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
+        self._lease, self._follows, self._heap = lease, 0, None
         logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.took_over)
         return True
 
     def _stand_by(self, leader: Holder) -> None:
-        """Log once who leads, and what of that schedule is not in this one."""
-        if self._stands_by:
-            return
-        self._stands_by = True
+        """Log once who leads, and then what only one of both schedules has."""
         who = self._key, leader.hostname, leader.pid
-        logger.info("beat.stands_by key=%s holder=%s pid=%s since=%s", *who, leader.acquired_at.isoformat())
-        slots = store_of(self.app).slots(self._slots).values()
-        sent = {slot.entry for slot in slots if slot.fence >= leader.fence}
-        if strangers := sorted(sent - self.schedule.keys()):
+        if self._follows != leader.fence:
+            self._follows, self._compares_again_at, self._differing = leader.fence, 0.0, frozenset()
+            logger.info("beat.stands_by key=%s holder=%s pid=%s since=%s", *who, leader.acquired_at.isoformat())
+        if clock() < self._compares_again_at:
+            return
+        slots, ours = store_of(self.app).slots(self._slots), self.schedule.keys()
+        theirs = {name for name in slots if not name.startswith(_LEADER)}
+        if not any(slots[name].fence >= leader.fence for name in slots.keys() - theirs):
+            # It has not noted its schedule yet.
+            return
+        # A schedule in a database is one schedule, which two beats may read at different moments.
+        is_shared = type(self).schedule not in (Scheduler.schedule, PersistentScheduler.schedule)
+        self._compares_again_at = clock() + (_SETTLED_AFTER if is_shared else _SILENCE)
+        before, self._differing = self._differing, frozenset(theirs ^ ours)
+        lasting = self._differing & before if is_shared else self._differing
+        if lasting:
+            self._compares_again_at = float("inf")
             logger.warning(
-                "beat.differs key=%s holder=%s pid=%s: it sends %s, which are not in this schedule, and nothing of "
-                "this schedule is sent; give beats with different schedules different names by singleton_beat_name",
+                "beat.differs key=%s holder=%s pid=%s: only the leader has %s; only this beat has %s, which nobody "
+                "sends; give beats of two schedules different names by singleton_beat_name, and end those of an old "
+                "release",
                 *who,
-                ", ".join(strangers),
+                ", ".join(sorted(lasting - ours)) or "nothing",
+                ", ".join(sorted(lasting - theirs)) or "nothing",
             )
 
     def _give_up(self) -> None:
@@ -166,27 +251,19 @@ class SingletonSchedulerMixin(Scheduler):
             self._lease.release()
         self._lease = None
 
-    def _go_on_where_the_last_one_stopped(self, lease: Lease) -> None:
-        known = lease.store.slots(self._slots)
-        # If the clock of the store was set back, its fences are lower than before.
-        self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
-        now = time.time_ns() // 1000
-        for name, entry in self.schedule.items():
-            sent = known[name].sent if name in known else 0
-            if sent > now and getattr(entry.schedule, "run_every", None) is not None:
-                # By the clock of another host. Otherwise all slots of the interval until then would count as sent.
-                sent = now
-                lease.store.claim_slot(self._slots, Slot(name, now, self._fence, sent=now))
-            if sent:
-                entry.last_run_at = datetime.fromtimestamp(sent / 1_000_000, UTC)
-        # The heap was made from older times.
-        self._heap = None
+    def _report(self, event: str, *facts: object) -> None:
+        """Log at once, and then once in a while, because a store may refuse us for days."""
+        if clock() >= self._logs_again_at:
+            logger.warning(event, *facts)
+            self._logs_again_at = clock() + _SILENCE
 
-    def _marked(self, entry: Any, due: datetime) -> Any:
-        marked, slot = _clone(entry), due.isoformat()
-        headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: entry.name, DUE_HEADER: slot}
-        # The same for whoever sends this slot.
-        task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {entry.name} {slot}"))
+    def _marked(self, entry: Any, slot: Slot) -> Any:
+        marked, due = _clone(entry), _moment(slot.due).isoformat()
+        headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: slot.entry, DUE_HEADER: due}
+        # The same for whoever sends this slot; of several messages, by their order.
+        number = f" {self._messages}" if self._messages else ""
+        self._messages += 1
+        task_id = str(uuid5(NAMESPACE_OID, f"{self._key} {slot.entry} {due}{number}"))
         marked.options = {**entry.options, "task_id": task_id, "headers": headers}
         return marked
 
@@ -197,6 +274,14 @@ class SingletonSchedulerMixin(Scheduler):
     @property
     def _slots(self) -> str:
         return f"{self._key}:slots"
+
+
+def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
+    """Whether a beat leads the schedule of this app now; and the last that has done so, with `sent` as it was seen."""
+    key = _key_of(app)
+    slots = store.slots(f"{key}:slots").values()
+    leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]
+    return bool(store.holders(key)), max(leaders, key=lambda slot: slot.fence, default=None)
 
 
 def questions_of(app: Celery) -> tuple[Callable[[], str], Callable[[], float]]:
@@ -250,3 +335,7 @@ def _clone(original: Any) -> Any:
 def _microseconds(moment: datetime) -> int:
     aware: datetime = maybe_make_aware(moment)
     return round(aware.timestamp() * 1_000_000)
+
+
+def _moment(microseconds: int) -> datetime:
+    return datetime.fromtimestamp(microseconds / 1_000_000, UTC)

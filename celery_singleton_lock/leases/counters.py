@@ -30,7 +30,7 @@ _LONGEST_NAME = 200
 BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper bounds of the buckets of a histogram, in seconds; one more bucket has the rest."""
 
-What = Literal["acquired", "conflicts", "lost", "taken_over", "unanswered", "late", "held"]
+What = Literal["acquired", "conflicts", "lost", "taken_over", "unlocked", "unanswered", "late", "held"]
 """The events that are counted; the value of `acquired` is the length of the wait, of `held` that of the lease."""
 
 

@@ -4,11 +4,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from celery import Celery
 from celery.utils.imports import symbol_by_name
 
+from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, shown, tasks_by_lock
@@ -97,8 +99,22 @@ def _examine(
     found["tasks"] = not faults, "; ".join(faults) or well
     found["workers"] = _about_workers(app, workers, silence)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
-    findings += [("advice", True, text) for text in _advice(app, locks.rows(surveys) if locks else [], workers)]
+    advice = _advice(app, locks.rows(surveys) if locks else [], workers)
+    with suppress(ConfigurationError, StoreError):
+        # What else keeps the answer back is told by the other checks.
+        advice += _about_beats(app, locks) if locks and not is_away else []
+    findings += [("advice", True, text) for text in advice]
     return [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in findings], is_away
+
+
+def _about_beats(app: Celery, locks: Locks) -> list[str]:
+    """Whether all beats of this library are dead, if there have been any."""
+    leads, last = last_leader_of(app, locks.store)
+    if leads or last is None:
+        return []
+    seen = datetime.fromtimestamp(last.sent / 1_000_000, UTC)
+    who = f"the last leader, {last.entry}, was seen at {seen:%Y-%m-%d %H:%M:%S} UTC"
+    return [f"no beat leads, so nothing of the schedule is sent; {who}. Start a beat"]
 
 
 # The store.

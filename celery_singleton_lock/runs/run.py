@@ -342,6 +342,8 @@ class Run:
     def begins(self, phase: Phase) -> None:
         """Its body is about to run: a retry of it begins a new wait."""
         self.go_to(phase)
+        if phase is Phase.UNLOCKED:
+            count(self.store, self.key, "unlocked", self.task.name)
         headers = self.request.headers
         if type(headers) is dict:
             # A body may hand its headers on to other calls.

@@ -91,7 +91,7 @@ class Slot:
     entry: str
     due: int
     fence: int  # of the lease under which it is claimed
-    sent: int = 0  # when the entry was last sent; 0 for never
+    sent: int = 0  # when the entry was last sent, or began; 0 for never, -1 to forget the entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ no end of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import get_args
 
 from celery import Celery
@@ -12,11 +13,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
 from celery_singleton_lock.leases.counters import BOUNDS
 from celery_singleton_lock.operations.rows import Locks, Row, tasks_by_lock
 from celery_singleton_lock.options import OnStoreError
+from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.web.page import Total, totals_of
 
@@ -28,6 +31,7 @@ _COUNTERS = {
     "conflicts": "Calls that were not granted their key, by what became of them.",
     "lost": "Leases that ended while the body ran.",
     "taken_over": "Leases whose holder before has died.",
+    "unlocked": "Runs without a lease: those of until_executing, or with lock_on_store_error='run'.",
     "unanswered": "Calls to which the store gave no answer, by lock_on_store_error.",
     "late": "Renewals that came late, because the process got no time.",
 }
@@ -64,6 +68,10 @@ class _Metrics(Collector):
             yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 0)
             return
         yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 1)
+        with suppress(StoreError, ConfigurationError):
+            leads, last = last_leader_of(self._app, store_of(self._app))
+            if leads or last:
+                yield GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
         # By what is counted, label and task; a task's name may have colons.
         numbers = {tuple(field.split(":", 2)): amount for field, amount in counted.items()}
         # Each task has its counters from the start, so that a first event is a rise.

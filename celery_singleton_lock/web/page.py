@@ -107,10 +107,10 @@ class Total:
 def totals_of(
     rows: Iterable[Row], name_of: Callable[[Row], str] = lambda row: row.about.task_name or row.name
 ) -> list[Total]:
-    """The totals, by name."""
+    """The totals, by name; the lease of a beat is that of no run."""
     totals: dict[str, Total] = {}
     counted = set()
-    for row in rows:
+    for row in (row for row in rows if not row.is_beat):
         total = totals.setdefault(name_of(row), Total(name_of(row)))
         if row.state == "held":
             total.held += 1

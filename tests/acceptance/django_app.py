@@ -26,6 +26,13 @@ class Scheduler(SingletonSchedulerMixin, DatabaseScheduler):
 
 
 if __name__ == "__main__":
-    call_command("migrate", verbosity=0)
-    every, _ = IntervalSchedule.objects.get_or_create(every=2, period=IntervalSchedule.SECONDS)
-    PeriodicTask.objects.create(name="every-two-seconds", task=sys.argv[1], args="[[]]", interval=every)
+    # What to do in the database: make, or an attribute of an entry that is set and saved, as in the admin.
+    what, name, value = sys.argv[1:]
+    if what == "make":
+        call_command("migrate", verbosity=0)
+        every, _ = IntervalSchedule.objects.get_or_create(every=int(value), period=IntervalSchedule.SECONDS)
+        PeriodicTask.objects.create(name=name, task="tests.acceptance.app.collect", args="[[]]", interval=every)
+    else:
+        entry = PeriodicTask.objects.get(name=name)
+        setattr(entry, what, value == "True")
+        entry.save()

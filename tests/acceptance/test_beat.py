@@ -65,17 +65,28 @@ class Beat:
 @pytest.fixture
 def in_a_database(env: dict[str, str], tmp_path: Path) -> dict[str, str]:
     """A schedule in the database of a Django project."""
-    env = {**env, "TEST_DATABASE": str(tmp_path / "db.sqlite3")}
-    command = [sys.executable, "-m", "tests.acceptance.django_app", "tests.acceptance.app.collect"]
-    subprocess.run(command, env={**os.environ, **env}, check=True)
+    env["TEST_DATABASE"] = str(tmp_path / "db.sqlite3")
+    in_django(env, "make", "every-two-seconds", "2")
     return env
 
 
-@pytest.fixture(params=["celery_singleton_lock.beat:SingletonScheduler", "tests.acceptance.django_app:Scheduler"])
-def beats(request: pytest.FixtureRequest, env: dict[str, str]) -> Iterator[list[Beat]]:
+def in_django(env: dict[str, str], what: str, name: str, value: str) -> None:
+    command = [sys.executable, "-m", "tests.acceptance.django_app", what, name, value]
+    subprocess.run(command, env={**os.environ, **env}, check=True)
+
+
+@pytest.fixture(
+    params=[
+        "celery_singleton_lock.beat:SingletonScheduler",
+        "tests.acceptance.django_app:Scheduler",
+        "tests.acceptance.sqlalchemy_beat:Scheduler",
+    ]
+)
+def beats(request: pytest.FixtureRequest, env: dict[str, str], tmp_path: Path) -> Iterator[list[Beat]]:
     """A leader and a standby."""
+    env["TEST_DATABASE"] = str(tmp_path / "db.sqlite3")
     if "django" in request.param:
-        env = request.getfixturevalue("in_a_database")
+        request.getfixturevalue("in_a_database")
     started = [Beat(env, request.param)]
     until(started[0].leads, "the first leads")
     started.append(Beat(env, request.param))
@@ -95,11 +106,14 @@ def slots(valkey: Server) -> Counter[tuple[str, str]]:
     return Counter((message["headers"]["beat_entry"], message["headers"]["beat_due"]) for message in sent(valkey))
 
 
-def all_noted(valkey: Server) -> bool:
+def noted(valkey: Server) -> dict[str, list[int]]:
     with valkey.client(database=2) as locks:
         (key,) = locks.keys("*:slots")
-        values = [value.split(" ") for value in locks.hvals(key)]
-    return all(int(sent) >= int(due) for due, _, sent in values)
+        return {name: [*map(int, value.split(" "))] for name, value in locks.hgetall(key).items()}
+
+
+def all_noted(valkey: Server) -> bool:
+    return all(sent >= due for due, _, sent in noted(valkey).values())
 
 
 def times(valkey: Server, entry: str) -> list[float]:
@@ -137,6 +151,49 @@ def test_a_beat_that_ends_lets_the_other_lead_at_once(beats: list[Beat]) -> None
     until(standby.leads, "the standby leads", timeout=TICK + TTL + SLACK)
     # It has not waited until the lease of the other one ran out.
     assert "took_over=False" in standby.log()
+
+
+@pytest.mark.prove
+def test_an_entry_that_was_disabled_in_django_is_not_sent_at_once_and_a_one_off_entry_is_no_difference(
+    in_a_database: dict[str, str], valkey: Server
+) -> None:
+    in_django(in_a_database, "make", "every-six-seconds", "6")
+    in_django(in_a_database, "one_off", "every-two-seconds", "True")
+    beats = [Beat(in_a_database, "tests.acceptance.django_app:Scheduler")]
+    try:
+        until(lambda: times(valkey, "every-two-seconds") and times(valkey, "every-six-seconds"), "both are sent")
+        in_django(in_a_database, "enabled", "every-six-seconds", "False")
+        off_at = time.time()
+        until(lambda: "every-six-seconds" not in noted(valkey), "it is forgotten", timeout=30)
+        beats.append(Beat(in_a_database, "tests.acceptance.django_app:Scheduler"))
+        until(lambda: "beat.stands_by" in beats[1].log() and time.time() > off_at + 7, "its interval is over")
+        assert "beat.differs" not in beats[1].log()
+        before = times(valkey, "every-six-seconds")
+
+        in_django(in_a_database, "enabled", "every-six-seconds", "True")
+        on_at = time.time()
+        beats[0].send(signal.SIGTERM)
+        until(lambda: times(valkey, "every-six-seconds") != before, "it is sent again", timeout=30)
+
+        assert beats[1].leads()
+        assert time.time() > on_at + 5
+        assert len(times(valkey, "every-two-seconds")) == 1
+    finally:
+        for beat in beats:
+            beat.close()
+
+
+def test_a_leader_whose_clock_is_set_back_goes_on(env: dict[str, str], valkey: Server, wall_clock: FakeClock) -> None:
+    beat = Beat({**env, **wall_clock.env})
+    try:
+        until(lambda: len(times(valkey, "every-two-seconds")) > 1, "it sends")
+        wall_clock.step("-3600")
+        before = len(times(valkey, "every-two-seconds"))
+
+        until(lambda: len(times(valkey, "every-two-seconds")) > before + 1, "it sends again", timeout=15)
+        assert "beat.clock entry=every-two-seconds ahead=" in beat.log()
+    finally:
+        beat.close()
 
 
 def test_the_heir_of_a_leader_whose_clock_is_ahead_is_not_silent(

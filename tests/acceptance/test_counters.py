@@ -44,6 +44,14 @@ def test_all_is_counted_though_each_process_runs_one_task(tasks: Any, env: dict[
     assert [of(tasks, what, tasks.skipped) for what in whats] == [number] * 3
 
 
+def test_a_run_without_a_lease_is_counted_as_a_run(tasks: Any, env: dict[str, str]) -> None:
+    task = tasks.by_mode["until_executing"]
+    with workers(APP, env, 1):
+        task.delay("k").get(timeout=PROMPTLY)
+        until(lambda: of(tasks, "unlocked_total", task) == 1, "it is counted", timeout=PROMPTLY)
+    assert of(tasks, "acquired_total", task) == 0
+
+
 def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
     with workers(APP, env, 1, concurrency=2) as (worker,):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +20,12 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.beat import SingletonSchedulerMixin
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.web import application
+from tests.browsing import Visitor
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, free_port, running
@@ -134,6 +138,30 @@ def test_all_is_well_and_nothing_is_left(own: Server, app_of: AppOf) -> None:
     assert [check["name"] for check in diagnosis.checks] == ALL
     with own.client() as client:
         assert client.keys() == []
+
+
+def test_dead_beats_are_noted_with_the_last_leader_and_are_no_fault(own: Server, app_of: AppOf) -> None:
+    app = app_of(own.url)
+    beat = SingletonSchedulerMixin(app)
+    assert "no beat" not in examined(app, *AT_LEISURE).text
+    beat.tick()
+    assert "no beat" not in examined(app, *AT_LEISURE).text
+    assert beat_leads(app) == "1.0"
+    beat.close()
+
+    diagnosis = examined(app, *AT_LEISURE)
+
+    assert diagnosis.ok
+    (advice,) = [text for text in diagnosis.advice if "no beat leads" in text]
+    assert f"{socket.gethostname()}:{os.getpid()}" in advice
+    assert re.search(r"was seen at \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", advice)
+    assert beat_leads(app) == "0.0"
+
+
+def beat_leads(app: Celery) -> str:
+    """The metric."""
+    lines = Visitor(application(app)).get("/metrics").body.splitlines()
+    return next(line.split()[1] for line in lines if line.startswith("singleton_lock_beat_leads "))
 
 
 def test_what_people_read_has_a_line_for_each(own: Server, app_of: AppOf) -> None:

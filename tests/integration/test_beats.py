@@ -1,12 +1,16 @@
 """Beats of one process, on a real server: whose fence counts, whose schedule it is, and what was really sent."""
 
 import logging
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.beat import PersistentScheduler, Scheduler, SchedulingError
 from celery.schedules import crontab, schedule, solar
 from kombu.exceptions import OperationalError
 
@@ -19,14 +23,13 @@ from tests.waiting import until
 TTL = 2
 
 
-class Beat(SingletonSchedulerMixin):
+class Plain(Scheduler):
     """One that keeps its schedule in memory and counts what it sends."""
 
-    def __init__(self, app: Celery) -> None:
+    def __init__(self, app: Celery, **kwargs: Any) -> None:
         self.sent: list[str] = []
         self.publish: Callable[..., Any] = lambda *args, **kwargs: None
-        super().__init__(app)
-        self.merge_inplace(app.conf.beat_schedule)
+        super().__init__(app, **kwargs)
 
     def send_task(self, name: str, *args: Any, **kwargs: Any) -> Any:
         self.publish(name, *args, **kwargs)
@@ -37,6 +40,10 @@ class Beat(SingletonSchedulerMixin):
         before = len(self.sent)
         self.tick()
         return len(self.sent) > before
+
+
+class Beat(SingletonSchedulerMixin, Plain):
+    """Of several."""
 
 
 def beat_of(url: str, *tasks: str, main: str = "shop", every: float = 0.5, **settings: Any) -> Beat:
@@ -90,33 +97,167 @@ def test_a_name_that_cannot_be_is_refused(valkey: Server, name: Any) -> None:
         beat_of(valkey.url, "collect", singleton_beat_name=name).tick()
 
 
-def test_a_standby_with_another_schedule_is_warned_once(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
-    leader, standby = beat_of(valkey.url, "sell"), beat_of(valkey.url, "count")
-    until(leader.sends, "the leader sends")
+@pytest.mark.parametrize(
+    ("theirs", "ours", "told"),
+    [
+        (["sell"], ["count"], ["only the leader has sell", "only this beat has count", "singleton_beat_name"]),
+        (["sell"], ["sell", "count"], ["only the leader has nothing", "only this beat has count"]),
+        ([], ["count"], ["only this beat has count"]),
+        (["sell", "count"], ["sell"], ["only the leader has count", "only this beat has nothing"]),
+        (["sell"], ["sell"], []),
+    ],
+)
+def test_a_standby_with_another_schedule_is_warned_once(
+    valkey: Server, caplog: pytest.LogCaptureFixture, theirs: list[str], ours: list[str], told: list[str]
+) -> None:
+    leader, standby = beat_of(valkey.url, *theirs), beat_of(valkey.url, *ours)
+    leader.tick()
+    # What was sent before it began to lead does not count.
+    until(lambda: leader.tick() is not None and (leader.sent or not theirs), "the leader sends")
 
     for _ in range(30):
         standby.tick()
 
-    (said,) = [record for record in caplog.records if "beat.differs" in record.getMessage()]
-    assert said.levelno == logging.WARNING
-    for words in ("sell", "singleton_beat_name"):
-        assert words in said.getMessage()
+    said = [record for record in caplog.records if "beat.differs" in record.getMessage()]
+    assert [record.levelno for record in said] == [logging.WARNING] * bool(told)
+    for words in told:
+        assert words in said[0].getMessage()
     leader.close()
 
 
-def test_a_slot_that_could_not_be_published_is_not_noted_as_sent(
+def unpublished(*_: Any, **__: Any) -> None:
+    raise OperationalError("the broker is away")
+
+
+def test_a_slot_that_could_not_be_published_is_sent_by_the_heir_at_once(
     valkey: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def unpublished(*_: Any, **__: Any) -> None:
-        raise OperationalError("the broker is away")
-
-    leader, heir = (beat_of(valkey.url, "collect", every=2.0) for _ in range(2))
+    every = 4.0
+    leader = beat_of(valkey.url, "collect", every=every)
     leader.publish = unpublished
     until(lambda: leader.tick() is not None and "beat.publish_failed" in caplog.text, "it was not published")
-
-    assert slots_of(leader, valkey)["collect"].sent == 0
+    slot = slots_of(leader, valkey)["collect"]
+    assert slot.sent < slot.due
     leader.close()
-    until(heir.sends, "the heir sends it", timeout=5)
+
+    # As in a container: nothing but the store knows when the entry began.
+    heir = beat_of(valkey.url, "collect", every=every)
+    until(heir.sends, "the heir sends it", timeout=every - 1)
+    heir.close()
+
+
+def test_an_entry_that_was_put_back_waits_for_its_interval(valkey: Server) -> None:
+    every = 2.0
+    for name in ("collect", "other"):
+        beat = beat_of(valkey.url, name, every=every)
+        until(beat.sends, "it sends")
+        beat.close()
+
+    began_at = time.monotonic()
+    beat = beat_of(valkey.url, "collect", "other", every=every)
+    until(lambda: beat.sends() and "collect" in beat.sent, "it is sent again")
+    beat.close()
+    assert time.monotonic() - began_at > every - 0.5
+
+
+def test_a_schedule_that_changes_under_its_leader_is_followed(valkey: Server) -> None:
+    beat = beat_of(valkey.url, "old")
+    until(beat.sends, "it sends")
+    del beat.schedule["old"]
+    beat.add(name="new", task="new", schedule=timedelta(seconds=1))
+
+    until(lambda: beat.sends() and "new" in beat.sent, "it sends the new one")
+    assert {"old", "new"} & slots_of(beat, valkey).keys() == {"new"}
+    beat.close()
+
+
+def test_beats_that_live_shorter_than_an_interval_send_its_entry(valkey: Server) -> None:
+    every, sent = 3.0, list[str]()
+
+    def lives_shortly() -> bool:
+        beat = beat_of(valkey.url, "collect", every=every)
+        until_then = time.monotonic() + every / 6
+        while time.monotonic() < until_then:
+            beat.tick()
+        beat.close()
+        sent.extend(beat.sent)
+        return bool(sent)
+
+    until(lives_shortly, "one of them sends it", timeout=4 * every)
+
+
+def test_what_a_scheduler_has_sent_without_us_counts(valkey: Server, tmp_path: Path) -> None:
+    class Filed(Plain, PersistentScheduler):
+        """One with a file."""
+
+    class OfSeveral(SingletonSchedulerMixin, Filed):
+        """The same, of several."""
+
+    def runs(scheduler: type[Filed], times: int) -> Any:
+        app = beat_of(valkey.url, "collect", every=every).app
+        one = scheduler(app, schedule_filename=str(tmp_path / "schedule"))
+        until(lambda: one.tick() is not None and len(one.sent) >= times, "it sends")
+        return one
+
+    every = 2.0
+    runs(OfSeveral, 1).close()
+    runs(Filed, 2).close()
+    began_at = time.monotonic()
+    runs(OfSeveral, 1).close()
+    assert time.monotonic() - began_at > every - 0.5
+
+
+def test_a_slot_is_sent_late_if_the_store_refused_its_leader_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    with running("valkey") as server, server.client() as client:
+        beat, told = beat_of(server.url, "collect", every=2.0), list[str]()
+        beat.app.conf.singleton_beat_ttl = 30
+        beat.publish = lambda *_, headers, **__: told.append(headers["beat_due"])
+        until(beat.sends, "it sends")
+        client.config_set("requirepass", "secret")
+        client.client_kill_filter(_type="normal", skipme=True)
+        until(lambda: beat.tick() is not None and "beat.unanswered entry=collect" in caplog.text, "it is due")
+        client.config_set("requirepass", "")
+
+        until(beat.sends, "it sends", timeout=2 * TTL)
+        assert f"due={told[1]}" in caplog.text
+        beat.close()
+
+
+class Tenants(Plain):
+    """One that sends each entry once for each tenant."""
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        for _ in range(3):
+            with suppress(SchedulingError):
+                self.apply_async(entry, producer=producer, advance=False)
+
+
+class OfTenants(SingletonSchedulerMixin, Tenants):
+    """As docs/how-to/several-beats.md mixes it."""
+
+
+@pytest.mark.parametrize("fails", [0, 2])
+def test_each_of_several_messages_of_a_slot_has_an_id_of_its_own_and_the_same_in_an_heir(
+    valkey: Server, caplog: pytest.LogCaptureFixture, fails: int
+) -> None:
+    told = list[str]()
+
+    def publish(*_: Any, task_id: str, **__: Any) -> None:
+        told.append(task_id)
+        if is_fatal and len(told) - 1 == fails:
+            raise OperationalError("the broker is away")
+
+    app, is_fatal = beat_of(valkey.url, "collect", every=1.0).app, True
+    leader, heir = OfTenants(app), OfTenants(app)
+    leader.publish = heir.publish = publish
+    until(lambda: leader.tick() is not None and "beat.publish_failed" in caplog.text, "one of them fails")
+    assert "1 of 3 messages" in caplog.text
+    leader.close()
+    assert len(set(told)) == 3
+
+    is_fatal = False
+    until(heir.sends, "the heir sends")
+    assert told[3:] == told[:3]
     heir.close()
 
 

@@ -13,6 +13,7 @@ from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.beat import questions_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -74,8 +75,9 @@ def told(app: Celery, counted: dict[str, int] | None = None) -> Samples:
 
 def text_of(app: Celery, counted: dict[str, int] | None = None) -> str:
     """What Prometheus scrapes while a lock is held and a call is queued."""
-    store = store_of(app)
+    store, (beat, _) = store_of(app), questions_of(app)
     store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0, facts=Facts("id-a")))
+    store.acquire(Claim(beat(), "b", 30.0, facts=Facts(task_name="celery.beat", hostname="web-1", pid=7)))
     store.mark_queued("singleton:v3:{shop.sync:01}", "q", 30.0, limit=0, quiet=0.0)
     if counted:
         store.count("singleton:v3:stats", counted, 5.0)
@@ -98,6 +100,13 @@ def test_what_has_not_happened_is_told_as_zero_so_that_a_first_event_is_a_rise(a
     assert samples[sample("singleton_lock_lost_total", task="shop.sync", reason="unreachable")] == 0
     assert samples[sample("singleton_lock_unanswered_total", task="shop.sync", policy="reschedule")] == 0
     assert samples[sample("singleton_lock_taken_over_total", task="shop.sync")] == 0
+
+
+def test_the_lease_of_a_beat_is_that_of_no_task(app: Celery) -> None:
+    samples = told(app)
+
+    assert samples[sample("singleton_lock_beat_leads")] == 1
+    assert not [name for name, *labels in samples if "task=celery.beat" in labels]
 
 
 def test_the_buckets_of_a_histogram_add_up(app: Celery) -> None:

@@ -287,7 +287,7 @@ class Store(RedisInventory):
         self._ask(MARK_DONE, key, (marker, str(attempt), outcome, milliseconds(seconds)))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
-        """Claim a slot, or note that it was sent, if *slot* says when; False if that was done, or others lead."""
+        """Claim a slot, or note when it was sent, or forget its entry; False if that was done, or others lead."""
         moments = (str(slot.due), str(slot.fence), str(slot.sent), milliseconds(_SLOTS_ARE_KEPT))
         return bool(self._ask(CLAIM_SLOT, key, (slot.entry, *moments)))
 
