@@ -159,18 +159,20 @@ class LeftMark:
     """What a call that holds no lease has in the store: a mark, or a turn.
 
     Attributes:
-        state: `queued`, `next` or `quiet`; of a turn, `waiting`.
+        state: `queued`, `next` or `quiet`; of a turn, `waiting`; of a key that cannot be read, `unreadable`.
         task_id: The call's; empty for a `Lock` that waits.
         expires_in: Seconds until it means nothing any more.
         task_name: The task's name, if it is known.
         label: What operators read beside the key, if there is a label.
+        token: Of a turn.
     """
 
-    state: Literal["queued", "next", "quiet", "waiting"]
+    state: Literal["queued", "next", "quiet", "waiting", "unreadable"]
     task_id: str
     expires_in: float
     task_name: str | None = None
     label: str | None = None
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +188,7 @@ class LockState:
         waiters: How many have a turn; behind the first 200 tickets, some may have left.
         turns: Of those among the first 200 tickets, in their order.
         asked_by: Who has asked a holder to end, by its token.
+        problem: Why nothing else is known: the key is another program's, or damaged.
     """
 
     key: str
@@ -196,6 +199,7 @@ class LockState:
     waiters: int = 0
     turns: tuple[LeftMark, ...] = ()
     asked_by: Mapping[str, str] = field(default_factory=dict)
+    problem: str | None = None
 
     @property
     def leases(self) -> list[Holder]:

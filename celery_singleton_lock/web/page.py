@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.breaking import ask, meant
+from celery_singleton_lock.operations.breaking import Plan, ask
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, shown
 from celery_singleton_lock.stores.base import clock
 
@@ -81,11 +81,10 @@ class Looks:
         if not holder and survey.leases:
             return "changed"
         by = f"{shown(str(user))[:100]}@{address or 'unknown'}"
-        holders, marks = meant(survey, holder or None)
-        asked, dropped = ask(locks, key, holders, by, marks=bool(marks))
+        done = ask(locks, Plan.of(survey, holder or None), by)
         # Look again at the next request.
         self._kept_until = 0.0
-        return "asked" if asked else "dropped" if dropped else "nothing"
+        return "asked" if done.holders else "dropped" if done.dropped else "nothing"
 
 
 @dataclass
@@ -159,12 +158,12 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         button = None
         if row.state == "held" and not row.is_beat and not row.asked_by:
             button = {**_ASK, "holder": row.about.task_id or row.worker}
-        elif not row.lock.leases:
+        elif not row.lock.leases and row.lock.problem is None:
             button = _DROP
         yield {
             "row": row,
-            "since": duration(row.queued_for if row.held is None else row.held),
-            "left": duration(row.about.expires_in),
+            "since": duration(row.age),
+            "left": duration(row.left),
             "waiting": a_few([each.task_id or "a Lock" for each in turns], row.lock.waiters, most=_MOST_WAITERS)
             if turns
             else "",

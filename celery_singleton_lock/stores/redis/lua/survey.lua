@@ -4,8 +4,9 @@
 --
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
 --          that wait; each mark in force: {what it is, until when, task id, task name, label}, empty texts for what is not
---          known; every holder, seven values each; each of the first that wait: {until when it has a turn, task id}; for
---          each holder, who has asked it to end, or an empty text
+--          known; every holder, seven values each; each of the first that wait: {until when it has a turn, task id,
+--          token}; for each holder, who has asked it to end, or an empty text
+--          an error if the key has nothing of a lock
 
 -- @include time
 -- @include lock
@@ -13,6 +14,13 @@
 -- @include queue
 local key = KEYS[1]
 local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'quiet', 'next')
+if not (known[2] or known[3] or known[5] or known[6] or known[7]) then
+  for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE) or {}) do
+    if string.sub(field, 1, 5) ~= 'done:' then
+      return redis.error_reply('NOLOCK it has nothing of a lock')
+    end
+  end
+end
 local first, last, successor = tonumber(known[3]), tonumber(known[4]), successor_in(known[7])
 local marks, turns, asked, waiters = {}, {}, {}, 0
 
@@ -35,7 +43,7 @@ if first then
   for _, value in ipairs(redis.call('HMGET', key, unpack(names))) do
     local waiter = waiter_in(value)
     if waiter and waiter.deadline > now then
-      turns[#turns + 1] = {integer(waiter.deadline), waiter.task_id}
+      turns[#turns + 1] = {integer(waiter.deadline), waiter.task_id, waiter.token}
     end
   end
   waiters = #turns + last - stop
