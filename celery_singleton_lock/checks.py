@@ -266,7 +266,7 @@ def _check_store(app: Celery) -> None:
         logger.error(
             "lock.store_unreachable store=%s: acquire, wake-up and release did not work within %g s (%s); "
             "start it, or correct singleton_lock_url; "
-            "until it answers, lock_on_store_error decides what happens to each task",
+            "until that works, lock_on_store_error decides what happens to each task",
             error.store,
             BOUND,
             error.problem,

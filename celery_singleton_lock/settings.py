@@ -1,5 +1,6 @@
 """Which store of locks an app uses."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -65,6 +66,11 @@ def open_store(app: Celery) -> Store:
         # The provider belongs to the other user and password, and not to these.
         options.pop("credential_provider", None)
     return store_from_url(url, {**options, **own}, replicas)
+
+
+def has_password(url: Any) -> bool:
+    """There is a password in *url*, which Celery shows as it is: it masks settings by their names."""
+    return isinstance(url, str) and re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", url) is not None
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
