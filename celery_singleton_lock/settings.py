@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import faults_in_settings, refuse
+from celery_singleton_lock.options import as_set, faults_in_settings, refuse
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -48,6 +48,13 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
+    try:
+        return _opened(app)
+    except ConfigurationError as error:
+        raise ConfigurationError(as_set(app, str(error))) from error.__cause__
+
+
+def _opened(app: Celery) -> Store:
     url, options = _location(app)
     own: Any = app.conf.get("singleton_lock_client_options", {})
     if not isinstance(own, Mapping):

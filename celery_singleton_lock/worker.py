@@ -27,6 +27,7 @@ from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs import message
 from celery_singleton_lock.runs.endings import final_result, store_final_result
@@ -77,6 +78,7 @@ class SingletonRequest(Request):
             # The error is wrapped until it has gone through a pipe, and only a prefork pool has one.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
+            background.submit(self._tell_of_death)
             self._release_once_dead(comes_again=self._comes_again())
         # Celery may publish a retry for it here.
         with for_a_dead_run():
@@ -146,6 +148,17 @@ class SingletonRequest(Request):
             release_claim_later(store_of(self.app), claim, may_release=lambda: _state_of(pid) in _DEAD, may_arrive=True)
         if not comes_again:
             self._unmark()
+
+    def _tell_of_death(self) -> None:
+        """Say what the child held, before it is released."""
+        claim = self.claim
+        if claim is None:
+            return
+        with suppress(SingletonLockError):
+            for each in store_of(self.app).holders(claim.key):
+                if each.token == claim.token:
+                    name, host = each.task_name or self.task.name, each.hostname or ""
+                    tell_of_death(each.key, Facts(each.task_id or "", name, host, label=each.label or ""))
 
     def _comes_again(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, shown, worker_of
+from celery_singleton_lock.leases.lines import shown
+from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, worker_of
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState
 

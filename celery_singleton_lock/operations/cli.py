@@ -17,6 +17,7 @@ from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
 from celery.platforms import EX_UNAVAILABLE
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.doctor import examine, findings_table
 from celery_singleton_lock.operations.naming import named
@@ -28,11 +29,11 @@ from celery_singleton_lock.operations.rows import (
     call_text,
     facts_and_rows,
     facts_of,
-    shown,
     table,
     tasks_by_lock,
 )
 from celery_singleton_lock.operations.watch import watch
+from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import LockState
 
@@ -54,9 +55,9 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except StoreError as error:
-            raise Away(str(error)) from error
+            raise Away(as_set(ctx.obj.app, str(error))) from error
         except ConfigurationError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(as_set(ctx.obj.app, str(error))) from error
 
 
 def app_of(obj: Any) -> Celery:
@@ -280,7 +281,11 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
     # The page shows that a store is away.
     with suppress(StoreError):
         locks_of(app)
-    server = page.server(host, port)
+    try:
+        server = page.server(host, port)
+    except OSError as error:
+        why = f"{error.strerror or error}; stop the program that listens there, or give another HOST:PORT"
+        raise click.UsageError(f"--bind {bind}: {why}") from error
     shown_host = f"[{host}]" if ":" in host else host
     click.echo(f"Locks of {app.main or 'this app'} on http://{shown_host}:{server.port}/")
     server.serve_forever()

@@ -11,6 +11,7 @@ from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.operations.rows import (
     OF_ONE_PROCESS,
     Locks,
@@ -18,9 +19,9 @@ from celery_singleton_lock.operations.rows import (
     a_few,
     aligned,
     duration,
-    shown,
     tasks_by_lock,
 )
+from celery_singleton_lock.options import as_set
 from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -110,7 +111,7 @@ def _examine(
     found["workers"] = _about_workers(app, workers, silence)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     findings += [("advice", True, text) for text in _advice(app, locks.rows(surveys) if locks else [], workers)]
-    return [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in findings], is_away
+    return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings], is_away
 
 
 # The store.

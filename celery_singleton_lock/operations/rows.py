@@ -18,6 +18,7 @@ from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
 from celery_singleton_lock.keys import lock_name_of_task, start_of_keys
 from celery_singleton_lock.leases.counters import hash_of
+from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.options import prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
@@ -320,8 +321,3 @@ def duration(seconds: float | None) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours < 24 else f"{hours // 24}d{hours % 24:02d}h"
-
-
-def shown(text: str) -> str:
-    """*text*, with what cannot be printed, such as the start of a colour, as an escape."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

@@ -63,6 +63,7 @@ class Grant:
     took_over: bool
     since: float  # when it was granted, by the server's clock, in seconds since the epoch
     sent_at: float  # `clock()` before the request; the ttl counts from here
+    died: Facts | None = None  # of the holder that had the place, and died in it
 
 
 @dataclass(frozen=True, slots=True)

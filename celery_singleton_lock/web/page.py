@@ -10,8 +10,10 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.operations.breaking import Plan, ask
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, shown
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration
+from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.base import clock
 
 # After a look at all locks nobody looks again for so many times its duration, so that requests cost the store at most
@@ -131,7 +133,7 @@ def contents(looks: Looks, pattern: str) -> dict[str, Any]:
     try:
         rows, locks = looks.matching(pattern), Locks(looks.app)
     except (StoreError, ConfigurationError) as error:
-        return {**facts, "address": getattr(error, "store", "no store"), "problem": str(error)}
+        return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(looks.app, str(error))}
     totals = totals_of(rows)
     return {
         **facts,
