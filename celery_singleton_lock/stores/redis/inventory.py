@@ -38,7 +38,8 @@ _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 _OUR_KEY = re.compile(r"[^{}]*\{[^{}]*\}")
 _NUMBER = re.compile(r"-?[0-9]+")
 # Errors of a script that say something about the key, and not about us.
-_UNREADABLE = re.compile(r"WRONGTYPE|NOLOCK|user_script")
+_UNREADABLE = re.compile(r"WRONGTYPE|user_script")
+_FOREIGN = "another program's key, or a damaged one: "
 _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
 
@@ -102,7 +103,7 @@ class RedisInventory:
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys, and change nothing.
 
-        If *tolerant*, one that cannot be read has a `problem`, and hides no other.
+        If *tolerant*, an error of the server about one key is its `problem`, and hides no other.
         """
         states = dict[str, LockState]()
         for key in keys if tolerant else ():
@@ -112,7 +113,7 @@ class RedisInventory:
         if calls:
             replies = self._persist(lambda timeout: _surveys_in(self._servers.run(SURVEY, calls, timeout), tolerant))
             for ([key], _), reply in zip(calls, replies, strict=True):
-                states[key] = _state_in(key, reply, tolerant=tolerant)
+                states[key] = _state_in(key, reply)
         return [states[key] for key in keys]
 
     def holders(self, key: str) -> list[Holder]:
@@ -221,21 +222,19 @@ def _surveys_in(replies: list[Any], tolerant: bool) -> list[Any]:
     return replies
 
 
-def _state_in(key: str, reply: Any, *, tolerant: bool) -> LockState:
+def _state_in(key: str, reply: Any) -> LockState:
     if isinstance(reply, exceptions.RedisError):
-        return LockState(key, problem=f"another program's key, or a damaged one: {str(reply).partition(' script:')[0]}")
+        return LockState(key, problem=_FOREIGN + str(reply).partition(" script:")[0])
     try:
         # Bytes that are no UTF-8 would come this far.
         json.dumps(reply, ensure_ascii=False).encode()
         return _survey_in(key, *reply)
     except (ValueError, TypeError, ArithmeticError, OSError) as error:
-        if not tolerant:
-            raise
-        return LockState(key, problem=f"another program's key, or a damaged one: {type(error).__name__}: {error}")
+        return LockState(key, problem=f"{_FOREIGN}{type(error).__name__}: {error}")
 
 
 def _survey_in(
-    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, queue: Any, asked: Any
+    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, queue: Any, asked: Any, foreign: str
 ) -> LockState:
     def seconds(until: str) -> float:
         return (int(until) - now) / 1_000_000
@@ -250,4 +249,5 @@ def _survey_in(
     )
     turns = tuple(LeftMark("waiting", task_id, seconds(until), token=token) for until, task_id, token in queue)
     by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}
-    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by)
+    problem = _FOREIGN + foreign if foreign else None
+    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by, problem)
