@@ -19,14 +19,17 @@ from celery.utils.imports import symbol_by_name
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.keys import checked_name, key_maker_of, key_of, lock_name_of_task
 from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.leases.lines import lines
 from celery_singleton_lock.options import (
     NAMES,
     UNSET,
     Lockable,
     LockOptions,
+    as_set,
     base_in,
     faults_in_names,
     faults_in_settings,
+    logs_labels,
     option_of,
     prefix_of,
     refuse,
@@ -68,7 +71,9 @@ def options_of(task: Any) -> LockOptions:
         faults.append(f"task {task.name}: lock_on_conflict='join' needs the holder's result, and {why}")
     # Look at the class again, because Celery keeps a refused task, and gives it to the next caller.
     of_class = _faults_in_class(task.__class__)
-    refuse([*faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)])
+    found = [*faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)]
+    refuse(as_set(task.app, fault) for fault in found)
+    lines.shows_labels = logs_labels(task.app) or lines.shows_labels
     return LockOptions(
         **values,
         prefix=prefix_of(task.app),
@@ -138,7 +143,7 @@ def check_worker(app: Celery, pool: type, *of_beat: Check) -> None:
     # With its beat it need not look again.
     _checked.add(app)
     if of_beat or lockable(app):
-        _end_if_faulty([*_checks_for_pool(app, pool), *_checks_for_tasks(app), *_checks_for_beat(app, of_beat)])
+        _end_if_faulty(app, [*_checks_for_pool(app, pool), *_checks_for_tasks(app), *_checks_for_beat(app, of_beat)])
     for text in never_awaited(app):
         logger.warning("lock.async_body: %s", text)
 
@@ -149,13 +154,13 @@ def check_beat(app: Celery, *of_beat: Check) -> None:
     if app not in _checked:
         checks = [*_checks_for_tasks(app), *_checks_for_beat(app, of_beat)]
         _checked.add(app)
-        _end_if_faulty(checks)
+        _end_if_faulty(app, checks)
 
 
 def check_definitions(app: Celery) -> None:
     """End a beat of another library if its tasks cannot work; the other checks do not concern it."""
     if app not in _checked:
-        _end_if_faulty([task.check_class for task in lockable(app)])
+        _end_if_faulty(app, [task.check_class for task in lockable(app)])
 
 
 # For callers that show the faults themselves.
@@ -199,12 +204,12 @@ def without_base(app: Celery) -> list[str]:
 
 def faults_of(app: Celery) -> list[str]:
     """The faults in the settings of *app* and in its tasks that can never work."""
-    return _faults_in(_checks_for_tasks(app))
+    return _faults_in(app, _checks_for_tasks(app))
 
 
 def faults_with(app: Celery, pool: type, queues: Container[str]) -> list[str]:
     """The faults that can never work in a worker with that pool, which takes messages from those *queues*."""
-    return _faults_in(_checks_for_pool(app, pool, queues))
+    return _faults_in(app, _checks_for_pool(app, pool, queues))
 
 
 def try_store(app: Celery, bound: float) -> None:
@@ -235,6 +240,7 @@ def _checks_for_tasks(app: Celery) -> list[Check]:
 def _check_settings(app: Celery) -> None:
     # An object has no options, so that those of the app count.
     refuse([*faults_in_settings(app), *values_of(object, app)[1]])
+    logs_labels(app)
 
 
 def _checks_for_beat(app: Celery, of_beat: tuple[Check, ...]) -> list[Check]:
@@ -291,29 +297,29 @@ def _check_store(app: Celery) -> None:
     except StoreError as error:
         logger.error(
             "lock.store_unreachable store=%s: acquire, wake-up and release did not work within %g s (%s); "
-            "start it, or correct singleton_lock_url; "
-            "until it answers, lock_on_store_error decides what happens to each task",
+            "start it, or correct %s; until that works, lock_on_store_error decides what happens to each task",
             error.store,
             BOUND,
             error.problem,
+            as_set(app, "singleton_lock_url"),
         )
 
 
-def _faults_in(checks: Iterable[Check]) -> list[str]:
+def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
     faults = dict[str, None]()
     for check in checks:
         try:
             check()
         except ConfigurationError as error:
-            faults.update(dict.fromkeys(str(error).splitlines()))
+            faults.update(dict.fromkeys(as_set(app, str(error)).splitlines()))
         except Exception:
             # Of a router, a provider of passwords or a setting of the user's, which may work the next time.
             logger.exception("lock.check_failed: a part of the check has failed, and the rest continues")
     return list(faults)
 
 
-def _end_if_faulty(checks: Iterable[Check]) -> None:
-    faults = _faults_in(checks)
+def _end_if_faulty(app: Celery, checks: Iterable[Check]) -> None:
+    faults = _faults_in(app, checks)
     for fault in faults:
         logger.critical("lock.misconfigured: %s", fault)
     if faults:

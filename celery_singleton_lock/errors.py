@@ -1,5 +1,6 @@
 """The errors of this library. Each keeps its arguments in `args`, so it survives pickle and JSON result backends."""
 
+import re
 from typing import Literal
 
 DOCS = "https://celery-singleton-lock.github.io/celery-singleton-lock/"
@@ -10,6 +11,8 @@ LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 
 MAKES_WAY: tuple[LostReason, ...] = ("replaced", "broken")
 """The reasons for which a holder is asked to end; it keeps its lease until it has ended."""
+# A reply of the server by which it refuses, in the words of the client library; all other errors are its silence.
+_REFUSAL = re.compile(r"(?!ConnectionError|TimeoutError)\w+Error: |ConnectionError: (?:acknowledged by|max number of)")
 NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""
 
@@ -91,7 +94,8 @@ class StoreError(SingletonLockError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"lock store {self.store} did not answer: {self.problem}"
+        what = "refused" if _REFUSAL.match(self.problem) else "did not answer"
+        return f"lock store {self.store} {what}: {self.problem}"
 
 
 class ConfigurationError(SingletonLockError, ValueError):

@@ -27,7 +27,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import KeyChoice, option_of
+from celery_singleton_lock.leases.lines import lines
+from celery_singleton_lock.options import KeyChoice, given, option_of
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -81,7 +82,7 @@ def start_of_keys(prefix: str) -> str:
 def checked_name(name: Any) -> str:
     """*name* as it stands in a key."""
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise ConfigurationError(f"lock_name={name!r:.80} is not allowed: give a text of 1 to {MAX_NAME} characters")
+        raise ConfigurationError(f"lock_name={given(name)} is not allowed: give a text of 1 to {MAX_NAME} characters")
     # A brace would end the hash tag early, and two names must never become one.
     text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
     # Half of a character cannot be sent as it is.
@@ -247,7 +248,7 @@ def _names_in_choice(choice: KeyChoice, signature: inspect.Signature) -> list[st
         names = list(choice)
     else:
         raise ConfigurationError(
-            f"lock_key={choice!r} is not allowed: give None, a list of parameter names, "
+            f"lock_key={given(choice)} is not allowed: give None, a list of parameter names, "
             "a format string with at least one {parameter}, or a callable"
         )
     _check_names("lock_key", choice, names, signature)
@@ -353,4 +354,5 @@ def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> s
             "lock.label_failed key=%s task_id=%s: lock_label fails for this call (%.200s)", key, task_id, why
         )
         return ""
+    lines.note_label(task_id, label)
     return label

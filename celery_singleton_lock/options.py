@@ -1,7 +1,9 @@
 """The options of a task and the settings of an app: default, check, and what a misspelt name was meant to be."""
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
@@ -72,11 +74,21 @@ def count(name: str, value: Any) -> int:
     return value
 
 
+def given(value: Any) -> str:
+    """*value* for a message; with its type if it is no text, and looks like one."""
+    text = ""
+    # Such as that of a translation before Django is set up.
+    with suppress(Exception):
+        text = f"{value!r:.80}"
+    is_plain = isinstance(value, str) or (text and text[0] not in "'\"")
+    return text if is_plain else f"<a {type(value).__qualname__} {text}>"
+
+
 def one_of(name: str, value: Any, words: Any) -> Any:
     """*value*, if it is one of the *words*, a `Literal`."""
     *others, last = map(repr, get_args(words))
     if not isinstance(value, str) or value not in get_args(words):
-        raise ConfigurationError(f"{name}={value!r} is not allowed; choose {', '.join(others)} or {last}")
+        raise ConfigurationError(f"{name}={given(value)} is not allowed; choose {', '.join(others)} or {last}")
     return value
 
 
@@ -92,7 +104,7 @@ def label(name: str, value: Any) -> str | None:
     """*value*, if it can be a format string."""
     if value is not None and not isinstance(value, str):
         raise ConfigurationError(
-            f"{name}={value!r:.80} is not allowed: give a format string with at least one {{parameter}}"
+            f"{name}={given(value)} is not allowed: give a format string, of type str, with at least one {{parameter}}"
         )
     return value
 
@@ -250,6 +262,14 @@ def prefix_of(app: Celery) -> str:
     return prefix
 
 
+def logs_labels(app: Celery) -> bool:
+    """The labels of calls stand in the log as well."""
+    value = app.conf.get("singleton_lock_log_labels", False)
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"singleton_lock_log_labels={value!r} is not allowed: give True or False")
+    return value
+
+
 # Names.
 
 NAMES = frozenset(SingletonOptions.__annotations__)
@@ -258,6 +278,7 @@ SETTINGS = (
     "singleton_lock_prefix",
     "singleton_lock_client_options",
     "singleton_lock_replicas",
+    "singleton_lock_log_labels",
     "singleton_beat_ttl",
     "singleton_beat_name",
     *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
@@ -356,13 +377,22 @@ def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
     return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), "")
 
 
+def as_set(app: Celery, text: str) -> str:
+    """*text* with the settings of this library as the app's configuration spells them."""
+    if not app.namespace:
+        return text
+    of_app = re.compile(rf"(?<![\w'])(?:app\.conf\.)?({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
+    return of_app.sub(lambda found: _as_celery_reads(app, found[1]), text)
+
+
+def _as_celery_reads(app: Celery, name: str) -> str:
+    namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
+    return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()
+
+
 def faults_in_settings(app: Celery) -> Iterator[str]:
     """The settings that do not exist, or stand where Celery does not look for them."""
-    namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
-
-    def as_celery_reads(name: str) -> str:
-        return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()
-
+    namespace, as_celery_reads = _as_celery_reads(app, ""), partial(_as_celery_reads, app)
     readable = {name: as_celery_reads(name) for name in SETTINGS}
     # Only the names, because a source may make its values when they are read.
     for written in map(str, app.conf):

@@ -1,5 +1,6 @@
 """Which store of locks an app uses."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -7,7 +8,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import faults_in_settings, refuse, setting
+from celery_singleton_lock.options import as_set, faults_in_settings, refuse, setting
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -47,6 +48,13 @@ def open_store(app: Celery) -> Store:
     Raises:
         ConfigurationError: There is none that this library can use.
     """
+    try:
+        return _opened(app)
+    except ConfigurationError as error:
+        raise ConfigurationError(as_set(app, str(error))) from error.__cause__
+
+
+def _opened(app: Celery) -> Store:
     url, options = _location(app)
     own: Any = setting(app, "singleton_lock_client_options", {})
     if not isinstance(own, Mapping):
@@ -65,6 +73,11 @@ def open_store(app: Celery) -> Store:
         # The provider belongs to the other user and password, and not to these.
         options.pop("credential_provider", None)
     return store_from_url(url, {**options, **own}, replicas)
+
+
+def has_password(url: Any) -> bool:
+    """There is a password in *url*, which Celery shows as it is: it masks settings by their names."""
+    return isinstance(url, str) and re.search(r"://[^/@;]*:[^/@;]+@|[?&]password=", url) is not None
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:

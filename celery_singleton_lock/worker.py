@@ -29,6 +29,7 @@ from celery_singleton_lock.errors import ConfigurationError, LostReason, Singlet
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
@@ -86,6 +87,7 @@ class SingletonRequest(Request):
         if isinstance(error, WorkerLostError | Terminated):
             if "SIGKILL" in str(error):
                 self._report_if_lost()
+            background.submit(self._tell_of_death)
             self._release_once_dead(comes_again=self._comes_again())
         # Celery may publish a retry for it here.
         with for_a_dead_run(self._notes()):
@@ -174,6 +176,17 @@ class SingletonRequest(Request):
             # The kernel's timer is set by a grant, for nearly one ttl.
             if claim is not None and ran > options.ttl * _NEARLY:
                 background.submit(partial(_report_lost, task, store_of(self.app), claim))
+
+    def _tell_of_death(self) -> None:
+        """Say what the child held, before it is released."""
+        claim = self.claim
+        if claim is None:
+            return
+        with suppress(SingletonLockError):
+            for each in store_of(self.app).holders(claim.key):
+                if each.token == claim.token:
+                    name, host = each.task_name or self.task.name, each.hostname or ""
+                    tell_of_death(each.key, Facts(each.task_id or "", name, host, label=each.label or ""))
 
     def _comes_again(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""

@@ -18,6 +18,7 @@ from celery_singleton_lock.leases.background import release_claim_later
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import Renewal, heartbeat
+from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant
 from celery_singleton_lock.stores.redis.store import Store
@@ -287,6 +288,8 @@ class Lease(Renewal):
             self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
         self.renewed(grant.sent_at)
         heartbeat.watch(self)
+        if grant.died is not None:
+            tell_of_death(self.key, grant.died)
         # INFO for a task only, because a task has logged that it waits.
         level = logging.INFO if self.waited and self.claim.facts.task_id else logging.DEBUG
         if logger.isEnabledFor(level):

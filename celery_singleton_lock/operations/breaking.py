@@ -6,13 +6,15 @@ If the store gives no answer in time, `StoreError` is raised, and what was asked
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, shown, worker_of
+from celery_singleton_lock.leases.lines import shown
+from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, worker_of
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Holder, LockState
+from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -27,48 +29,99 @@ def name_of(holder: Holder) -> str:
     return holder.task_id or worker_of(holder)
 
 
-def as_json(
-    key: str, holders: Iterable[Holder], dropped: Sequence[str], *, gone: bool = False, seconds: float = 0.0
-) -> dict[str, Any]:
-    """A break, planned or done, in the words of the docs."""
-    asked = [name_of(holder) for holder in holders]
-    return {"key": key, "asked": asked, "dropped": dropped, "gone": gone, "seconds": round(seconds, 3)}
+@dataclass(frozen=True)
+class Plan:
+    """What is to be broken of one lock, or what was: holders, marks, and the turns of those that wait.
+
+    Attributes:
+        name: That of the one call, or `Lock`, that is meant; without one, all are, but for turns whose owners live.
+        dropped: `queued`, `next`, `quiet` and `turns`.
+        problem: Why the lock cannot be read.
+    """
+
+    key: str
+    name: str | None = None
+    holders: Sequence[Holder] = ()
+    dropped: Sequence[str] = ()
+    turns: Sequence[LeftMark] = ()
+    problem: str | None = None
+
+    @classmethod
+    def of(cls, lock: LockState, name: str | None = None) -> "Plan":
+        holders = [holder for holder in lock.leases if name in (None, holder.task_id, worker_of(holder))]
+        states = {row.state for row in rows_of(lock) if name in (None, row.about.task_id)}
+        # Behind a holder, its release passes over those that are dead.
+        turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.leases)]
+        dropped = [state for state in ("queued", "next", "quiet") if state in states] + ["turns"] * bool(turns)
+        return cls(lock.key, name, holders, dropped, turns, lock.problem)
+
+    def __bool__(self) -> bool:
+        return bool(self.holders or self.dropped)
+
+    def as_json(self, *, gone: bool = False, seconds: float = 0.0) -> dict[str, Any]:
+        """In the words of the docs."""
+        asked = [name_of(holder) for holder in self.holders]
+        return {"key": self.key, "asked": asked, "dropped": self.dropped, "gone": gone, "seconds": round(seconds, 3)}
+
+    def text(self, *, force: bool) -> str:
+        """For people, with its risk."""
+        lines = []
+        if self.holders:
+            names = shown(", ".join(map(name_of, self.holders)))
+            lines.append(f"To be {'freed at once' if force else 'asked to end'}: {names}")
+        if self.holders and force:
+            risk = "keeps running beside the next one, at least until its next renewal"
+            lines.append(f"A body that is still alive {risk}.")
+        if self.dropped:
+            of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
+            lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
+        return "\n".join(lines)
 
 
-def meant(lock: LockState, name: str | None) -> tuple[list[Holder], list[str]]:
-    """The holders of that name; without a name, all of them, and the marks."""
-    holders = [holder for holder in lock.leases if name in (None, holder.task_id, worker_of(holder))]
-    states = () if name else {row.state for row in rows_of(lock)}
-    return holders, [state for state in ("queued", "next", "quiet") if state in states]
-
-
-def ask(
-    locks: Locks, key: str, holders: Iterable[Holder], by: str, *, marks: bool, force: bool = False
-) -> tuple[list[Holder], list[str]]:
-    """Ask these holders, and no other one that has come since, to end, or free their places; and drop the marks.
+def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
+    """Ask these holders, and no other one that has come since, to end, or free their places; drop marks and turns.
 
     Returns:
-        Those that were still there, and the marks that are gone.
+        Those that were still there, and what is gone.
     """
-    tokens = [holder.token for holder in holders]
-    asked, dropped = locks.store.break_lock(key, tokens, by, marks=marks, force=force)
+    key, store = plan.key, locks.store
+    marks = bool(plan.dropped) and plan.name is None
+    turns = ["turns"] if marks and plan.turns and _drop_dead_turns(locks, key, by) else []
+    asked, dropped = store.break_lock(key, [holder.token for holder in plan.holders], by, marks=marks, force=force)
     for holder in asked:
         logger.info("lock.broken key=%s task_id=%s by=%s force=%s", key, holder.task_id, by, force)
-    return asked, dropped
+    if plan.name is not None and plan.dropped:
+        store.unmark(key, plan.name)
+        for turn in plan.turns:
+            # A call that lives queues anew, as the last one.
+            store.release(Claim(key, turn.token, ttl=1.0), None)
+        left = Plan.of(locks.survey(key), plan.name).dropped
+        dropped = [word for word in plan.dropped if word not in left]
+    return replace(plan, holders=asked, dropped=[*dropped, *turns])
 
 
-def wait_until_gone(
-    locks: Locks, key: str, asked: Sequence[Holder], seconds: float | None
-) -> tuple[list[Holder], float]:
+def _drop_dead_turns(locks: Locks, key: str, by: str) -> int:
+    """Let the store wake those that wait until it finds no more of them dead; return how many turns are gone."""
+    gone, left = 0, locks.survey(key).waiters
+    while left:
+        locks.store.break_lock(key, (), by)
+        before, left = left, locks.survey(key).waiters
+        if left >= before:
+            break
+        gone += before - left
+    return gone
+
+
+def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:
     """Look again and again, for so many seconds at most; return the holders that are left, and how long it took.
 
     Without a number, it is the time in which they hear of it and end, if their bodies let them.
     """
     if seconds is None:
-        seconds = max(holder.expires_in for holder in asked) * _UNTIL_A_RENEWAL + _TO_END
-    began_at, tokens = clock(), {holder.token for holder in asked}
+        seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
+    began_at, tokens = clock(), {holder.token for holder in done.holders}
     while True:
-        left = [holder for holder in locks.survey(key).holders if holder.token in tokens]
+        left = [holder for holder in locks.survey(done.key).holders if holder.token in tokens]
         waited = clock() - began_at
         if not left or waited >= seconds:
             return left, waited
@@ -108,25 +161,12 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 # For people.
 
 
-def plan_text(holders: Sequence[Holder], dropped: Sequence[str], *, force: bool) -> str:
-    """The holders and marks of a break, and its risk."""
-    lines = []
-    if holders:
-        names = shown(", ".join(map(name_of, holders)))
-        lines.append(f"To be {'freed at once' if force else 'asked to end'}: {names}")
-    if holders and force:
-        lines.append("A body that is still alive keeps running beside the next one, at least until its next renewal.")
-    if dropped:
-        lines.append(f"To be dropped: {', '.join(dropped)}")
-    return "\n".join(lines)
-
-
-def outcome_text(
-    asked: Sequence[Holder], dropped: Sequence[str], left: Sequence[Holder], seconds: float, *, force: bool, app: str
-) -> str:
+def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
     """What has come of a break; *app* is what to give as `-A`."""
-    if not asked:
-        return f"Dropped: {', '.join(dropped)}." if dropped else "Nothing was done: all that was to be broken is gone."
+    if not done:
+        return "Nothing was done: what was to be broken is gone, or waits and is alive."
+    if not done.holders:
+        return f"Dropped: {', '.join(done.dropped)}."
     if force:
         return "Freed. A body that is still alive learns of it at its next renewal, and ends with LockLost."
     if not left:

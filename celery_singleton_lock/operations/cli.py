@@ -7,7 +7,6 @@ import os
 import socket
 import sys
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -18,8 +17,10 @@ from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
 from celery.platforms import EX_UNAVAILABLE
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.doctor import examine, findings_table
+from celery_singleton_lock.operations.naming import named
 from celery_singleton_lock.operations.rows import (
     OF_ONE_PROCESS,
     Locks,
@@ -28,13 +29,11 @@ from celery_singleton_lock.operations.rows import (
     call_text,
     facts_and_rows,
     facts_of,
-    in_order,
-    rows_of,
-    shown,
     table,
     tasks_by_lock,
 )
 from celery_singleton_lock.operations.watch import watch
+from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import LockState
 
@@ -56,9 +55,9 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except StoreError as error:
-            raise Away(str(error)) from error
+            raise Away(as_set(ctx.obj.app, str(error))) from error
         except ConfigurationError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(as_set(ctx.obj.app, str(error))) from error
 
 
 def app_of(obj: Any) -> Celery:
@@ -113,51 +112,44 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
     if is_json and (rows or problem is None):
         click.echo(json.dumps([row.as_json() for row in rows]))
     elif rows:
-        click.echo(table(rows, is_wide=wide))
+        # In a pipe somebody looks for a name.
+        click.echo(table(rows, is_wide=wide or not sys.stdout.isatty()))
     elif problem is None:
         click.echo("No locks." if pattern is None else f"No locks whose name matches {pattern!r}.", err=True)
     if problem is not None:
         raise problem
 
 
+arguments_option = click.option("-a", "--args", type=JSON_ARRAY, help="With a task: positional arguments, as JSON.")
+keywords_option = click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a task: keyword arguments, as JSON.")
+
+
 @singleton.command("show")
 @click.argument("what")
-@click.option("-a", "--args", type=JSON_ARRAY, help="With a task: positional arguments of the call, as JSON.")
-@click.option("-k", "--kwargs", type=JSON_OBJECT, help="With a task: keyword arguments, as JSON.")
+@arguments_option
+@keywords_option
 @as_json
 @click.pass_obj
 def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | None, is_json: bool) -> None:
     """Show one lock in full, or what happened to a call.
 
     WHAT is a lock key; or the name of a task, with those arguments of a call that
-    make its key; or the task id of a call. Exits with 1 if nothing is known.
+    make its key; or the task id of a call. The beginning of a key, of the digest in
+    it, or of a task id is enough. Exits with 1 if nothing is known.
     """
     app = app_of(obj)
     locks = locks_of(app)
-    app.loader.import_default_modules()
-    if args is not None or kwargs is not None or what in app.tasks:
-        task = app.tasks.get(what)
-        if task is None:
-            near = [name for name in app.tasks if name.endswith(f".{what}")] or get_close_matches(what, app.tasks)
-            raise click.UsageError(
-                f"There is no task {what!r} in this app." + (f" Did you mean {near[0]!r}?" if near else "")
-            )
-        if not hasattr(task, "lock_key_for"):
-            raise click.UsageError(f"The task {what!r} is not a SingletonTask, so it has no locks.")
-        try:
-            key = task.lock_key_of_some(*args or [], **kwargs or {})
-        except (TypeError, ValueError) as error:
-            advice = "give the arguments that make its key, as -a '[7]' or -k '{...}'"
-            raise click.UsageError(f"The task {what!r} cannot be called like this: {error}; {advice}") from error
-        _show_lock(app, locks.survey(key), is_json=is_json)
-    elif "{" in what:
-        _show_lock(app, locks.survey(locks.checked_key(what)), is_json=is_json)
-    else:
-        _show_call(*call_of(app, locks, what), is_json=is_json)
+    lock, task_id = named(app, locks, what, args, kwargs)
+    if task_id is not None:
+        _show_call(*call_of(app, locks, task_id), is_json=is_json)
+    elif lock is not None:
+        _show_lock(app, locks, lock, is_json=is_json)
 
 
 @singleton.command("break")
-@click.argument("key", required=False)
+@click.argument("what", required=False)
+@arguments_option
+@keywords_option
 @click.option("--marks", metavar="PATTERN", help="Drop the marks of all locks with such names that nobody holds.")
 @click.option("--holder", metavar="ID", help="Only this one of several holders: its task id, or hostname:pid.")
 @click.option("--force", is_flag=True, help="Free the lock at once; the body may keep running beside the next one.")
@@ -168,7 +160,9 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
 @click.pass_obj
 def break_lock(
     obj: Any,
-    key: str | None,
+    what: str | None,
+    args: list[Any] | None,
+    kwargs: dict[str, Any] | None,
     marks: str | None,
     holder: str | None,
     force: bool,
@@ -181,33 +175,35 @@ def break_lock(
 
     A holder that has died needs no break: its lock is free within its ttl. The
     holder learns of it at its next renewal, ends as REVOKED, and then the lock is
-    free, so nothing overlaps. Waiters keep their turns.
+    free, so nothing overlaps. Waiters that are alive keep their turns.
 
-    KEY is one lock key, as `list --wide` and the log show it. After a purge, --marks
-    'shop.*' drops the queued and next marks of many locks, and never one that is held.
+    WHAT is a lock, named as `show` takes it; or a task id, and then this call alone.
+    After a purge, --marks 'shop.*' drops the queued and next marks of many locks, and
+    never one that is held.
     """
     app = app_of(obj)
-    if marks is not None and not (key or holder or force or wait is not None):
+    if marks is not None and not (what or args or kwargs or holder or force or wait is not None):
         _break_marks(locks_of(app), marks, dry_run=dry_run, yes=yes, is_json=is_json)
-    if key is None or marks is not None:
-        raise click.UsageError("Give one KEY; or --marks PATTERN, without KEY, --holder, --force and --wait.")
+    if what is None or marks is not None:
+        raise click.UsageError("Give one lock or call; or --marks PATTERN, without --holder, --force and --wait.")
     locks = locks_of(app)
-    holders, dropped = breaking.meant(locks.survey(locks.checked_key(key)), holder)
-    facts, plan = breaking.as_json(key, holders, dropped), breaking.plan_text(holders, dropped, force=force)
+    lock, task_id = named(app, locks, what, args, kwargs)
+    plan = breaking.Plan.of(lock or LockState(what), holder or task_id)
     if not plan:
-        why = "nobody holds it, and there are no marks" if holder is None else f"{shown(holder)} does not hold it"
-        _end(facts, f"Nothing to break in {shown(key)}: {why}.", 1, is_json=is_json)
+        why = plan.problem or "nobody holds it, there are no marks, and nobody waits"
+        if plan.name is not None:
+            why = f"{shown(plan.name)} does not hold it, and neither is queued nor waits for it"
+        _end(plan.as_json(), f"Nothing to break in {shown(plan.key)}: {why}.", 1, is_json=is_json)
     if dry_run:
-        _end(facts, plan, 0, is_json=is_json)
-    click.echo(plan, err=True)
+        _end(plan.as_json(), plan.text(force=force), 0, is_json=is_json)
+    click.echo(plan.text(force=force), err=True)
     if not yes:
         _confirm()
-    asked, dropped = breaking.ask(locks, key, holders, _operator(), marks=bool(dropped), force=force)
-    left, seconds = ([], 0.0) if force or not asked else breaking.wait_until_gone(locks, key, asked, wait)
+    done = breaking.ask(locks, plan, _operator(), force=force)
+    left, seconds = ([], 0.0) if force or not done.holders else breaking.wait_until_gone(locks, done, wait)
     app_name = click.get_current_context().find_root().params.get("app") or app.main or "proj"
-    said = breaking.outcome_text(asked, dropped, left, seconds, force=force, app=app_name)
-    facts = breaking.as_json(key, asked, dropped, gone=not left, seconds=seconds)
-    _end(facts, said, int(bool(left) or not (asked or dropped)), is_json=is_json)
+    said = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
+    _end(done.as_json(gone=not left, seconds=seconds), said, int(bool(left) or not done), is_json=is_json)
 
 
 @singleton.command("watch")
@@ -285,29 +281,33 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
     # The page shows that a store is away.
     with suppress(StoreError):
         locks_of(app)
-    server = page.server(host, port)
+    try:
+        server = page.server(host, port)
+    except OSError as error:
+        why = f"{error.strerror or error}; stop the program that listens there, or give another HOST:PORT"
+        raise click.UsageError(f"--bind {bind}: {why}") from error
     shown_host = f"[{host}]" if ":" in host else host
     click.echo(f"Locks of {app.main or 'this app'} on http://{shown_host}:{server.port}/")
     server.serve_forever()
 
 
-def _show_lock(app: Celery, survey: LockState, *, is_json: bool) -> None:
-    task, rows = tasks_by_lock(app).get(lock_name_of(survey.key)), in_order(rows_of(survey))
+def _show_lock(app: Celery, locks: Locks, survey: LockState, *, is_json: bool) -> None:
+    task, rows = tasks_by_lock(app).get(lock_name_of(survey.key)), locks.rows([survey], with_turns=True)
     limit = None if task is None else int(task.lock_options.limit)
-    is_known = bool(rows or survey.waiters)
     if is_json:
         call = {row.state: row.about.task_id for row in rows}
         quiet_for = [round(row.about.expires_in, 3) for row in rows if row.state == "quiet"]
         known: dict[str, Any] = {"key": survey.key, "limit": limit, "fence": survey.fence}
         known["holders"] = [facts_of(row.about) for row in rows if row.state == "held"]
         known |= {"waiters": survey.waiters, "queued": call.get("queued"), "next": call.get("next")}
-        click.echo(json.dumps({**known, "quiet_for": max(quiet_for, default=None)}))
-    elif is_known:
+        known |= {"quiet_for": max(quiet_for, default=None), "turns": [turn.task_id or None for turn in survey.turns]}
+        click.echo(json.dumps(known | ({"problem": survey.problem} if survey.problem else {})))
+    elif rows:
         facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}
         click.echo(facts_and_rows(facts, rows))
     else:
         click.echo(f"Nobody holds {shown(survey.key)}, and nothing waits for it.", err=True)
-    sys.exit(int(not is_known))
+    sys.exit(int(not rows))
 
 
 def _show_call(call: dict[str, Any], rows: list[Row], problem: str | None, *, is_json: bool) -> None:
@@ -334,6 +334,8 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
         return f"{line}\nLocks left alone because they are held: {held}." if held else line
 
     said, code = text("Marks to be dropped"), int(not marks)
+    if marks and dry_run and not is_json:
+        click.echo(table(locks.rows(row.lock for row in marks), is_wide=True))
     if marks and not dry_run:
         if not yes:
             click.echo(said, err=True)

@@ -13,8 +13,18 @@ from celery.utils.imports import symbol_by_name
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, shown, tasks_by_lock
-from celery_singleton_lock.settings import open_store
+from celery_singleton_lock.leases.lines import shown
+from celery_singleton_lock.operations.rows import (
+    OF_ONE_PROCESS,
+    Locks,
+    Row,
+    a_few,
+    aligned,
+    duration,
+    tasks_by_lock,
+)
+from celery_singleton_lock.options import as_set
+from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Holder, LockState
 
@@ -28,12 +38,14 @@ _CLOCKS_DIFFER_BY = 1.0
 _OLDEST = 7
 _NEARLY_ALL = 0.8
 _FEW_SLOTS = 4
+_LONG_TTL = 600.0
+_FORGETS = "can grant twice"
 _QUEUED_LONG = 600.0
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 _SEE_STORE = "not checked, because the store cannot be used"
 _ALIVE, _NO_TASK = "alive", "held by a Lock or a beat, which no worker knows"
 _SILENT, _IDLE = "on a worker that has not answered", "not active on a worker that has answered"
-_QUESTIONS = ("stats", "active", "active_queues")
+_QUESTIONS = ("stats", "active", "active_queues", "reserved")
 # To connect to the broker.
 _TO_CONNECT = 5.0
 
@@ -45,6 +57,7 @@ class Worker(NamedTuple):
     slots: int
     queues: set[str]
     active: set[str] | None
+    reserved: set[str]
 
 
 def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
@@ -55,7 +68,7 @@ def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
     cells = []
     for (ok, detail), names in lines.items():
         told = shown(detail) if len(names) == 1 else f"{', '.join(names)}: {shown(detail)}"
-        verdict = "note" if names == ["advice"] else _VERDICTS[ok]
+        verdict = "note" if ok and (names == ["advice"] or _FORGETS in detail) else _VERDICTS[ok]
         cells.append((verdict, names[0] if len(names) == 1 else "others", told))
     return aligned(cells)
 
@@ -104,7 +117,7 @@ def _examine(
         # What else keeps the answer back is told by the other checks.
         advice += _about_beats(app, locks) if locks and not is_away else []
     findings += [("advice", True, text) for text in advice]
-    return [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in findings], is_away
+    return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings], is_away
 
 
 def _about_beats(app: Celery, locks: Locks) -> list[str]:
@@ -168,7 +181,7 @@ def _version(said: Mapping[str, str]) -> tuple[bool, str]:
         return False, f"{name}: the scripts need Redis {_OLDEST}.0 or newer, or Valkey"
     if said.get("role", "master") != "master":
         return False, f"{name}, a replica: let singleton_lock_url name the master, or use sentinel://"
-    return True, f"{name}, a master"
+    return True, f"{name}, a master, up for {duration(float(said.get('uptime_in_seconds', '0')))}"
 
 
 def _eviction(said: Mapping[str, str]) -> tuple[bool, str]:
@@ -178,12 +191,16 @@ def _eviction(said: Mapping[str, str]) -> tuple[bool, str]:
             f"maxmemory-policy {policy} evicts locks once {limit} bytes are in use, for they all have an expiry; set "
             "it to noeviction, or give the locks a server of their own"
         )
+    used = said.get("used_memory", "0")
+    full = f"{used} of {limit} bytes are in use ({int(used) / max(1, int(limit)):.0%})"
+    if limit != "0" and int(used) >= int(limit):
+        return False, f"the server is full and refuses to write: {full}; raise maxmemory, or remove keys"
     if evicted != "0":
         return False, (
             f"{evicted} keys were evicted, and locks may have been among them; once the cause is fixed, "
             "CONFIG RESETSTAT resets the count"
         )
-    return True, "maxmemory is not set" if limit == "0" else f"maxmemory {limit}, noeviction: when full, it refuses"
+    return True, "maxmemory is not set" if limit == "0" else f"noeviction, so it refuses when it is full: {full}"
 
 
 def _persistence(said: Mapping[str, str]) -> tuple[bool, str]:
@@ -192,9 +209,9 @@ def _persistence(said: Mapping[str, str]) -> tuple[bool, str]:
         return False, "the append-only file cannot be written, so the server refuses to write; check its disk"
     parts = []
     if not has_file:
-        parts.append("there is no append-only file, so a restart can grant twice")
+        parts.append(f"there is no append-only file, so a restart {_FORGETS}")
     if replicas:
-        parts.append(f"replicas ({replicas}) get a lease a moment later, so a failover can grant twice")
+        parts.append(f"replicas ({replicas}) get a lease a moment later, so a failover {_FORGETS}")
     return True, f"{'; '.join(parts)}: use the fence" if parts else "an append-only file"
 
 
@@ -230,13 +247,15 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
         return {}, problems[0] if problems else "the broker does not answer"
     workers = {}
     for name, stats in answers["stats"].items():
-        pool, queues, runs = stats.get("pool", {}), answers["active_queues"].get(name), answers["active"].get(name)
+        pool, queues = stats.get("pool", {}), answers["active_queues"].get(name)
+        runs, reserved = answers["active"].get(name), answers["reserved"].get(name)
         workers[name] = Worker(
             _pool_named(str(pool.get("implementation"))),
             int(pool.get("max-concurrency") or 1),
             # One with an error answers with its text.
             {each["name"] for each in queues} if isinstance(queues, list) else set(),
             {each["id"] for each in runs} if isinstance(runs, list) else None,
+            {each["id"] for each in reserved} if isinstance(reserved, list) else set(),
         )
     return workers, None
 
@@ -254,7 +273,8 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
     if silence is not None:
         return None, f"the workers could not be asked: {silence}"
     if not workers:
-        return None, "no worker has answered; one with the solo pool cannot while it runs a task"
+        is_well = None if app.conf.task_always_eager or not lockable(app) else False
+        return is_well, "no worker has answered: start one; one with the solo pool cannot answer while it runs a task"
     faults = [
         f"{name}: {fault}"
         for name, worker in sorted(workers.items())
@@ -309,29 +329,71 @@ _QUEUED = (
 )
 
 
+_RESERVED = (
+    "calls are queued because a busy worker has reserved them, and begins them after what it runs now; with "
+    "worker_prefetch_multiplier=1, and acks_late, it leaves more of them to others"
+)
+_LONG = (
+    "lock_ttl is in seconds, and long. A lease is renewed for as long as its body runs, so a long one only lengthens "
+    "the wait after a death; 30 is usual"
+)
+_SKIPS_RETRIES = (
+    "lock_on_conflict='skip' beside autoretry_for: a retry is skipped if another call holds the key when it comes; "
+    "consider 'reschedule'"
+)
+_UNREADABLE = (
+    "keys under the prefix are another program's, or damaged, and calls with such a key get no lock; delete them, or "
+    "give a singleton_lock_prefix that nobody else uses"
+)
+_PASSWORD = (
+    "the password in singleton_lock_url is printed by `celery report`, `inspect conf` and Flower; give it in "
+    "singleton_lock_client_options={'username': ..., 'password': ...}, whose values Celery masks"
+)
+
+
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
-    known, conf = tasks_by_lock(app), app.conf
-    by_default = conf.task_time_limit or conf.task_soft_time_limit
-    endless, waiting = list[str](), list[str]()
-    for task in lockable(app):
-        if not (task.time_limit or task.soft_time_limit or by_default):
-            endless.append(task.name)
-        # Another check names those whose options cannot work.
-        with suppress(ConfigurationError):
-            if task.lock_options.on_conflict == "wait":
-                waiting.append(task.name)
+    known = tasks_by_lock(app)
     slots = sum(worker.slots for worker in workers.values())
     others = {row.name for row in rows if row.name not in known and not row.name.startswith("celery.beat.")}
     # What a worker that was killed leaves: calls that it had received, and that nobody delivers for now.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
-    late = Counter(row.name for row in rows if not row.lock.leases and (row.queued_for or 0.0) > _QUEUED_LONG)
+    takers = {task_id: name for name, worker in workers.items() for task_id in worker.reserved}
+    queued = [row for row in rows if row.state == "queued"]
+    reserved = Counter(takers[each] for row in queued if (each := row.about.task_id) in takers)
+    late = Counter(
+        row.name
+        for row in queued
+        if not row.lock.leases and (row.queued_for or 0.0) > _QUEUED_LONG and row.about.task_id not in takers
+    )
     pieces = {
-        _ENDLESS: endless,
-        _WAITING.format(slots): waiting if 0 < slots <= _FEW_SLOTS else [],
-        _OF_OTHERS: sorted(others),
+        **_about_tasks(app, slots),
+        _OF_OTHERS: sorted(others - {row.name for row in rows if row.lock.problem}),
         _QUEUED: [f"{name} ({count})" for name, count in late.most_common()] if is_idle else [],
+        _RESERVED: [f"{name} ({count})" for name, count in reserved.most_common()],
+        _UNREADABLE: [f"{row.lock.key} ({row.lock.problem})" for row in rows if row.lock.problem],
     }
     texts = [f"{text}: {a_few(names)}" for text, names in pieces.items() if names]
-    if conf.task_always_eager and known:
+    if app.conf.task_always_eager and known:
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
+    if has_password(app.conf.get("singleton_lock_url")):
+        texts.append(_PASSWORD)
     return texts
+
+
+def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
+    """The names of tasks by what may surprise."""
+    found: dict[str, list[str]] = {_ENDLESS: [], _WAITING.format(slots): [], _LONG: [], _SKIPS_RETRIES: []}
+    by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
+    for task in lockable(app):
+        if not (task.time_limit or task.soft_time_limit or by_default):
+            found[_ENDLESS].append(task.name)
+        # Another check names those whose options cannot work.
+        with suppress(ConfigurationError):
+            options = task.lock_options
+            if options.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:
+                found[_WAITING.format(slots)].append(task.name)
+            if options.ttl > _LONG_TTL:
+                found[_LONG].append(f"{task.name} ({options.ttl:g} s)")
+            if options.on_conflict == "skip" and getattr(task, "autoretry_for", ()):
+                found[_SKIPS_RETRIES].append(task.name)
+    return found

@@ -5,6 +5,7 @@ Whatever looks at the store raises `StoreError` if there is no answer in time.
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
 from celery_singleton_lock.keys import lock_name_of_task, start_of_keys
 from celery_singleton_lock.leases.counters import hash_of
+from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.options import prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
@@ -46,7 +48,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """`held`, `queued`, `next`, `quiet` or `waiting`. A cool-down is quiet."""
+        """`held`, `queued`, `next`, `quiet`, `waiting` or `unreadable`. A cool-down is quiet."""
         if isinstance(self.about, LeftMark):
             return self.about.state
         return "quiet" if self.about.is_on_hold else "held"
@@ -71,6 +73,20 @@ class Row:
         return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
 
     @property
+    def age(self) -> float | None:
+        """Seconds since it is held, or, of a queued call, since it is due."""
+        return self.queued_for if self.held is None else self.held
+
+    @property
+    def left(self) -> float | None:
+        return None if self.lock.problem else self.about.expires_in
+
+    @property
+    def note(self) -> str | None:
+        """Its label; or why it cannot be read."""
+        return self.lock.problem or self.about.label
+
+    @property
     def asked_by(self) -> str | None:
         """Who has asked the holder to end."""
         return None if isinstance(self.about, LeftMark) else self.lock.asked_by.get(self.about.token)
@@ -78,7 +94,8 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
         known = {"key": self.lock.key, "state": self.state, **facts_of(self.about), "waiters": self.lock.waiters}
-        rare = {"asked_by": self.asked_by, "queued_for": self.queued_for and round(self.queued_for, 3)}
+        queued_for = None if self.queued_for is None else round(self.queued_for, 3)
+        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "problem": self.lock.problem}
         return known | {name: value for name, value in rare.items() if value is not None}
 
 
@@ -95,9 +112,12 @@ class Locks:
         """They are in memory, so no other process can see them."""
         return self.store.address.startswith("memory:")
 
+    def is_key(self, text: str) -> bool:
+        return re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text) is not None
+
     def checked_key(self, text: str) -> str:
         """*text*, unless it is no lock key of this app, which is a `ConfigurationError`."""
-        if not re.fullmatch(re.escape(self._start) + r"[^{}]+:[0-9a-f]{32}\}", text):
+        if not self.is_key(text):
             raise ConfigurationError(
                 f"{text!r} is not a lock key of this app: give one key as `list --wide` or the log shows it, "
                 f"{self._start}<lock name>:<digest>}}; `show TASK -a ARGS` prints that of a call"
@@ -108,7 +128,7 @@ class Locks:
         return self.store.counted(hash_of(self._start))
 
     def survey(self, key: str) -> LockState:
-        return self.store.survey([key])[0]
+        return next(self.surveys_of([key]))
 
     def surveys(self, pattern: str | None = None) -> Iterator[LockState]:
         """All that is known of each lock whose name matches the glob *pattern*.
@@ -128,23 +148,30 @@ class Locks:
 
     def surveys_of(self, keys: Sequence[str]) -> Iterator[LockState]:
         for start in range(0, len(keys), _SURVEYED_AT_ONCE):
-            yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE])
+            yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
-    def rows(self, surveys: Iterable[LockState] | None = None) -> list[Row]:
-        """The rows of these locks, or of all, with the time for which a queued call is due."""
-        # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
-        ttls = dict[str, float]()
-        for name, task in tasks_by_lock(self._app).items():
+    def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
+        """The rows of these locks, or of all, with the task of a queued call, and the time for which it is due."""
+        known = tasks_by_lock(self._app)
+        count = Counter(map(str, map(lock_name_of_task, lockable(self._app))))
+
+        def told(row: Row) -> Row:
+            task = known.get(row.name)
+            mark = row.about
+            if row.state != "queued" or task is None or not isinstance(mark, LeftMark):
+                return row
+            # Of several tasks with one lock name, the mark does not say which it is.
+            if count[row.name] == 1:
+                row = replace(row, about=replace(mark, task_name=task.name))
             # The other locks of an app whose task cannot work are listed all the same.
             with suppress(ConfigurationError):
-                ttls[name] = task.lock_options.queue_ttl
-        return in_order(
-            replace(row, queued_for=max(0.0, (row.about.due_for or ttls[row.name]) - row.about.expires_in))
-            if isinstance(row.about, LeftMark) and row.state == "queued" and row.name in ttls
-            else row
-            for survey in (self.surveys() if surveys is None else surveys)
-            for row in rows_of(survey)
-        )
+                # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
+                due_for = mark.due_for or task.lock_options.queue_ttl
+                return replace(row, queued_for=max(0.0, due_for - mark.expires_in))
+            return row
+
+        found = self.surveys() if surveys is None else surveys
+        return in_order(told(row) for survey in found for row in rows_of(survey, with_turns=with_turns))
 
 
 def tasks_by_lock(app: Celery) -> dict[str, Any]:
@@ -157,7 +184,7 @@ def tasks_by_lock(app: Celery) -> dict[str, Any]:
 def facts_of(about: Holder | LeftMark) -> dict[str, Any]:
     """What JSON has of it, in the words of the docs."""
     facts = {name: getattr(about, name, None) for name in _FACTS}
-    facts["expires_in"] = round(about.expires_in, 3)
+    facts["expires_in"] = None if getattr(about, "state", "") == "unreadable" else round(about.expires_in, 3)
     if isinstance(about, Holder):
         facts["acquired_at"] = about.acquired_at.isoformat()
     return facts
@@ -170,19 +197,28 @@ def worker_of(about: Holder | LeftMark) -> str:
 
 
 def in_order(rows: Iterable[Row]) -> list[Row]:
-    """First the holders, the oldest one first, and then the marks."""
-    # Not by `held`: each key is looked at a moment after the one before.
-    return sorted(rows, key=lambda row: (row.state != "held", getattr(row.about, "acquired_at", _LATEST), row.lock.key))
+    """First the holders, the oldest one first; then the marks, the call that is due for longest first."""
+
+    def order(row: Row) -> tuple[Any, ...]:
+        # Not by `held`: each key is looked at a moment after the one before.
+        acquired_at = getattr(row.about, "acquired_at", _LATEST)
+        return row.state != "held", acquired_at, -(row.queued_for or 0.0), row.lock.key
+
+    return sorted(rows, key=order)
 
 
-def rows_of(survey: LockState) -> list[Row]:
-    return [*(Row(survey, holder) for holder in survey.places), *(Row(survey, mark) for mark in survey.marks)]
+def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
+    """Its holders and marks; and those that wait, or only the first of them where they are all that there is."""
+    rows = [*(Row(survey, holder) for holder in survey.places), *(Row(survey, mark) for mark in survey.marks)]
+    if survey.problem is not None:
+        return [Row(survey, LeftMark("unreadable", "", 0.0))]
+    turns = survey.turns if with_turns else () if rows else survey.turns[:1]
+    return [*rows, *(Row(survey, turn) for turn in turns)]
 
 
 def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
     """What its result says of a call, in the words of the docs; its rows; and why results cannot be read, if so."""
-    places = ([*rows_of(lock), *(Row(lock, turn) for turn in lock.turns)] for lock in locks.surveys())
-    rows = in_order(row for found in places for row in found if row.about.task_id == task_id)
+    rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
     call: dict[str, Any] = {"task_id": task_id, "state": None, "reason": None, "key": None, "holder_task_id": None}
     call |= {"locks": [row.as_json() for row in rows], "text": None}
     try:
@@ -234,12 +270,12 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
     """
     columns: dict[str, list[str | None]] = {
         "LOCK": [row.name for row in rows],
-        "LABEL": [row.about.label for row in rows],
+        "LABEL": [row.note for row in rows],
         "STATE": [row.state for row in rows],
         "TASK ID": [row.about.task_id for row in rows],
         "WORKER": [row.worker for row in rows],
-        "HELD": [duration(row.held) for row in rows],
-        "LEFT": [duration(row.about.expires_in) for row in rows],
+        "HELD": [duration(row.age) for row in rows],
+        "LEFT": [duration(row.left) for row in rows],
         "WAITING": [str(row.lock.waiters) for row in rows],
         "KEY": [row.lock.key if is_wide else row.lock.key.rpartition(":")[2].removesuffix("}") for row in rows],
     }
@@ -287,8 +323,3 @@ def duration(seconds: float | None) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours < 24 else f"{hours // 24}d{hours % 24:02d}h"
-
-
-def shown(text: str) -> str:
-    """*text*, with what cannot be printed, such as the start of a colour, as an escape."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

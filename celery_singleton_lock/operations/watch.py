@@ -5,7 +5,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -34,7 +34,7 @@ def watch(locks: Locks, pattern: str | None, interval: float, *, is_json: bool) 
                 found = (each for key in known for each in _changes(before.get(key, LockState(key)), known[key]))
                 for change in sorted(found, key=lambda change: change["at"]):
                     click.echo(json.dumps(change, default=datetime.isoformat))
-            before = {key: survey for key, survey in known.items() if survey.places or survey.marks or survey.waiters}
+            before = {key: survey for key, survey in known.items() if rows_of(survey)}
             time.sleep(interval)
             try:
                 known = _look(locks, pattern, before)
@@ -67,26 +67,20 @@ def _changes(before: LockState, after: LockState) -> Iterator[dict[str, Any]]:
     gone = [holder for token, holder in held.items() if token not in holds]
     come = [holder for token, holder in holds.items() if token not in held]
     seen_at = _moment(after)
-    # A lease that is renewed always has two thirds of its ttl left, so these have ended without a release.
-    ended = {each.token: _moment(before) + timedelta(seconds=each.expires_in) for each in gone}
-    dead = {token: deadline for token, deadline in ended.items() if deadline <= seen_at}
-    heirs = [each for each in come if any(deadline <= each.acquired_at for deadline in dead.values())]
 
     def change(at: datetime, event: str, task_id: str | None, hostname: str | None = None) -> dict[str, Any]:
         return {"at": at, "event": event, "key": after.key, "task_id": task_id, "hostname": hostname}
 
     for each in gone:
-        if each.token not in dead:
-            at = min((heir.acquired_at for heir in come), default=seen_at)
-            yield change(at, "released", each.task_id, each.hostname)
-        elif not heirs:
-            yield change(seen_at, "expired", each.task_id, each.hostname)
+        yield change(min((heir.acquired_at for heir in come), default=seen_at), "released", each.task_id, each.hostname)
     for each in come:
-        yield change(each.acquired_at, "taken_over" if each in heirs else "acquired", each.task_id, each.hostname)
+        yield change(each.acquired_at, "acquired", each.task_id, each.hostname)
     known = {(mark.state, mark.task_id) for mark in before.marks}
     for mark in after.marks:
         if mark.state != "quiet" and (mark.state, mark.task_id) not in known:
             yield change(seen_at, "waiting", mark.task_id)
+    if after.problem and not before.problem:
+        yield change(seen_at, "unreadable", None)
     for _ in range(after.waiters - before.waiters):
         yield change(seen_at, "waiting", None)
 

@@ -4,7 +4,7 @@ import re
 import ssl
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.stores.redis.connection import unreadable
@@ -61,7 +61,7 @@ def one_url(given: Any) -> str:
             f"singleton_lock_url=<a {type(given).__name__}> is not allowed: give one URL as text, such as "
             "'redis://localhost:6379/0'"
         )
-    return given
+    return given.strip()
 
 
 def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas: int = 0) -> Store:
@@ -75,11 +75,12 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     Raises:
         ConfigurationError: The scheme is unknown, or the URL cannot be read.
     """
-    try:
-        # Only the first part has it.
-        scheme = urlsplit(url.partition(";")[0]).scheme
-    except ValueError:
-        raise unreadable() from None
+    # Python's parser would pass over blanks at its beginning, and newlines inside.
+    url = url.strip()
+    begins, found, _ = url.partition("://")
+    scheme = begins.lower() if found else ""
+    if not url.isprintable():
+        raise unreadable()
     if scheme == "memory":
         return in_memory.get(url) or in_memory.setdefault(url, _new_in_memory())
     url = ";".join(map(_part_in_redis_py, url.split(";")))
@@ -90,7 +91,7 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     if scheme not in _SCHEMES:
         allowed = ", ".join(f"{known}://" for known in (*_SCHEMES, *_CLUSTERS, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
-    return Store(_SCHEMES[scheme] + url[len(scheme) :], options or {}, replicas)
+    return Store(f"{_SCHEMES[scheme]}://{url.partition('://')[2]}", options or {}, replicas)
 
 
 def _new_in_memory() -> Store:

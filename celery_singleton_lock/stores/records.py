@@ -65,6 +65,7 @@ class Grant:
     took_over: bool
     since: float  # when it was granted, by the server's clock, in seconds since the epoch
     sent_at: float  # `clock()` before the request; the ttl counts from here
+    died: Facts | None = None  # of the holder that had the place, and died in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,20 +169,22 @@ class LeftMark:
     """What a call that holds no lease has in the store: a mark, or a turn.
 
     Attributes:
-        state: `queued`, `next` or `quiet`; of a turn, `waiting`.
+        state: `queued`, `next` or `quiet`; of a turn, `waiting`; of a key that cannot be read, `unreadable`.
         task_id: The call's; empty for a `Lock` that waits.
         expires_in: Seconds until it means nothing any more.
         task_name: The task's name, if it is known.
         label: What operators read beside the key, if there is a label.
         due_for: For how many seconds a queued call is due until its mark ends; 0 if that is `lock_queue_ttl`.
+        token: Of a turn.
     """
 
-    state: Literal["queued", "next", "quiet", "waiting"]
+    state: Literal["queued", "next", "quiet", "waiting", "unreadable"]
     task_id: str
     expires_in: float
     task_name: str | None = None
     label: str | None = None
     due_for: float = 0.0
+    token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,7 @@ class LockState:
         queued, next: Task id of the call that is queued, and of the one that runs next; None if there is none.
         waiting: How many wait for it.
         cooldown_until: When its last cool-down ends; None if there is none.
+        problem: Why nothing else is known: the key is another program's, or damaged.
     """
 
     key: str
@@ -211,6 +215,7 @@ class LockState:
     waiters: int = 0
     turns: tuple[LeftMark, ...] = ()
     asked_by: Mapping[str, str] = field(default_factory=dict, repr=False)
+    problem: str | None = None
 
     @property
     def holders(self) -> list[Holder]:

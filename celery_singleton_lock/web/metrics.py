@@ -92,6 +92,8 @@ class _Metrics(Collector):
             for name in sorted({*names, *by_name}):
                 gauge.add_metric([name], getattr(by_name.get(name, Total(name)), what))
             yield gauge
+        broken = {row.lock.key for row in self._rows if row.state == "unreadable"}
+        yield GaugeMetricFamily("singleton_lock_unreadable", "Keys under the prefix that cannot be read.", len(broken))
         scan = "The time that the last look at all locks took."
         yield GaugeMetricFamily("singleton_lock_scan_seconds", scan, self._scan_seconds)
 

@@ -10,8 +10,10 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.breaking import ask, meant
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, shown
+from celery_singleton_lock.leases.lines import shown
+from celery_singleton_lock.operations.breaking import Plan, ask
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration
+from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.base import clock
 
 # After a look at all locks nobody looks again for so many times its duration, so that requests cost the store at most
@@ -81,11 +83,10 @@ class Looks:
         if not holder and survey.leases:
             return "changed"
         by = f"{shown(str(user))[:100]}@{address or 'unknown'}"
-        holders, marks = meant(survey, holder or None)
-        asked, dropped = ask(locks, key, holders, by, marks=bool(marks))
+        done = ask(locks, Plan.of(survey, holder or None), by)
         # Look again at the next request.
         self._kept_until = 0.0
-        return "asked" if asked else "dropped" if dropped else "nothing"
+        return "asked" if done.holders else "dropped" if done.dropped else "nothing"
 
 
 @dataclass
@@ -132,7 +133,7 @@ def contents(looks: Looks, pattern: str) -> dict[str, Any]:
     try:
         rows, locks = looks.matching(pattern), Locks(looks.app)
     except (StoreError, ConfigurationError) as error:
-        return {**facts, "address": getattr(error, "store", "no store"), "problem": str(error)}
+        return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(looks.app, str(error))}
     totals = totals_of(rows)
     return {
         **facts,
@@ -159,12 +160,12 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         button = None
         if row.state == "held" and not row.is_beat and not row.asked_by:
             button = {**_ASK, "holder": row.about.task_id or row.worker}
-        elif not row.lock.leases:
+        elif not row.lock.leases and row.lock.problem is None:
             button = _DROP
         yield {
             "row": row,
-            "since": duration(row.queued_for if row.held is None else row.held),
-            "left": duration(row.about.expires_in),
+            "since": duration(row.age),
+            "left": duration(row.left),
             "waiting": a_few([each.task_id or "a Lock" for each in turns], row.lock.waiters, most=_MOST_WAITERS)
             if turns
             else "",

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import socket
 from urllib.parse import urlsplit
 
 from celery import Celery
@@ -160,8 +161,14 @@ class Site(Flask):
         return redirect(url_for("page", said=result, name=form.get("name") or None), 303)
 
     def server(self, host: str, port: int) -> BaseWSGIServer:
-        """A server of the page, which listens already."""
-        return make_server(host, port, self, threaded=True, request_handler=_Client)
+        """A server of the page, which listens already.
+
+        Raises:
+            OSError: It cannot listen there. Werkzeug alone would print that, and end the process.
+        """
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.create_server((host, port), family=family) as listener:
+            return make_server(host, port, self, threaded=True, request_handler=_Client, fd=listener.fileno())
 
 
 def _with_headers(response: Response) -> Response:

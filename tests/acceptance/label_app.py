@@ -1,9 +1,12 @@
 """Tasks with labels, and without, that say when they run."""
 
+import os
 from typing import Any
 
 from celery_singleton_lock import SingletonTask
 from tests.acceptance.app import app, body
+
+app.conf.singleton_lock_log_labels = "TEST_LOG_LABELS" in os.environ
 
 
 def task_with(name: str, **options: Any) -> Any:

@@ -26,6 +26,7 @@ from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
 from tests.browsing import Visitor
+from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, free_port, running
@@ -174,7 +175,9 @@ def test_what_people_read_has_a_line_for_each(own: Server, app_of: AppOf) -> Non
 
     lines = [re.split(r" {2,}", line, maxsplit=2) for line in done.stdout.splitlines()]
     assert [name for _, name, _ in lines] == ALL
-    assert {name: verdict for verdict, name, _ in lines if verdict != "ok"} == {"eviction": "NO", "workers": "-"}
+    told = {name: verdict for verdict, name, _ in lines if verdict != "ok"}
+    assert told == {"eviction": "NO", "persistence": "note", "workers": "-"}
+    assert "a master, up for " in done.stdout
     assert done.exit_code == NO
 
 
@@ -261,8 +264,10 @@ def test_a_server_that_is_full_is_told(own: Server, app_of: AppOf) -> None:
 
     diagnosis = examined(app_of(own.url), *AT_LEISURE)
 
-    assert diagnosis.wrong == ["locking"]
-    assert "OutOfMemory" in diagnosis.of("locking")[1]
+    assert diagnosis.wrong == ["locking", "eviction"]
+    assert "refused: OutOfMemory" in diagnosis.of("locking")[1]
+    assert "did not answer" not in diagnosis.text
+    assert re.search(r"full and refuses to write: \d+ of 1 bytes", diagnosis.of("eviction")[1])
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
@@ -430,6 +435,35 @@ def test_without_a_broker_nobody_can_be_asked(own: Server, app_of: AppOf) -> Non
     assert "pa55" not in diagnosis.text
 
 
+def test_that_no_worker_runs_is_a_no(own: Server, app_of: AppOf) -> None:
+    app = app_of(own.url, settings={"broker_url": own.url})
+
+    diagnosis = examined(app, *SOON[:-1], "1")
+
+    assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
+    assert "start one" in diagnosis.of("workers")[1]
+
+
+def test_a_queued_call_that_a_busy_worker_has_reserved_names_the_worker(
+    valkey: Server, tasks: Any, recorder: Recorder
+) -> None:
+    env = {"TEST_STORE": valkey.url, "TEST_TTL": "30"}
+    with workers("tests.acceptance.app", env, concurrency=1, pool="prefork"):
+        tasks.by_policy["skip"].delay("busy", gate="it is examined")
+        until(lambda: recorder.events("enter"), "it runs")
+        queued = tasks.by_mode["until_executed"].delay("k")
+
+        def told() -> list[str]:
+            return [each for each in examined(tasks.app, "--timeout", "3").advice if "prefetch" in each]
+
+        (said,) = until(told, "the worker has it", timeout=60)
+        open_gate(recorder, "it is examined")
+        queued.get(timeout=60)
+
+    assert "worker_prefetch_multiplier" in said
+    assert re.search(r": w\w{6}@\S+ \(1\)$", said)
+
+
 @pytest.mark.prove
 def test_holders_are_told_apart_and_left_alone(valkey: Server, tasks: Any, prefork: Worker, recorder: Recorder) -> None:
     url = tasks.app.conf.singleton_lock_url
@@ -481,6 +515,50 @@ def test_a_task_without_a_time_limit_is_told(own: Server, app_of: AppOf) -> None
     assert all(word in said for word in ("no time limit", "task"))
     for settings in ({"task_time_limit": 60}, {"task_soft_time_limit": 60}):
         assert examined(app_of(own.url, time_limit=None, settings=settings), *AT_LEISURE).advice == []
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "words"),
+    [
+        ({"lock_ttl": 30000}, {}, ["lock_ttl", "task (30000 s)"]),
+        ({}, {"singleton_lock_ttl": 3600}, ["lock_ttl", "task (3600 s)"]),
+        ({"autoretry_for": (OSError,)}, {}, ["autoretry_for", "skip", "task"]),
+    ],
+)
+def test_what_may_surprise_is_told(
+    own: Server, app_of: AppOf, options: dict[str, Any], settings: dict[str, Any], words: list[str]
+) -> None:
+    (said,) = examined(app_of(own.url, settings=settings, **options), *AT_LEISURE).advice
+
+    assert all(word in said for word in words)
+
+
+def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it(own: Server, app_of: AppOf) -> None:
+    with own.client() as client:
+        client.execute_command("ACL", "SETUSER", "shop", "on", ">pa55word", "~*", "&*", "+@all")
+    by_url = app_of(own.url.replace("//", "//shop:pa55word@"))
+    user = {"username": "shop", "password": "pa55word"}
+    env = env_of(own, singleton_lock_url=own.url, singleton_lock_client_options=user)
+
+    (said,) = examined(by_url, *AT_LEISURE).advice
+    with workers(APP, env, 1, pool="threads", concurrency=1):
+        told = [reported(env, *command) for command in (["report"], ["inspect", "conf", "--timeout", "30"])]
+
+    assert "singleton_lock_client_options" in said
+    assert all("singleton_lock_client_options" in each for each in told)
+    assert not any("pa55word" in each for each in [said, *told])
+
+
+def reported(env: dict[str, str], *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", APP, *command],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+    return done.stdout + done.stderr
 
 
 def test_eager_mode_is_told(own: Server, app_of: AppOf) -> None:
@@ -543,6 +621,7 @@ def test_a_cause_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
         ("NO", "store"),
         ("-", "others"),
         ("-", "workers"),
+        ("note", "advice"),
     ]
     assert done.stdout.count("refuses us") == 1
     assert all(name in lines[1][2] for name in ("locking", *OF_THE_SERVER, "clock", "holders"))

@@ -1,15 +1,21 @@
 """`lock_label`: what operators read beside a key; off by default, and it costs no call its run."""
 
 import json
+import logging
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
+from celery_singleton_lock import Lock, SingletonTask, StoreError
 from celery_singleton_lock.operations.cli import singleton
 from tests.recorder import Recorder
+from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
 
@@ -51,7 +57,7 @@ def test_operators_read_it_beside_the_key(
     assert rows == {
         (tasks.labelled.name, "held"): "supplier 7",
         (tasks.unlabelled.name, "held"): None,
-        (None, "queued"): "supplier 8",
+        (tasks.queued.name, "queued"): "supplier 8",
     }
     assert head.split()[:2] == ["LOCK", "LABEL"]
     assert sum("supplier" in line for line in lines) == 2
@@ -72,6 +78,50 @@ def test_one_that_cannot_be_filled_in_costs_a_line_and_no_run(
     assert "lock_label" in line
     published = [record for record in caplog.records if record.getMessage().startswith("lock.label_failed")]
     assert len(published) == (name == "failing_in_the_queue")
+
+
+# In the log.
+
+
+def test_the_log_has_it_where_one_says_so_and_names_what_has_died(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    env = {**env, "TEST_LOG_LABELS": "yes", "TEST_TTL": "8"}
+    with workers(APP, env, 1, concurrency=2) as (worker,):
+        call = tasks.labelled.delay("k", 7, 60.0)
+        (event,) = until(lambda: recorder.events("enter"), "it runs")
+        duplicate = tasks.labelled.delay("k", 7, 60.0)
+        until(lambda: f"task_id={duplicate.id} label='supplier 7' holder={call.id}" in worker.log(), "it is skipped")
+        os.kill(event.pid, signal.SIGKILL)
+        key = tasks.labelled.lock_key_for("k", 7, 60.0)
+        told = f"lock.holder_died key={key} task_id={call.id} label='supplier 7' task={tasks.labelled.name} host="
+        until(lambda: told in worker.log(), "it is told")
+        lost = tasks.labelled.delay("k", 8, 60.0)
+        until(lambda: len(recorder.events("enter")) == 2, "it runs")
+        # With its host, so that nobody knows until the next one comes.
+        worker.kill()
+    with workers(APP, env, 1) as (heir,):
+        until(lambda: not tasks.labelled.lock_holders("k", 8, 60.0), "its lease is over")
+        tasks.labelled.delay("k", 8, 60.0)
+        died = f"task_id={lost.id} label='supplier 8' task={tasks.labelled.name} host="
+        until(lambda: died in heir.log(), "the heir tells")
+
+
+def test_a_newline_in_a_name_or_an_id_begins_no_line(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
+    evil = "a\nERROR lock.lost key=b \x1b[31m"
+    app = Celery("evil", set_as_current=False)
+    app.conf.update(singleton_lock_url=valkey.url, task_always_eager=True)
+
+    @app.task(base=SingletonTask, name=evil, shared=False, lock_key=())
+    def task() -> None: ...
+
+    with caplog.at_level("DEBUG", "celery_singleton_lock"):
+        with Lock(evil, app=app):
+            task.apply(task_id=evil)
+        logging.getLogger("celery_singleton_lock").warning("lock.unanswered key=%s: %s", "k", StoreError("s", evil))
+
+    assert len(caplog.messages) >= 4
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 # What it costs.

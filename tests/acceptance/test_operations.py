@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -121,7 +122,9 @@ def test_a_list_for_people_has_its_columns(tasks: Any, operate: Operate, store: 
     assert all(re.fullmatch(r"\d+\.\ds", cell) for cell in line[4:6])
 
 
-def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide(operate: Operate, store: Store) -> None:
+def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(
+    env: dict[str, str], operate: Operate, store: Store
+) -> None:
     task_id = "3d6d917c-69a7-491a-a8d8-5d8d4091e830"
     keys = [f"singleton:v3:{{{name}:850619f2bc8f15f0cb96f1808d711840}}" for name in ("a", f"first.{'x' * 150}.last")]
     for key in keys:
@@ -129,13 +132,29 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide(operate: Operate,
         store.acquire(Claim(key, "t", 30.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
     store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, quiet=0.0)
 
-    lines = operate("list").stdout.splitlines()
+    lines = on_a_terminal(env, "list").splitlines()
 
     assert max(map(len, lines)) == 100
     assert all("3d6d917c…" in line and "850619f2…" in line and ":12345" in line for line in lines[1:3])
     assert all("first." in line and ".last" in line for line in lines if "first" in line)
-    wide = operate("list", "--wide").stdout
-    assert all(text in wide for text in (task_id, *keys, host, "7" * 51))
+    for wide in (operate("list").stdout, on_a_terminal(env, "list", "--wide")):
+        assert all(text in wide for text in (task_id, *keys, host, "7" * 51))
+
+
+def on_a_terminal(env: dict[str, str], *arguments: str) -> str:
+    """What a command shows there."""
+    ours, inside = os.openpty()
+    command = [sys.executable, "-m", "celery", "-A", APP, "singleton", *arguments]
+    with subprocess.Popen(command, env={**os.environ, **env}, stdout=inside, stdin=inside) as process:
+        os.close(inside)
+        shown = b""
+        # At its end the terminal has an error, and no more text.
+        with suppress(OSError):
+            while part := os.read(ours, 65536):
+                shown += part
+        os.close(ours)
+    assert process.returncode == YES
+    return shown.decode()
 
 
 @pytest.mark.parametrize("pattern", ["*.skipped", "tests.acceptance.app.skippe[d]"])
@@ -172,7 +191,7 @@ def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -
     for token in "ab":
         store.acquire(claim(key, f"id-{token}", token, limit=3))
     store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
-    with store.waiter(claim(key, token="w", limit=1)) as waiter:
+    with store.waiter(claim(key, "id-w", "w")) as waiter:
         waiter.ask()
         shown = json.loads(operate("show", key, "--json").stdout)
         said = operate("show", key).stdout
@@ -180,8 +199,9 @@ def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -
     assert [holder["task_id"] for holder in shown.pop("holders")] == ["id-a", "id-b"]
     assert 20 < shown.pop("quiet_for") <= 30
     fence = max(holder.fence for holder in store.holders(key))
+    assert shown.pop("turns") == ["id-w"]
     assert shown == {"key": key, "limit": 3, "fence": fence, "waiters": 1, "queued": "id-q", "next": None}
-    assert all(word in said for word in (key, "id-a", "id-b", "id-q", "queued", "quiet"))
+    assert all(word in said for word in (key, "id-a", "id-b", "id-q", "queued", "quiet", "id-w", "waiting"))
 
 
 def test_a_lock_is_found_by_its_task_and_the_arguments(tasks: Any, operate: Operate, store: Store) -> None:

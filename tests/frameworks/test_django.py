@@ -2,9 +2,13 @@
 
 import json
 import re
+import runpy
 import sys
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+
+import pytest
 
 from tests.frameworks.stage import make_tables, manage, visited
 from tests.gates import open_gate
@@ -252,6 +256,109 @@ def test_the_locks_have_no_table_that_a_command_of_django_wants(env: dict[str, s
     assert "no issues" in manage(env, "check")
     for more in ([], ["--all"]):
         assert {each["model"] for each in json.loads(manage(env, "dumpdata", *more))} >= {"auth.permission"}
+
+
+FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "value": ({"CELERY_SINGLETON_LOCK_TTL": "30s"}, "CELERY_SINGLETON_LOCK_TTL='30s' is not allowed"),
+    "name": ({"CELERY_SINGLETON_LOCK_TTTL": 3}, "did you mean CELERY_SINGLETON_LOCK_TTL?"),
+    "scheme": ({"CELERY_SINGLETON_LOCK_URL": "ftp://x"}, "CELERY_SINGLETON_LOCK_URL: unknown scheme"),
+    "labels": ({"CELERY_SINGLETON_LOCK_LOG_LABELS": "yes"}, "CELERY_SINGLETON_LOCK_LOG_LABELS='yes'"),
+    "none": (
+        {"CELERY_SINGLETON_LOCK_URL": None, "CELERY_BROKER_URL": "amqp://"},
+        "set CELERY_SINGLETON_LOCK_URL, for example",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_start_refuses_is_an_error_of_the_check_in_the_words_of_the_settings(
+    env: dict[str, str], fault: str
+) -> None:
+    settings, says = FAULTS[fault]
+
+    said = manage({**env, "SHOP_SETTINGS": json.dumps(settings)}, "check", code=1)
+
+    assert "celery_singleton_lock.E002" in said
+    assert says in said
+    assert not re.search(r"(?<![\w.])singleton_lock_", said)
+
+
+def test_what_a_pool_or_a_server_refuses_is_said_by_the_check(env: dict[str, str]) -> None:
+    memory = manage(
+        {**env, "SHOP_SETTINGS": '{"CELERY_SINGLETON_LOCK_URL": "memory://"}'}, "check", "--fail-level=WARNING", code=1
+    )
+    wrong = env["SHOP_REDIS"].replace("//", "//nobody:pa55@")
+    deployed = manage(
+        {**env, "SHOP_SETTINGS": json.dumps({"CELERY_SINGLETON_LOCK_URL": wrong})}, "check", "--deploy", code=1
+    )
+
+    assert "W002" in memory
+    assert "CELERY_SINGLETON_LOCK_URL='memory://'" in memory
+    assert "celery_singleton_lock.C001" in deployed
+    assert "pa55" not in deployed
+
+
+def visit_without_an_app() -> Any:
+    import django
+    from django.conf import settings
+
+    contrib = [f"django.contrib.{name}" for name in ("admin", "auth", "contenttypes", "messages", "sessions")]
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    known = runpy.run_path("tests/frameworks/django_shop/settings.py")
+    names = ("MIDDLEWARE", "TEMPLATES", "STATIC_URL", "ALLOWED_HOSTS", "SECRET_KEY")
+    settings.configure(
+        INSTALLED_APPS=[*contrib, "celery_singleton_lock.contrib.django"],
+        DATABASES={"default": database},
+        ROOT_URLCONF="bare_urls",
+        **{name: known[name] for name in names},
+    )
+    django.setup()
+    from django.contrib import admin
+    from django.contrib.auth.models import User
+    from django.core.checks import run_checks
+    from django.core.management import call_command
+    from django.test import Client
+    from django.urls import path
+
+    sys.modules["bare_urls"] = types.ModuleType("bare_urls")
+    vars(sys.modules["bare_urls"])["urlpatterns"] = [path("admin/", admin.site.urls)]
+    call_command("migrate", verbosity=0)
+    client = Client()
+    found = [each.id for each in run_checks() if str(each.id).startswith("celery_singleton_lock")]
+    client.force_login(User.objects.create_superuser("root"))
+    page = client.get(PAGE)
+    return {"found": found, "status": page.status_code, "says": "import that of the project" in page.content.decode()}
+
+
+def test_that_the_project_does_not_import_its_app_is_said_as_such(env: dict[str, str]) -> None:
+    assert visited(visit_without_an_app, env) == {
+        "found": ["celery_singleton_lock.E001"],
+        "status": 503,
+        "says": True,
+    }
+
+
+def visit_in_german() -> Any:
+    from django.utils import translation
+
+    all_of = Visitors()
+    operator = all_of.operator
+    with translation.override("de"):
+        page = operator.get(PAGE)
+        said = sent(operator, page, all_of.held.key, "the-holder")
+    return {
+        "page": [word in page.content.decode() for word in ("gehalten", "Anhalten lassen…", "Wartend", "Zustand")],
+        "said": said[1],
+    }
+
+
+def test_the_page_in_the_admin_is_translated(env: dict[str, str]) -> None:
+    make_tables(env)
+
+    told = visited(visit_in_german, env)
+
+    assert told["page"] == [True] * 4
+    assert told["said"][1].startswith("Zum Anhalten aufgefordert.")
 
 
 def test_a_duplicate_is_skipped_and_what_is_rolled_back_is_not_published(env: dict[str, str]) -> None:

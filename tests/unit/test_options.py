@@ -301,3 +301,11 @@ def test_a_skip_result_of_none_counts_as_set(app: Celery, options: dict[str, Any
 
     with hold(task, 1):
         assert task.apply((1,)).state == state
+
+
+@pytest.mark.parametrize("option", ["lock_label", "lock_key", "lock_name", "lock_on_conflict"])
+def test_a_text_that_is_translated_later_is_refused_by_its_type(app: Celery, option: str) -> None:
+    from django.utils.translation import gettext_lazy
+
+    with pytest.raises(ConfigurationError, match=rf"{option}=<a .*__proxy__ "):
+        make(app, **{option: gettext_lazy("skip")})

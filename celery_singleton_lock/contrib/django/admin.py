@@ -10,10 +10,13 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
+from celery_singleton_lock.contrib.django.checks import why_no_app
 from celery_singleton_lock.contrib.django.models import Lock
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.options import as_set
 from celery_singleton_lock.web.page import DONE, RESULTS, Looks, contents
 
 _PAGE, _BREAK = "celery_singleton_lock_lock_changelist", "celery_singleton_lock_lock_break"
@@ -42,12 +45,13 @@ class LockAdmin(admin.ModelAdmin):
         """The page."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        facts = contents(_looks, request.GET.get("name", ""))
+        why = why_no_app(_looks.app)
+        facts = {"name": "?", "problem": why} if why else contents(_looks, request.GET.get("name", ""))
         context = {
             **self.admin_site.each_context(request),
             **facts,
             **(extra_context or {}),
-            "title": f"Locks of {facts['name']}",
+            "title": gettext("Locks of %(name)s") % facts,
             "opts": self.model._meta,  # noqa: SLF001 (Django's name for what its own templates get)
             "may_break": self.has_break_permission(request),
             "break_url": self._url_of(_BREAK),
@@ -65,9 +69,11 @@ class LockAdmin(admin.ModelAdmin):
         try:
             result = _looks.break_by_button(key, holder, user, address)
         except (ConfigurationError, StoreError) as error:
-            self.message_user(request, str(error), messages.ERROR)
+            self.message_user(request, as_set(_looks.app, str(error)), messages.ERROR)
         else:
-            self.message_user(request, RESULTS[result], messages.SUCCESS if result in DONE else messages.WARNING)
+            self.message_user(
+                request, gettext(RESULTS[result]), messages.SUCCESS if result in DONE else messages.WARNING
+            )
             if result in DONE:
                 self.log_change(request, Lock(key), f"Asked {holder} to stop." if holder else "Dropped its marks.")
         return redirect(f"{self._url_of(_PAGE)}?{urlencode({'name': name})}")

@@ -43,7 +43,8 @@ OURS: dict[str, Any] = {
     "health_check_interval": 0,
     "decode_responses": True,
     "encoding": "utf-8",
-    "encoding_errors": "strict",
+    # Another program's key may be no UTF-8, and hides no other.
+    "encoding_errors": "surrogateescape",
     "protocol": 2,
     **dict.fromkeys(["driver_info"] if _HAS_DRIVER_INFO else ["lib_name", "lib_version"]),
 }

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, Self
 
 from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Grant, Holder
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Holder
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
@@ -132,8 +132,8 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done |
         return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=sent_at)
     verdict, _, *rest = reply
     if verdict == _GRANTED:
-        place, fence, took_over, since = rest
-        return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at)
+        place, fence, took_over, since, *died = rest
+        return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, _dead(key, *died[0]) if died else None)
     if verdict == _QUEUED:
         return float(rest[0]) / 1_000_000
     return Done(*rest) if verdict == _DONE else conflict_in(key, reply)
@@ -151,6 +151,11 @@ def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
     holders = [_holder(key, now, *rows[start : start + _VALUES_PER_HOLDER]) for start in starts]
     # If they hold nothing yet, keep the order of the reply, which is the order of their turns.
     return sorted(holders, key=lambda holder: holder.expires_in) if rows and rows[0] else holders
+
+
+def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> Facts:
+    task_name, _, label = (name or "").partition(_SEPARATOR)
+    return Facts(task_id or "", task_name or (lock_name_of(key) if task_id else ""), hostname or "", label=label)
 
 
 def _holder(

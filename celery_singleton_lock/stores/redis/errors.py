@@ -19,9 +19,9 @@ _NEVER = (
     (
         r"Authentication(?:WrongNumberOfArgs)?Error|: (?:NOAUTH|WRONGPASS)\b|unauthenticated",
         (
-            "give the password of the user {user} in singleton_lock_url (redis://user:password@host:port/database) or "
-            "in singleton_lock_client_options (username, password), or let credential_provider give a user and a "
-            "password that the server takes"
+            "give the password of the user {user} in singleton_lock_client_options (username, password), or in "
+            "singleton_lock_url (redis://user:password@host:port/database), or let credential_provider give a user and "
+            "a password that the server takes"
         ),
     ),
     (

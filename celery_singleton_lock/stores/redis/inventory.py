@@ -1,5 +1,6 @@
 """Seeing and breaking the locks of others, in Redis or Valkey."""
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     microseconds,
     milliseconds,
 )
-from celery_singleton_lock.stores.redis.errors import accepted
+from celery_singleton_lock.stores.redis.errors import accepted, advice_about
 
 # A fraction of a millisecond of the server's time, so nobody else has to wait long for it.
 _KEYS_PER_STEP = "250"
@@ -35,6 +36,10 @@ _OTHER_SLOTS = 20
 _COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 # Another program may have a key of such a name.
 _OUR_KEY = re.compile(r"[^{}]*\{[^{}]*\}")
+_NUMBER = re.compile(r"-?[0-9]+")
+# Errors of a script that say something about the key, and not about us.
+_UNREADABLE = re.compile(r"WRONGTYPE|user_script")
+_FOREIGN = "another program's key, or a damaged one: "
 _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
 
@@ -50,12 +55,12 @@ class RedisInventory:
     _ask: Callable[..., Any]
 
     def keys(self, start: str) -> Iterator[str]:
-        """Each lock key that begins with *start*, once; found in small steps, so it may miss what comes meanwhile.
+        """Each key like that of a lock that begins with *start*, once; found in small steps, so it may miss a new one.
 
         Of several servers, all are asked before the error of one is raised.
         """
         pattern, seen, problem = _OF_PATTERNS.sub(r"\\\1", start) + "*}", set[str](), None
-        steps = "MATCH", pattern, "COUNT", _KEYS_PER_STEP, "TYPE", "hash"
+        steps = "MATCH", pattern, "COUNT", _KEYS_PER_STEP
         for server in self._persist(self._servers.to_masters):
             cursor, is_first = "0", True
             try:
@@ -95,13 +100,21 @@ class RedisInventory:
             said[server.address] = dict(line.split(":", 1) for line in lines if ":" in line)
         return said
 
-    def survey(self, keys: Sequence[str]) -> list[LockState]:
-        """Look at each of the keys, and change nothing."""
-        if not keys:
-            return []
-        calls = [([key], ()) for key in keys]
-        replies = self._persist(lambda timeout: accepted(self._servers.run(SURVEY, calls, timeout)))
-        return [_survey_in(key, *reply) for key, reply in zip(keys, replies, strict=True)]
+    def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
+        """Look at each of the keys, and change nothing.
+
+        If *tolerant*, an error of the server about one key is its `problem`, and hides no other.
+        """
+        states = dict[str, LockState]()
+        for key in keys if tolerant else ():
+            if not key.isascii() and (name := _printable(key)) != key:
+                states[key] = LockState(name, problem="its name is not UTF-8")
+        calls = [([key], ()) for key in keys if key not in states]
+        if calls:
+            replies = self._persist(lambda timeout: _surveys_in(self._servers.run(SURVEY, calls, timeout), tolerant))
+            for ([key], _), reply in zip(calls, replies, strict=True):
+                states[key] = _state_in(key, reply)
+        return [states[key] for key in keys]
 
     def holders(self, key: str) -> list[Holder]:
         """All holders of *key*, cool-downs too; the lease that ends first comes first."""
@@ -132,7 +145,9 @@ class RedisInventory:
     def counted(self, key: str) -> dict[str, int]:
         """All numbers, by field."""
         fields = self._call("HGETALL", key)
-        return {field: int(value) for field, value in zip(fields[::2], fields[1::2], strict=True)}
+        pairs = zip(fields[::2], fields[1::2], strict=True)
+        # Another program may have written others.
+        return {field: int(value) for field, value in pairs if _NUMBER.fullmatch(value)}
 
     def broken_by(self, claim: Claim) -> str | None:
         """The person that has asked this holder to end, if there is one."""
@@ -192,8 +207,34 @@ def with_tag(key: str, number: int) -> str:
     return f"{key.removesuffix('}')}:{number}}}"
 
 
+def _printable(key: str) -> str:
+    """*key* with an escape for each byte that is no UTF-8."""
+    return key.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def _surveys_in(replies: list[Any], tolerant: bool) -> list[Any]:
+    """The replies, among which may be errors about single keys."""
+    for reply in replies if tolerant else accepted(replies):
+        if isinstance(reply, exceptions.RedisError):
+            text, advice = str(reply), advice_about(reply)
+            if not _UNREADABLE.search(text) or (advice is not None and "WRONGTYPE" not in text):
+                raise reply
+    return replies
+
+
+def _state_in(key: str, reply: Any) -> LockState:
+    if isinstance(reply, exceptions.RedisError):
+        return LockState(key, problem=_FOREIGN + str(reply).partition(" script:")[0])
+    try:
+        # Bytes that are no UTF-8 would come this far.
+        json.dumps(reply, ensure_ascii=False).encode()
+        return _survey_in(key, *reply)
+    except (ValueError, TypeError, ArithmeticError, OSError) as error:
+        return LockState(key, problem=f"{_FOREIGN}{type(error).__name__}: {error}")
+
+
 def _survey_in(
-    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, queue: Any, asked: Any
+    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, queue: Any, asked: Any, foreign: str
 ) -> LockState:
     def seconds(until: str) -> float:
         return (int(until) - now) / 1_000_000
@@ -205,6 +246,7 @@ def _survey_in(
         LeftMark(state, task_id, seconds(until), name or names.get(state), label or None, int(due_for) / 1000)
         for state, until, task_id, name, label, due_for in marks
     )
-    turns = tuple(LeftMark("waiting", task_id, seconds(until)) for until, task_id in queue)
+    turns = tuple(LeftMark("waiting", task_id, seconds(until), token=token) for until, task_id, token in queue)
     by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}
-    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by)
+    problem = _FOREIGN + foreign if foreign else None
+    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by, problem)

@@ -1,5 +1,6 @@
 """The settings that matter here."""
 
+import json
 import os
 
 SECRET_KEY = "not a secret"
@@ -44,3 +45,12 @@ CELERY_BROKER_URL = os.environ.get("SHOP_REDIS", "redis://localhost")
 CELERY_RESULT_BACKEND = "django-db"
 CELERY_SINGLETON_LOCK_URL = CELERY_BROKER_URL
 CELERY_SINGLETON_LOCK_TTL = 60
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"console": {"class": "logging.StreamHandler"}},
+    "root": {"handlers": ["console"]},
+    "loggers": {"celery_singleton_lock": {"level": "INFO"}},
+}
+globals().update(json.loads(os.environ.get("SHOP_SETTINGS", "{}")))

@@ -18,7 +18,7 @@
 -- ARGV[8]  marker of the message, if this may be a later delivery of it; otherwise an empty text, or nothing
 --
 -- Returns  fence                               granted place 1 of a lock of which nothing was known
---          {1, now, place, fence, took_over, since}  granted
+--          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
 --          {2, now, wait}                      queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}          done: a run of this message has ended
 --          {0, now, next, holders}             held: a few holders, or else those that go before; seven values each. For
@@ -174,7 +174,7 @@ local function leave_all_else(granted)
   end
 end
 
-local function grant(granted, took_over, fence)
+local function grant(granted, died, fence)
   local fields = {
     granted, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
     granted .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[4],
@@ -193,7 +193,7 @@ local function grant(granted, took_over, fence)
   redis.call('HSET', key, unpack(fields))
   leave_all_else(granted)
   expire_after(key, 2000 * ttl)
-  return {1, now, granted, fence, took_over, now}
+  return {1, now, granted, fence, died and 1 or 0, now, died}
 end
 
 if is_copy then
@@ -253,12 +253,12 @@ end
 
 if free > #before then
   place = place or highest + 1
-  local dead_token = places[place] and places[place].token
+  local dead_token, died = places[place] and places[place].token, nil
   if dead_token then
+    died = not is_on_hold(dead_token) and redis.call('HMGET', key, place .. ':i', place .. ':h', place .. ':n') or nil
     empty_place(key, place, dead_token)
   end
-  local took_over = dead_token and not is_on_hold(dead_token) and 1 or 0
-  return grant(place, took_over, math.max(tonumber(known[1] or 0) + 1, now))
+  return grant(place, died, math.max(tonumber(known[1] or 0) + 1, now))
 end
 
 -- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends by itself.

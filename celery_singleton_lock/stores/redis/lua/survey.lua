@@ -5,7 +5,8 @@
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
 --          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
 --          due then, or 0}, empty texts for what is not known; every holder, seven values each; each of the first that
---          wait: {until when it has a turn, task id}; for each holder, who has asked it to end, or an empty text
+--          wait: {until when it has a turn, task id, token}; for each holder, who has asked it to end, or an empty text;
+--          why it is another program's hash, or an empty text
 
 -- @include time
 -- @include lock
@@ -13,6 +14,12 @@
 -- @include queue
 local key = KEYS[1]
 local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'quiet', 'next')
+local foreign = ''
+if not (known[2] or known[3] or known[5] or known[6] or known[7]) then
+  for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE) or {}) do
+    foreign = string.sub(field, 1, 5) == 'done:' and foreign or 'it has nothing of a lock'
+  end
+end
 local first, last, successor = tonumber(known[3]), tonumber(known[4]), successor_in(known[7])
 local marks, turns, asked, waiters = {}, {}, {}, 0
 
@@ -34,7 +41,7 @@ if first then
   for _, value in ipairs(redis.call('HMGET', key, unpack(names))) do
     local waiter = waiter_in(value)
     if waiter and waiter.deadline > now then
-      turns[#turns + 1] = {integer(waiter.deadline), waiter.task_id}
+      turns[#turns + 1] = {integer(waiter.deadline), waiter.task_id, waiter.token}
     end
   end
   waiters = #turns + last - stop
@@ -43,4 +50,4 @@ local holders = described(key, read_places(key, tonumber(known[1] or 1)), math.h
 for i = 2, #holders, 7 do
   asked[#asked + 1] = redis.call('HGET', key, 'broken:' .. holders[i]) or ''
 end
-return {now, known[2] or '', waiters, marks, holders, turns, asked}
+return {now, known[2] or '', waiters, marks, holders, turns, asked, foreign}

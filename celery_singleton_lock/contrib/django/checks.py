@@ -1,0 +1,70 @@
+"""What `manage.py check` says: all that would end a worker at its start."""
+
+from contextvars import ContextVar
+from typing import Any
+
+import click
+from celery import Celery, _state
+from celery.app import app_or_default
+from celery.concurrency import get_implementation
+from django.core import checks
+
+from celery_singleton_lock.checks import BOUND, faults_of, faults_with, try_store, without_base
+from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.options import as_set
+from celery_singleton_lock.settings import open_store
+
+_imports: ContextVar[bool] = ContextVar("singleton_imports", default=False)
+
+
+def why_no_app(app: Celery) -> str | None:
+    """Why *app* is not that of the project, but what Celery makes where there is none; None if it is."""
+    if app is not _state.default_app or app.main != "default":
+        return None
+    return (
+        "this process has no Celery app: import that of the project in its __init__.py, "
+        "`from .celery import app as celery_app`"
+    )
+
+
+def check_locks(**_: Any) -> list[checks.CheckMessage]:
+    """Settings, tasks and the URL of the store, without asking it."""
+    # Celery runs all checks as it imports tasks. A command of its own has ours at its start.
+    if _imports.get() or click.get_current_context(silent=True) is not None:
+        return []
+    app = app_or_default()
+    if why := why_no_app(app):
+        return [checks.Error(why, id="celery_singleton_lock.E001")]
+    _imports.set(True)
+    try:
+        app.loader.import_default_modules()
+    finally:
+        _imports.set(False)
+    faults = faults_of(app)
+    try:
+        open_store(app).close()
+    except ConfigurationError as error:
+        faults.append(str(error))
+    found = list[checks.CheckMessage]()
+    found += [checks.Error(fault, id="celery_singleton_lock.E002") for fault in dict.fromkeys(faults)]
+    found += [checks.Warning(text, id="celery_singleton_lock.W001") for text in without_base(app)]
+    if app.conf.task_always_eager:
+        return found
+    # A worker may be given another one when it starts.
+    hint = f"This concerns workers with the pool {app.conf.worker_pool!r}."
+    of_pool = set(faults_with(app, get_implementation(app.conf.worker_pool), app.amqp.queues)) - set(faults)
+    return found + [checks.Warning(text, hint=hint, id="celery_singleton_lock.W002") for text in sorted(of_pool)]
+
+
+def check_store(**_: Any) -> list[checks.CheckMessage]:
+    """With `--deploy`: the store, as a start asks it."""
+    app = app_or_default()
+    if why_no_app(app):
+        return []
+    try:
+        try_store(app, BOUND)
+    except ConfigurationError as error:
+        return [checks.Critical(as_set(app, str(error)), id="celery_singleton_lock.C001")]
+    except StoreError as error:
+        return [checks.Warning(str(error), id="celery_singleton_lock.W003")]
+    return []

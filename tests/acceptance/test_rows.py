@@ -1,0 +1,221 @@
+"""Rows of operators: of what cannot be read, of queued calls, and of turns; and how a lock or a call is named."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+import redis
+from werkzeug.test import Client
+
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.web import application
+from tests.acceptance.test_operations import NO, USAGE, Operate, operated
+from tests.acceptance.test_watch import Watch
+from tests.waiting import until
+
+DIGEST = "850619f2bc8f15f0cb96f1808d711840"
+KEY = f"singleton:v3:{{shop.import:{DIGEST}}}"
+
+
+@pytest.fixture
+def operate(tasks: Any) -> Operate:
+    return operated(tasks.app)
+
+
+@pytest.fixture
+def store(tasks: Any) -> Store:
+    return store_of(tasks.app)
+
+
+def redis_of(tasks: Any) -> redis.Redis:
+    return redis.Redis.from_url(tasks.app.conf.singleton_lock_url)
+
+
+def key_of(name: str, number: int = 0) -> str:
+    return f"singleton:v3:{{{name}:{number:032x}}}"
+
+
+# What cannot be read.
+
+FOREIGN: dict[str, Callable[[Any, Any], Any]] = {
+    "text": lambda redis, key: redis.set(key, "x"),
+    "list": lambda redis, key: redis.rpush(key, "x"),
+    "stream": lambda redis, key: redis.xadd(key, {"a": "b"}),
+    "hash": lambda redis, key: redis.hset(key, "name", "x"),
+    "places": lambda redis, key: redis.hset(key, mapping={"places": "many", "fence": "1"}),
+    "grant": lambda redis, key: redis.hset(key, mapping={"fence": "1", "1": "t", "t": "9" * 17, "1:": "nonsense"}),
+    "bytes": lambda redis, key: redis.hset(
+        key, mapping={"fence": "1", "1": "t", "t": "9" * 16, "1:": "1 0 1 1 0 0", "1:i": b"\xff\xfe"}
+    ),
+    "fence": lambda redis, key: redis.hset(key, mapping={"fence": "x", "queued": f"{'9' * 16} id"}),
+}
+
+
+@pytest.mark.parametrize("kind", [*FOREIGN, "name"])
+def test_what_cannot_be_read_says_so_and_hides_no_other(
+    tasks: Any, operate: Operate, store: Store, env: dict[str, str], kind: str
+) -> None:
+    with redis_of(tasks) as client:
+        name = key_of("foreign") if kind in FOREIGN else b"singleton:v3:{f\xffreign:" + b"0" * 32 + b"}"
+        FOREIGN.get(kind, FOREIGN["text"])(client, name)
+    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-1", hostname="w", pid=7)))
+    foreign = key_of("foreign") if kind in FOREIGN else key_of("f\\xffreign")
+
+    listed = {row["key"]: row for row in json.loads(operate("list", "--json").stdout)}
+    shown = operate("show", foreign.rpartition(":")[0]).stdout
+    broken = operate("break", foreign.rpartition(":")[0], "--yes", code=NO).stderr
+    marks = operate("break", "--marks", "*", "--yes", code=NO).stderr
+    page = Client(application(tasks.app))
+    with closing(Watch(env, "--json")) as watching:
+        events = {event for event, _ in watching.told(2)}
+
+    assert (listed[KEY]["state"], listed[foreign]["state"]) == ("held", "unreadable")
+    assert listed[foreign]["problem"]
+    assert listed[foreign]["expires_in"] is None
+    assert "unreadable" in shown
+    assert "Nothing to break" in broken
+    assert "because they are held: 1" in marks
+    assert events == {"acquired", "unreadable"}
+    assert "id-1" in operate("show", "id-1").stdout
+    text = page.get("/").get_data(as_text=True)
+    assert page.get("/locks.json").status_code == 200
+    assert all(word in text for word in ("id-1", "unreadable"))
+    metrics = page.get("/metrics").get_data(as_text=True)
+    assert "singleton_lock_unreadable 1.0" in metrics
+    assert f'singleton_lock_holders{{task="{listed[KEY]["task_name"]}"}} 1.0' in metrics
+
+
+def test_a_count_that_is_no_number_hides_no_other(tasks: Any, store: Store) -> None:
+    store.count("singleton:v3:stats", {"acquired::shop.import": 3}, 2.0)
+    with redis_of(tasks) as client:
+        client.hset("singleton:v3:stats", "acquired::other", "many")
+
+    metrics = Client(application(tasks.app)).get("/metrics").get_data(as_text=True)
+
+    assert 'singleton_lock_acquired_total{task="shop.import"} 3.0' in metrics
+
+
+# Queued calls.
+
+
+def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(
+    tasks: Any, operate: Operate, store: Store
+) -> None:
+    task = tasks.by_mode["until_executed"]
+    ages = {"id-young": 5.0, "id-old": 500.0, "id-middle": 50.0}
+    for number, (task_id, age) in enumerate(ages.items()):
+        left = task.lock_options.queue_ttl - age
+        store.mark_queued(key_of(task.name, number), task_id, left, limit=0, quiet=0.0)
+
+    rows = json.loads(operate("list", "--json").stdout)
+    planned = operate("break", "--marks", "*", "--dry-run").stdout
+
+    assert [row["task_id"] for row in rows] == ["id-old", "id-middle", "id-young"]
+    assert {row["task_name"] for row in rows} == {task.name}
+    assert all(age <= row["queued_for"] < age + 60 for row, age in zip(rows, sorted(ages.values())[::-1], strict=True))
+    assert "8m2" in operate("list").stdout
+    assert all(task_id in planned for task_id in ages)
+
+
+# Turns.
+
+DYING = """
+import sys, threading, time
+from celery_singleton_lock import Lock
+lock = Lock("a", url=sys.argv[1], ttl=3)
+with lock:
+    for _ in range(12):
+        threading.Thread(target=lock.acquire, daemon=True).start()
+    time.sleep(600)
+"""
+
+
+def test_turns_of_a_dead_process_are_shown_and_can_be_dropped(tasks: Any, operate: Operate, store: Store) -> None:
+    command = [sys.executable, "-c", DYING, tasks.app.conf.singleton_lock_url]
+    with subprocess.Popen(command) as process:
+        try:
+            (key,) = until(lambda: list(store.keys("singleton:v3:{")), "it is there", timeout=60)
+            until(lambda: store.survey([key])[0].waiters == 12, "they wait", timeout=60)
+        finally:
+            process.kill()
+    until(lambda: not store.holders(key), "its lease is over", timeout=30)
+
+    (row,) = json.loads(operate("list", "--json").stdout)
+    assert (row["state"], row["key"], row["waiters"]) == ("waiting", key, 12)
+    done = json.loads(operate("break", key, "--yes", "--json").stdout)
+
+    assert done["dropped"] == ["turns"]
+    assert json.loads(operate("list", "--json").stdout) == []
+
+
+def test_one_turn_is_dropped_by_its_task_id_and_those_of_the_living_stay(operate: Operate, store: Store) -> None:
+    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-1")))
+    waits = Claim(KEY, "living", 60.0, facts=Facts("id-living"))
+    with store.waiter(waits) as living:
+        living.ask()
+        store._acquire(Claim(KEY, "dead", 60.0, facts=Facts("id-dead")), waits=True)
+        done = json.loads(operate("break", "id-dead", "--yes", "--json").stdout)
+        store.release(Claim(KEY, "t", 60.0), 1)
+        left = operate("break", KEY, "--yes", code=NO).stderr
+
+        assert (done["asked"], done["dropped"]) == ([], ["turns"])
+        assert "alive" in left
+        assert [turn.task_id for turn in store.survey([KEY])[0].turns] == ["id-living"]
+
+
+# How a lock, or a call, is named.
+
+NAMES = [KEY, KEY[:30], DIGEST[:8], f"{DIGEST[:8]}…", "id-of-a-call", "id-of", "id-of-a…"]
+
+
+@pytest.mark.parametrize("what", NAMES)
+def test_a_lock_and_a_call_are_found_by_a_beginning(operate: Operate, store: Store, what: str) -> None:
+    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-of-a-call")))
+    store.mark_queued(KEY, "behind", 60.0, limit=0, quiet=0.0)
+
+    shown = operate("show", what).stdout
+    plan = json.loads(operate("break", what, "--dry-run", "--json").stdout)
+
+    assert KEY in shown
+    # A call alone leaves the marks of others.
+    assert plan["asked"] == ["id-of-a-call"]
+    assert plan["dropped"] == ([] if what.startswith("id") else ["queued"])
+
+
+def test_a_queued_call_is_broken_alone(operate: Operate, store: Store) -> None:
+    store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-of-a-call")))
+    store.mark_queued(KEY, "behind", 60.0, limit=0, quiet=0.0)
+
+    done = json.loads(operate("break", "behi", "--yes", "--json").stdout)
+
+    assert (done["asked"], done["dropped"]) == ([], ["queued"])
+    assert store.survey([KEY])[0].asked_by == {}
+
+
+def test_a_lock_is_broken_by_its_task_and_arguments(tasks: Any, operate: Operate, store: Store) -> None:
+    task = tasks.three_at_once
+    store.acquire(Claim(task.lock_key_for("k"), "t", 60.0, facts=Facts("id-1")))
+
+    for name in (task.name, task.name[:-2]):
+        plan = json.loads(operate("break", name, "-a", '["k"]', "--dry-run", "--json").stdout)
+        assert plan["asked"] == ["id-1"]
+
+
+@pytest.mark.parametrize("command", [["show"], ["break", "--yes"]])
+def test_what_is_ambiguous_or_empty_is_refused_and_says_which(
+    operate: Operate, store: Store, command: list[str]
+) -> None:
+    for number in (1, 2):
+        store.acquire(Claim(key_of("shop", number), "t", 60.0, facts=Facts(f"id-{number}")))
+
+    assert all(f"id-{number}" in operate(*command, "id-", code=USAGE).stderr for number in (1, 2))
+    assert all(key_of("shop", n) in operate(*command, key_of("shop")[:20], code=USAGE).stderr for n in (1, 2))
+    for nothing in ("", "…", " "):
+        assert "Give a lock key" in operate(*command, nothing, code=USAGE).stderr
+    assert not any(state.asked_by for state in store.survey([key_of("shop", 1), key_of("shop", 2)]))
