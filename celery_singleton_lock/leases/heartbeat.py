@@ -30,8 +30,6 @@ _SHORTEST_PAUSE = 0.05
 # Enough to connect anew to a store that is far away; each of its replies may take a second.
 _LONGEST_RENEWAL = 5.0
 _LATE_RENEWAL = 1.0
-# Seconds by which a request ends after its bound only if the process got no turn.
-_STARVED = 0.5
 _LONGEST_SLEEP = 3600.0
 # Seconds without a lease after which the thread ends, so that short tasks one after another do not each start one.
 _LINGERS = 5.0
@@ -107,9 +105,9 @@ class Renewal:
         if self._deadman is not None:
             self._deadman.arm(self.deadline)
 
-    def unsure(self, *, asked: bool) -> None:
-        """A renewal was not answered: try again soon, the deadline stands; if it was not *asked* in time, ask first."""
-        self.is_unsure = asked
+    def unsure(self) -> None:
+        """A renewal was not answered: try again soon, the deadline stands."""
+        self.is_unsure = True
         self.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, self.ttl / 15))
 
     def lose(self, reason: LostReason) -> None:
@@ -261,8 +259,7 @@ class RenewalThread(DaemonThread):
             answers = self._ask(renewals)
         except StoreError as error:
             for renewal in renewals:
-                # A process that got no turn while the deadline passed has not asked in vain.
-                renewal.unsure(asked=not sent_at < renewal.deadline < clock() - _STARVED)
+                renewal.unsure()
             for renewal in renewals[:_MOST_LINES]:
                 event = "lock.renewal_failed key=%s task_id=%s remaining=%.1f leases=%d: %s"
                 facts = renewal.key, renewal.task_id, renewal.time_left, len(renewals), error

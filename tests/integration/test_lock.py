@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import random
 import re
 import subprocess
 import sys
@@ -409,6 +410,42 @@ def test_a_heartbeat_that_comes_late_waits_for_the_answer_of_a_store_that_is_far
             hold_the_gil(1.5)
             until(lambda: lease.remaining() or lease.lost, "the heartbeat has asked")
             assert not lease.lost
+
+
+KEEPER = """
+import sys, time
+from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.records import Claim
+url, key, token = sys.argv[1:]
+store = store_from_url(url)
+end = time.monotonic() + 60
+print("ready", flush=True)
+while time.monotonic() < end:
+    store.renew([Claim(key, token, 1)], 1.0)
+    time.sleep(0.2)
+"""
+
+
+@pytest.mark.prove
+def test_a_heartbeat_that_was_starved_has_not_asked_in_vain(server: Server) -> None:
+    with Lock("starved", url=server.url, ttl=1) as lease, server.client() as client:
+        # As the main process of a worker renews for its children.
+        command = [sys.executable, "-c", KEEPER, server.url, lease.key, lease.token]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
+            assert keeper.stdout is not None
+            assert keeper.stdout.readline() == b"ready\n"
+            try:
+                chance = random.Random(7)
+                for _ in range(25):
+                    client.script_flush()
+                    # Now and then the heartbeat gets a turn for a moment, in the middle of a request.
+                    time.sleep(chance.choice([0.0, 0.001, 0.005, 0.02, 0.2, 0.33]))
+                    client.script_flush()
+                    hold_the_gil(chance.choice([0.3, 0.7, 1.0]))
+                    hold_the_gil(0.6)
+                    assert not lease.lost, lease.lost_reason
+            finally:
+                keeper.kill()
 
 
 def test_the_log_names_the_lease_whose_heartbeat_was_late_and_no_other(

@@ -55,7 +55,7 @@ _DATABASE = re.compile(r"(-?[0-9]+)?")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 # Seconds; less than a connection waits for a reply. The rest is for another try.
 _LONGEST_WAIT = 0.5
-_LEAST_FOR_TEXT = 0.5
+_LEAST_FOR_REPLY = 0.25
 # A server that has not read all that was sent resets the connection as it closes it.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
 _WITH_TLS = " If this port is one with TLS, its URL begins with rediss, not redis."
@@ -139,7 +139,8 @@ class Connections:
             replies = []
             for _ in commands:
                 left = until - clock()
-                if left < REPLY_TIMEOUT and not connection.can_read(timeout=max(0.0, left)):
+                # If the time is over before the wait has begun, this process got no turn, perhaps to send.
+                if left < REPLY_TIMEOUT and not connection.can_read(timeout=left if left > 0 else _LEAST_FOR_REPLY):
                     raise exceptions.TimeoutError("no reply in time")
                 try:
                     replies.append(connection.read_response())
@@ -178,8 +179,7 @@ class Connections:
             if isinstance(reply, exceptions.NoScriptError):
                 # After a restart, a failover or SCRIPT FLUSH. The first call loads it for the others.
                 commands[number] = ("EVAL", script.text, *commands[number][2:])
-                # The server has just answered, so a process that got no turn until now has some time left.
-                replies = self.ask(calls[0][0][0], commands, max(_LEAST_FOR_TEXT, until - clock()))
+                replies = self.ask(calls[0][0][0], commands, until - clock())
                 break
         return replicated(replies, replicas) if replicas else replies
 
