@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,14 +17,10 @@ from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from billiard.exceptions import Terminated, WorkerLostError
-from celery.bootsteps import StartStopStep, Step
-from celery.concurrency.solo import TaskPool as SoloPool
-from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 from celery.worker.request import Request
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import ConfigurationError, LostReason, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.counters import count
@@ -38,7 +34,7 @@ from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_o
 from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.base import clock
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Claim, Facts, LockState
 from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -59,6 +55,7 @@ class SingletonRequest(Request):
     # Celery makes a subclass for each task, which remembers that the leases of its children are looked after.
     is_kept_alive = False
     _accepted_at = float("inf")
+    _lock_at_death: LockState | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,9 +82,8 @@ class SingletonRequest(Request):
             # The error is wrapped until it has gone through a pipe, and only a prefork pool has one.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
-            if "SIGKILL" in str(error):
-                self._report_if_lost()
-            background.submit(self._tell_of_death)
+            ran = time.monotonic() - self._accepted_at
+            background.submit(partial(self._tell_of_death, ran if "SIGKILL" in str(error) else 0.0))
             self._release_once_dead(comes_again=self._comes_again())
         # Celery may publish a retry for it here.
         with for_a_dead_run(self._notes()):
@@ -157,6 +153,16 @@ class SingletonRequest(Request):
             and _state_of(self.worker_pid) not in _DEAD + _STOPPED
         )
 
+    def look_at_death(self) -> None:
+        """See what a child leaves that its lease may have killed: Celery may hear of its end much later.
+
+        Raises:
+            SingletonLockError: It cannot be seen now.
+        """
+        is_told = self._lock_at_death is not None or self.task.lock_options.on_lost != "kill"
+        if not is_told and self._runs_in_a_child() and _state_of(self.worker_pid) in _DEAD and self.claim is not None:
+            (self._lock_at_death,) = store_of(self.app).survey([self.claim.key])
+
     def _release_once_dead(self, *, comes_again: bool) -> None:
         pid, claim = self.worker_pid, self.claim
         if not self._runs_in_a_child() or claim is None:
@@ -167,26 +173,32 @@ class SingletonRequest(Request):
         if not comes_again:
             self._unmark()
 
-    def _report_if_lost(self) -> None:
-        """Say in the background what a child could not say that was killed at the deadline of its lease."""
-        task, ran = self.task, time.monotonic() - self._accepted_at
-        with suppress(SingletonLockError):
-            options = task.lock_options
-            claim = self.claim if kills_itself(task, options, has_process=True) else None
-            # The kernel's timer is set by a grant, for nearly one ttl.
-            if claim is not None and ran > options.ttl * _NEARLY:
-                background.submit(partial(_report_lost, task, store_of(self.app), claim))
+    def _tell_of_death(self, ran: float) -> None:
+        """Say what the child held, before it is released, and that its lease was lost, if that has killed it.
 
-    def _tell_of_death(self) -> None:
-        """Say what the child held, before it is released."""
-        claim = self.claim
+        Arguments:
+            ran: Seconds for which it ran until something killed it; 0 if it has ended in another way.
+        """
+        task, claim = self.task, self.claim
         if claim is None:
             return
-        with suppress(SingletonLockError):
-            for each in store_of(self.app).holders(claim.key):
-                if each.token == claim.token:
-                    name, host = each.task_name or self.task.name, each.hostname or ""
-                    tell_of_death(each.key, Facts(each.task_id or "", name, host, label=each.label or ""))
+        with suppress(ConfigurationError):
+            store, options = store_of(self.app), task.lock_options
+            # The kernel's timer is set by a grant, for nearly one ttl.
+            may_be_lost = ran > options.ttl * _NEARLY and kills_itself(task, options, has_process=True)
+            try:
+                state = self._lock_at_death or store.survey([claim.key])[0]
+            except StoreError:
+                if may_be_lost:
+                    _report_lost(task, store, claim, "unreachable")
+                return
+            mine = [holder for holder in state.leases if holder.token == claim.token]
+            for each in mine:
+                facts = Facts(each.task_id or "", each.task_name or task.name, each.hostname or "")
+                tell_of_death(claim.key, replace(facts, label=each.label or ""))
+            if may_be_lost and not any(each.expires_in > claim.ttl * (1 - _NEARLY) for each in mine):
+                is_taken = not mine and len(state.leases) >= claim.limit
+                _report_lost(task, store, claim, "taken" if is_taken else "expired")
 
     def _comes_again(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""
@@ -203,35 +215,30 @@ class SingletonRequest(Request):
                 unmark_later(store_of(self.app), claim.key, claim.facts.task_id)
 
 
-def _report_lost(task: Any, store: Store, claim: Claim) -> None:
-    """Have the loss of a dead child's lease logged, counted and signalled, unless something else has killed it."""
+def _report_lost(task: Any, store: Store, claim: Claim, reason: LostReason) -> None:
+    """Have the loss logged, counted and signalled."""
 
     def report(lease: Lease) -> None:
         count(store, claim.key, "lost", task.name, reason)
         signals.lock_lost.send(sender=task, lease=lease, reason=reason)
 
-    reason: LostReason = "unreachable"
-    with suppress(StoreError):
-        (state,) = store.survey([claim.key])
-        left = [holder.expires_in for holder in state.leases if holder.token == claim.token]
-        if any(seconds > claim.ttl * (1 - _NEARLY) for seconds in left):
-            return
-        reason = "taken" if len(state.leases) >= claim.limit and not left else "expired"
     Lease(store, claim, on_lost=report).lose(reason)
 
 
 def _late_claims() -> list[tuple[Store, Claim]]:
     """The claims whose renewal pool children may have missed."""
     late = []
-    for request in _active_requests():
+    for request in active_requests():
         # A request with wrong settings, for example, costs the others nothing; its child tells of it.
         with suppress(Exception):
-            if isinstance(request, SingletonRequest) and request.needs_help() and (claim := request.claim) is not None:
-                late.append((store_of(request.app), claim))
+            if isinstance(request, SingletonRequest):
+                request.look_at_death()
+                if request.needs_help() and (claim := request.claim) is not None:
+                    late.append((store_of(request.app), claim))
     return late
 
 
-def _active_requests() -> list[Any]:
+def active_requests() -> list[Any]:
     while True:
         try:
             return list(state.active_requests)
@@ -305,94 +312,3 @@ def _state_of(pid: int) -> str:
 
 
 child_lease_renewer = ChildLeaseRenewer()
-
-
-# What a worker does as it starts, and as it loses its broker.
-
-
-class Start(Step):
-    """A step of the worker, which can end it before its pool starts; what a signal's receiver raises ends nothing.
-
-    A beat inside starts later, in a process or a thread whose end does not end the worker.
-    """
-
-    requires = ("celery.worker.components:Pool",)
-
-    def __init__(self, worker: Any, beat: bool = False, **kwargs: Any) -> None:
-        check_worker(worker.app, worker.pool_cls, *(_questions_of_beat(worker) if beat else ()))
-        super().__init__(worker, beat=beat, **kwargs)
-
-
-def _questions_of_beat(worker: Any) -> tuple[Any, ...]:
-    from celery_singleton_lock.beat import SingletonSchedulerMixin, questions_of  # noqa: PLC0415 (only beats need it)
-
-    aliases = dict(load_extension_class_names("celery.beat_schedulers"))
-    try:
-        scheduler = symbol_by_name(worker.scheduler, aliases)
-    except (ImportError, AttributeError):
-        # Celery itself reports this.
-        return ()
-    return questions_of(worker.app) if issubclass(scheduler, SingletonSchedulerMixin) else ()
-
-
-class LostConnection(StartStopStep):
-    """A step of the consumer: if the connection to the broker is lost, what runs goes on and may come again."""
-
-    requires = ("celery.worker.consumer.connection:Connection",)
-
-    def start(self, consumer: Any) -> None:
-        """Keep the jobs of a prefork pool when the connection is lost; let a solo pool acknowledge before that."""
-        pool: Any = getattr(consumer.pool, "_pool", None)
-        if hasattr(pool, "flush"):
-            consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
-        if isinstance(consumer.pool, SoloPool):
-            # Its second name is new in Celery 5.7.
-            name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
-            # Of the class, because this step starts anew after each reconnection.
-            call_soon = getattr(type(consumer), name).__get__(consumer)
-            setattr(consumer, name, _acknowledging_at_once(call_soon))
-
-    def stop(self, consumer: Any) -> None:  # noqa: ARG002
-        if state.should_stop is None and state.should_terminate is None:
-            running = [request for request in _active_requests() if isinstance(request, SingletonRequest)]
-            background.submit(partial(_expect_copies, running))
-
-
-def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
-    """Celery would write it after the bodies of all that is due, and the broker may not wait for so long."""
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(function, "__name__", "") == "ack_log_error":
-            # If it fails for a reason other than the connection, Celery tries later after all.
-            with suppress(Exception):
-                return function(*args, **kwargs)
-        return call_soon(function, *args, **kwargs)
-
-    return call
-
-
-def _expect_copies(running: list[SingletonRequest]) -> None:
-    """Mark these runs as if a copy had met them: where all children are busy, it comes when its run has ended."""
-    for request in running:
-        claim = request.claim
-        if claim is None:
-            continue
-        try:
-            # With a limit of 0 it gets no place.
-            store_of(request.app).acquire(replace(claim, token=new_token(), limit=0, may_be_copy=True))
-        except SingletonLockError as error:
-            logger.warning(
-                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", claim.key, request.id, error
-            )
-            return
-
-
-def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
-    """Flush as Celery does from 5.7 on; before, Celery never hears how a running job ends (celery/celery#8541)."""
-
-    def flush() -> None:
-        running = {number: job for number, job in jobs.items() if job.accepted()}
-        pool.flush()
-        jobs.update((number, job) for number, job in running.items() if not job.ready())
-
-    return flush

@@ -1,0 +1,111 @@
+"""The steps of a worker: as it starts, and as it loses its broker."""
+
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from celery.bootsteps import StartStopStep, Step
+from celery.concurrency.solo import TaskPool as SoloPool
+from celery.utils.imports import load_extension_class_names, symbol_by_name
+from celery.worker import state
+
+from celery_singleton_lock.checks import check_worker
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.worker import SingletonRequest, active_requests
+
+logger = logging.getLogger("celery_singleton_lock")
+
+
+class Start(Step):
+    """A step of the worker, which can end it before its pool starts; what a signal's receiver raises ends nothing.
+
+    A beat inside starts later, in a process or a thread whose end does not end the worker.
+    """
+
+    requires = ("celery.worker.components:Pool",)
+
+    def __init__(self, worker: Any, beat: bool = False, **kwargs: Any) -> None:
+        check_worker(worker.app, worker.pool_cls, *(_questions_of_beat(worker) if beat else ()))
+        super().__init__(worker, beat=beat, **kwargs)
+
+
+def _questions_of_beat(worker: Any) -> tuple[Any, ...]:
+    from celery_singleton_lock.beat import SingletonSchedulerMixin, questions_of  # noqa: PLC0415 (only beats need it)
+
+    aliases = dict(load_extension_class_names("celery.beat_schedulers"))
+    try:
+        scheduler = symbol_by_name(worker.scheduler, aliases)
+    except (ImportError, AttributeError):
+        # Celery itself reports this.
+        return ()
+    return questions_of(worker.app) if issubclass(scheduler, SingletonSchedulerMixin) else ()
+
+
+class LostConnection(StartStopStep):
+    """A step of the consumer: if the connection to the broker is lost, what runs goes on and may come again."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, consumer: Any) -> None:
+        """Keep the jobs of a prefork pool when the connection is lost; let a solo pool acknowledge before that."""
+        pool: Any = getattr(consumer.pool, "_pool", None)
+        if hasattr(pool, "flush"):
+            consumer.pool.flush = _keeping_what_runs(pool, pool._cache)  # noqa: SLF001 (there is no other way)
+        if isinstance(consumer.pool, SoloPool):
+            # Its second name is new in Celery 5.7.
+            name = "call_soon_ack" if hasattr(consumer, "call_soon_ack") else "call_soon"
+            # Of the class, because this step starts anew after each reconnection.
+            call_soon = getattr(type(consumer), name).__get__(consumer)
+            setattr(consumer, name, _acknowledging_at_once(call_soon))
+
+    def stop(self, consumer: Any) -> None:  # noqa: ARG002
+        """Expect copies of what runs, unless the worker itself ends."""
+        if state.should_stop is None and state.should_terminate is None:
+            running = [request for request in active_requests() if isinstance(request, SingletonRequest)]
+            background.submit(partial(_expect_copies, running))
+
+
+def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
+    """Celery would write it after the bodies of all that is due, and the broker may not wait for so long."""
+
+    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(function, "__name__", "") == "ack_log_error":
+            # If it fails for a reason other than the connection, Celery tries later after all.
+            with suppress(Exception):
+                return function(*args, **kwargs)
+        return call_soon(function, *args, **kwargs)
+
+    return call
+
+
+def _expect_copies(running: list[SingletonRequest]) -> None:
+    """Mark these runs as if a copy had met them: where all children are busy, it comes when its run has ended."""
+    for request in running:
+        claim = request.claim
+        if claim is None:
+            continue
+        try:
+            # With a limit of 0 it gets no place.
+            store_of(request.app).acquire(replace(claim, token=new_token(), limit=0, may_be_copy=True))
+        except SingletonLockError as error:
+            logger.warning(
+                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", claim.key, request.id, error
+            )
+            return
+
+
+def _keeping_what_runs(pool: Any, jobs: dict[int, Any]) -> Callable[[], None]:
+    """Flush as Celery does from 5.7 on; before, Celery never hears how a running job ends (celery/celery#8541)."""
+
+    def flush() -> None:
+        running = {number: job for number, job in jobs.items() if job.accepted()}
+        pool.flush()
+        jobs.update((number, job) for number, job in running.items() if not job.ready())
+
+    return flush
