@@ -17,7 +17,7 @@ FORWARD = {
 }
 
 
-@pytest.mark.parametrize(("before", "after"), product(Phase, Phase), ids=lambda phase: phase.name)
+@pytest.mark.parametrize(("before", "after"), list(product(Phase, Phase)), ids=lambda phase: phase.name)
 def test_a_phase_leads_forward_or_nowhere(before: Phase, after: Phase) -> None:
     run: Any = SimpleNamespace(phase=before, key="the key")
 
