@@ -363,7 +363,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             state_for(request).continues = True
             return None
         run = Run(self, request, notes, key, args, kwargs)
-        state_for(request).run = run
+        if state is None:
+            state = request.singleton_state = RequestState()
+        state.run = run
         return run
 
     def _refuse_second_call(self, run: Run) -> None:

@@ -50,7 +50,7 @@ class Counters:
 
     def start_over(self) -> None:
         """Forget all: it is counted by the process that this one was forked from."""
-        self._pid = os.getpid()
+        self.pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._unsent: dict[tuple[Store, str], Counter[str]] = {}
         self._tasks: set[str] = set()
@@ -58,7 +58,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count something.
+        """Count something for a lease, which is watched by now, so that this is the process that counts.
 
         Arguments:
             store: Where the lock is.
@@ -68,8 +68,6 @@ class Counters:
             label: The outcome, or the reason.
             value: Seconds.
         """
-        if self._pid != os.getpid():
-            self.start_over()
         self._events.append((store, key, what, task, label, value))
         if not self._will_flush:
             self.flush_later(_EVERY)
@@ -82,7 +80,7 @@ class Counters:
 
     def flush(self) -> None:
         """Hand over all there is, within a second for each store. What is not answered is kept for the next time."""
-        if self._pid != os.getpid():
+        if self.pid != os.getpid():
             return
         with self._flushing:
             try:
@@ -126,7 +124,13 @@ class Counters:
 
 
 counters = Counters()
-count = counters.add
+
+
+def count(store: Store, key: str, what: What, task: str, label: str = "") -> None:
+    """Count something, perhaps first of all in a process that was forked."""
+    if counters.pid != os.getpid():
+        counters.start_over()
+    counters.add(store, key, what, task, label)
 
 
 # billiard ends its pool processes without these calls, so `receivers` makes the call there.

@@ -11,7 +11,7 @@ from weakref import ref
 
 from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
 from celery_singleton_lock.leases.background import Background, DaemonThread, background
-from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.greenlets import patched_by, start_native_thread
 from celery_singleton_lock.stores.base import clock, lock_name_of
@@ -75,6 +75,7 @@ class Renewal:
     ) -> None:
         self.store = store
         self.claim = claim
+        self.pid = os.getpid()
         self.key: str = claim.key
         self.ttl: float = claim.ttl
         self._deadman = deadman
@@ -343,9 +344,10 @@ class Heartbeat:
 
     def watch(self, renewal: Renewal) -> None:
         """Renew it from now on, for as long as something else refers to it."""
-        if self._pid != os.getpid():
-            # After a fork, the threads are the parent's.
+        if self._pid != renewal.pid:
+            # After a fork, the threads and the counts are the parent's.
             self._start_over()
+            counters.start_over()
         store = renewal.store
         part = store.part_of(renewal.key) if store.has_parts else store
         thread = self.threads.get(part)

@@ -91,7 +91,6 @@ class Lease(Renewal):
     ) -> None:
         super().__init__(store, claim, deadman, on_lost)
         self.token: str = claim.token
-        self._pid = os.getpid()
         self.refused_at: int = refused_at
 
     @property
@@ -151,7 +150,7 @@ class Lease(Renewal):
                 that this one was forked from.
         """
         if not self.unreleased:
-            why = "was released already" if self._pid == os.getpid() else f"belongs to the process {self._pid}"
+            why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
         if self._takes > 1:
             self._takes -= 1
@@ -201,7 +200,7 @@ class Lease(Renewal):
     @property
     def unreleased(self) -> bool:
         """There is, or may be, something in the store for this process to release."""
-        return self._asked and self._pid == os.getpid()
+        return self._asked and self.pid == os.getpid()
 
     @property
     def keeps_others_out(self) -> bool:

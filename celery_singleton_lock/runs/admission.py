@@ -50,7 +50,9 @@ def admit(run: Run) -> Admitted | Ended:
     Raises:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
     """
-    policy = _policy_of(run)
+    policy = POLICIES[run.options.on_conflict]
+    if run.way is not Way.FIRST or run.notes.asked:
+        policy = _nearest(run, policy)
     try:
         # A silent store must not use up the time limit, either.
         run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest_wait(run))
@@ -127,9 +129,8 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     return run.can_be_requeued and (conflict.is_own or has_its_id or is_continued)
 
 
-def _policy_of(run: Run) -> Policy:
+def _nearest(run: Run, policy: Policy) -> Policy:
     """The policy of the task, or the nearest one that publishes nothing, if the message cannot be requeued."""
-    policy = POLICIES[run.options.on_conflict]
     if run.notes.asked and policy.kind is None:
         # Its task had that policy when it asked, and other calls may have ended in its favour.
         policy = POLICIES["rerun"]

@@ -89,8 +89,8 @@ def state_for(request: Context) -> RequestState:
 
 def run_of(request: Context) -> "Run | None":
     """The run of the request, if it has one."""
-    state = state_of(request)
-    return state.run if state is not None else None
+    state = vars(request).get(_STATE)
+    return state.run if type(state) is RequestState else None
 
 
 def notes_of(request: Context) -> Notes:
@@ -127,7 +127,7 @@ def delivery_of(request: Context) -> Delivery:
     delivery = vars(request).get(DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
         # A header of that name that somebody else wrote comes here only where no worker has replaced it.
-        delivery = Delivery(*delivery) if type(delivery) in (tuple, list) else _NO_DELIVERY
+        delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
         vars(request)[DELIVERY] = delivery
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
             # Celery could publish no retry with it.

@@ -224,8 +224,10 @@ def remember_limits(worker: Any) -> None:
 def longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
     # For an item, the time limit of its map goes on.
-    timed = get_current_task() if run.way is Way.ITEM else run.task
-    request = timed.request if run.way is Way.ITEM else run.request
+    timed, request = run.task, run.request
+    if run.way is Way.ITEM:
+        timed = get_current_task()
+        request = timed.request
     # Each is chosen as a worker chooses it.
     hard, soft = request.timelimit or (None, None)
     hard = hard or timed.time_limit or _limits_of_the_worker[0]

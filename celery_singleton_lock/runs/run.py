@@ -152,11 +152,7 @@ class Run:
 
     def _claim(self) -> Claim:
         options, request, task, notes = self.options, self.request, self.task, self.notes
-        task_id, name = request.id, options.holder_name
-        if self.way is Way.ITEM and (item := state_of(request)) is not None:
-            # The task that has this task id is its map.
-            task_id, name = item.item_of, item.map_name
-        task_id = task_id if type(task_id) is str else text_of(task_id or "")
+        task_id = request.id if type(request.id) is str else text_of(request.id or "")
         claim = Claim(
             self.key,
             self.delivery.token or new_token(),
@@ -164,7 +160,7 @@ class Run:
             options.limit,
             Facts(
                 task_id,
-                name,
+                options.holder_name,
                 request.hostname or socket.gethostname(),
                 os.getpid(),
                 request.retries or 0,
@@ -176,6 +172,10 @@ class Run:
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             claim.min_hold = options.min_hold
+        if self.way is Way.ITEM and (item := state_of(request)) is not None:
+            # The task that has this task id is its map.
+            claim.facts.task_id = item.item_of
+            claim.facts.task_name = item.map_name
         if self.way is Way.COPY or (self.continues and self.way is not Way.BROADCAST):
             claim.may_be_copy = True
         if notes.asked:
@@ -307,11 +307,11 @@ class Run:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if self.way is Way.ITEM:
             self.task.request_stack.pop()
-        self.go_to(Phase.ENDED)
-        if not (isinstance(error, Retry) and self._is_stored_as_retry_next()):
-            self.give_back()
-            if self.ending is None:
-                self.go_to(Phase.OVER)
+        if isinstance(error, Retry) and self._is_stored_as_retry_next():
+            self.go_to(Phase.ENDED)
+            return
+        self.give_back()
+        self.go_to(Phase.OVER if self.ending is None else Phase.ENDED)
 
     def _is_stored_as_retry_next(self) -> bool:
         """Celery stores RETRY after this, so the next attempt must not begin: it could end before that.
