@@ -214,8 +214,8 @@ def break_lock(
 def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None:
     """Show the list of locks and update it until Ctrl-C.
 
-    With --json, or if its output is no terminal, it writes a line for each change
-    instead. A change that is undone in between is not shown.
+    With --json, or if its output is no terminal, it writes the list as `list --json`
+    does instead, a line for each update.
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
@@ -250,13 +250,13 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
 
 @singleton.command("web")
 @click.option("--bind", default="127.0.0.1:8765", show_default=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--allow-break", is_flag=True, help="Show buttons that ask a holder to stop.")
 @click.pass_obj
-def web(obj: Any, bind: str, allow_break: bool) -> None:
+def web(obj: Any, bind: str) -> None:
     """Serve a page with the locks, for a browser.
 
-    Also /locks.json, /healthz and, for Prometheus, /metrics. It reads the store and asks
-    no worker. It listens on this machine only, unless SINGLETON_WEB_PASSWORD is set.
+    Also /locks.json, /healthz and, for Prometheus, /metrics. It reads the store, asks no
+    worker, and frees no lock. It listens on this machine only, unless SINGLETON_WEB_PASSWORD
+    is set.
     """
     # Each command of celery, also a worker, imports this file, and needs no web server.
     from celery_singleton_lock.web import site_of  # noqa: PLC0415
@@ -276,7 +276,7 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
             "127.0.0.1, behind a proxy that authenticates"
         )
     hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
-    page = site_of(app, allow_break=allow_break, password=password, hosts=hosts)
+    page = site_of(app, password=password, hosts=hosts)
     app.loader.import_default_modules()
     # The page shows that a store is away.
     with suppress(StoreError):

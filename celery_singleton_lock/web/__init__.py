@@ -10,23 +10,18 @@ from celery_singleton_lock.errors import ConfigurationError
 __all__ = ["application"]
 
 
-def application(app: Celery, allow_break: bool = False) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
+def application(app: Celery) -> Callable[[dict[str, Any], Any], Iterable[bytes]]:
     """A WSGI application with the locks of *app*, to be mounted where you like, or to be served by itself.
 
     `GET /` is a page for people, `/locks.json` the same for programs, `/metrics` what Prometheus scrapes, and
-    `/healthz` says whether the store answers. It asks the store, and no worker, and it shows no arguments and no
-    tokens. It has no access control of its own, so mount it behind one that keeps strangers out; `celery -A proj
-    singleton web` does that by itself. It needs the extra `[web]`.
-
-    Arguments:
-        app: The app.
-        allow_break: The page has a button for each holder that asks it to end, as `singleton break` does. The server's
-            `REMOTE_USER` is logged as the one who asked.
+    `/healthz` says whether the store answers. It asks the store, and no worker; it frees no lock, and shows no
+    arguments and no tokens. It has no access control of its own, so mount it behind one that keeps strangers out;
+    `celery -A proj singleton web` does that by itself. It needs the extra `[web]`.
 
     Raises:
         ConfigurationError: The extra is not installed.
     """
-    site: Callable[[dict[str, Any], Any], Iterable[bytes]] = site_of(app, allow_break=allow_break)
+    site: Callable[[dict[str, Any], Any], Iterable[bytes]] = site_of(app)
     return site
 
 
