@@ -295,12 +295,17 @@ def _show_lock(app: Celery, locks: Locks, survey: LockState, *, is_json: bool) -
     task, rows = tasks_by_lock(app).get(lock_name_of(survey.key)), locks.rows([survey], with_turns=True)
     limit = None if task is None else int(task.lock_options.limit)
     if is_json:
-        call = {row.state: row.about.task_id for row in rows}
-        quiet_for = [round(row.about.expires_in, 3) for row in rows if row.state == "quiet"]
-        known: dict[str, Any] = {"key": survey.key, "limit": limit, "fence": survey.fence}
-        known["holders"] = [facts_of(row.about) for row in rows if row.state == "held"]
-        known |= {"waiters": survey.waiters, "queued": call.get("queued"), "next": call.get("next")}
-        known |= {"quiet_for": max(quiet_for, default=None), "turns": [turn.task_id or None for turn in survey.turns]}
+        known = {
+            "key": survey.key,
+            "limit": limit,
+            "fence": survey.fence,
+            "holders": [facts_of(row.about) for row in rows if row.state == "held"],
+            "waiters": survey.waiters,
+            "queued": survey.queued,
+            "next": survey.next,
+            "quiet_for": max((round(row.about.expires_in, 3) for row in rows if row.state == "quiet"), default=None),
+            "turns": [turn.task_id or None for turn in survey.turns],
+        }
         click.echo(json.dumps(known | ({"problem": survey.problem} if survey.problem else {})))
     elif rows:
         facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}

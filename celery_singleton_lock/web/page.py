@@ -19,7 +19,6 @@ from celery_singleton_lock.stores.base import clock
 _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
-_LONGEST_NAME = 200
 
 
 class SnapshotCache:
@@ -46,7 +45,6 @@ class SnapshotCache:
 
     def matching(self, pattern: str) -> list[Row]:
         """The rows whose lock name matches a glob, or contains a text that is no glob."""
-        pattern = pattern[:_LONGEST_NAME]
         glob = pattern if set("*?[") & set(pattern) else f"*{pattern}*"
         return [row for row in self.look()[0] if fnmatchcase(row.name, glob)]
 
@@ -81,7 +79,7 @@ def totals_of(
         total = totals.setdefault(name_of(row), Total(name_of(row)))
         if row.state == "held":
             total.held += 1
-            total.longest = max(total.longest, row.held or 0.0)
+            total.longest = max(total.longest, row.age or 0.0)
         elif row.state in ("queued", "next"):
             total.queued += 1
             total.queued_for = max(total.queued_for, row.queued_for or 0.0)
@@ -94,7 +92,7 @@ def totals_of(
 
 def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
     """All that a template of the page needs, to be escaped there; with a `problem` if nothing can be shown."""
-    facts = {"name": snapshots.app.main or "this app", "pattern": pattern[:_LONGEST_NAME]}
+    facts = {"name": snapshots.app.main or "this app", "pattern": pattern}
     facts["now"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     try:
         rows, locks = snapshots.matching(pattern), Locks(snapshots.app)

@@ -10,7 +10,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.translation import gettext, gettext_lazy
+from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
 from celery_singleton_lock.contrib.django.checks import why_no_app
@@ -25,21 +25,6 @@ from celery_singleton_lock.web.page import SnapshotCache, page_context
 _PAGE, _BREAK = "celery_singleton_lock_lock_changelist", "celery_singleton_lock_lock_break"
 # In the thread that loads the project: Celery has a current app for each thread, and the others may have another one.
 _snapshots = SnapshotCache(app_or_default())
-
-_ASK = {
-    "text": gettext_lazy("Ask to stop"),
-    "effect": gettext_lazy(
-        "LockLost is raised in its body at the next renewal, and the run ends as REVOKED. Until then it keeps the lock."
-    ),
-}
-_DROP = {
-    "text": gettext_lazy("Drop marks"),
-    "holder": "",
-    "effect": gettext_lazy(
-        "An equal call can be published again at once. If the marked call is still in the broker, it runs as well, "
-        "before or after the other."
-    ),
-}
 
 
 @admin.register(Lock)
@@ -68,7 +53,7 @@ class LockAdmin(admin.ModelAdmin):
         if why is None:
             facts = page_context(_snapshots, request.GET.get("name", ""))
         for line in facts.get("lines", ()):
-            line["button"] = _button_of(line["row"])
+            line["holder"] = _named_by_button(line["row"])
         context = {
             **self.admin_site.each_context(request),
             **facts,
@@ -102,10 +87,11 @@ class LockAdmin(admin.ModelAdmin):
         return str(reverse(f"admin:{view}", current_app=self.admin_site.name))
 
 
-def _button_of(row: Row) -> dict[str, Any] | None:
+def _named_by_button(row: Row) -> str | None:
+    """The holder that its button asks to stop; empty if the button drops marks, and None if there is no button."""
     if row.state == "held" and not row.is_beat and not row.asked_by:
-        return {**_ASK, "holder": row.about.task_id or row.worker}
-    return None if row.lock.leases or row.lock.problem else _DROP
+        return row.about.task_id or row.worker
+    return None if row.lock.leases or row.lock.problem else ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
