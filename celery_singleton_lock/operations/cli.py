@@ -171,7 +171,7 @@ def break_lock(
     yes: bool,
     is_json: bool,
 ) -> None:
-    """Ask the holder of one lock to end, and drop the marks of queued calls.
+    """Ask the holder of one lock to stop, and drop the marks of queued calls.
 
     A holder that has died needs no break: its lock is free within its ttl. The
     holder learns of it at its next renewal, ends as REVOKED, and then the lock is
@@ -202,8 +202,8 @@ def break_lock(
     done = breaking.ask(locks, plan, _operator(), force=force)
     left, seconds = ([], 0.0) if force or not done.holders else breaking.wait_until_gone(locks, done, wait)
     app_name = click.get_current_context().find_root().params.get("app") or app.main or "proj"
-    said = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
-    _end(done.as_json(gone=not left, seconds=seconds), said, int(bool(left) or not done), is_json=is_json)
+    notice = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
+    _end(done.as_json(gone=not left, seconds=seconds), notice, int(bool(left) or not done), is_json=is_json)
 
 
 @singleton.command("watch")
@@ -259,7 +259,7 @@ def web(obj: Any, bind: str) -> None:
     is set.
     """
     # Each command of celery, also a worker, imports this file, and needs no web server.
-    from celery_singleton_lock.web import site_of  # noqa: PLC0415
+    from celery_singleton_lock.web import application  # noqa: PLC0415
 
     app = app_of(obj)
     try:
@@ -276,7 +276,7 @@ def web(obj: Any, bind: str) -> None:
             "127.0.0.1, behind a proxy that authenticates"
         )
     hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
-    page = site_of(app, password=password, hosts=hosts)
+    page = application(app, password=password, hosts=hosts)
     app.loader.import_default_modules()
     # The page shows that a store is away.
     with suppress(StoreError):
@@ -338,34 +338,34 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
         line = f"{verb}: {len(marks)}, of {number} locks that nobody holds." if marks else "Nothing to drop."
         return f"{line}\nLocks left alone because they are held: {held}." if held else line
 
-    said, code = text("Marks to be dropped"), int(not marks)
+    notice, code = text("Marks to be dropped"), int(not marks)
     if marks and dry_run and not is_json:
         click.echo(table(locks.rows(row.lock for row in marks), is_wide=True))
     if marks and not dry_run:
         if not yes:
-            click.echo(said, err=True)
+            click.echo(notice, err=True)
             _confirm()
         marks, held_since = breaking.drop_marks(locks, marks)
         held += held_since
-        said = text("Dropped marks")
+        notice = text("Dropped marks")
     dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
-    _end({"pattern": pattern, "dropped": dropped, "held": held}, said, code, is_json=is_json)
+    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, code, is_json=is_json)
 
 
-def _end(facts: dict[str, Any], said: str, code: int, *, is_json: bool) -> NoReturn:
+def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoReturn:
     if is_json:
         click.echo(json.dumps(facts))
-    click.echo(said, err=is_json or code != 0)
+    click.echo(notice, err=is_json or code != 0)
     sys.exit(code)
 
 
 def _confirm() -> None:
-    said = "Nothing was done: there is no terminal to ask, so give --yes."
+    notice = "Nothing was done: there is no terminal to ask, so give --yes."
     if sys.stdin.isatty():
         if click.confirm("Go on?", err=True):
             return
-        said = "Nothing was done."
-    click.echo(said, err=True)
+        notice = "Nothing was done."
+    click.echo(notice, err=True)
     sys.exit(1)
 
 

@@ -79,7 +79,7 @@ class Row:
 
     @property
     def asked_by(self) -> str | None:
-        """Who has asked the holder to end."""
+        """Who has asked the holder to stop."""
         return None if isinstance(self.about, LeftMark) else self.lock.asked_by.get(self.about.token)
 
     def as_json(self) -> dict[str, Any]:
@@ -126,16 +126,15 @@ class Locks:
 
         If one of several servers is away, the error comes after the locks of the others.
         """
-        keys, problem = list[str](), None
+        keys = list[str]()
         try:
             for key in self.store.keys(self._start):
                 if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
                     keys.append(key)
-        except StoreError as error:
-            problem = error
+        except StoreError:
+            yield from self.surveys_of(keys)
+            raise
         yield from self.surveys_of(keys)
-        if problem is not None:
-            raise problem
 
     def surveys_of(self, keys: Sequence[str]) -> Iterator[LockState]:
         for start in range(0, len(keys), _SURVEYED_AT_ONCE):

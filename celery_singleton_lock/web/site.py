@@ -5,7 +5,7 @@ import socket
 from urllib.parse import urlsplit
 
 from celery import Celery
-from flask import Flask, Response, jsonify, render_template, request, send_from_directory
+from flask import Flask, Response, jsonify, render_template, request
 from flask.typing import ResponseReturnValue
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
@@ -44,7 +44,7 @@ class Site(Flask):
     """
 
     def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:
-        super().__init__(__name__, template_folder=".", static_folder=None)
+        super().__init__(__name__, template_folder=".")
         self._celery = app
         self._password = password
         self._hosts = hosts
@@ -53,7 +53,6 @@ class Site(Flask):
         self.after_request(_with_headers)
         for path, view in {
             "/": self.page,
-            "/page.css": self.style,
             "/locks.json": self.locks_json,
             "/metrics": self.metrics,
             "/healthz": self.healthz,
@@ -75,9 +74,6 @@ class Site(Flask):
         refresh = request.args.get("refresh", type=int)
         seconds = None if refresh is None else max(2, min(3600, refresh))
         return render_template("page.html", **context, refresh=seconds), 503 if "problem" in context else 200
-
-    def style(self) -> Response:
-        return send_from_directory(self.root_path, "page.css")
 
     def locks_json(self) -> ResponseReturnValue:
         """What `list --json` writes."""
