@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -29,10 +30,10 @@ from celery_singleton_lock.operations.rows import (
     call_text,
     facts_and_rows,
     facts_of,
+    screen,
     table,
     tasks_by_lock,
 )
-from celery_singleton_lock.operations.watch import watch
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import LockState
@@ -61,7 +62,7 @@ class Commands(click.Group):
 
 
 def app_of(obj: Any) -> Celery:
-    """The app of a command.
+    """The app of a command, with its tasks.
 
     Raises:
         click.UsageError: None was given.
@@ -69,6 +70,7 @@ def app_of(obj: Any) -> Celery:
     if click.get_current_context().find_root().params.get("app", "") is None:
         raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`")
     app: Celery = obj.app
+    app.loader.import_default_modules()
     return app
 
 
@@ -103,9 +105,8 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
     """
     locks, surveys, problem = locks_of(app_of(obj)), list[LockState](), None
     try:
-        # One by one, so that those before an error are kept.
-        for survey in locks.surveys(pattern):
-            surveys.append(survey)
+        # Those before an error are kept.
+        surveys.extend(locks.surveys(pattern))
     except StoreError as error:
         problem = error
     rows = locks.rows(surveys)
@@ -219,7 +220,24 @@ def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    watch(locks_of(app_of(obj)), pattern, interval, is_json=is_json)
+    locks = locks_of(app_of(obj))
+
+    def show_list() -> None:
+        rows = locks.rows(locks.surveys(pattern))
+        if sys.stdout.isatty() and not is_json:
+            click.echo(screen(rows), nl=False, color=True)
+        else:
+            click.echo(json.dumps([row.as_json() for row in rows]))
+
+    show_list()
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(interval)
+            try:
+                show_list()
+            except StoreError as error:
+                # It may come back.
+                click.echo(str(error), err=True)
 
 
 @singleton.command("doctor")
@@ -238,7 +256,6 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
     something is wrong, and with 69 if the store does not answer.
     """
     app = app_of(obj)
-    app.loader.import_default_modules()
     findings, is_away = examine(app, timeout)
     is_well = all(finding["ok"] is not False for finding in findings)
     if is_json:
@@ -277,7 +294,6 @@ def web(obj: Any, bind: str) -> None:
         )
     hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
     page = application(app, password=password, hosts=hosts)
-    app.loader.import_default_modules()
     # The page shows that a store is away.
     with suppress(StoreError):
         locks_of(app)

@@ -21,7 +21,6 @@ def named(
     Raises:
         click.UsageError: It means nothing, or several things.
     """
-    app.loader.import_default_modules()
     what = what.strip().removesuffix("…")
     if not what:
         raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
