@@ -96,7 +96,6 @@ def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) ->
         "celery",
         "fakeredis",
         "flask",
-        "flask-wtf",
         "hiredis",
         "opentelemetry-api",
         "prometheus-client",

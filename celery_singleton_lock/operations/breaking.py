@@ -1,4 +1,4 @@
-"""Asking the holders of one lock to end, and waiting until they have; dropping marks that nobody holds.
+"""Asking the holders of one lock to stop, and waiting until they have; dropping marks that nobody holds.
 
 If the store gives no answer in time, `StoreError` is raised, and what was asked for may be done all the same.
 """
@@ -68,7 +68,7 @@ class Plan:
         lines = []
         if self.holders:
             names = shown(", ".join(map(name_of, self.holders)))
-            lines.append(f"To be {'freed at once' if force else 'asked to end'}: {names}")
+            lines.append(f"To be {'freed at once' if force else 'asked to stop'}: {names}")
         if self.holders and force:
             risk = "keeps running beside the next one, at least until its next renewal"
             lines.append(f"A body that is still alive {risk}.")
@@ -79,7 +79,7 @@ class Plan:
 
 
 def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
-    """Ask these holders, and no other one that has come since, to end, or free their places; drop marks and turns.
+    """Ask these holders, and no other one that has come since, to stop, or free their places; drop marks and turns.
 
     Returns:
         Those that were still there, and what is gone.
@@ -162,7 +162,7 @@ def break_marks(app: "Celery[Any]", pattern: str) -> int:
 
 
 def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: bool, app: str) -> str:
-    """What has come of a break; *app* is what to give as `-A`."""
+    """The outcome of a break, for people; *app* is the value of `-A`."""
     if not done:
         return "Nothing was done: what was to be broken is gone, or waits and is alive."
     if not done.holders:

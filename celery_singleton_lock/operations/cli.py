@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import sys
+import time
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -29,10 +30,10 @@ from celery_singleton_lock.operations.rows import (
     call_text,
     facts_and_rows,
     facts_of,
+    screen,
     table,
     tasks_by_lock,
 )
-from celery_singleton_lock.operations.watch import watch
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.base import lock_name_of
 from celery_singleton_lock.stores.records import LockState
@@ -61,7 +62,7 @@ class Commands(click.Group):
 
 
 def app_of(obj: Any) -> Celery:
-    """The app of a command.
+    """The app of a command, with its tasks.
 
     Raises:
         click.UsageError: None was given.
@@ -69,6 +70,7 @@ def app_of(obj: Any) -> Celery:
     if click.get_current_context().find_root().params.get("app", "") is None:
         raise click.UsageError("no app: give -A, as in `celery -A proj singleton list`")
     app: Celery = obj.app
+    app.loader.import_default_modules()
     return app
 
 
@@ -103,9 +105,8 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
     """
     locks, surveys, problem = locks_of(app_of(obj)), list[LockState](), None
     try:
-        # One by one, so that those before an error are kept.
-        for survey in locks.surveys(pattern):
-            surveys.append(survey)
+        # Those before an error are kept.
+        surveys.extend(locks.surveys(pattern))
     except StoreError as error:
         problem = error
     rows = locks.rows(surveys)
@@ -171,7 +172,7 @@ def break_lock(
     yes: bool,
     is_json: bool,
 ) -> None:
-    """Ask the holder of one lock to end, and drop the marks of queued calls.
+    """Ask the holder of one lock to stop, and drop the marks of queued calls.
 
     A holder that has died needs no break: its lock is free within its ttl. The
     holder learns of it at its next renewal, ends as REVOKED, and then the lock is
@@ -202,8 +203,8 @@ def break_lock(
     done = breaking.ask(locks, plan, _operator(), force=force)
     left, seconds = ([], 0.0) if force or not done.holders else breaking.wait_until_gone(locks, done, wait)
     app_name = click.get_current_context().find_root().params.get("app") or app.main or "proj"
-    said = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
-    _end(done.as_json(gone=not left, seconds=seconds), said, int(bool(left) or not done), is_json=is_json)
+    notice = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
+    _end(done.as_json(gone=not left, seconds=seconds), notice, int(bool(left) or not done), is_json=is_json)
 
 
 @singleton.command("watch")
@@ -214,12 +215,29 @@ def break_lock(
 def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None:
     """Show the list of locks and update it until Ctrl-C.
 
-    With --json, or if its output is no terminal, it writes a line for each change
-    instead. A change that is undone in between is not shown.
+    With --json, or if its output is no terminal, it writes the list as `list --json`
+    does instead, a line for each update.
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    watch(locks_of(app_of(obj)), pattern, interval, is_json=is_json)
+    locks = locks_of(app_of(obj))
+
+    def show_list() -> None:
+        rows = locks.rows(locks.surveys(pattern))
+        if sys.stdout.isatty() and not is_json:
+            click.echo(screen(rows), nl=False, color=True)
+        else:
+            click.echo(json.dumps([row.as_json() for row in rows]))
+
+    show_list()
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(interval)
+            try:
+                show_list()
+            except StoreError as error:
+                # It may come back.
+                click.echo(str(error), err=True)
 
 
 @singleton.command("doctor")
@@ -238,7 +256,6 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
     something is wrong, and with 69 if the store does not answer.
     """
     app = app_of(obj)
-    app.loader.import_default_modules()
     findings, is_away = examine(app, timeout)
     is_well = all(finding["ok"] is not False for finding in findings)
     if is_json:
@@ -250,16 +267,16 @@ def doctor(obj: Any, timeout: float, is_json: bool) -> None:
 
 @singleton.command("web")
 @click.option("--bind", default="127.0.0.1:8765", show_default=True, metavar="HOST:PORT", help="Where to listen.")
-@click.option("--allow-break", is_flag=True, help="Show buttons that ask a holder to stop.")
 @click.pass_obj
-def web(obj: Any, bind: str, allow_break: bool) -> None:
+def web(obj: Any, bind: str) -> None:
     """Serve a page with the locks, for a browser.
 
-    Also /locks.json, /healthz and, for Prometheus, /metrics. It reads the store and asks
-    no worker. It listens on this machine only, unless SINGLETON_WEB_PASSWORD is set.
+    Also /locks.json, /healthz and, for Prometheus, /metrics. It reads the store, asks no
+    worker, and frees no lock. It listens on this machine only, unless SINGLETON_WEB_PASSWORD
+    is set.
     """
     # Each command of celery, also a worker, imports this file, and needs no web server.
-    from celery_singleton_lock.web import site_of  # noqa: PLC0415
+    from celery_singleton_lock.web import application  # noqa: PLC0415
 
     app = app_of(obj)
     try:
@@ -276,8 +293,7 @@ def web(obj: Any, bind: str, allow_break: bool) -> None:
             "127.0.0.1, behind a proxy that authenticates"
         )
     hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
-    page = site_of(app, allow_break=allow_break, password=password, hosts=hosts)
-    app.loader.import_default_modules()
+    page = application(app, password=password, hosts=hosts)
     # The page shows that a store is away.
     with suppress(StoreError):
         locks_of(app)
@@ -295,12 +311,17 @@ def _show_lock(app: Celery, locks: Locks, survey: LockState, *, is_json: bool) -
     task, rows = tasks_by_lock(app).get(lock_name_of(survey.key)), locks.rows([survey], with_turns=True)
     limit = None if task is None else int(task.lock_options.limit)
     if is_json:
-        call = {row.state: row.about.task_id for row in rows}
-        quiet_for = [round(row.about.expires_in, 3) for row in rows if row.state == "quiet"]
-        known: dict[str, Any] = {"key": survey.key, "limit": limit, "fence": survey.fence}
-        known["holders"] = [facts_of(row.about) for row in rows if row.state == "held"]
-        known |= {"waiters": survey.waiters, "queued": call.get("queued"), "next": call.get("next")}
-        known |= {"quiet_for": max(quiet_for, default=None), "turns": [turn.task_id or None for turn in survey.turns]}
+        known = {
+            "key": survey.key,
+            "limit": limit,
+            "fence": survey.fence,
+            "holders": [facts_of(row.about) for row in rows if row.state == "held"],
+            "waiters": survey.waiters,
+            "queued": survey.queued,
+            "next": survey.next,
+            "quiet_for": max((round(row.about.expires_in, 3) for row in rows if row.state == "quiet"), default=None),
+            "turns": [turn.task_id or None for turn in survey.turns],
+        }
         click.echo(json.dumps(known | ({"problem": survey.problem} if survey.problem else {})))
     elif rows:
         facts = {"key": survey.key, "limit": limit or "-", "fence": survey.fence or "-", "waiting": survey.waiters}
@@ -333,34 +354,34 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
         line = f"{verb}: {len(marks)}, of {number} locks that nobody holds." if marks else "Nothing to drop."
         return f"{line}\nLocks left alone because they are held: {held}." if held else line
 
-    said, code = text("Marks to be dropped"), int(not marks)
+    notice, code = text("Marks to be dropped"), int(not marks)
     if marks and dry_run and not is_json:
         click.echo(table(locks.rows(row.lock for row in marks), is_wide=True))
     if marks and not dry_run:
         if not yes:
-            click.echo(said, err=True)
+            click.echo(notice, err=True)
             _confirm()
         marks, held_since = breaking.drop_marks(locks, marks)
         held += held_since
-        said = text("Dropped marks")
+        notice = text("Dropped marks")
     dropped = [{"key": row.lock.key, "state": row.state, "task_id": row.about.task_id} for row in marks]
-    _end({"pattern": pattern, "dropped": dropped, "held": held}, said, code, is_json=is_json)
+    _end({"pattern": pattern, "dropped": dropped, "held": held}, notice, code, is_json=is_json)
 
 
-def _end(facts: dict[str, Any], said: str, code: int, *, is_json: bool) -> NoReturn:
+def _end(facts: dict[str, Any], notice: str, code: int, *, is_json: bool) -> NoReturn:
     if is_json:
         click.echo(json.dumps(facts))
-    click.echo(said, err=is_json or code != 0)
+    click.echo(notice, err=is_json or code != 0)
     sys.exit(code)
 
 
 def _confirm() -> None:
-    said = "Nothing was done: there is no terminal to ask, so give --yes."
+    notice = "Nothing was done: there is no terminal to ask, so give --yes."
     if sys.stdin.isatty():
         if click.confirm("Go on?", err=True):
             return
-        said = "Nothing was done."
-    click.echo(said, err=True)
+        notice = "Nothing was done."
+    click.echo(notice, err=True)
     sys.exit(1)
 
 

@@ -148,9 +148,9 @@ def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
     except (ConfigurationError, StoreError) as error:
         found["locking"] = False, str(error)
     try:
-        said = store.about_servers(timeout)
+        reports = store.about_servers(timeout)
         looks = zip(_OF_SERVERS, (_version, _eviction, _persistence, _connections), strict=True)
-        found |= {name: _of_all(look, said) for name, look in looks}
+        found |= {name: _of_all(look, reports) for name, look in looks}
     except StoreError as error:
         found |= dict.fromkeys(_OF_SERVERS, (None, str(error)))
     found["clock"] = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
@@ -164,9 +164,9 @@ def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
 # Its servers, by their own reports.
 
 
-def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], said: Any) -> Found:
+def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Any) -> Found:
     """What is found of all servers; of several that differ, it names those with a fault."""
-    found = {where: look(each) for where, each in sorted(said.items())}
+    found = {where: look(each) for where, each in sorted(reports.items())}
     faults = {where: detail for where, (ok, detail) in found.items() if not ok}
     details = faults or {where: detail for where, (_, detail) in found.items()}
     if len(found) == 1 or (not faults and len(set(details.values())) == 1):
@@ -174,24 +174,24 @@ def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], said: Any) ->
     return not faults, "; ".join(f"{where}: {detail}" for where, detail in details.items())
 
 
-def _version(said: Mapping[str, str]) -> tuple[bool, str]:
-    version = said.get("redis_version", "")
-    name = f"Valkey {said['valkey_version']}" if "valkey_version" in said else f"Redis {version}"
+def _version(report: Mapping[str, str]) -> tuple[bool, str]:
+    version = report.get("redis_version", "")
+    name = f"Valkey {report['valkey_version']}" if "valkey_version" in report else f"Redis {version}"
     if int(version.partition(".")[0] or _OLDEST) < _OLDEST:
         return False, f"{name}: the scripts need Redis {_OLDEST}.0 or newer, or Valkey"
-    if said.get("role", "master") != "master":
+    if report.get("role", "master") != "master":
         return False, f"{name}, a replica: let singleton_lock_url name the master, or use sentinel://"
-    return True, f"{name}, a master, up for {duration(float(said.get('uptime_in_seconds', '0')))}"
+    return True, f"{name}, a master, up for {duration(float(report.get('uptime_in_seconds', '0')))}"
 
 
-def _eviction(said: Mapping[str, str]) -> tuple[bool, str]:
-    limit, policy, evicted = (said.get(name, "0") for name in ("maxmemory", "maxmemory_policy", "evicted_keys"))
+def _eviction(report: Mapping[str, str]) -> tuple[bool, str]:
+    limit, policy, evicted = (report.get(name, "0") for name in ("maxmemory", "maxmemory_policy", "evicted_keys"))
     if limit != "0" and policy != "noeviction":
         return False, (
-            f"maxmemory-policy {policy} evicts locks once {limit} bytes are in use, for they all have an expiry; set "
-            "it to noeviction, or give the locks a server of their own"
+            f"maxmemory-policy {policy} evicts locks once {limit} bytes are in use, because every lock has an expiry; "
+            "set it to noeviction, or give the locks a server of their own"
         )
-    used = said.get("used_memory", "0")
+    used = report.get("used_memory", "0")
     full = f"{used} of {limit} bytes are in use ({int(used) / max(1, int(limit)):.0%})"
     if limit != "0" and int(used) >= int(limit):
         return False, f"the server is full and refuses to write: {full}; raise maxmemory, or remove keys"
@@ -203,9 +203,9 @@ def _eviction(said: Mapping[str, str]) -> tuple[bool, str]:
     return True, "maxmemory is not set" if limit == "0" else f"noeviction, so it refuses when it is full: {full}"
 
 
-def _persistence(said: Mapping[str, str]) -> tuple[bool, str]:
-    has_file, replicas = said.get("aof_enabled") == "1", int(said.get("connected_slaves", "0"))
-    if has_file and said.get("aof_last_write_status") != "ok":
+def _persistence(report: Mapping[str, str]) -> tuple[bool, str]:
+    has_file, replicas = report.get("aof_enabled") == "1", int(report.get("connected_slaves", "0"))
+    if has_file and report.get("aof_last_write_status") != "ok":
         return False, "the append-only file cannot be written, so the server refuses to write; check its disk"
     parts = []
     if not has_file:
@@ -215,8 +215,8 @@ def _persistence(said: Mapping[str, str]) -> tuple[bool, str]:
     return True, f"{'; '.join(parts)}: use the fence" if parts else "an append-only file"
 
 
-def _connections(said: Mapping[str, str]) -> tuple[bool, str]:
-    used, most = int(said.get("connected_clients", "0")), int(said.get("maxclients", "0"))
+def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
+    used, most = int(report.get("connected_clients", "0")), int(report.get("maxclients", "0"))
     if most and used > _NEARLY_ALL * most:
         return False, f"{used} of {most} are in use; raise maxclients, or have fewer processes"
     return True, f"{used} of {most or 'any number'} are in use"
@@ -327,8 +327,6 @@ _QUEUED = (
     "their queue, or a worker that had received them was killed; then the broker delivers them again, after its "
     "visibility timeout if it has one. If their messages are lost, `singleton break --marks PATTERN` drops their marks"
 )
-
-
 _RESERVED = (
     "calls are queued because a busy worker has reserved them, and begins them after what it runs now; with "
     "worker_prefetch_multiplier=1, and acks_late, it leaves more of them to others"

@@ -9,6 +9,7 @@ from celery import Celery
 
 from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.operations.rows import Locks, a_few
+from celery_singleton_lock.options import Lockable
 from celery_singleton_lock.stores.records import LockState
 
 
@@ -20,7 +21,6 @@ def named(
     Raises:
         click.UsageError: It means nothing, or several things.
     """
-    app.loader.import_default_modules()
     what = what.strip().removesuffix("…")
     if not what:
         raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
@@ -28,46 +28,43 @@ def named(
         return locks.survey(_key_of_call(_task_named(app, what), args or [], kwargs or {})), None
     if locks.is_key(what):
         return locks.survey(what), None
-    keys, calls = _found(locks, what)
-    if len(keys) + len(calls) > 1:
-        which = a_few([shown(each) for each in (*keys, *calls)], most=10)
+    found = _found(locks, what)
+    if len(found) > 1:
+        which = a_few([shown(name) for name in found], most=10)
         raise click.UsageError(f"{what!r} is the beginning of several: {which}. Give more of one of them.")
-    if keys:
-        return next(iter(keys.values())), None
-    for task_id, lock in calls.items():
-        return lock, task_id
-    tasks = [name for name, task in app.tasks.items() if name.startswith(what) and hasattr(task, "lock_key_for")]
-    if len(tasks) == 1:
-        return locks.survey(_key_of_call(app.tasks[tasks[0]], [], {})), None
-    return (locks.survey(locks.checked_key(what)), None) if "{" in what else (None, what)
+    if found:
+        return next(iter(found.values()))
+    if "{" in what:
+        return locks.survey(locks.checked_key(what)), None
+    if any(name.startswith(what) for name in app.tasks):
+        return locks.survey(_key_of_call(_task_named(app, what), [], {})), None
+    return None, what
 
 
-def _found(locks: Locks, start: str) -> tuple[dict[str, LockState], dict[str, LockState]]:
-    """The locks whose key, or the digest in it, begins so; and those of the calls whose task id does."""
-    keys, calls = dict[str, LockState](), dict[str, LockState]()
+def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
+    """The locks whose key, or the digest in it, begins so, by their keys; and the calls, by their task ids."""
+    found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
         key, task_id = row.lock.key, row.about.task_id or ""
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
-            keys[key] = row.lock
+            found[key] = row.lock, None
         if task_id.startswith(start):
             # Of several locks, the one that it holds comes first.
-            calls.setdefault(task_id, row.lock)
+            found.setdefault(task_id, (row.lock, task_id))
     # What is typed in full is no beginning.
-    if start in keys:
-        return {start: keys[start]}, {}
-    return ({}, {start: calls[start]}) if start in calls else (keys, calls)
+    return {start: found[start]} if start in found else found
 
 
 def _task_named(app: Celery, name: str) -> Any:
-    begins = [each for each in app.tasks if each.startswith(name)]
-    task = app.tasks.get(name) or (app.tasks[begins[0]] if len(begins) == 1 else None)
-    if task is None:
-        near = [each for each in app.tasks if each.endswith(f".{name}")] or get_close_matches(name, app.tasks)
-        near = sorted(begins)[:3] or near[:1]
+    begins = sorted(each for each in app.tasks if each.startswith(name))
+    if name not in app.tasks and len(begins) != 1:
+        near = begins[:3] or [each for each in app.tasks if each.endswith(f".{name}")][:1]
+        near = near or get_close_matches(name, app.tasks, n=1)
         meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise click.UsageError(f"There is no task {name!r} in this app.{meant}")
-    if not hasattr(task, "lock_key_for"):
-        raise click.UsageError(f"The task {name!r} is not a SingletonTask, so it has no locks.")
+    task = app.tasks[name if name in app.tasks else begins[0]]
+    if not isinstance(task, Lockable):
+        raise click.UsageError(f"The task {task.name!r} is not a SingletonTask, so it has no locks.")
     return task
 
 

@@ -5,11 +5,11 @@ Whatever looks at the store raises `StoreError` if there is no answer in time.
 
 import fnmatch
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from celery import Celery, states
@@ -32,9 +32,9 @@ _COLUMNS = 100
 _CUT = {"LOCK", "LABEL", "WORKER"}
 _BEGIN = 8
 _SURVEYED_AT_ONCE = 100
+_HOME, _TO_END_OF_LINE, _TO_END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 """Of a holder; a mark has some of them."""
-_LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,7 @@ class Row:
     @property
     def state(self) -> str:
         """`held`, `queued`, `next`, `quiet`, `waiting` or `unreadable`. A cool-down is quiet."""
-        if isinstance(self.about, LeftMark):
-            return self.about.state
-        return "quiet" if self.about.is_on_hold else "held"
+        return self.about.state
 
     @property
     def name(self) -> str:
@@ -66,16 +64,11 @@ class Row:
         return worker_of(self.about)
 
     @property
-    def held(self) -> float | None:
-        """Seconds since it is held."""
-        if isinstance(self.about, LeftMark):
-            return None
-        return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
-
-    @property
     def age(self) -> float | None:
         """Seconds since it is held, or, of a queued call, since it is due."""
-        return self.queued_for if self.held is None else self.held
+        if isinstance(self.about, LeftMark):
+            return self.queued_for
+        return max(0.0, self.lock.at / 1_000_000 - self.about.acquired_at.timestamp())
 
     @property
     def left(self) -> float | None:
@@ -88,7 +81,7 @@ class Row:
 
     @property
     def asked_by(self) -> str | None:
-        """Who has asked the holder to end."""
+        """Who has asked the holder to stop."""
         return None if isinstance(self.about, LeftMark) else self.lock.asked_by.get(self.about.token)
 
     def as_json(self) -> dict[str, Any]:
@@ -135,23 +128,25 @@ class Locks:
 
         If one of several servers is away, the error comes after the locks of the others.
         """
-        keys, problem = list[str](), None
+        keys = list[str]()
         try:
             for key in self.store.keys(self._start):
                 if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
                     keys.append(key)
-        except StoreError as error:
-            problem = error
+        except StoreError:
+            yield from self.surveys_of(keys)
+            raise
         yield from self.surveys_of(keys)
-        if problem is not None:
-            raise problem
 
     def surveys_of(self, keys: Sequence[str]) -> Iterator[LockState]:
         for start in range(0, len(keys), _SURVEYED_AT_ONCE):
             yield from self.store.survey(keys[start : start + _SURVEYED_AT_ONCE], tolerant=True)
 
     def rows(self, surveys: Iterable[LockState] | None = None, *, with_turns: bool = False) -> list[Row]:
-        """The rows of these locks, or of all, with the task of a queued call, and the time for which it is due."""
+        """The rows of these locks, or of all: the holders, and then the others, each time the oldest one first.
+
+        A queued call has its task, and the time for which it is due.
+        """
         known = tasks_by_lock(self._app)
         count = Counter(map(str, map(lock_name_of_task, lockable(self._app))))
 
@@ -171,7 +166,8 @@ class Locks:
             return row
 
         found = self.surveys() if surveys is None else surveys
-        return in_order(told(row) for survey in found for row in rows_of(survey, with_turns=with_turns))
+        rows = [told(row) for survey in found for row in rows_of(survey, with_turns=with_turns)]
+        return sorted(rows, key=lambda row: (row.state != "held", -(row.age or 0.0), row.lock.key))
 
 
 def tasks_by_lock(app: Celery) -> dict[str, Any]:
@@ -184,7 +180,7 @@ def tasks_by_lock(app: Celery) -> dict[str, Any]:
 def facts_of(about: Holder | LeftMark) -> dict[str, Any]:
     """What JSON has of it, in the words of the docs."""
     facts = {name: getattr(about, name, None) for name in _FACTS}
-    facts["expires_in"] = None if getattr(about, "state", "") == "unreadable" else round(about.expires_in, 3)
+    facts["expires_in"] = None if about.state == "unreadable" else round(about.expires_in, 3)
     if isinstance(about, Holder):
         facts["acquired_at"] = about.acquired_at.isoformat()
     return facts
@@ -196,24 +192,13 @@ def worker_of(about: Holder | LeftMark) -> str:
     return ":".join(str(part) for part in parts if part is not None)
 
 
-def in_order(rows: Iterable[Row]) -> list[Row]:
-    """First the holders, the oldest one first; then the marks, the call that is due for longest first."""
-
-    def order(row: Row) -> tuple[Any, ...]:
-        # Not by `held`: each key is looked at a moment after the one before.
-        acquired_at = getattr(row.about, "acquired_at", _LATEST)
-        return row.state != "held", acquired_at, -(row.queued_for or 0.0), row.lock.key
-
-    return sorted(rows, key=order)
-
-
 def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
     """Its holders and marks; and those that wait, or only the first of them where they are all that there is."""
-    rows = [*(Row(survey, holder) for holder in survey.places), *(Row(survey, mark) for mark in survey.marks)]
     if survey.problem is not None:
         return [Row(survey, LeftMark("unreadable", "", 0.0))]
-    turns = survey.turns if with_turns else () if rows else survey.turns[:1]
-    return [*rows, *(Row(survey, turn) for turn in turns)]
+    found: list[Holder | LeftMark] = [*survey.places, *survey.marks]
+    number = len(survey.turns) if with_turns else int(not found)
+    return [Row(survey, each) for each in (*found, *survey.turns[:number])]
 
 
 def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
@@ -290,6 +275,15 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
             widths[max(_CUT & widths.keys(), key=lambda head: (widths[head], head))] -= 1
         cells = {head: [_cut(text, widths[head]) for text in texts] for head, texts in cells.items()}
     return aligned(list(zip(*cells.values(), strict=True)))
+
+
+def screen(rows: Sequence[Row]) -> str:
+    """What draws their table over the one before, as far as a terminal has room."""
+    columns, height = shutil.get_terminal_size()
+    lines = table(rows).splitlines() if rows else ["No locks."]
+    if len(lines) >= height:
+        lines = [*lines[: height - 2], f"... and {len(lines) - height + 2} more"]
+    return "".join([_HOME, *(f"{line[:columns]}{_TO_END_OF_LINE}\n" for line in lines), _TO_END_OF_SCREEN])
 
 
 def _cut(text: str, width: int) -> str:

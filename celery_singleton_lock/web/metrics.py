@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import get_args
 
 from celery import Celery
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -100,9 +100,7 @@ class _Metrics(Collector):
 
 def exposition(app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> bytes:
     """All metrics in Prometheus' text format; without rows, because they could not be looked up, only the counters."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Metrics(app, rows, scan_seconds))
-    return generate_latest(registry)
+    return generate_latest(_Metrics(app, rows, scan_seconds))
 
 
 def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:

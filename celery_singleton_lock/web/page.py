@@ -1,4 +1,4 @@
-"""What the page of the locks shows, and what its buttons do: the same under Flask as in Django's admin."""
+"""What the page of the locks shows, under Flask and in Django's admin."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,8 +10,6 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.leases.lines import shown
-from celery_singleton_lock.operations.breaking import Plan, ask
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.base import clock
@@ -21,32 +19,9 @@ from celery_singleton_lock.stores.base import clock
 _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
-_LONGEST_NAME = 200
-
-RESULTS = {
-    "asked": "Asked to stop. The holder learns of it at its next renewal, within a third of its TTL.",
-    "dropped": "The marks are gone.",
-    "nothing": "Nothing was done: nobody was there any more.",
-    "changed": "Nothing was done: somebody holds the lock now. Check again.",
-    "beat": "Nothing was done: this is the leadership of a beat, which has no run to stop.",
-}
-"""The results of `break_by_button`, for people."""
-DONE = ("asked", "dropped")
-
-_ASK = {
-    "text": "Ask to stop",
-    "effect": "LockLost is raised in its body at the next renewal, and the run ends as REVOKED. Until then it keeps "
-    "the lock.",
-}
-_DROP = {
-    "text": "Drop marks",
-    "holder": "",
-    "effect": "An equal call can be published again at once. If the marked call is still in the broker, it runs as "
-    "well, before or after the other.",
-}
 
 
-class Looks:
+class SnapshotCache:
     """Looks at all locks of an app, not more often than its store can bear.
 
     Each raises `ConfigurationError` if the app has no store that can be used, and `StoreError` if that does not answer.
@@ -70,23 +45,12 @@ class Looks:
 
     def matching(self, pattern: str) -> list[Row]:
         """The rows whose lock name matches a glob, or contains a text that is no glob."""
-        pattern = pattern[:_LONGEST_NAME]
         glob = pattern if set("*?[") & set(pattern) else f"*{pattern}*"
         return [row for row in self.look()[0] if fnmatchcase(row.name, glob)]
 
-    def break_by_button(self, key: str, holder: str | None, user: object, address: str | None) -> str:
-        """Ask one holder to end; or, without a name, drop the marks of a lock that nobody holds."""
-        locks = Locks(self.app)
-        survey = locks.survey(locks.checked_key(key))
-        if any(each.task_name == "celery.beat" for each in survey.holders):
-            return "beat"
-        if not holder and survey.leases:
-            return "changed"
-        by = f"{shown(str(user))[:100]}@{address or 'unknown'}"
-        done = ask(locks, Plan.of(survey, holder or None), by)
-        # Look again at the next request.
+    def forget(self) -> None:
+        """Look again at the next request."""
         self._kept_until = 0.0
-        return "asked" if done.holders else "dropped" if done.dropped else "nothing"
 
 
 @dataclass
@@ -115,7 +79,7 @@ def totals_of(
         total = totals.setdefault(name_of(row), Total(name_of(row)))
         if row.state == "held":
             total.held += 1
-            total.longest = max(total.longest, row.held or 0.0)
+            total.longest = max(total.longest, row.age or 0.0)
         elif row.state in ("queued", "next"):
             total.queued += 1
             total.queued_for = max(total.queued_for, row.queued_for or 0.0)
@@ -126,14 +90,14 @@ def totals_of(
     return sorted(totals.values(), key=lambda total: total.name)
 
 
-def contents(looks: Looks, pattern: str) -> dict[str, Any]:
+def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
     """All that a template of the page needs, to be escaped there; with a `problem` if nothing can be shown."""
-    facts = {"name": looks.app.main or "this app", "pattern": pattern[:_LONGEST_NAME]}
+    facts = {"name": snapshots.app.main or "this app", "pattern": pattern}
     facts["now"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     try:
-        rows, locks = looks.matching(pattern), Locks(looks.app)
+        rows, locks = snapshots.matching(pattern), Locks(snapshots.app)
     except (StoreError, ConfigurationError) as error:
-        return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(looks.app, str(error))}
+        return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(snapshots.app, str(error))}
     totals = totals_of(rows)
     return {
         **facts,
@@ -157,11 +121,6 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         # A lock may have several rows, and it is its first that names those who wait.
         turns = () if row.lock.key in named else row.lock.turns
         named.add(row.lock.key)
-        button = None
-        if row.state == "held" and not row.is_beat and not row.asked_by:
-            button = {**_ASK, "holder": row.about.task_id or row.worker}
-        elif not row.lock.leases and row.lock.problem is None:
-            button = _DROP
         yield {
             "row": row,
             "since": duration(row.age),
@@ -169,5 +128,4 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
             "waiting": a_few([each.task_id or "a Lock" for each in turns], row.lock.waiters, most=_MOST_WAITERS)
             if turns
             else "",
-            "button": button,
         }

@@ -1,4 +1,4 @@
-"""The page of the locks: what it shows, whom it obeys, and who may see it."""
+"""The page of the locks: what it shows, and who may see it."""
 
 import base64
 import html
@@ -16,24 +16,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
 from typing import Any
-from urllib.parse import urlencode
 
 import pytest
 from celery.bin.base import CLIContext
-from celery.exceptions import TaskRevokedError
 from click.testing import CliRunner
 
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
-from tests.recorder import Recorder, overlaps
 from tests.servers import Server, free_port
 from tests.waiting import until
-from tests.workers import workers
 
 PROMPTLY = 30
 OF_ONE_PROCESS = "memory of one process"
@@ -48,11 +44,6 @@ def store(tasks: Any) -> Store:
 @pytest.fixture
 def reader(tasks: Any) -> Visitor:
     return Visitor(application(tasks.app))
-
-
-@pytest.fixture
-def operator(tasks: Any) -> Visitor:
-    return Visitor(application(tasks.app, allow_break=True))
 
 
 def claim(key: str, task_id: str = "", token: str = "secret", limit: int = 1, **more: Any) -> Claim:
@@ -86,6 +77,7 @@ def test_a_page_without_locks_says_so(reader: Visitor) -> None:
     reply = reader.get()
 
     assert reply.status == 200
+    assert "Set-Cookie" not in reply.headers
     assert reply.headers["Content-Type"] == "text/html; charset=utf-8"
     assert "Nothing is held" in words_in(reply.body)
     assert OF_ONE_PROCESS not in words_in(reply.body)
@@ -117,13 +109,15 @@ def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor,
     assert reply.headers["Content-Type"].startswith("application/json")
     assert (row["key"], row["state"], row["task_id"]) == (tasks.skipped.lock_key_for("k"), "held", "id-1")
     assert json.loads(reader.get("/locks.json", "name=nothing").body) == []
+    # The token.
+    assert "secret" not in reply.body + reader.get().body
 
 
-def test_names_are_text_and_no_part_of_the_page(operator: Visitor, store: Store) -> None:
+def test_names_are_text_and_no_part_of_the_page(reader: Visitor, store: Store) -> None:
     name = EVIL.replace("{", "%7B")
     store.acquire(claim(f"singleton:v3:{{{name}:{0:032}}}", EVIL))
 
-    body = operator.get("/", "name=%3Cscript%3E&said=%3Cscript%3E").body
+    body = reader.get("/", "name=%3Cscript%3E").body
 
     seen = Parsed(body)
     assert "script" not in seen.tags
@@ -142,13 +136,6 @@ def test_of_many_that_wait_the_first_are_named_once(tasks: Any, reader: Visitor,
 
     assert said.count("waiting: w-0, w-1,") == 1
     assert "w-9 and 2 more" in said
-
-
-def test_no_token_is_shown(tasks: Any, operator: Visitor, store: Store) -> None:
-    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1", token="the-token-of-the-lease"))
-
-    assert "id-1" in operator.get().body
-    assert "the-token-of-the-lease" not in operator.get().body + operator.get("/locks.json").body
 
 
 @pytest.mark.prove
@@ -242,182 +229,22 @@ def test_a_user_who_may_not_walk_the_keys_has_the_counters(tasks: Any, reader: V
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
-@pytest.mark.parametrize("path", ["/", "/locks.json", "/healthz"])
+@pytest.mark.parametrize("method", ["POST", "DELETE"])
+@pytest.mark.parametrize("path", ["/", "/locks.json"])
 def test_pages_are_read_and_nothing_else(reader: Visitor, method: str, path: str) -> None:
     reply = reader.ask(method, path)
 
     assert (reply.status, ", ".join(sorted(reply.headers["Allow"].split(", ")))) == (405, "GET, HEAD, OPTIONS")
 
 
-# Who may break.
-
-
-def test_a_page_that_may_only_be_read_has_no_way_to_break(tasks: Any, reader: Visitor, store: Store) -> None:
-    store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
-    page = reader.get()
-
-    assert "Ask to stop" not in page.body
-    assert "Set-Cookie" not in page.headers
-    assert reader.send("/break", {"key": tasks.skipped.lock_key_for("k")}).status == 404
-
-
-def test_nothing_is_broken_by_following_a_link(operator: Visitor) -> None:
-    assert operator.get("/break", "key=x").status == 405
-
-
-def test_who_is_asked_by_the_page_ends_revoked_and_learns_by_whom(
-    tasks: Any, operator: Visitor, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env, 1) as (worker,):
-        holder = tasks.skipped.delay("k", 60.0)
-        until(lambda: recorder.events("enter"), "it runs", timeout=PROMPTLY)
-        page = operator.get()
-        form = {
-            "csrf_token": page.token(),
-            "key": tasks.skipped.lock_key_for("k"),
-            "holder": holder.id,
-            "name": "skipped",
-        }
-
-        reply = operator.send(
-            "/break", form, HTTP_COOKIE=page.cookie(), HTTP_SEC_FETCH_SITE="same-origin", REMOTE_USER="alice"
-        )
-
-        assert (reply.status, reply.headers["Location"]) == (303, "/?said=asked&name=skipped")
-        assert "Asked to stop" in operator.get("/", "said=asked").body
-        with pytest.raises(TaskRevokedError, match=re.escape("broken by alice@10.0.0.7")):
-            holder.get(timeout=PROMPTLY)
-        assert f"task_id={holder.id} by=alice@10.0.0.7" in worker.log()
-    assert overlaps(recorder.events()) == []
-
-
-def sent(operator: Visitor, form: dict[str, str], **environ: Any) -> tuple[int, str]:
-    """What becomes of a form with a good token."""
-    page = operator.get()
-    reply = operator.send("/break", {"csrf_token": page.token(), **form}, **{"HTTP_COOKIE": page.cookie(), **environ})
-    return reply.status, reply.headers.get("Location", "")
-
-
-def test_marks_are_dropped_where_nobody_holds(tasks: Any, operator: Visitor, store: Store) -> None:
-    key = tasks.skipped.lock_key_for("k")
-    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
-
-    assert "Drop marks" in operator.get().body
-    assert sent(operator, {"key": key}) == (303, "/?said=dropped")
-    assert store.survey([key])[0].marks == ()
-
-
-def test_a_holder_that_came_meanwhile_is_not_broken_with_the_marks(tasks: Any, operator: Visitor, store: Store) -> None:
-    key = tasks.skipped.lock_key_for("k")
-    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
-    mine = claim(key, "id-1")
-    store.acquire(mine)
-
-    assert sent(operator, {"key": key}) == (303, "/?said=changed")
-    assert store.broken_by(mine) is None
-
-
-@pytest.mark.parametrize("key", ["", "*", "singleton:v3:{a:0}", "celery-task-meta-1"])
-def test_only_one_key_of_this_app_can_be_broken(operator: Visitor, key: str) -> None:
-    assert sent(operator, {"key": key, "holder": "x"})[0] == 400
-
-
-def test_a_store_that_goes_away_is_told_to_who_breaks(tasks: Any, operator: Visitor) -> None:
-    page, key = operator.get(), tasks.skipped.lock_key_for("k")
-    tasks.app.conf.singleton_lock_url = f"redis://:pa55@127.0.0.1:{free_port()}/0"
-    form = {"csrf_token": page.token(), "key": key, "holder": "x"}
-
-    reply = operator.send("/break", form, HTTP_COOKIE=page.cookie())
-
-    assert reply.status == 503
-    assert "pa55" not in reply.body
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize(
-    ("lie", "status"),
-    [
-        ({"HTTP_SEC_FETCH_SITE": "cross-site"}, 403),
-        # Another port of this machine.
-        ({"HTTP_SEC_FETCH_SITE": "same-site", "HTTP_ORIGIN": "http://127.0.0.1:8765"}, 403),
-        ({"HTTP_ORIGIN": "http://evil.example"}, 403),
-        ({"HTTP_ORIGIN": "http://127.0.0.1:9999"}, 403),
-        ({"HTTP_ORIGIN": "null"}, 403),
-        ({"HTTP_COOKIE": None}, 400),
-        ({"HTTP_COOKIE": "singleton_lock=" + "x" * 43}, 400),
-        ({"HTTP_COOKIE": "singleton_lock=; other=\x01"}, 400),
-        ({"CONTENT_TYPE": "application/json"}, 400),
-        ({"CONTENT_TYPE": "text/plain"}, 400),
-        ({"CONTENT_LENGTH": None}, 400),
-        ({"CONTENT_LENGTH": "9999999999999999"}, 413),
-    ],
-)
-def test_a_form_from_elsewhere_is_refused(
-    tasks: Any, operator: Visitor, store: Store, lie: dict[str, Any], status: int
-) -> None:
-    key = tasks.skipped.lock_key_for("k")
-    mine = claim(key, "id-1")
-    store.acquire(mine)
-
-    assert sent(operator, {"key": key, "holder": "id-1"}, **lie)[0] == status
-    assert store.broken_by(mine) is None
-    # The same without the lie.
-    assert sent(operator, {"key": key, "holder": "id-1"}, HTTP_ORIGIN="http://127.0.0.1:8765")[0] == 303
-    assert store.broken_by(mine) == "somebody@10.0.0.7"
-
-
-@pytest.mark.prove
-@pytest.mark.parametrize("token", ["", "x" * 43, "é"])
-def test_a_form_with_another_token_is_refused(tasks: Any, operator: Visitor, token: str) -> None:
-    assert sent(operator, {"key": tasks.skipped.lock_key_for("k"), "holder": "x", "csrf_token": token})[0] == 400
-
-
-def test_a_token_is_kept_from_scripts_and_from_other_sites(operator: Visitor) -> None:
-    cookie = operator.get("/", SCRIPT_NAME="/ops").headers["Set-Cookie"]
-
-    assert {"HttpOnly", "SameSite=Strict", "Path=/ops"} <= set(cookie.split("; "))
-    assert "Secure" not in cookie
-    over_tls = operator.get("/", **{"wsgi.url_scheme": "https"}).headers["Set-Cookie"]
-    assert "Secure" in over_tls
-
-
-def test_a_token_holds_in_each_process_that_serves_the_page(tasks: Any, store: Store) -> None:
-    one, other = (Visitor(application(tasks.app, allow_break=True)) for _ in range(2))
-    store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, quiet=0.0)
-    page = one.get()
-    again = other.get("/", HTTP_COOKIE=page.cookie())
-
-    form = {"csrf_token": again.token(), "key": tasks.skipped.lock_key_for("k")}
-    assert other.send("/break", form, HTTP_COOKIE=page.cookie()).status == 303
-
-
-# Who may see it.
-
-
-def basic(user: str, password: str) -> str:
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
-
-
-# What an operator asked for.
-
-
-def test_who_has_asked_a_holder_to_stop_is_shown_until_it_has_ended(
-    tasks: Any, operator: Visitor, store: Store
-) -> None:
+def test_who_has_asked_a_holder_to_stop_is_shown(tasks: Any, reader: Visitor, store: Store) -> None:
     mine = claim(tasks.skipped.lock_key_for("k"), "id-1")
-    granted = store.acquire(mine)
-    assert sent(operator, {"key": mine.key, "holder": "id-1"})[0] == 303
+    store.acquire(mine)
+    store.break_lock(mine.key, [mine.token], "alice@ops-1", marks=False, force=False)
 
-    page = operator.get()
-    assert "held asked to stop by somebody@10.0.0.7" in words_in(page.body)
-    assert "Ask to stop" not in page.body
-    (row,) = json.loads(operator.get("/locks.json").body)
-    assert (row["state"], row["asked_by"]) == ("held", "somebody@10.0.0.7")
-    assert isinstance(granted, Grant)
-    store.release(mine, granted.place)
-    store.acquire(claim(mine.key, "id-2", token="next"))
-    assert "asked to stop" not in words_in(Visitor(application(tasks.app)).get().body)
+    (row,) = json.loads(reader.get("/locks.json").body)
+    assert (row["state"], row["asked_by"]) == ("held", "alice@ops-1")
+    assert "held asked to stop by alice@ops-1" in words_in(reader.get().body)
 
 
 def test_a_missing_extra_is_one_line_with_the_command_to_type(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,6 +278,10 @@ def served(valkey: Server, *arguments: str, **env: str) -> Iterator[str]:
         process.stdout.close()  # type: ignore[union-attr]
 
 
+def basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
 def fetched(url: str, **headers: str) -> tuple[int, str]:
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PROMPTLY) as reply:
@@ -466,7 +297,7 @@ def test_the_command_serves_the_page(tasks: Any, valkey: Server, store: Store) -
     with served(valkey) as url:
         assert url.startswith("http://127.0.0.1:")
         status, body = fetched(url)
-        assert (status, "id-1" in body, "Ask to stop" in body) == (200, True, False)
+        assert (status, "id-1" in body) == (200, True)
         # A foreign page can let its own name lead here.
         for host in ("localhost:8765", "[::1]:8765", "LOCALHOST"):
             assert fetched(url, Host=host)[0] == 200
@@ -475,28 +306,16 @@ def test_the_command_serves_the_page(tasks: Any, valkey: Server, store: Store) -
 
 
 @pytest.mark.prove
-def test_the_command_asks_for_the_password_it_was_given(tasks: Any, valkey: Server, store: Store) -> None:
-    mine = claim(tasks.skipped.lock_key_for("k"), "id-1")
-    store.acquire(mine)
-    with served(valkey, "--allow-break", SINGLETON_WEB_PASSWORD="geheim") as url:
+def test_the_command_asks_for_the_password_it_was_given(tasks: Any, valkey: Server) -> None:
+    with served(valkey, SINGLETON_WEB_PASSWORD="geheim") as url:
         status, body = fetched(url)
         assert (status, "Locks" in body) == (401, False)
         assert fetched(f"{url}locks.json")[0] == 401
         for wrong in (basic("a", "Geheim"), basic("a", ""), "Basic ***", basic("a", "é")):
             assert fetched(url, Authorization=wrong)[0] == 401
         assert fetched(f"{url}healthz")[0] == 200
-        good = {"Authorization": basic("alice", "geheim")}
-        with urllib.request.urlopen(urllib.request.Request(url, headers=good), timeout=PROMPTLY) as reply:
-            cookie, page = reply.headers["Set-Cookie"].partition(";")[0], reply.read().decode()
-        token = re.findall(r'name="csrf_token" value="([^"]+)"', page)[0]
-        form = urlencode({"csrf_token": token, "key": mine.key, "holder": "id-1"}).encode()
-        # It answers by leading back to the page, which asks for the password as well.
-        asked = urllib.request.Request(f"{url}break", form, {**good, "Cookie": cookie})
-        with urllib.request.urlopen(asked, timeout=PROMPTLY) as reply:
-            assert reply.url.endswith("?said=asked")
-
-    # Who gives the password is told as the one who asks.
-    assert store.broken_by(mine) == "alice@127.0.0.1"
+        status, body = fetched(url, Authorization=basic("alice", "geheim"))
+        assert (status, "Locks" in body) == (200, True)
 
 
 @pytest.mark.prove

@@ -1,10 +1,12 @@
 """Rows of operators: of what cannot be read, of queued calls, and of turns; and how a lock or a call is named."""
 
+import importlib
 import json
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,7 +75,7 @@ def test_what_cannot_be_read_says_so_and_hides_no_other(
     marks = operate("break", "--marks", "*", "--yes", code=NO).stderr
     page = Client(application(tasks.app))
     with closing(Watch(env, "--json")) as watching:
-        events = {event for event, _ in watching.told(2)}
+        watching.shows(lambda rows: {state for state, _ in rows} == {"held", "unreadable"})
 
     assert (listed[KEY]["state"], listed[foreign]["state"]) == ("held", "unreadable")
     assert listed[foreign]["problem"]
@@ -81,7 +83,6 @@ def test_what_cannot_be_read_says_so_and_hides_no_other(
     assert "unreadable" in shown
     assert "Nothing to break" in broken
     assert "because they are held: 1" in marks
-    assert events == {"acquired", "unreadable"}
     assert "id-1" in operate("show", "id-1").stdout
     text = page.get("/").get_data(as_text=True)
     assert page.get("/locks.json").status_code == 200
@@ -121,6 +122,29 @@ def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(
     assert all(age <= row["queued_for"] < age + 60 for row, age in zip(rows, sorted(ages.values())[::-1], strict=True))
     assert "8m2" in operate("list").stdout
     assert all(task_id in planned for task_id in ages)
+
+
+def test_a_queued_call_has_its_task_though_no_worker_has_imported_it(
+    tasks: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "late_app.py").write_text(
+        "from celery import Celery\napp = Celery('late', include=['late_tasks'], set_as_current=False)\n"
+    )
+    (tmp_path / "late_tasks.py").write_text(
+        "from celery_singleton_lock import SingletonTask\n"
+        "from late_app import app\n"
+        "@app.task(base=SingletonTask, name='found.late', lock_mode='until_executed', shared=False)\n"
+        "def late(): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    app = importlib.import_module("late_app").app
+    app.conf.singleton_lock_url = tasks.app.conf.singleton_lock_url
+    store.mark_queued(key_of("found.late"), "id-1", 3000.0, limit=0, quiet=0.0)
+
+    (row,) = json.loads(operated(app)("list", "--json").stdout)
+
+    assert row["task_name"] == "found.late"
+    assert row["queued_for"] >= 600
 
 
 # Turns.

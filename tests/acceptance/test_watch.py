@@ -1,4 +1,4 @@
-"""`singleton watch`: what becomes of locks, a line each; and on a terminal the list, again and again."""
+"""`singleton watch`: the list again and again, as lines of JSON, and on a terminal."""
 
 import json
 import os
@@ -8,9 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
-from datetime import UTC, datetime
+from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Any
 
 import pytest
@@ -28,34 +27,31 @@ PATIENCE = 60.0
 KEY = "singleton:v3:{shop:00}"
 
 
+Rows = list[tuple[str, str]]
+
+
 class Watch:
-    """A `watch` that goes on, and what it has said."""
+    """A `watch` that goes on, and what it has written."""
 
     def __init__(self, env: dict[str, str], *arguments: str, app: str = APP) -> None:
         command = [*CELERY, app, *INTERVAL, *arguments]
-        self._process = subprocess.Popen(
-            command, env={**os.environ, **env}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        self.lines: list[dict[str, Any]] = []
-        self.errors: list[str] = []
-        self._readers = [
-            threading.Thread(target=self._read, args=each, daemon=True)
-            for each in ((self._process.stdout, lambda line: self.lines.append(json.loads(line))),)
-        ]
-        self._readers.append(
-            threading.Thread(target=self._read, args=(self._process.stderr, self.errors.append), daemon=True)
-        )
-        for reader in self._readers:
-            reader.start()
+        self._process = subprocess.Popen(command, env={**os.environ, **env}, text=True, stdout=subprocess.PIPE)
+        self.updates: list[list[dict[str, Any]]] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def _read(self, stream: Any, keep: Callable[[str], Any]) -> None:
-        for line in stream:
-            keep(line)
+    def _read(self) -> None:
+        for line in self._process.stdout or ():
+            self.updates.append(json.loads(line))
 
-    def told(self, number: int) -> list[tuple[str, str | None]]:
-        """Event and task id of the first so many lines."""
-        until(lambda: len(self.lines) >= number or self._process.poll() is not None, "it is told", timeout=PATIENCE)
-        return [(line["event"], line["task_id"]) for line in self.lines[:number]]
+    def shows(self, is_meant: Callable[[Rows], bool]) -> None:
+        """Wait until the newest list has such rows: state and task id of each."""
+
+        def is_shown() -> bool:
+            assert self._process.poll() is None
+            return bool(self.updates) and is_meant([(row["state"], row["task_id"]) for row in self.updates[-1]])
+
+        until(is_shown, "it is shown", timeout=PATIENCE)
 
     def interrupted(self) -> int:
         self._process.send_signal(signal.SIGINT)
@@ -64,23 +60,9 @@ class Watch:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        for reader in self._readers:
-            reader.join(PATIENCE)
-        for stream in (self._process.stdout, self._process.stderr):
-            assert stream is not None
-            stream.close()
-
-
-@pytest.fixture
-def watch(tasks: Any, env: dict[str, str]) -> Iterator[Callable[..., Watch]]:
-    with ExitStack() as started:
-
-        def start(*arguments: str, **more: str) -> Watch:
-            one = Watch({**env, **more}, *arguments)
-            started.callback(one.close)
-            return one
-
-        yield start
+        self._reader.join(PATIENCE)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
 
 @pytest.fixture
@@ -95,51 +77,20 @@ def claim(token: str, *, ttl: float = 60.0, key: str = KEY, **more: Any) -> Clai
 # As a program reads it.
 
 
-def test_each_change_is_a_line(store: Store, watch: Callable[..., Watch]) -> None:
-    store.acquire(claim("a"))
-    watching = watch("--json")
-    assert watching.told(1) == [("acquired", "id-a")]
-
-    store.mark_queued(KEY, "id-q", 60.0, limit=0, quiet=0.0)
-    assert watching.told(2)[1:] == [("waiting", "id-q")]
-    with store.waiter(claim("w")) as waiter:
-        waiter.ask()
-        assert watching.told(3)[2:] == [("waiting", None)]
-        store.release(claim("w"), None)
-    store.unmark(KEY, "id-q")
-    store.release(claim("a"), 1)
-    assert watching.told(4)[3:] == [("released", "id-a")]
-    store.acquire(claim("b"))
-    assert watching.told(5)[4:] == [("acquired", "id-b")]
-    assert watching.interrupted() == 0
-
-    assert {(line["key"], line["hostname"]) for line in watching.lines if line["task_id"] != "id-q"} == {
-        (KEY, "w1@web"),
-        (KEY, None),
-    }
-    times = [datetime.fromisoformat(line["at"]) for line in watching.lines]
-    assert times == sorted(times)
-    assert all(abs((at - datetime.now(UTC)).total_seconds()) < PATIENCE * 6 for at in times)
-
-
-@pytest.mark.prove
-def test_whose_holder_has_died_is_told(store: Store, watch: Callable[..., Watch]) -> None:
-    store.acquire(claim("lives", key="singleton:v3:{other:00}"))
-    watching = watch()
-    assert watching.told(1) == [("acquired", "id-lives")]
-
-    # Long enough to be seen by a process that comes seldom to its turn.
-    store.acquire(claim("a", ttl=5.0))
-
-    assert watching.told(3)[1:] == [("acquired", "id-a"), ("released", "id-a")]
-
-
-def test_the_token_is_in_no_line(store: Store, watch: Callable[..., Watch]) -> None:
+def test_each_update_is_a_line_with_what_list_writes(store: Store, env: dict[str, str]) -> None:
     store.acquire(claim("secret"))
-    watching = watch()
-    watching.told(1)
+    with closing(Watch(env, "--json")) as watching:
+        watching.shows(lambda rows: rows == [("held", "id-secret")])
+        store.mark_queued(KEY, "id-q", 60.0, limit=0, quiet=0.0)
+        watching.shows(lambda rows: rows == [("held", "id-secret"), ("queued", "id-q")])
+        store.unmark(KEY, "id-q")
+        store.release(claim("secret"), 1)
+        watching.shows(lambda rows: rows == [])
+        assert watching.interrupted() == 0
 
-    assert set(watching.lines[0]) == {"at", "event", "key", "task_id", "hostname"}
+        (row,) = watching.updates[0]
+    assert (row["key"], row["hostname"], row["pid"], row["waiters"]) == (KEY, "w1@web", 7, 0)
+    assert "secret" not in row.values()
 
 
 @pytest.mark.prove

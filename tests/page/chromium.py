@@ -51,15 +51,6 @@ class Browser:
         """What the page says of itself."""
         return self.ask("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def click(self, selector: str) -> None:
-        """With the mouse, in the middle of what is shown there."""
-        element = f"document.querySelector({selector!r})"
-        self.told(f"{element}.scrollIntoView({{block: 'center'}})")
-        middle = "(({x, y, width, height}) => [x + width / 2, y + height / 2])"
-        place = self.told(f"{middle}({element}.getBoundingClientRect())")
-        for event in ("mouseMoved", "mousePressed", "mouseReleased"):
-            self.ask("Input.dispatchMouseEvent", type=event, x=place[0], y=place[1], button="left", clickCount=1)
-
     def ask(self, method: str, **parameters: Any) -> Any:
         self._number += 1
         session = {"sessionId": self._session} if self._session else {}

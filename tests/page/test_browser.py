@@ -21,7 +21,6 @@ from celery_singleton_lock.web import application
 from tests.page.chromium import BOUND, USUAL, browsing
 from tests.servers import Server as Store
 from tests.servers import missing
-from tests.waiting import until
 
 DOCS = Path(__file__).parents[2] / "docs"
 SIZES = {"wide": (1280, 820), "phone": (500, 1180)}
@@ -81,7 +80,7 @@ def shop(valkey: Store) -> Iterator[Celery]:
 @pytest.fixture
 def url(shop: Celery) -> Iterator[str]:
     with Serving(("127.0.0.1", 0), WSGIRequestHandler) as server:
-        server.set_app(application(shop, allow_break=True))
+        server.set_app(application(shop))
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -102,7 +101,6 @@ def test_a_browser_shows_what_is_held_and_finds_nothing_to_complain_of(chromium:
     assert "shop.import_catalogue" in seen
     assert "supplier 7" in seen
     assert f"waiting: <code>{ids(0x6D2EA5)}" in seen
-    assert "Ask to stop" in seen
     assert "Content Security Policy" not in seen
 
 
@@ -118,24 +116,6 @@ def test_its_picture_is_taken(chromium: str, url: str, tmp_path: Path, size: str
     assert (brightness > 200) == (colour == "light"), brightness
     if os.environ.get("WRITE_DOCS") and (size, colour) in SHOWN_IN_DOCS:
         shutil.copy(picture, DOCS / f"page-{size}-{colour}.png")
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_who_clicks_asks_the_holder_to_stop(chromium: str, shop: Celery, url: str, tmp_path: Path, size: str) -> None:
-    width, height = SIZES[size]
-    held = Claim(key_of(shop, "send_invoices", 1), "t2", 90.0)
-    with browsing(chromium, tmp_path) as browser:
-        browser.look_like(colour="light", width=width, height=height)
-        browser.open(f"{url}?name=shop.send_*")
-
-        browser.click("summary")
-        until(lambda: browser.told("document.querySelector('details').open"), "it unfolds", timeout=BOUND)
-        browser.click("button.stop")
-
-        text = "document.body.innerText"
-        until(lambda: "Asked to stop." in str(browser.told(text)), "the page says so", timeout=BOUND)
-        assert browser.told("location.pathname + location.search") == "/?said=asked&name=shop.send_*"
-    assert store_of(shop).broken_by(held) == "somebody@127.0.0.1"
 
 
 @pytest.mark.parametrize("colour", COLOURS)

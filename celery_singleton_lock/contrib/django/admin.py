@@ -16,12 +16,15 @@ from django.views.decorators.http import require_POST
 from celery_singleton_lock.contrib.django.checks import why_no_app
 from celery_singleton_lock.contrib.django.models import Lock
 from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.leases.lines import shown
+from celery_singleton_lock.operations.breaking import Plan, ask
+from celery_singleton_lock.operations.rows import Locks, Row
 from celery_singleton_lock.options import as_set
-from celery_singleton_lock.web.page import DONE, RESULTS, Looks, contents
+from celery_singleton_lock.web.page import SnapshotCache, page_context
 
 _PAGE, _BREAK = "celery_singleton_lock_lock_changelist", "celery_singleton_lock_lock_break"
 # In the thread that loads the project: Celery has a current app for each thread, and the others may have another one.
-_looks = Looks(app_or_default())
+_snapshots = SnapshotCache(app_or_default())
 
 
 @admin.register(Lock)
@@ -45,8 +48,12 @@ class LockAdmin(admin.ModelAdmin):
         """The page."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        why = why_no_app(_looks.app)
-        facts = {"name": "?", "problem": why} if why else contents(_looks, request.GET.get("name", ""))
+        why = why_no_app(_snapshots.app)
+        facts: dict[str, Any] = {"name": "?", "problem": why}
+        if why is None:
+            facts = page_context(_snapshots, request.GET.get("name", ""))
+        for line in facts.get("lines", ()):
+            line["holder"] = _named_by_button(line["row"])
         context = {
             **self.admin_site.each_context(request),
             **facts,
@@ -65,18 +72,38 @@ class LockAdmin(admin.ModelAdmin):
         if not self.has_break_permission(request):
             raise PermissionDenied
         key, holder, name = (request.POST.get(field, "") for field in ("key", "holder", "name"))
-        user, address = request.user.get_username(), request.META.get("REMOTE_ADDR")
+        by = f"{shown(request.user.get_username())[:100]}@{request.META.get('REMOTE_ADDR') or 'unknown'}"
         try:
-            result = _looks.break_by_button(key, holder, user, address)
+            is_done, notice = _break(key, holder, by)
         except (ConfigurationError, StoreError) as error:
-            self.message_user(request, as_set(_looks.app, str(error)), messages.ERROR)
+            self.message_user(request, as_set(_snapshots.app, str(error)), messages.ERROR)
         else:
-            self.message_user(
-                request, gettext(RESULTS[result]), messages.SUCCESS if result in DONE else messages.WARNING
-            )
-            if result in DONE:
+            self.message_user(request, notice, messages.SUCCESS if is_done else messages.WARNING)
+            if is_done:
                 self.log_change(request, Lock(key), f"Asked {holder} to stop." if holder else "Dropped its marks.")
         return redirect(f"{self._url_of(_PAGE)}?{urlencode({'name': name})}")
 
     def _url_of(self, view: str) -> str:
         return str(reverse(f"admin:{view}", current_app=self.admin_site.name))
+
+
+def _named_by_button(row: Row) -> str | None:
+    """The holder that its button asks to stop; empty if the button drops marks, and None if there is no button."""
+    if row.state == "held" and not row.is_beat and not row.asked_by:
+        return row.about.task_id or row.worker
+    return None if row.lock.leases or row.lock.problem else ""
+
+
+def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
+    """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds. What came of it."""
+    locks = Locks(_snapshots.app)
+    survey = locks.survey(locks.checked_key(key))
+    if not holder and survey.leases:
+        return False, gettext("Nothing was done: somebody holds the lock now. Check again.")
+    done = ask(locks, Plan.of(survey, holder or None), by)
+    _snapshots.forget()
+    if not done:
+        return False, gettext("Nothing was done: nobody was there any more.")
+    if not done.holders:
+        return True, gettext("The marks are gone.")
+    return True, gettext("Asked to stop. The holder learns of it at its next renewal, within a third of its TTL.")
