@@ -235,9 +235,7 @@ late = {
     "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),
     "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
     "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
-    "tracked": task_with("late-tracked", acks_late=True, track_started=True),
 }
-own_id = task_with("own-id", acks_late=False)
 
 
 # Keys that only some processes can make.

@@ -23,9 +23,6 @@ def proxy(valkey: Server) -> Iterator[Proxy]:
         yield proxy
 
 
-# What is sent.
-
-
 # Distance.
 
 
@@ -85,15 +82,6 @@ def test_scripts_that_are_not_known_cost_no_connection(valkey: Server) -> None:
 
         assert client.info("stats")["total_connections_received"] == before
     store.close()
-
-
-# Silence.
-
-
-# How many.
-
-
-# Names.
 
 
 def lasted(call: Callable[[], Any]) -> float:
