@@ -84,12 +84,6 @@ three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
 at_most_every_two_seconds = ran("at_most_every_two_seconds", lock_min_hold=2)
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_lost="warn")
-def warned(self: Any, key: Any, seconds: float) -> bool:
-    body(self, key, seconds)
-    return bool(self.lock.lost)
-
-
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), max_retries=3)
 def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0, fails: bool = False) -> int:
     """Retries itself at once, and its body takes *finish* seconds more to end."""

@@ -60,3 +60,8 @@ def renewed_after(lease: Lease, what: str) -> None:
     first = final_result(lease)
     until(lambda: lease.lost or final_result(lease) > first, what)
     assert not lease.lost
+
+
+def connections(client: Any) -> int:
+    """Of stores, which keep them open."""
+    return sum(1 for one in client.client_list(_type="normal") if one["cmd"] in ("evalsha", "eval"))

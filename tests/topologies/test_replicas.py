@@ -103,9 +103,6 @@ def test_a_renewal_that_no_replica_has_is_none_and_ends_in_time(
     assert clock() - began < 3.0 + SLACK
 
 
-# What it costs.
-
-
 # What cannot work.
 
 
