@@ -27,7 +27,7 @@ def opened(cleanup: ExitStack, url: str, **options: Any) -> Store:
 def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Lease:
     """A lease that the heartbeat keeps until the test ends."""
     lease = Lease(store, claim_of(name, ttl, "held"))
-    assert lease.acquire() is None
+    assert isinstance(lease.acquire(), Grant)
     cleanup.callback(lease.release)
     return lease
 
