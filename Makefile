@@ -77,7 +77,7 @@ $(PARTS): $(VENV)/.develop
 seeds: $(VENV)/.develop
 	$(BIN)/python -m pytest $(PATIENT) -m "not nightly" tests/fire tests/combinations tests/celery_suite $(ARGS)
 
-nightly: prove matrix page celery-suite
+nightly: prove matrix page
 	$(BIN)/python -m pytest $(ABREAST) $(PATIENT) -m nightly tests
 	for seed in $(SEEDS); do \
 	  $(MAKE) fire SEED=$$seed && $(MAKE) fire SEED=$$seed STORE=sentinel && \
@@ -100,7 +100,7 @@ combinations: $(if $(CELERY),$(VENV)/.matrix,$(VENV)/.develop)
 	$(COMBINE) $(SEED:%=--seed %) $(PROGRAMS:%=--programs %) $(ARGS)
 
 celery-suite: $(VENV)/.develop
-	$(BIN)/python -m tests.celery_suite $(ARGS)
+	$(BIN)/python -m pytest -m nightly tests/celery_suite $(ARGS)
 
 seen: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest -m prove tests/acceptance/test_what_you_see.py $(ARGS)

@@ -41,14 +41,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--sdist", "--outdir", folder, SOURCE, cwd=folder)
-    (built,) = folder.glob("*.tar.gz")
-    return built
-
-
-@pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of a fresh environment with the wheel and nothing of the source folder."""
     folder = tmp_path_factory.mktemp("installed")

@@ -76,18 +76,9 @@ refused = ran("refused", lock_on_conflict="raise")
 one_of_two, shares_the_name = (
     ran(name, lock_name="shared", lock_on_conflict="reschedule") for name in ("one_of_two", "shares_the_name")
 )
-acked_late = ran("acked_late", acks_late=True)
 raising_without_store = ran("raising_without_store", lock_on_store_error="raise")
 skipping_without_store = ran("skipping_without_store", lock_on_store_error="skip")
-waiting_half_a_second = ran("waiting_half_a_second", lock_on_conflict="wait", lock_wait_timeout=0.5)
 three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
-at_most_every_two_seconds = ran("at_most_every_two_seconds", lock_min_hold=2)
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_lost="warn")
-def warned(self: Any, key: Any, seconds: float) -> bool:
-    body(self, key, seconds)
-    return bool(self.lock.lost)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), max_retries=3)
@@ -121,12 +112,6 @@ def running_without_store(self: Any, key: Any) -> bool:
     return not self.lock.held
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="wait")
-def waiting(self: Any, key: Any, number: int = 0, seconds: float = 0.0) -> int:
-    body(self, key, seconds, number=number)
-    return number
-
-
 def task_with(policy: str, name: str = "", **options: Any) -> Any:
     @app.task(
         base=SingletonTask,
@@ -150,7 +135,6 @@ def task_with(policy: str, name: str = "", **options: Any) -> Any:
 by_policy = {
     policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
-impatient = {policy: task_with(policy, lock_wait_timeout=1) for policy in ("reschedule", "wait")}
 at_most_every_six_seconds = task_with("skip", lock_min_hold=6)
 by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
@@ -172,7 +156,6 @@ def retrying_with(mode: str) -> Any:
 retrying_by_mode = {mode: retrying_with(mode) for mode in by_mode}
 rescheduled_in_queue = task_with("reschedule", lock_mode="until_and_while_executing", name="rescheduled_in_queue")
 refusing_duplicates = task_with("raise", lock_mode="until_executed", name="refusing_duplicates")
-late = task_with("skip", acks_late=True)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="rerun", max_retries=3)

@@ -10,7 +10,6 @@ __all__ = ["app"]
 ALL = "everybody"
 
 skipped = task_with("broadcast-skip")
-rescheduled = task_with("broadcast-reschedule", lock_on_conflict="reschedule")
 
 everybody = Broadcast(ALL)
 app.conf.task_queues = (Queue("celery"), everybody)

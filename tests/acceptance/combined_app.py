@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from celery import chain
-from celery.exceptions import Ignore, Reject
+from celery.exceptions import Ignore
 from celery.signals import worker_init, worker_process_init
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease
@@ -113,8 +113,6 @@ class Stumbles(SingletonTask):
     abstract = True
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
-        if kwargs.get("stumbles") == "rejects":
-            raise Reject("it is refused", requeue=False)
         if kwargs.get("stumbles"):
             raise ValueError("it stumbles")
 
@@ -129,7 +127,6 @@ dying_at_once = task_with(
     max_retries=0,
     ignore_result=True,
 )
-rescheduled = task_with("rescheduled", lock_on_conflict="reschedule")
 stumbling = task_with("stumbling", base=Stumbles, lock_mode="until_executed")
 ignoring = task_with("ignoring", ignore_result=True)
 
@@ -235,9 +232,7 @@ late = {
     "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),
     "rerun": task_with("late-rerun", acks_late=True, lock_on_conflict="rerun"),
     "two places": task_with("late-two-places", acks_late=True, lock_limit=2),
-    "tracked": task_with("late-tracked", acks_late=True, track_started=True),
 }
-own_id = task_with("own-id", acks_late=False)
 
 
 # Keys that only some processes can make.
@@ -302,7 +297,9 @@ def mapped_with(name: str, **options: Any) -> Any:
     return runs
 
 
-mapped = {policy: mapped_with(f"mapped-{policy}", lock_on_conflict=policy) for policy in POLICIES}
+mapped = {
+    policy: mapped_with(f"mapped-{policy}", lock_on_conflict=policy) for policy in ("skip", "reschedule", "replace")
+}
 
 
 if "TEST_RESULTS" in os.environ:

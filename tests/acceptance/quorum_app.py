@@ -38,6 +38,5 @@ def task_with(policy: str, **options: Any) -> Any:
 
 
 by_policy = {
-    policy: task_with(policy, acks_late=policy == "skip")
-    for policy in ("skip", "reschedule", "rerun", "join", "replace")
+    policy: task_with(policy, acks_late=policy == "skip") for policy in ("skip", "reschedule", "rerun", "join")
 }

@@ -183,10 +183,7 @@ def skipped(scene: Scene) -> Seen:
     Nothing to do. [The result names the holder](results.md), so a web page can say which call runs. Celery's own line
     `Task ... ignored` follows.
     """
-    scene.hold(tasks.skip)
-    seen = scene.end(tasks.skip, scene.call(tasks.skip, 2))
-    scene.open_gate()
-    return seen
+    return _ends_beside_its_holder(scene, tasks.skip)
 
 
 @situation("A call is skipped and has a result")
@@ -195,10 +192,7 @@ def skipped_with_result(scene: Scene) -> Seen:
 
     Nothing to do. Only the value distinguishes it from a run.
     """
-    scene.hold(tasks.skip_with_result)
-    seen = scene.end(tasks.skip_with_result, scene.call(tasks.skip_with_result, 2))
-    scene.open_gate()
-    return seen
+    return _ends_beside_its_holder(scene, tasks.skip_with_result)
 
 
 @situation("A call fails because the key is held")
@@ -207,10 +201,7 @@ def raised(scene: Scene) -> Seen:
 
     Nothing to do, if the caller is prepared for `LockHeld`. Otherwise choose another policy.
     """
-    scene.hold(tasks.fail)
-    seen = scene.end(tasks.fail, scene.call(tasks.fail, 2))
-    scene.open_gate()
-    return seen
+    return _ends_beside_its_holder(scene, tasks.fail)
 
 
 @situation("A call comes again")
@@ -229,10 +220,7 @@ def gives_up(scene: Scene) -> Seen:
 
     Check what the holder does. If that is all right, raise `lock_wait_timeout`.
     """
-    scene.hold(tasks.impatient)
-    seen = scene.end(tasks.impatient, scene.call(tasks.impatient, 2))
-    scene.open_gate()
-    return seen
+    return _ends_beside_its_holder(scene, tasks.impatient)
 
 
 @situation("A call waits in the pool")
@@ -285,6 +273,13 @@ def replaced(scene: Scene) -> Seen:
     first = scene.hold(tasks.replace, "this call")
     scene.call(tasks.replace, 2, "the successor")
     seen = scene.end(tasks.replace, first, log_has=f"task_id={first.id} reason=replaced")
+    scene.open_gate()
+    return seen
+
+
+def _ends_beside_its_holder(scene: Scene, task: Any) -> Seen:
+    scene.hold(task)
+    seen = scene.end(task, scene.call(task, 2))
     scene.open_gate()
     return seen
 

@@ -98,21 +98,6 @@ def test_a_body_whose_lease_is_gone_is_interrupted_out_of_its_sleep(
     assert told.facts["remaining"] == 0.0
 
 
-@pytest.mark.prove
-def test_with_warn_a_body_whose_lease_is_gone_runs_on_and_can_see_it(
-    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
-) -> None:
-    with workers(APP, env) as (worker,):
-        # Time for several renewals, the first of which finds it out.
-        result = tasks.warned.delay("k", 6)
-        until(lambda: recorder.events("enter"), "the run has begun")
-        with valkey.client(database=2) as client:
-            client.flushdb()
-
-        assert result.get(timeout=20) is True
-        until(lambda: "lock.lost" in worker.log(), "the log has it")
-
-
 def test_retry_with_no_countdown_loses_nothing(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     with workers(APP, env, 2):
         results = [tasks.retrying.delay(number, attempts=1) for number in range(20)]

@@ -69,14 +69,9 @@ def after_a_holder(tasks: Any, worker: Worker, recorder: Recorder, policy: str) 
     return [*found, header.get(timeout=PROMPTLY), body.get(timeout=PROMPTLY)]
 
 
-@pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun"])
+@pytest.mark.parametrize("policy", ["reschedule", "wait", "rerun", "replace"])
 def test_who_comes_later_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: Recorder, policy: str) -> None:
     assert after_a_holder(tasks, worker, recorder, policy) == [2, [3, 0], ["after", 4], [5, 0], 6]
-    assert overlaps(recorder.events()) == []
-
-
-def test_replace_ends_with_its_own_result(tasks: Any, worker: Worker, recorder: Recorder) -> None:
-    assert after_a_holder(tasks, worker, recorder, "replace") == [2, [3, 0], ["after", 4], [5, 0], 6]
     assert overlaps(recorder.events()) == []
 
 
@@ -97,6 +92,22 @@ def test_skip_ends_with_the_holder_named(tasks: Any, worker: Worker, recorder: R
             result.get(timeout=PROMPTLY)
     assert single.state == states.REVOKED
     assert header.get(timeout=PROMPTLY) == [None, 0]
+
+
+def test_a_skip_result_is_returned_everywhere(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    task = tasks.skipped_with_result
+    task.delay("k", 30)
+    until(lambda: recorder.events("enter"), "the holder runs")
+
+    single = task.delay("k")
+    grouped = group(task.s("k"), task.s("free")).delay()
+    chained = chain(task.si("k"), tasks.after.s()).delay()
+    header = chord([task.s("k"), task.s("free2")])(tasks.collect.s())
+
+    assert single.get(timeout=PROMPTLY) == "was skipped"
+    assert grouped.get(timeout=PROMPTLY) == ["was skipped", "ran"]
+    assert chained.get(timeout=PROMPTLY) == ["after", "was skipped"]
+    assert header.get(timeout=PROMPTLY) == ["was skipped", "ran"]
 
 
 @pytest.mark.prove

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import redis
 
-from tests.acceptance.conftest import APP
+from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Event, Recorder
@@ -17,7 +17,9 @@ from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker, workers
 
-SOON = {"TEST_VISIBILITY": "3"}
+APP = "tests.acceptance.combined_app"
+ROOT = {"C_FORCE_ROOT": "1"}
+SOON = {"TEST_VISIBILITY": "3", **ROOT}
 GATE = "it ends"
 
 
@@ -50,11 +52,14 @@ def log_of(pair: list[Worker]) -> str:
     return "".join(worker.log() for worker in pair)
 
 
-def test_a_run_longer_than_the_visibility_timeout_runs_once(
-    impatient_broker: Any, env: dict[str, str], recorder: Recorder
+@pytest.mark.parametrize(
+    "name", [name if name == "skip" else pytest.param(name, marks=pytest.mark.prove) for name in combined.late]
+)
+def test_a_copy_of_a_living_run_neither_runs_nor_ends_it(
+    impatient_broker: Any, env: dict[str, str], recorder: Recorder, name: str
 ) -> None:
     with workers(APP, {**env, **SOON}, 2) as pair:
-        result = impatient_broker.late.delay("k", 1, gate=GATE)
+        result = combined.late[name].delay("k", 1, gate=GATE)
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
         open_gate(recorder, GATE)
 
@@ -67,11 +72,21 @@ def test_a_run_longer_than_the_visibility_timeout_runs_once(
 
 
 @pytest.mark.prove
+def test_a_task_id_that_is_used_again_is_no_copy(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    with workers(APP, {**env, **SOON}, 1):
+        for number in (1, 2):
+            combined.by_policy["skip"].apply_async(("k", number), task_id="an id of one's own", countdown=0.3)
+            until(lambda n=number: len(runs(recorder)) == n, f"call {number} runs")  # type: ignore[misc]
+
+    assert [event.facts["number"] for event in runs(recorder)] == [1, 2]
+
+
+@pytest.mark.prove
 def test_a_copy_of_a_message_without_our_notes_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
     with workers(APP, {**env, **SOON}, 2) as pair:
-        impatient_broker.app.send_task(impatient_broker.late.name, ("k", 1), {"gate": GATE})
+        combined.app.send_task(combined.late["skip"].name, ("k", 1), {"gate": GATE})
 
         until(lambda: "outcome=parked" in log_of(pair), "a copy of it waits", timeout=30)
         open_gate(recorder, GATE)
@@ -86,9 +101,9 @@ def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
     with workers(APP, {**env, **SOON}, concurrency=1) as (busy,):
-        impatient_broker.by_policy["skip"].delay("its only slot", 0, gate=GATE)
+        combined.by_policy["skip"].delay("its only slot", 0, gate=GATE)
         until(lambda: runs(recorder), "it is busy")
-        result = impatient_broker.by_policy["skip"].delay("k", 1)
+        result = combined.by_policy["skip"].delay("k", 1)
         until(lambda: f"[{result.id}] received" in busy.log(), "the message waits in the worker")
 
         with workers(APP, {**env, **SOON}, concurrency=1):
@@ -104,7 +119,7 @@ def test_a_copy_runs_where_the_first_run_has_died(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
     with workers(APP, {**env, **SOON}, 2) as pair:
-        result = impatient_broker.late.delay("k", 1, gate=GATE)
+        result = combined.late["skip"].delay("k", 1, gate=GATE)
         first = until(lambda: runs(recorder), "it runs")[0]
         # The first delivery, its copy, and the copy that was parked: a worker that is killed while it takes a message
         # from Redis loses it.
@@ -123,11 +138,10 @@ def test_a_copy_runs_where_the_first_run_has_died(
 def test_a_lost_connection_to_the_broker_costs_no_second_run(
     tasks_by_broker: Any, broker: str, env: dict[str, str], recorder: Recorder, late: bool, pool: str
 ) -> None:
-    tasks = tasks_by_broker
-    task = tasks.late if late else tasks.by_policy["skip"]
+    task = combined.late["skip"] if late else combined.by_policy["skip"]
     with Proxy(port_of(broker)) as proxy:
         behind = broker.replace(str(port_of(broker)), str(proxy.port))
-        with workers(APP, {**env, "TEST_BROKER": behind}, 1, pool=pool):
+        with workers(APP, {**env, **ROOT, "TEST_BROKER": behind}, 1, pool=pool):
             result = task.delay("k", 1, 4)
             until(lambda: runs(recorder), "it runs")
             proxy.cut()
@@ -147,8 +161,8 @@ def test_a_run_that_ends_while_the_broker_is_away_does_not_run_again(
     tasks.app.control.purge()
     with Proxy(port_of(rabbit)) as proxy:
         behind = rabbit.replace(str(port_of(rabbit)), str(proxy.port))
-        with workers(APP, {**env, "TEST_BROKER": behind}, 1, concurrency=children) as (worker,):
-            result = tasks.late.delay("k", 1, 2)
+        with workers(APP, {**env, **ROOT, "TEST_BROKER": behind}, 1, concurrency=children) as (worker,):
+            result = combined.late["skip"].delay("k", 1, 2)
             until(lambda: runs(recorder), "it runs")
             proxy.reset()
             assert result.get(timeout=10) == 1
@@ -166,7 +180,7 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
 ) -> None:
     # A run that takes most of the visibility timeout leaves word for a copy; a shorter one does not.
     with workers(APP, {**env, **SOON}, 1) as (worker,), valkey.client() as broker:
-        result = tasks.late.delay("k", 1, 2.8, fails)
+        result = combined.late["skip"].delay("k", 1, 2.8, fails=fails)
         until(lambda: runs(recorder), "it runs")
         (unacked,) = broker.hvals("unacked")
         result.get(timeout=10, propagate=False)
@@ -186,7 +200,7 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
 def test_of_copies_that_never_meet_one_runs(
     tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, pool: str
 ) -> None:
-    result = tasks.by_policy["skip"].delay("k", 1)
+    result = combined.by_policy["skip"].delay("k", 1)
     with valkey.client() as broker:
         message = json.loads(broker.lpop("celery"))
         # As kombu restores a message whose visibility timeout has passed twice.
@@ -194,7 +208,7 @@ def test_of_copies_that_never_meet_one_runs(
         for number in range(2):
             message["properties"]["delivery_tag"] = f"tag {number}"
             broker.lpush("celery", json.dumps(message))
-    with workers(APP, env, 1, pool=pool, concurrency=1) as (worker,):
+    with workers(APP, {**env, **ROOT}, 1, pool=pool, concurrency=1) as (worker,):
         assert result.get(timeout=20) == 1
         until(lambda: "outcome=dropped" in worker.log(), "the other one is dropped", timeout=5)
 

@@ -235,6 +235,15 @@ def test_kill_starts_with_prefork(valkey: Server) -> None:
     check_worker(app_of(valkey.url, lock_on_lost="kill"), "prefork")
 
 
+def test_locks_in_memory_are_refused_before_a_pool_of_processes_starts(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        check_worker(app_of("memory://"), "prefork")
+
+    (line,) = [text for text in caplog.messages if "lock.misconfigured: " in text]
+    for words in ("singleton_lock_url='memory://'", "'prefork'", "'redis://localhost:6379/0'", "--pool threads"):
+        assert words in line
+
+
 @pytest.mark.prove
 @pytest.mark.parametrize("tasks", [[{}], []], ids=["with a task", "without"])
 def test_a_beat_is_refused_that_would_lead_in_its_own_memory(beat: Start, valkey: Server, tasks: list[Any]) -> None:

@@ -39,17 +39,14 @@ def test_the_job_comes_again_until_the_store_is_back(
     assert len(recorder.events("enter")) == 1
 
 
-def test_raise_fails_the_job_with_the_store_named(tasks: Any, worker: Worker, store: Server) -> None:
+def test_a_job_that_does_not_come_again_ends_as_lock_on_store_error_says(
+    tasks: Any, worker: Worker, store: Server, recorder: Recorder
+) -> None:
+    ran = tasks.running_without_store.delay("k")
+
     with pytest.raises(StoreError, match=f"127.0.0.1:{store.port}"):
         tasks.raising_without_store.delay("k").get(timeout=20)
-
-
-def test_run_runs_without_a_lock(tasks: Any, worker: Worker) -> None:
-    assert tasks.running_without_store.delay("k").get(timeout=20) is True
-
-
-def test_skip_revokes_the_job(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     with pytest.raises(TaskRevokedError, match="did not answer"):
         tasks.skipping_without_store.delay("k").get(timeout=20)
-
-    assert recorder.events("enter") == []
+    assert ran.get(timeout=20) is True
+    assert [event.run for event in recorder.events("enter")] == [ran.id]

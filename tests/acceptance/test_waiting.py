@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, most_at_once, overlaps
@@ -31,17 +30,6 @@ def test_waiting_calls_run_in_the_order_of_their_arrival_and_never_two_at_once(
 
     assert overlaps(recorder.events()) == []
     assert [event.facts["number"] for event in recorder.events("enter")] == list(range(5))
-
-
-def test_a_call_that_waited_for_its_timeout_is_refused_with_the_holder_named(
-    tasks: Any, env: dict[str, str], recorder: Recorder
-) -> None:
-    with workers(APP, env):
-        holder = tasks.waiting_half_a_second.delay("k", 30)
-        until(lambda: recorder.events("enter"), "the holder runs")
-
-        with pytest.raises(LockHeld, match=holder.id):
-            tasks.waiting_half_a_second.delay("k").get(timeout=10)
 
 
 def test_as_many_run_at_once_as_the_limit_says(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:

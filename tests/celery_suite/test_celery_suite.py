@@ -1,4 +1,4 @@
-"""A fixed part of Celery's own integration tests ends with the lock as it does without it."""
+"""Celery's own integration tests end with the lock as they do without it; for `make seeds` a fixed part of them."""
 
 from importlib.util import find_spec
 
@@ -44,8 +44,11 @@ def requirements() -> None:
             missing(f"{name} is not installed")
 
 
-def test_a_part_of_celerys_tests_ends_with_the_lock_as_without_it(requirements: None) -> None:
-    plain, locked = play_both(only=PART, without=tuple(LEFT_OUT), seconds=900)
+# All of them take twenty minutes.
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("only", [PART, pytest.param((), marks=pytest.mark.nightly)], ids=["a part", "all"])
+def test_celerys_tests_end_with_the_lock_as_without_it(requirements: None, only: tuple[str, ...]) -> None:
+    plain, locked = play_both(only=only, without=tuple(LEFT_OUT), seconds=900 if only else 3400)
 
     assert not differences(plain, locked, DIFFERENT), "\n".join(map(str, differences(plain, locked, DIFFERENT)))
     assert len({outcome.test for outcome in plain}) > len(PART)

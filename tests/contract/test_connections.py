@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Lease, Lock, StoreError
+from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.records import Answer
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import MINE, SLACK
 from tests.proxy import Proxy
 from tests.servers import Server, certificate, free_port, running
+from tests.topologies.leases import final_result
 from tests.waiting import until
 
 
@@ -21,9 +22,6 @@ from tests.waiting import until
 def proxy(valkey: Server) -> Iterator[Proxy]:
     with Proxy(valkey.port) as proxy:
         yield proxy
-
-
-# What is sent.
 
 
 # Distance.
@@ -45,11 +43,6 @@ def far_line(tmp_path: Path) -> Iterator[Proxy]:
     with running("redis", "--tls-port", str(port), *files, *password) as _, Proxy(port) as proxy:
         proxy.delay(0.4)
         yield proxy
-
-
-def final_result(lease: Lease) -> float:
-    """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
-    return round(clock() + lease.remaining(), 1)
 
 
 @pytest.mark.prove
@@ -85,15 +78,6 @@ def test_scripts_that_are_not_known_cost_no_connection(valkey: Server) -> None:
 
         assert client.info("stats")["total_connections_received"] == before
     store.close()
-
-
-# Silence.
-
-
-# How many.
-
-
-# Names.
 
 
 def lasted(call: Callable[[], Any]) -> float:

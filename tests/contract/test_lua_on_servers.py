@@ -122,7 +122,7 @@ def test_a_server_out_of_memory_grants_nothing(store: Store, out_of_memory: Call
         store.acquire(MINE)
 
 
-def test_a_lock_is_renewed_by_a_server_out_of_memory(
+def test_a_server_out_of_memory_renews_and_releases(
     store: Store, client: Any, out_of_memory: Callable[[], object]
 ) -> None:
     store.acquire(Claim(KEY, "a", 5.0))
@@ -132,15 +132,6 @@ def test_a_lock_is_renewed_by_a_server_out_of_memory(
     assert store.renew([MINE], 1.0) == [Answer.DONE]
     assert store.holders(KEY)[0].expires_in > 5
     assert client.pttl(KEY) > 10_000
-
-
-def test_a_lock_is_released_by_a_server_out_of_memory(
-    store: Store, client: Any, out_of_memory: Callable[[], object]
-) -> None:
-    store.acquire(MINE)
-
-    out_of_memory()
-
     assert store.release(MINE, 1) is Answer.DONE
     assert not client.exists(KEY)
 
@@ -167,6 +158,3 @@ def test_a_conflict_is_told_by_a_server_out_of_memory(
     conflict = store.acquire(wanted)
     assert isinstance(conflict, Conflict)
     assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)
-
-
-# What they say when the reply is lost: they are asked again.

@@ -161,6 +161,3 @@ def test_a_lost_reply_to_a_renewal_leaves_the_lock_renewed_and_ours(proxy: Proxy
 
     assert direct.holders(KEY)[0].expires_in > 5
     assert store.renew([MINE], 1.0) == [Answer.DONE]
-
-
-# Servers that say no.

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from celery.exceptions import Ignore, Reject
@@ -47,9 +48,12 @@ def task_of(ttl: float, *, late: bool) -> Any:
     return ends
 
 
-def fail(_: Any) -> None:
-    time.sleep(BUSY)
-    raise ValueError("it fails")
+def raising(error: BaseException) -> Callable[[Any], None]:
+    def way(_: Any) -> None:
+        time.sleep(BUSY)
+        raise error
+
+    return way
 
 
 def retry(task: Any) -> None:
@@ -57,29 +61,9 @@ def retry(task: Any) -> None:
     raise task.retry(countdown=0)
 
 
-def ignore(_: Any) -> None:
-    time.sleep(BUSY)
-    raise Ignore
-
-
-def reject(_: Any) -> None:
-    time.sleep(BUSY)
-    raise Reject("it rejects", requeue=False)
-
-
 def be_replaced(task: Any) -> None:
     time.sleep(BUSY)
     raise task.replace(task.s(*task.request.args))
-
-
-def leave(_: Any) -> None:
-    time.sleep(BUSY)
-    raise SystemExit(1)
-
-
-def run_out_of_memory(_: Any) -> None:
-    time.sleep(BUSY)
-    raise MemoryError
 
 
 def stay(_: Any) -> None:
@@ -102,13 +86,13 @@ def crash(_: Any) -> None:
 
 WAYS = {
     "return": lambda _: time.sleep(BUSY),
-    "raise": fail,
+    "raise": raising(ValueError("it fails")),
     "retry": retry,
-    "ignore": ignore,
-    "reject": reject,
+    "ignore": raising(Ignore()),
+    "reject": raising(Reject("it rejects", requeue=False)),
     "be replaced": be_replaced,
-    "exit": leave,
-    "run out of memory": run_out_of_memory,
+    "exit": raising(SystemExit(1)),
+    "run out of memory": raising(MemoryError()),
     "stay": stay,
     "refuse to end": refuse_to_end,
     "crash": crash,

@@ -1,7 +1,5 @@
 """The main process and its children: who is dead, who still runs, who may be killed."""
 
-import os
-import signal
 import time
 from pathlib import Path
 
@@ -16,14 +14,6 @@ from tests.waiting import until
 from tests.workers import is_alive, workers
 
 TASK = TASKS[LONG, False]
-
-
-def test_the_key_of_a_killed_child_is_free_within_seconds(env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env):
-        TASK.delay("k", "stay")
-        os.kill(begun(recorder).pid, signal.SIGKILL)
-
-        until(lambda: not TASK.lock_holders("k", ""), "the key is free", timeout=8)
 
 
 # Only for a moment could it be seen that the key is free too early.

@@ -14,6 +14,7 @@ from celery_singleton_lock import Lease, Lock, StoreError, signals
 from celery_singleton_lock.stores.base import clock
 from tests.proxy import Proxy
 from tests.servers import SERVERS, FakeClock, Server, running
+from tests.topologies.leases import final_result
 from tests.waiting import until
 
 TTL = 2.0
@@ -58,11 +59,6 @@ def held(url: str, ttl: float = TTL) -> Iterator[tuple[Lock, Lease]]:
     yield lock, lease
     if lease.held:
         lock.release()
-
-
-def final_result(lease: Lease) -> float:
-    """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
-    return round(clock() + lease.remaining(), 1)
 
 
 def is_renewed(lease: Lease) -> None:

@@ -1,14 +1,13 @@
 """A `__call__` before ours that catches the end of a run and tries again runs no second body."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from celery import Celery, states, uuid
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
-from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from tests.integration.test_task import held_by_somebody
 from tests.servers import Server
 from tests.tracing import tracer_of
 
@@ -36,13 +35,6 @@ def traced(task: Any, **headers: Any) -> Any:
     return tracer_of(task)(task_id, (), {}, {"id": task_id, "args": (), "kwargs": {}, **headers}).info
 
 
-def held_by(app: Celery, key: str, by: str = "the-holder") -> Callable[[], Any]:
-    """Have another run hold the key; return what ends it."""
-    store, claim = store_of(app), Claim(key, f"token of {by}", 30, facts=Facts(task_id=by))
-    assert isinstance(store.acquire(claim), Grant)
-    return lambda: store.release(claim, None)
-
-
 @pytest.mark.parametrize("policy", ["raise", "skip", "reschedule", "rerun", "replace"])
 def test_a_second_try_of_a_call_whose_key_is_held_does_not_run(app: Celery, policy: str) -> None:
     bodies, queue = [], app.conf.task_default_queue
@@ -51,7 +43,7 @@ def test_a_second_try_of_a_call_whose_key_is_held_does_not_run(app: Celery, poli
     def body() -> None:
         bodies.append(1)
 
-    release = held_by(app, body.lock_key_for())
+    release = held_by_somebody(app, body.lock_key_for())
     outcome = traced(body, delivery_info={"exchange": "", "routing_key": queue})
     release()
 

@@ -111,22 +111,6 @@ def test_acquire_gives_up_after_its_timeout_and_leaves_no_turn_behind(url: str) 
     assert Lock("stock", url=url).acquire(blocking=False) is not None
 
 
-def test_waiters_are_served_in_the_order_of_their_arrival(server: Server, in_threads: Any) -> None:
-    lock, served = Lock("stock", url=server.url), []
-
-    def wait(number: int) -> None:
-        with lock:
-            served.append(number)
-
-    with lock:
-        for number in range(8):
-            in_threads(wait, number)
-            until(lambda n=number: waiting(server, lock) == n + 1, "it queues")  # type: ignore[misc]
-
-    until(lambda: len(served) == 8, "all are served")
-    assert served == list(range(8))
-
-
 def test_a_waiter_is_woken_and_does_not_poll(server: Server, in_threads: Any) -> None:
     lock, got = Lock("stock", url=server.url), []
 
@@ -197,18 +181,6 @@ def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Serv
     assert lease.took_over
     assert time.monotonic() - killed < 2 + 8
     lease.release()
-
-
-def test_a_reentrant_lock_is_free_after_as_many_releases_as_acquires(url: str) -> None:
-    lock, other = Lock("stock", url=url, reentrant=True), Lock("stock", url=url)
-
-    with lock as outer, lock as inner:
-        assert inner is outer
-        assert lock.acquire() is outer
-        lock.release()
-        assert outer.held
-
-    assert other.acquire(blocking=False) is not None
 
 
 def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str, in_threads: Any) -> None:

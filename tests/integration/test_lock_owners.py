@@ -287,6 +287,3 @@ def test_a_run_gives_back_the_locks_that_its_body_has_left(
     (told,) = [record for record in caplog.records if record.msg.startswith("lock.left_held")]
     assert told.getMessage().startswith(f"lock.left_held key={left.key} task_id={sent}: ")
     app.close()
-
-
-# Of any length, and any text.

@@ -1,4 +1,4 @@
-"""A crowd that asks for one lock in a few round trips: the command of one of them, sent for each."""
+"""A crowd that waits for one lock in a few round trips: the command of one of them, sent for each."""
 
 import re
 from collections.abc import Iterator
@@ -11,18 +11,23 @@ from celery_singleton_lock.stores.redis.store import Store
 SCRATCH, TOKEN = "singleton:v3:{example:00}", "the-one-that-was-heard"
 
 
-def asked(client: Any, claims: list[Claim], *, waits: bool) -> Iterator[list[str]]:
-    """The commands by which they ask for their lock, or for a turn; the server knows the script by now."""
+def ask_at_once(client: Any, claims: list[Claim]) -> None:
+    """Have them all ask for a turn, in as few round trips as may be."""
+    pipeline = client.pipeline(transaction=False)
+    for command in _asked(client, claims):
+        pipeline.execute_command(*command)
+    pipeline.execute()
+
+
+def _asked(client: Any, claims: list[Claim]) -> Iterator[list[str]]:
+    """The commands by which they ask; the server knows the script by now."""
     example = replace(claims[0], key=SCRATCH, token=TOKEN, facts=replace(claims[0].facts, task_id=f"id-of-{TOKEN}"))
     store = Store(f"redis://127.0.0.1:{client.connection_pool.connection_kwargs['port']}/0", {})
     # The first of a new connection may send the script as well.
-    store.acquire(replace(example, token="holder") if waits else example)
+    store.acquire(replace(example, token="holder"))
     with client.monitor() as monitor:
-        if waits:
-            with store.waiter(example) as waiter:
-                waiter.ask()
-        else:
-            store.acquire(example)
+        with store.waiter(example) as waiter:
+            waiter.ask()
         line = ""
         while f'"{TOKEN}"' not in line or '"EVALSHA"' not in line:
             line = str(monitor.connection.read_response())

@@ -2,14 +2,11 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
-from tests.load.asking import asked
+from tests.load.asking import ask_at_once
 from tests.servers import Server
 
 FOREIGN, LOCKS, WAITERS = 200_000, 2_000, 10_000
@@ -19,23 +16,6 @@ AT_MOST = 5.0
 # A machine that is busy with other things makes a single call longer.
 OF_A_HUNDRED = 3
 SAMPLES = 50
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Any]:
-    with server.client() as client:
-        client.config_set("slowlog-log-slower-than", 0)
-        client.config_set("slowlog-max-len", 1_000_000)
-        yield client
-        client.slowlog_reset()
-        client.config_set("slowlog-log-slower-than", 10_000)
-
-
-@pytest.fixture
-def store(server: Server) -> Iterator[Store]:
-    store = Store(server.url, {})
-    yield store
-    store.close()
 
 
 def fill(client: Any, store: Store) -> None:
@@ -48,10 +28,7 @@ def fill(client: Any, store: Store) -> None:
     for number in range(LOCKS):
         store.acquire(Claim(f"singleton:v3:{{shop.{number}:00}}", "a", 600.0, facts=Facts(f"id-{number}")))
     store.acquire(Claim(CROWDED, "a", 600.0))
-    with client.pipeline(transaction=False) as pipeline:
-        for command in asked(client, [Claim(CROWDED, f"w{number}", 600.0) for number in range(WAITERS)], waits=True):
-            pipeline.execute_command(*command)
-        pipeline.execute()
+    ask_at_once(client, [Claim(CROWDED, f"w{number}", 600.0) for number in range(WAITERS)])
 
 
 def test_no_call_of_a_list_stops_the_server(store: Store, client: Any, record_property: Any, server: Server) -> None:

@@ -1,16 +1,13 @@
 """One key's crowd harms no other key: what a script costs and answers, however many hold, wait or come."""
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.store import Store
-from tests.load.asking import asked
-from tests.servers import Server
+from tests.load.asking import ask_at_once
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
 CROWD = 150
@@ -19,42 +16,15 @@ CROWD = 150
 AT_MOST = 5.0
 
 
-@pytest.fixture
-def store(server: Server) -> Iterator[Store]:
-    store = Store(server.url, {})
-    yield store
-    store.close()
-
-
-@pytest.fixture
-def client(server: Server) -> Iterator[Any]:
-    with server.client() as client:
-        client.config_set("slowlog-log-slower-than", 0)
-        # The commands within the scripts are noted as well.
-        client.config_set("slowlog-max-len", 1_000_000)
-        client.slowlog_reset()
-        yield client
-        client.slowlog_reset()
-        client.config_set("slowlog-log-slower-than", 10_000)
-
-
 def claim(token: str, limit: int = 1, **more: Any) -> Claim:
     return Claim(KEY, token, 600.0, limit, Facts(f"id-of-{token}", hostname="celery@worker-1", pid=12345), **more)
-
-
-def fill(client: Any, claims: list[Claim], *, waits: bool) -> None:
-    """Have them all ask, in as few round trips as may be."""
-    pipeline = client.pipeline(transaction=False)
-    for command in asked(client, claims, waits=waits):
-        pipeline.execute_command(*command)
-    pipeline.execute()
 
 
 def test_many_waiters_that_vanished_slow_no_release_and_keep_nobody_out(
     store: Store, client: Any, record_property: Callable[[str, object], None]
 ) -> None:
     store.acquire(claim("holder"))
-    fill(client, [claim(f"w{number}") for number in range(CROWD)], waits=True)
+    ask_at_once(client, [claim(f"w{number}") for number in range(CROWD)])
     with store.waiter(claim("alive")) as waiter:
         waiter.ask()
         client.slowlog_reset()

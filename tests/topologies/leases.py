@@ -27,7 +27,7 @@ def opened(cleanup: ExitStack, url: str, **options: Any) -> Store:
 def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Lease:
     """A lease that the heartbeat keeps until the test ends."""
     lease = Lease(store, claim_of(name, ttl, "held"))
-    assert lease.acquire() is None
+    assert isinstance(lease.acquire(), Grant)
     cleanup.callback(lease.release)
     return lease
 
@@ -60,3 +60,8 @@ def renewed_after(lease: Lease, what: str) -> None:
     first = final_result(lease)
     until(lambda: lease.lost or final_result(lease) > first, what)
     assert not lease.lost
+
+
+def connections(client: Any) -> int:
+    """Of stores, which keep them open."""
+    return sum(1 for one in client.client_list(_type="normal") if one["cmd"] in ("evalsha", "eval"))

@@ -184,9 +184,6 @@ def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster
         granted(waiter.ask())
 
 
-# Many at once.
-
-
 # For those who look after locks.
 
 

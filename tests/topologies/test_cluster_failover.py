@@ -14,7 +14,7 @@ from celery_singleton_lock.stores.records import Answer, Conflict, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, clustered
 from tests.proxy import Proxy
-from tests.topologies.leases import TTL, claim_of, granted, held, opened, renewed_after, seconds_to_a_grant
+from tests.topologies.leases import TTL, claim_of, connections, granted, held, opened, renewed_after, seconds_to_a_grant
 from tests.waiting import until
 
 NEXT_GRANT = 3.5
@@ -125,11 +125,6 @@ def test_a_failover_by_hand_costs_next_to_nothing(
     until(lambda: line in caplog.text, "it is told")
     with before.client() as client:
         until(lambda: connections(client) == 0, "nobody is connected to the old master")
-
-
-def connections(client: Any) -> int:
-    """Of the store, which keeps them open."""
-    return sum(1 for one in client.client_list(_type="normal") if one["cmd"] in ("evalsha", "eval"))
 
 
 def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(

@@ -106,7 +106,7 @@ def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_on
     master = cluster.masters[0]
     (name,) = names_at(cluster, master, 1)
     lease = Lease(careful, claim_of(name, "held", TTL))
-    assert lease.acquire() is None
+    assert isinstance(lease.acquire(), Grant)
     renewed_after(lease, "it is renewed, and its replica has that")
     # From now on only the master knows.
     replica = cluster.replica_of(master)

@@ -1,4 +1,4 @@
-"""Places that stay taken, and how holders are described."""
+"""Places that stay taken."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, SHORT, Contract, claim,
 
 
 class Hold(Contract):
-    """Places that stay taken, and how holders are described."""
+    """Places that stay taken."""
 
     def test_a_place_stays_taken_for_as_long_as_it_is_to_be_held_at_least(self, store: Store) -> None:
         mine = claim("a", min_hold=2 * SHORT, task_id="id-of-a")
@@ -52,17 +52,3 @@ class Hold(Contract):
         assert renewed == [Answer.TAKEN]
         assert released == [Answer.TAKEN, Answer.TAKEN]
         refused(store.acquire(claim("c")))
-
-    def test_a_holder_is_described_as_it_described_itself(self, store: Store) -> None:
-        grant = granted(
-            store.acquire(
-                claim("a", task_id="id-of-a", task_name="shop.tasks.other", hostname="w1@höst", pid=42, attempt=3)
-            )
-        )
-
-        (holder,) = store.holders(KEY)
-
-        assert (holder.key, holder.token, holder.fence) == (KEY, "a", grant.fence)
-        assert (holder.task_id, holder.task_name) == ("id-of-a", "shop.tasks.other")
-        assert (holder.hostname, holder.pid, holder.attempt) == ("w1@höst", 42, 3)
-        assert 0 <= holder.age < 60

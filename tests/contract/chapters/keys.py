@@ -42,28 +42,6 @@ class Keys(Contract):
 
         assert client.keys() == [KEY]
 
-    @pytest.mark.parametrize("limit", [1, 2])
-    def test_every_key_expires_at_all_times(self, store: Store, client: Any, limit: int) -> None:
-        steps: list[Callable[[], Any]] = [
-            lambda: store.acquire(claim("a", limit=limit)),
-            lambda: store.acquire(claim("a", limit=limit)),
-            lambda: store.renew([claim("a", limit=limit)], 1.0),
-            lambda: store.acquire(claim("b", limit=limit, ttl=5)),
-            lambda: store.renew([claim("b", limit=limit, ttl=5)], 1.0),
-            lambda: store.acquire(claim("c", limit=limit)),
-            lambda: store.release(claim("c", limit=limit), None),
-            lambda: store.release(claim("a", limit=limit), 1),
-        ]
-
-        seen = 0
-        for step in steps:
-            step()
-            for key in client.scan_iter():
-                seen += 1
-                assert 0 < client.pttl(key) <= 60_000
-
-        assert seen >= len(steps) - 1
-
     def steps(self, store: Store) -> dict[str, Callable[[], Any]]:
         """Every verb, about two calls and a copy."""
         a, b = delivery("tok-a", "a", limit=2), delivery("tok-b", "b")

@@ -1,9 +1,5 @@
 """More than one place."""
 
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 
 from celery_singleton_lock.stores.records import Answer, Grant
@@ -33,32 +29,6 @@ class Limit(Contract):
         grant = granted(store.acquire(claim("newcomer", limit=3)))
         assert (grant.place, grant.took_over) == (2, True)
         assert store.renew([claim("long", limit=3), claim("short", limit=3)], 1.0) == [Answer.DONE, Answer.TAKEN]
-
-    @pytest.mark.parametrize("limit", [1, 3])
-    def test_a_crowd_never_exceeds_the_limit(self, store: Store, limit: int) -> None:
-        inside, most, turns = 0, 0, 0
-        guard = threading.Lock()
-
-        def take_turns(name: int) -> None:
-            nonlocal inside, most, turns
-            for turn in range(40):
-                mine = claim(f"{name}-{turn}", limit=limit)
-                answer = store.acquire(mine)
-                if isinstance(answer, Grant):
-                    with guard:
-                        inside, turns = inside + 1, turns + 1
-                        most = max(most, inside)
-                    time.sleep(0)  # let others try
-                    with guard:
-                        inside -= 1
-                    assert store.release(mine, answer.place) is Answer.DONE
-
-        with ThreadPoolExecutor(8) as pool:
-            list(pool.map(take_turns, range(8)))
-
-        assert most <= limit
-        assert turns >= limit
-        assert store.holders(KEY) == []
 
     @pytest.mark.parametrize(("held", "wanted"), [(1, 3), (2, 3), (3, 2), (3, 1)])
     def test_the_limit_that_counts_is_that_of_the_asker(self, store: Store, held: int, wanted: int) -> None:

@@ -26,11 +26,6 @@ either = pytest.mark.parametrize("rule", ["rerun", "replace"])
 class Succession(Contract):
     """Calls that run after the present one, or in its place."""
 
-    def run(self, store: Store, name: str, published: float) -> None:
-        """From the grant to the release."""
-        mine = again(call(name, published))
-        store.release(mine, granted(store.acquire(mine)).place)
-
     # The newest call is next.
 
     @either
@@ -52,18 +47,12 @@ class Succession(Contract):
         succeed(store, call("b", 2000), rule)
         succeed(store, call("c", 3000), rule)
         store.release(call("a"), 1)
-        granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
+        newer = granted(store.acquire(succeeding(again(call("c", 3000)), rule)))
 
         assert succeed(store, again(call("b", 2000)), rule) == "c"
+        store.release(call("c"), newer.place)
 
-    @either
-    def test_and_when_that_has_ended(self, store: Store, rule: Rule) -> None:
-        granted(store.acquire(call("a", 1000)))
-        succeed(store, call("b", 2000), rule)
-        succeed(store, call("c", 3000), rule)
-        store.release(call("a"), 1)
-        self.run(store, "c", 3000)
-
+        # And when that has ended.
         conflict = refused(store.acquire(succeeding(again(call("b", 2000)), rule)))
         assert (conflict.successor, conflict.first.task_id) == ("c", "c")
         assert conflict.first.expires_in == 0.0

@@ -1,0 +1,28 @@
+"""A server that notes how long each command has taken."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.stores.redis.store import Store
+from tests.servers import Server
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[Store]:
+    store = Store(server.url, {})
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Any]:
+    with server.client() as client:
+        client.config_set("slowlog-log-slower-than", 0)
+        # The commands within the scripts are noted as well.
+        client.config_set("slowlog-max-len", 1_000_000)
+        client.slowlog_reset()
+        yield client
+        client.slowlog_reset()
+        client.config_set("slowlog-log-slower-than", 10_000)
