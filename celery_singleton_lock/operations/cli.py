@@ -34,8 +34,7 @@ from celery_singleton_lock.operations.rows import (
 )
 from celery_singleton_lock.operations.watch import watch
 from celery_singleton_lock.options import as_set
-from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import LockState
+from celery_singleton_lock.stores.records import LockState, lock_name_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")

@@ -42,7 +42,7 @@ def shared_store(url: str) -> Store:
 
 
 def one_url(given: Any) -> str:
-    """*given*, if it names one store; `tests/integration/test_majority.py` shows why not several.
+    """*given*, if it names one store.
 
     Raises:
         ConfigurationError: It names several, which would have to agree by a majority, or is no text.

@@ -14,7 +14,7 @@ from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.operations.breaking import Plan, ask
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration
 from celery_singleton_lock.options import as_set
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 
 # After a look at all locks nobody looks again for so many times its duration, so that requests cost the store at most
 # a twentieth of its time.

@@ -15,6 +15,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.options import setting
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web.metrics import CONTENT_TYPE, exposition
 from celery_singleton_lock.web.page import RESULTS, Looks, contents
 
@@ -141,7 +142,7 @@ class Site(Flask):
 
     def healthz(self) -> ResponseReturnValue:
         try:
-            store_of(self._celery).now()
+            Inventory(store_of(self._celery)).now()
         except (StoreError, ConfigurationError):
             # No address, because the client may be a stranger.
             return "the store cannot be asked\n", 503, _TEXT

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.load.asking import asked
