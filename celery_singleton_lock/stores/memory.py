@@ -112,7 +112,8 @@ class _Connection(FakeRedisConnection):
 class OwnMemory(Connections):
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
         self._server, self._refuse_a_copy = server, refuse_a_copy
-        arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": _introduce_nobody}
+        # No AUTH and no CLIENT SETINFO: the server is in this process.
+        arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": lambda _: None}
         pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)
         super().__init__(pool, "memory://")
 
@@ -126,7 +127,3 @@ class OwnMemory(Connections):
         if self._pid != os.getpid():
             self._begin()
         return super()._open(until)
-
-
-def _introduce_nobody(connection: Any) -> None:
-    """There is nobody to sign in to."""

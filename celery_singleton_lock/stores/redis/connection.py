@@ -155,7 +155,9 @@ class Connections:
         digest = script.digest
         commands: list[Command] = [("EVALSHA", digest, str(len(keys)), *keys, *arguments) for keys, arguments in calls]
         if replicas:
-            commands.append(wait_for(replicas, timeout))
+            # Never 0, which means for ever.
+            wait = max(1, round(1000 * min(timeout / 2, _LONGEST_WAIT)))
+            commands.append(("WAIT", str(replicas), str(wait)))
         replies = self.ask(calls[0][0][0], commands, timeout)
         for number, reply in enumerate(replies):
             if isinstance(reply, exceptions.NoScriptError):
@@ -210,12 +212,6 @@ class Connections:
         return connection
 
 
-def wait_for(replicas: int, timeout: float) -> Command:
-    """The command to send behind a script, if there are so many seconds in all."""
-    # Never 0, which means for ever.
-    return "WAIT", str(replicas), str(max(1, round(1000 * min(timeout / 2, _LONGEST_WAIT))))
-
-
 def replicated(replies: list[Any], replicas: int) -> list[Any]:
     """The replies without that of WAIT, which is the last, unless fewer than *replicas* have what was written."""
     *others, acknowledged = replies
@@ -228,19 +224,8 @@ def replicated(replies: list[Any], replicas: int) -> list[Any]:
     return others
 
 
-def pool_of(url: str, options: Mapping[str, Any], address: str) -> ConnectionPool:
-    """A pool for *url*; only the class and the arguments of its connections are used."""
-
-    def make(**arguments: Any) -> ConnectionPool:
-        check_parts(url)
-        return ConnectionPool.from_url(url, **arguments)
-
-    pool: ConnectionPool = settled(make, options, address)
-    return pool
-
-
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """The pool that *make* makes of these options and of ours.
+    """The pool that *make* makes of these options and of ours; only its class and its arguments are used.
 
     Raises:
         ConfigurationError: redis-py would fail with them as it connects; the error names *address*, and no value.

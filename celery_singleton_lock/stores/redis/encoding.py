@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib import resources
 from itertools import groupby
-from typing import Any, Self
+from typing import Any
 
 from redis import exceptions
 
@@ -42,44 +42,40 @@ _FOREIGN = "another program's key, or a damaged one: "
 
 
 class Script:
-    """A Lua file of this package, called by its digest.
+    """A script, called by its digest."""
 
-    A line `-- @include NAME` in it stands for `lua/parts/NAME.lua`. The parts are behind the usual answer, because a
-    script runs from top to bottom each time.
-    """
-
-    text: str
-    digest: str
-
-    def __init__(self, verb: str) -> None:
-        folder = resources.files(__package__).joinpath("lua")
-
-        def included(line: "re.Match[str]") -> str:
-            return folder.joinpath(f"parts/{line[1]}.lua").read_text(encoding="utf-8")
-
-        self._read(_INCLUDE.sub(included, folder.joinpath(f"{verb}.lua").read_text(encoding="utf-8")))
-
-    def _read(self, text: str) -> None:
-        self.text = text
-        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    def __init__(self, text: str) -> None:
+        self.text: str = text
+        self.digest: str = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     @cached_property
-    def sharded(self) -> Self:
+    def sharded(self) -> "Script":
         """The same for a cluster, where waiters listen at the server that has the key."""
-        script = object.__new__(type(self))
-        script._read(self.text.replace("'PUBLISH'", "'SPUBLISH'"))
-        return script
+        return Script(self.text.replace("'PUBLISH'", "'SPUBLISH'"))
 
 
-ACQUIRE = Script("acquire")
-RELEASE = Script("release")
-RENEW = Script("renew")
-MARK_QUEUED = Script("mark_queued")
-UNMARK = Script("unmark")
-MARK_DONE = Script("mark_done")
-CLAIM_SLOT = Script("claim_slot")
-SURVEY = Script("survey")
-BREAK = Script("break")
+def _script(verb: str) -> Script:
+    """A Lua file of this package; a line `-- @include NAME` in it stands for `lua/parts/NAME.lua`.
+
+    The parts are behind the usual answer, because a script runs from top to bottom each time.
+    """
+    folder = resources.files(__package__).joinpath("lua")
+
+    def included(line: "re.Match[str]") -> str:
+        return folder.joinpath(f"parts/{line[1]}.lua").read_text(encoding="utf-8")
+
+    return Script(_INCLUDE.sub(included, folder.joinpath(f"{verb}.lua").read_text(encoding="utf-8")))
+
+
+ACQUIRE = _script("acquire")
+RELEASE = _script("release")
+RENEW = _script("renew")
+MARK_QUEUED = _script("mark_queued")
+UNMARK = _script("unmark")
+MARK_DONE = _script("mark_done")
+CLAIM_SLOT = _script("claim_slot")
+SURVEY = _script("survey")
+BREAK = _script("break")
 
 
 def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:

@@ -99,19 +99,19 @@ class SentinelConnections(Connections):
         hosts, said = hosts_of(url, "sentinel", rest.pop("default_port", _PORT), _EXAMPLE)
         rest = {**said, **rest}
         address = f"sentinel://{';'.join(map(where, hosts))}/{rest.get('db', '')}"
-        name, alias = rest.pop("master_name", None), rest.pop("service_name", None)
-        name = alias if name is None else name
+        alias = rest.pop("service_name", None)
+        name = rest.pop("master_name", alias)
         if not isinstance(name, str) or not name:
             raise ConfigurationError(
                 f"singleton_lock_url: {address} does not say which master: set master_name, as the sentinels call it, "
                 f"{_WHERE}; or let the URL end with ?master_name=..."
             )
-        self._sentinels = self._of(hosts, rest)
+        sentinels = self._of(hosts, rest)
         # An option of redis-py's client; a connection has a class of its own instead.
         has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
 
         def make(**arguments: Any) -> SentinelConnectionPool:
-            return SentinelConnectionPool(name, self._sentinels, ssl=has_tls, **arguments)
+            return SentinelConnectionPool(name, sentinels, ssl=has_tls, **arguments)
 
         self._look_at = float("inf")
         super().__init__(settled(make, rest, address), f"{address}?master_name={name}")

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Self
 
-from redis import exceptions
+from redis import ConnectionPool, exceptions
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
@@ -23,7 +23,7 @@ from celery_singleton_lock.stores.records import (
     PublishMode,
     Slot,
 )
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, pool_of
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import (
     ACQUIRE,
     CLAIM_SLOT,
@@ -141,7 +141,12 @@ class Store:
             return SentinelConnections(url, options)
         scheme, _, rest = url.partition("://")
         address = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
-        return Connections(pool_of(url, options, address), address)
+
+        def make(**arguments: Any) -> ConnectionPool:
+            check_parts(url)
+            return ConnectionPool.from_url(url, **arguments)
+
+        return Connections(settled(make, options, address), address)
 
     @property
     def address(self) -> str:
