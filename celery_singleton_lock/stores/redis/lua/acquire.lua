@@ -85,15 +85,13 @@ if marker ~= '' then
   for _, each in ipairs(places) do
     if each.alive and ids[each.place] == task_id and each.token ~= token then
       local is_later = attempt > grant_of(key, each.place).attempt
-      if is_on_hold(each.token) then
-        if is_later then
-          each.alive, place = false, each.place
-        end
-      else
+      if not is_on_hold(each.token) then
         if not is_later then
           redis.pcall('HSET', key, each.place .. ':c', 1)
         end
         return {-1, now, '', described(key, {each}, 1)}
+      elseif is_later then
+        each.alive, place = false, each.place
       end
     end
   end

@@ -14,7 +14,6 @@
 -- @include lock
 -- @include marks
 -- @include successor
--- @include idle
 local key, by = KEYS[1], ARGV[1]
 local is_forced, drops = string.find(ARGV[2], 'force', 1, true), string.find(ARGV[2], 'marks', 1, true)
 local known = redis.call('HMGET', key, 'places', 'queued', 'quiet', 'next')

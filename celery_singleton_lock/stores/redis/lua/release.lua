@@ -22,7 +22,6 @@ end
 -- @include lock
 -- @include marks
 -- @include successor
--- @include idle
 -- @include queue
 local token = ARGV[1]
 local own_place, min_hold = string.match(ARGV[3], '^(%d+) (%d+)$')

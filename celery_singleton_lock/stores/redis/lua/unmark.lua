@@ -11,7 +11,6 @@
 -- @include lock
 -- @include marks
 -- @include successor
--- @include idle
 local key, mine = KEYS[1], ARGV[1]
 local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'places')
 local successor, queued = successor_in(known[1]), mark_of(known[2])
