@@ -13,7 +13,7 @@ from celery.signals import task_postrun
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY
 from celery_singleton_lock.runs.delivery import run_of
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
 
 try:

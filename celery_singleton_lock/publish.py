@@ -24,7 +24,7 @@ from celery_singleton_lock.runs.marks import seconds_until, unmark, unmark_later
 from celery_singleton_lock.runs.notes import DUE_HEADER, HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, PublishMode
 
 logger = logging.getLogger("celery_singleton_lock")

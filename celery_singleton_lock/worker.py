@@ -33,7 +33,7 @@ from celery_singleton_lock.runs.marks import unmark_later
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, LockState
 from celery_singleton_lock.stores.redis.store import Store
 

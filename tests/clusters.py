@@ -10,7 +10,7 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from tests.servers import Server, binary, free_port, reserved
 from tests.waiting import until
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.waiting import until

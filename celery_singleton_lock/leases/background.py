@@ -15,7 +15,7 @@ from itertools import count
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.greenlets import patched_by
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Ending
 from celery_singleton_lock.stores.redis.store import Store
 

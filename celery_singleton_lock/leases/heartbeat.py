@@ -14,8 +14,8 @@ from celery_singleton_lock.leases.background import Background, DaemonThread, ba
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.greenlets import patched_by, start_native_thread
-from celery_singleton_lock.stores.base import clock, lock_name_of
-from celery_singleton_lock.stores.records import Answer, Claim
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Answer, Claim, lock_name_of
 from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")

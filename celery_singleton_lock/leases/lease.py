@@ -19,7 +19,7 @@ from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import Renewal, heartbeat
 from celery_singleton_lock.leases.lines import tell_of_death
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant
 from celery_singleton_lock.stores.redis.store import Store
 

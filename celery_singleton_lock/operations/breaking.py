@@ -13,8 +13,9 @@ from celery import Celery
 
 from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, worker_of
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState
+from celery_singleton_lock.stores.redis.inventory import Inventory
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -87,7 +88,9 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     key, store = plan.key, locks.store
     marks = bool(plan.dropped) and plan.name is None
     turns = ["turns"] if marks and plan.turns and _drop_dead_turns(locks, key, by) else []
-    asked, dropped = store.break_lock(key, [holder.token for holder in plan.holders], by, marks=marks, force=force)
+    asked, dropped = Inventory(store).break_lock(
+        key, [holder.token for holder in plan.holders], by, marks=marks, force=force
+    )
     for holder in asked:
         logger.info("lock.broken key=%s task_id=%s by=%s force=%s", key, holder.task_id, by, force)
     if plan.name is not None and plan.dropped:
@@ -104,7 +107,7 @@ def _drop_dead_turns(locks: Locks, key: str, by: str) -> int:
     """Let the store wake those that wait until it finds no more of them dead; return how many turns are gone."""
     gone, left = 0, locks.survey(key).waiters
     while left:
-        locks.store.break_lock(key, (), by)
+        Inventory(locks.store).break_lock(key, (), by)
         before, left = left, locks.survey(key).waiters
         if left >= before:
             break

@@ -35,8 +35,7 @@ from celery_singleton_lock.operations.rows import (
     tasks_by_lock,
 )
 from celery_singleton_lock.options import as_set
-from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import LockState
+from celery_singleton_lock.stores.records import LockState, lock_name_of
 
 PASSWORD = "SINGLETON_WEB_PASSWORD"
 as_json = click.option("--json", "is_json", is_flag=True, help="Write JSON, and nothing else, to standard output.")

@@ -25,8 +25,9 @@ from celery_singleton_lock.operations.rows import (
 )
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.settings import has_password, open_store
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, LockState
+from celery_singleton_lock.stores.redis.inventory import Inventory
 
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
 CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
@@ -137,7 +138,7 @@ def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
     """What is found of it, by the names of the checks; if it does not answer, only that."""
     store = locks.store
     try:
-        round_trip, ahead = store.latency(timeout)
+        round_trip, ahead = Inventory(store).latency(timeout)
     except StoreError as error:
         return {"store": (False, str(error))}
     slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
@@ -148,7 +149,7 @@ def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
     except (ConfigurationError, StoreError) as error:
         found["locking"] = False, str(error)
     try:
-        reports = store.about_servers(timeout)
+        reports = Inventory(store).about_servers(timeout)
         looks = zip(_OF_SERVERS, (_version, _eviction, _persistence, _connections), strict=True)
         found |= {name: _of_all(look, reports) for name, look in looks}
     except StoreError as error:

@@ -22,8 +22,8 @@ from celery_singleton_lock.leases.lines import shown
 from celery_singleton_lock.options import prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import Holder, LeftMark, LockState
+from celery_singleton_lock.stores.records import Holder, LeftMark, LockState, lock_name_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 
 OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this command sees only its own."
@@ -118,7 +118,7 @@ class Locks:
         return text
 
     def counted(self) -> dict[str, int]:
-        return self.store.counted(hash_of(self._start))
+        return Inventory(self.store).counted(hash_of(self._start))
 
     def survey(self, key: str) -> LockState:
         return next(self.surveys_of([key]))
@@ -130,7 +130,7 @@ class Locks:
         """
         keys = list[str]()
         try:
-            for key in self.store.keys(self._start):
+            for key in Inventory(self.store).keys(self._start):
                 if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
                     keys.append(key)
         except StoreError:

@@ -13,8 +13,8 @@ from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, l
 from celery_singleton_lock.runs.redelivery import finish_copy
 from celery_singleton_lock.runs.requeue import jittered, requeue
 from celery_singleton_lock.runs.run import Phase, Run
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND
 from celery_singleton_lock.stores.records import Conflict, Done, Grant
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -13,7 +13,7 @@ from celery.app.task import Context
 
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs.notes import DELIVERY, HEADER, OF_EVERY_CALL, Notes
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 
 if TYPE_CHECKING:
     from celery_singleton_lock.runs.run import Run

@@ -15,7 +15,7 @@ from kombu.serialization import registry
 from celery_singleton_lock.runs.delivery import Way, delivery_of, headers_of, notes_of
 from celery_singleton_lock.runs.notes import text_of, with_notes
 from celery_singleton_lock.runs.run import PublishedRetry, Run
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 
 logger = logging.getLogger("celery_singleton_lock")
 

@@ -50,7 +50,7 @@ from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, rev
 from celery_singleton_lock.runs.marks import unmark, until_expired
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
 from celery_singleton_lock.stores.redis.store import Store
 

@@ -42,7 +42,7 @@ def shared_store(url: str) -> Store:
 
 
 def one_url(given: Any) -> str:
-    """*given*, if it names one store; `tests/integration/test_majority.py` shows why not several.
+    """*given*, if it names one store.
 
     Raises:
         ConfigurationError: It names several, which would have to agree by a majority, or is no text.
@@ -82,7 +82,11 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
     if not url.isprintable():
         raise unreadable()
     if scheme == "memory":
-        return in_memory.get(url) or in_memory.setdefault(url, _new_in_memory())
+        try:
+            from celery_singleton_lock.stores.memory import MemoryStore  # noqa: PLC0415 (of an extra)
+        except ImportError as error:
+            raise extra_is_missing("memory://", error) from error
+        return in_memory.get(url) or in_memory.setdefault(url, MemoryStore())
     url = ";".join(map(_part_in_redis_py, url.split(";")))
     if scheme in _CLUSTERS:
         from celery_singleton_lock.stores.redis.cluster import ClusterStore  # noqa: PLC0415 (few use one)
@@ -92,14 +96,6 @@ def store_from_url(url: str, options: Mapping[str, Any] | None = None, replicas:
         allowed = ", ".join(f"{known}://" for known in (*_SCHEMES, *_CLUSTERS, "memory"))
         raise ConfigurationError(f"singleton_lock_url: unknown scheme {scheme!r}; allowed are {allowed}")
     return Store(f"{_SCHEMES[scheme]}://{url.partition('://')[2]}", options or {}, replicas)
-
-
-def _new_in_memory() -> Store:
-    try:
-        from celery_singleton_lock.stores.memory import MemoryStore  # noqa: PLC0415 (of an extra)
-    except ImportError as error:
-        raise extra_is_missing("memory://", error) from error
-    return MemoryStore()
 
 
 def extra_is_missing(what: str, error: ImportError) -> ConfigurationError:

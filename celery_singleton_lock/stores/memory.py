@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Self
 
@@ -16,7 +16,7 @@ from fakeredis._core import Database
 from fakeredis._socket import FakeSocket
 from redis import ConnectionPool
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import Connections
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -31,15 +31,11 @@ class MemoryStore(Store):
         super().__init__("memory://", {})
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:  # noqa: ARG002 (there are none)
-        self._is_plain = True
         self._server = Server()
         return OwnMemory(self._server, self._refuse_a_copy)
 
     def clone(self) -> Self:
         return self
-
-    def self_test(self, key: str, bound: float, ttls: Iterable[float] = ()) -> None:
-        """Return: it refuses nothing, and a test would see the lock of the trial as one that is held."""
 
     def advance(self, seconds: float) -> None:
         """Let time pass for everything in the store: leases, marks and cool-downs end, and waiters look again."""
@@ -48,12 +44,12 @@ class MemoryStore(Store):
 
     def clear(self) -> None:
         """Forget everything, as a restart without data does."""
-        self._call("FLUSHALL")
+        self.call("FLUSHALL")
         self._wake_all()
 
     def _wake_all(self) -> None:
-        for channel in self._call("PUBSUB", "CHANNELS"):
-            self._call("PUBLISH", channel, "")
+        for channel in self.call("PUBSUB", "CHANNELS"):
+            self.call("PUBLISH", channel, "")
 
     def _refuse_a_copy(self, pid: int) -> None:
         """Called in a process that was forked off *pid*, before it is served by its copy."""
@@ -116,7 +112,8 @@ class _Connection(FakeRedisConnection):
 class OwnMemory(Connections):
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
         self._server, self._refuse_a_copy = server, refuse_a_copy
-        arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": _introduce_nobody}
+        # No AUTH and no CLIENT SETINFO: the server is in this process.
+        arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": lambda _: None}
         pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)
         super().__init__(pool, "memory://")
 
@@ -130,7 +127,3 @@ class OwnMemory(Connections):
         if self._pid != os.getpid():
             self._begin()
         return super()._open(until)
-
-
-def _introduce_nobody(connection: Any) -> None:
-    """There is nobody to sign in to."""

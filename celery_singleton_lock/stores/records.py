@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Literal
+from urllib.parse import unquote
 
 from celery_singleton_lock.errors import HolderState
 
@@ -49,6 +50,11 @@ class Claim:
     @property
     def marker(self) -> str:
         return marker_of(self.facts.task_id, self.message)
+
+
+def lock_name_of(key: str) -> str:
+    """The lock name inside *key*, without prefix and digest."""
+    return unquote(key.partition("{")[2].rpartition(":")[0])
 
 
 def marker_of(task_id: str, message: int) -> str:

@@ -29,9 +29,10 @@ from celery_singleton_lock.options import MAX_LIMIT, Duration, Lockable, LockOpt
 from celery_singleton_lock.options import seconds as checked_seconds
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import extra_is_missing, in_memory
-from celery_singleton_lock.stores.base import RELEASE_BOUND, clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder
-from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 from celery_singleton_lock.task import SingletonTask
 from celery_singleton_lock.testing.recording import (
     Acquired,
@@ -90,7 +91,7 @@ class StoreInMemory(MemoryStore):
 
     def held(self) -> list[Holder]:
         """The present holders of all locks; a cool-down has none."""
-        return [holder for key in self.keys("") for holder in self.holders(key) if not holder.is_on_hold]
+        return [holder for key in Inventory(self).keys("") for holder in self.holders(key) if not holder.is_on_hold]
 
     def _refuse_a_copy(self, pid: int) -> None:
         raise ConfigurationError(

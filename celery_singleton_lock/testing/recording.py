@@ -11,8 +11,8 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.stores.base import RELEASE_BOUND
 from celery_singleton_lock.stores.records import Holder
+from celery_singleton_lock.stores.redis.store import RELEASE_BOUND
 
 
 class Acquired(NamedTuple):

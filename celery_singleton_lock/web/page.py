@@ -12,7 +12,7 @@ from celery import Celery
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration
 from celery_singleton_lock.options import as_set
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 
 # After a look at all locks nobody looks again for so many times its duration, so that requests cost the store at most
 # a twentieth of its time.

@@ -11,6 +11,7 @@ from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web.metrics import CONTENT_TYPE, exposition
 from celery_singleton_lock.web.page import SnapshotCache, page_context
 
@@ -92,7 +93,7 @@ class Site(Flask):
 
     def healthz(self) -> ResponseReturnValue:
         try:
-            store_of(self._celery).now()
+            Inventory(store_of(self._celery)).now()
         except (StoreError, ConfigurationError):
             # No address, because the client may be a stranger.
             return "the store cannot be asked\n", 503, _TEXT

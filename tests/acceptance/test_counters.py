@@ -8,6 +8,7 @@ import pytest
 from celery.exceptions import TaskRevokedError
 
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import APP
 from tests.browsing import Visitor
@@ -67,7 +68,7 @@ def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder
         broken = tasks.skipped.delay("k", 60.0)
         until(lambda: len(recorder.events("enter")) == 2, "it runs", timeout=PROMPTLY)
         (lease,) = store_of(tasks.app).holders(tasks.skipped.lock_key_for("k"))
-        store_of(tasks.app).break_lock(lease.key, [lease.token], "alice")
+        Inventory(store_of(tasks.app)).break_lock(lease.key, [lease.token], "alice")
         with pytest.raises(TaskRevokedError):
             broken.get(timeout=PROMPTLY)
         worker.send(SIGTERM)

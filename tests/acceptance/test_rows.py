@@ -15,6 +15,7 @@ from werkzeug.test import Client
 
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.test_operations import NO, USAGE, Operate, operated
@@ -164,7 +165,7 @@ def test_turns_of_a_dead_process_are_shown_and_can_be_dropped(tasks: Any, operat
     command = [sys.executable, "-c", DYING, tasks.app.conf.singleton_lock_url]
     with subprocess.Popen(command) as process:
         try:
-            (key,) = until(lambda: list(store.keys("singleton:v3:{")), "it is there", timeout=60)
+            (key,) = until(lambda: list(Inventory(store).keys("singleton:v3:{")), "it is there", timeout=60)
             until(lambda: store.survey([key])[0].waiters == 12, "they wait", timeout=60)
         finally:
             process.kill()

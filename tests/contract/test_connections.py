@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import Lock, StoreError
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer
-from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.contract.test_bounds import MINE, SLACK
 from tests.proxy import Proxy
 from tests.servers import Server, certificate, free_port, running

@@ -9,8 +9,9 @@ from redis import CredentialProvider
 
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE
 from tests.servers import SERVERS, Server, certificate, free_port, running
@@ -113,7 +114,7 @@ def test_a_socket_with_a_user_and_a_database(url: str, tmp_path: Path) -> None:
         app = Celery("shop", backend=url.format(path=path), set_as_current=False)
         app.conf.update(redis_username="shop", redis_password="first", redis_db=3)
         store = store_of(app)
-        store.self_test(f"{KEY}:trial", 5.0)
+        Inventory(store).self_test(f"{KEY}:trial", 5.0)
         assert isinstance(store.acquire(MINE), Grant)
         with server.client(3) as client:
             assert client.exists(KEY)
@@ -172,7 +173,7 @@ def test_a_service_that_refuses_what_is_for_operators_serves_us() -> None:
     with running("redis", *without(*REFUSED)) as server:
         store = Store(server.url, {})
 
-        store.self_test(f"{KEY}:trial", 5.0)
+        Inventory(store).self_test(f"{KEY}:trial", 5.0)
         assert_that_all_works(store)
         with store.waiter(Claim(KEY, "waiter", 30.0)) as waiter:
             assert isinstance(waiter.ask(), Grant)

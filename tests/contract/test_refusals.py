@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_singleton_lock import ConfigurationError, Lock, StoreError
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE, outcome_of

@@ -9,6 +9,7 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Grant, Slot
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.servers import SERVERS, Server, running
 
@@ -38,8 +39,8 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     claim = Claim(KEY, "a", 30.0, facts=FACTS)
     later = replace(claim, token="b", may_be_copy=True)
 
-    store.self_test(f"{KEY}:trial", 1.0)
-    store.now()
+    Inventory(store).self_test(f"{KEY}:trial", 1.0)
+    Inventory(store).now()
     assert isinstance(store.acquire(claim), Grant)
     with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
         assert isinstance(waiter.ask(), float)
@@ -54,27 +55,27 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.claim_slot(f"{KEY}:slots", Slot("entry", 1, 1))
     store.slots(f"{KEY}:slots")
     store.count("singleton:v3:stats", {"acquired::task": 1}, 1.0)
-    store.counted("singleton:v3:stats")
+    Inventory(store).counted("singleton:v3:stats")
     store.survey([KEY])
-    store.break_lock(KEY, ["a"], "alice", marks=True, force=True)
+    Inventory(store).break_lock(KEY, ["a"], "alice", marks=True, force=True)
     store.broken_by(claim)
 
 
 def test_who_lists_locks_needs_one_right_more(server: Server) -> None:
     claim = Claim(KEY, "a", 30.0, facts=FACTS)
     with pytest.raises(ConfigurationError, match="'scan'"):
-        list(store_of(server).keys("singleton:"))
+        list(Inventory(store_of(server)).keys("singleton:"))
 
     store = store_of(server, "+scan")
     store.acquire(claim)
-    assert list(store.keys("singleton:")) == [KEY]
+    assert list(Inventory(store).keys("singleton:")) == [KEY]
     store.release(claim, 1)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_start_asks_for_each_right(server: Server, command: str) -> None:
     with pytest.raises(ConfigurationError) as refused:
-        store_of(server, f"-{command}").self_test(f"{KEY}:{command}", 1.0)
+        Inventory(store_of(server, f"-{command}")).self_test(f"{KEY}:{command}", 1.0)
 
     assert f"'{command}'" in str(refused.value)
     assert "ACL SETUSER" in str(refused.value)
@@ -88,7 +89,7 @@ def test_the_start_asks_for_keys_and_channels(server: Server, pattern: str, what
         client.execute_command("ACL", "SETUSER", "shop", "reset", *others)
 
     with pytest.raises(ConfigurationError) as refused:
-        Store(f"redis://shop:secret@127.0.0.1:{server.port}/1", {}).self_test(f"{KEY}:{what}", 5.0)
+        Inventory(Store(f"redis://shop:secret@127.0.0.1:{server.port}/1", {})).self_test(f"{KEY}:{what}", 5.0)
 
     assert what in str(refused.value)
     assert "ACL SETUSER" in str(refused.value)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.memory import MemoryStore
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
 from tests.contract.asking import KEY, LATE, claim, granted, refused
@@ -63,7 +64,7 @@ class TestMemoryStore(StoreContract):
         self.time += seconds
 
     def nothing_is_left(self, store: Store) -> None:
-        assert KEY not in store.keys("singleton:")
+        assert KEY not in Inventory(store).keys("singleton:")
 
     def test_a_lease_ends_when_its_ttl_is_over_and_not_before(self, store: MemoryStore) -> None:
         grant = granted(store.acquire(claim("a", ttl=10.0)))

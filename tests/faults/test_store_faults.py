@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import Lease, Lock, StoreError, signals
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from tests.proxy import Proxy
 from tests.servers import SERVERS, FakeClock, Server, running
 from tests.topologies.leases import final_result

@@ -8,6 +8,7 @@ from contextlib import suppress
 import kombu
 
 from celery_singleton_lock.stores import store_from_url
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.fire.checker import Call, History, Remains, unaccounted
 from tests.fire.kinds import KINDS
 from tests.fire.load import states
@@ -91,7 +92,7 @@ def _holders(stage: Stage) -> list[str]:
     store = store_from_url(stage.url_of_locks)
 
     def found() -> list[str]:
-        surveys = store.survey(list(store.keys("singleton:")))
+        surveys = store.survey(list(Inventory(store).keys("singleton:")))
         return [f"{each.key} by {holder.task_id}" for each in surveys for holder in each.holders if holder.fence]
 
     end = time.monotonic() + max(kind.ttl for kind in KINDS.values()) + 1
@@ -103,6 +104,6 @@ def _holders(stage: Stage) -> list[str]:
 
 def _without_expiry(stage: Stage) -> list[str]:
     store = store_from_url(stage.url_of_locks)
-    found = [key for key in store.keys("") if store._call("PTTL", key) == -1]
+    found = [key for key in Inventory(store).keys("") if store.call("PTTL", key) == -1]
     store.close()
     return found

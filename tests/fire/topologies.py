@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from tests.clusters import Cluster, slot_of
 from tests.fire.kinds import KINDS
 from tests.fire.load import HOT

@@ -13,6 +13,7 @@ from celery import Celery, states, uuid
 
 from celery_singleton_lock import LockLost, SingletonTask
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.tracing import tracer_of
 
 LONG = 15.0
@@ -46,7 +47,7 @@ def run(task: Any, key: str = "k") -> Any:
 
 def lose(self: Any) -> None:
     """Somebody breaks the lease of a run that does not wait for it."""
-    store_of(self.app).break_lock(self.lock.key, [self.lock.token], "alice", force=True)
+    Inventory(store_of(self.app)).break_lock(self.lock.key, [self.lock.token], "alice", force=True)
 
 
 def compute(seconds: float = LONG) -> None:

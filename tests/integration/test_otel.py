@@ -12,6 +12,7 @@ from celery.app.trace import build_tracer
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server, missing
 from tests.waiting import until
 
@@ -150,7 +151,7 @@ def test_a_run_that_loses_its_lease_tells_why(
     app: Celery, instrumented: None, spans: InMemorySpanExporter, force: bool, reason: str, status: str
 ) -> None:
     def body(self: Any, key: str) -> None:
-        store_of(app).break_lock(self.lock.key, [self.lock.token], "alice", force=force)
+        Inventory(store_of(app)).break_lock(self.lock.key, [self.lock.token], "alice", force=force)
         waits_for_the_end(self, key)
 
     task = task_of(app, body, lock_ttl=1)

@@ -19,6 +19,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from celery_singleton_lock import ConfigurationError, LockLost, SingletonTask, current_lease, signals
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server
 from tests.tracing import tracer_of
 from tests.waiting import until
@@ -228,7 +229,7 @@ def test_a_run_that_is_broken_is_no_error_and_who_asked_is_told(
 
     @app.task(base=SingletonTask, bind=True, lock_ttl=3, lock_on_lost=on_lost)
     def body(self: Any) -> str:
-        store_of(app).break_lock(self.lock.key, [self.lock.token], "alice@ops-1")
+        Inventory(store_of(app)).break_lock(self.lock.key, [self.lock.token], "alice@ops-1")
         until(lambda: self.lock.lost, "it is told")
         # Long enough for an interrupt, which comes with "abort" alone.
         time.sleep(5 if on_lost == "abort" else 0.5)

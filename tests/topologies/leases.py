@@ -6,7 +6,7 @@ from typing import Any
 
 from celery_singleton_lock import Lease, StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.waiting import until

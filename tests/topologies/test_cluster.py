@@ -9,8 +9,9 @@ from celery import Celery
 
 from celery_singleton_lock import LockHeld, SingletonTask
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, slot_of
 
@@ -192,14 +193,14 @@ def test_all_locks_of_all_servers_are_found_and_can_be_broken(cluster: Cluster, 
     for number in range(40):
         store.acquire(claim_of(number))
 
-    found = list(store.keys("singleton:v3:"))
+    found = list(Inventory(store).keys("singleton:v3:"))
     surveys = store.survey(found)
 
     assert sorted(found) == sorted(keys)
     assert [survey.key for survey in surveys] == found
     assert all(len(survey.holders) == 1 for survey in surveys)
     for number in range(40):
-        holders, _ = store.break_lock(key_of(number), [claim_of(number).token], "me")
+        holders, _ = Inventory(store).break_lock(key_of(number), [claim_of(number).token], "me")
         assert len(holders) == 1
     assert set(store.renew([claim_of(number) for number in range(40)], 5.0)) == {Answer.BROKEN}
     assert store.broken_by(claim_of(3)) == "me"

@@ -9,9 +9,9 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Conflict, Grant
-from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
 from tests.proxy import Proxy
 from tests.topologies.leases import TTL, claim_of, connections, granted, held, opened, renewed_after, seconds_to_a_grant

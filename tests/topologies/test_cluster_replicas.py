@@ -7,9 +7,10 @@ import pytest
 
 from celery_singleton_lock import Lease, StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
-from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
 from tests.replicas import go_on, halt
 from tests.topologies.test_cluster_failover import TTL, names_at, renewed_after, stop_replication
@@ -93,7 +94,7 @@ def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> 
     cleanup.callback(store.close)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        store.self_test("singleton:v3:{trial:00}", 3.0)
+        Inventory(store).self_test("singleton:v3:{trial:00}", 3.0)
 
 
 def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_one_grants_to_another(

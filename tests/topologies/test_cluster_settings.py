@@ -10,6 +10,7 @@ from celery import Celery
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.clusters import Cluster, clustered
 from tests.contract.test_rights import RIGHTS as OF_ONE_SERVER
 from tests.servers import certificate
@@ -82,7 +83,7 @@ def test_a_user_with_the_rights_that_the_docs_list_can_do_all(cleanup: ExitStack
     mine = claim_of("rights")
     cluster.begin_to_move(mine.key)
 
-    store.self_test("singleton:v3:{trial:00}", 5.0)
+    Inventory(store).self_test("singleton:v3:{trial:00}", 5.0)
     assert isinstance(store.acquire(mine), Grant)
     waiting = replace(mine, token="waits")
     assert isinstance(store.acquire(waiting), Conflict)

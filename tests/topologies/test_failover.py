@@ -8,9 +8,9 @@ from contextlib import ExitStack
 import pytest
 
 from celery_singleton_lock import Lease, StoreError
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
-from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.proxy import Proxy
 from tests.sentinels import NAME, Deployment, deployed
 from tests.topologies.leases import (

@@ -7,9 +7,10 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError, Lease, StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
-from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.proxy import Proxy
 from tests.replicas import go_on, halt, replicated
 from tests.sentinels import Deployment, deployed
@@ -110,7 +111,7 @@ def test_a_server_without_replicas_is_told_at_the_start(valkey: Server) -> None:
     store = Store(valkey.url, {}, 1)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas, not by singleton_lock_replicas=1"):
-        store.self_test(f"{MINE.key}:trial", 5.0)
+        Inventory(store).self_test(f"{MINE.key}:trial", 5.0)
     store.close()
 
 

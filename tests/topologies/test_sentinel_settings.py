@@ -16,9 +16,10 @@ from redis import CredentialProvider
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis import sentinel as of_sentinel
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.sentinels import NAME, Deployment, Sentinel
 from tests.servers import FakeClock, Server, certificate, free_port, running
 from tests.waiting import until
@@ -237,7 +238,7 @@ def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> Non
         kwargs = {"sentinel_kwargs": {"username": "watcher", "password": "watching"}}
 
         store = store_from_url(url, kwargs)
-        store.self_test(f"{CLAIM.key}:trial", 1.0)
+        Inventory(store).self_test(f"{CLAIM.key}:trial", 1.0)
         assert isinstance(store.acquire(CLAIM), Grant)
         store.close()
 

@@ -282,7 +282,6 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 ABOUT_NO_LOCK = (
     "lock.clock ",
-    "lock.failover ",
     "lock.heartbeat_error:",
     "lock.misconfigured:",
     "lock.moved ",

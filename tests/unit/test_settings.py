@@ -380,7 +380,7 @@ def test_a_connection_is_opened_as_the_settings_of_celery_say(
     settings: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     # Nothing shows it from outside without a server of each kind.
-    pool: Any = store_of(app_with(**settings))._servers.pool  # type: ignore[attr-defined]
+    pool: Any = store_of(app_with(**settings)).servers.pool  # type: ignore[attr-defined]
     connection = pool.connection_class(**pool.connection_kwargs)
     seen = {name: getattr(connection, name, None) for name in expected}
     seen |= {"db": int(connection.db or 0), "tls": isinstance(connection, SSLConnection)}

@@ -10,19 +10,19 @@ from redis import Connection, ConnectionPool, SSLConnection, exceptions
 from redis.crc import key_slot
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import (
     Call,
     Command,
     Connections,
-    RetryLoop,
     hosts_of,
     settled,
     where,
 )
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, none_of
-from celery_singleton_lock.stores.redis.store import ServerClock, Store
+from celery_singleton_lock.stores.redis.part import Part
+from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -237,28 +237,17 @@ class ClusterStore(Store):
     """Locks in a cluster of Redis or Valkey."""
 
     has_parts = True
-    _servers: Cluster
+    servers: Cluster
     # The keys of one script are in one slot.
     _renewals_per_script = 1
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Cluster:
-        self._parts: dict[Node, tuple[RetryLoop, ServerClock]] = {}
+        self._parts: dict[Node, Part] = {}
         return Cluster(url, options)
 
-    def _other_commands(self, key: str) -> list[Command]:  # noqa: ARG002 (it is used only while slots move)
-        # Then it is too late to find out that this right is missing.
-        return [("ASKING",)]
-
-    def part_of(self, key: str) -> Any:
-        """The loop that asks the server of *key*; before one is known, that of the cluster."""
-        return self._of(key)[0]
-
-    def _of(self, key: str) -> tuple[RetryLoop, ServerClock]:
-        node = self._servers.known_owner(key)
+    def part_of(self, key: str) -> Part:
+        """The server of *key*; before one is known, the whole cluster."""
+        node = self.servers.known_owner(key)
         if node is None:
-            return self._whole
-        part = self._parts.get(node)
-        if part is None:
-            loop = RetryLoop(f"{self.address} ({where(node)})", self._servers.pool.connection_kwargs)
-            part = self._parts.setdefault(node, (loop, ServerClock(self._stepped)))
-        return part
+            return self.whole
+        return self._parts.get(node) or self._parts.setdefault(node, self._part(f"{self.address} ({where(node)})"))

@@ -5,9 +5,8 @@ import re
 import ssl
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from os import getpid
 from pkgutil import resolve_name
@@ -19,18 +18,10 @@ from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection, parse_url
 from redis.retry import Retry
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreRefused
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.encoding import Script
-from celery_singleton_lock.stores.redis.errors import (
-    PROVIDED,
-    NotUsable,
-    advice_about,
-    is_elsewhere,
-    is_passing,
-    not_connected,
-    problem_of,
-)
+from celery_singleton_lock.stores.redis.errors import NotUsable, is_elsewhere, not_connected
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
@@ -52,17 +43,9 @@ OURS: dict[str, Any] = {
 
 # A server tells that there is none below 0.
 _DATABASE = re.compile(r"(-?[0-9]+)?")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
 # Seconds; less than a connection waits for a reply. The rest is for another try.
 _LONGEST_WAIT = 0.5
 _LEAST_FOR_REPLY = 0.25
-# A server that has not read all that was sent resets the connection as it closes it.
-_HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
-_WITH_TLS = " If this port is one with TLS, its URL begins with rediss, not redis."
-_WITHOUT_TLS = (
-    " If this port has no TLS, its URL begins with redis, not rediss. If this server asks for certificates, give "
-    "ssl_certfile and ssl_keyfile in singleton_lock_client_options."
-)
 
 Command = tuple[str, ...]
 Call = tuple[Sequence[str], Sequence[str]]
@@ -173,7 +156,9 @@ class Connections:
         digest = script.digest
         commands: list[Command] = [("EVALSHA", digest, str(len(keys)), *keys, *arguments) for keys, arguments in calls]
         if replicas:
-            commands.append(wait_for(replicas, timeout))
+            # Never 0, which means for ever.
+            wait = max(1, round(1000 * min(timeout / 2, _LONGEST_WAIT)))
+            commands.append(("WAIT", str(replicas), str(wait)))
         replies = self.ask(calls[0][0][0], commands, timeout)
         for number, reply in enumerate(replies):
             if isinstance(reply, exceptions.NoScriptError):
@@ -199,9 +184,6 @@ class Connections:
 
     def to_masters(self, timeout: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
         return [self]
-
-    def warn_if_ttl_too_short(self, ttls: Iterable[float]) -> None:
-        """Log if leases of so many seconds do not outlast a failover of the store."""
 
     def close(self) -> None:
         """Close what is idle."""
@@ -230,12 +212,6 @@ class Connections:
         return connection
 
 
-def wait_for(replicas: int, timeout: float) -> Command:
-    """The command to send behind a script, if there are so many seconds in all."""
-    # Never 0, which means for ever.
-    return "WAIT", str(replicas), str(max(1, round(1000 * min(timeout / 2, _LONGEST_WAIT))))
-
-
 def replicated(replies: list[Any], replicas: int) -> list[Any]:
     """The replies without that of WAIT, which is the last, unless fewer than *replicas* have what was written."""
     *others, acknowledged = replies
@@ -248,64 +224,8 @@ def replicated(replies: list[Any], replicas: int) -> list[Any]:
     return others
 
 
-class RetryLoop:
-    """Asks a server again and again, until it answers or the time for it is over."""
-
-    is_away = False
-    """It has not answered an acquire, and nothing since."""
-    # It is what its URL says, whatever comes.
-    has_answered = False
-
-    def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
-        is_provided = arguments.get("credential_provider") is not None
-        self._address = address
-        self._user = PROVIDED if is_provided else arguments.get("username") or "default"
-
-    def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float]:
-        """The answer of *ask*, which asks once within so many seconds, and when that request was sent.
-
-        Raises:
-            StoreError: No answer; no try began later than after *bound* seconds.
-        """
-        give_up_at, pause, problem = clock() + bound, _FIRST_PAUSE, None
-        while True:
-            sent_at = clock()
-            try:
-                answer = ask(give_up_at - sent_at)
-            except exceptions.RedisError as error:
-                # The last try may have had too little time, so its silence says less than an answer before it.
-                if problem is None or not isinstance(error, exceptions.TimeoutError):
-                    problem = error
-                if not is_passing(error) or clock() + pause >= give_up_at:
-                    raise self.unanswered(problem) from error
-            else:
-                self.is_away, self.has_answered = False, True
-                return answer, sent_at
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def unanswered(self, error: exceptions.RedisError) -> StoreError:
-        problem, advice = problem_of(error), advice_about(error, self._user)
-        if advice is not None:
-            return StoreRefused(self._address, problem, advice)
-        if not self.has_answered and _HANGS_UP.search(problem):
-            problem += _WITHOUT_TLS if self._address.startswith("rediss") else _WITH_TLS
-        return StoreError(self._address, problem)
-
-
-def pool_of(url: str, options: Mapping[str, Any], address: str) -> ConnectionPool:
-    """A pool for *url*; only the class and the arguments of its connections are used."""
-
-    def make(**arguments: Any) -> ConnectionPool:
-        check_parts(url)
-        return ConnectionPool.from_url(url, **arguments)
-
-    pool: ConnectionPool = settled(make, options, address)
-    return pool
-
-
 def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) -> Any:
-    """The pool that *make* makes of these options and of ours.
+    """The pool that *make* makes of these options and of ours; only its class and its arguments are used.
 
     Raises:
         ConfigurationError: redis-py would fail with them as it connects; the error names *address*, and no value.

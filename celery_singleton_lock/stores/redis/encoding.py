@@ -4,16 +4,30 @@ lua/parts say what is in it.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import resources
 from itertools import groupby
-from typing import Any, Self
+from typing import Any
 
-from celery_singleton_lock.stores.base import lock_name_of
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Holder
+from redis import exceptions
+
+from celery_singleton_lock.stores.records import (
+    Claim,
+    Conflict,
+    Done,
+    Ending,
+    Facts,
+    Grant,
+    Holder,
+    LeftMark,
+    LockState,
+    lock_name_of,
+)
+from celery_singleton_lock.stores.redis.errors import accepted, advice_about
 
 _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
@@ -22,47 +36,46 @@ _SEPARATOR = "\x1f"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
 _GRANTED, _QUEUED, _DONE = 1, 2, 3
+# Errors of a script that say something about the key, and not about us.
+_UNREADABLE = re.compile(r"WRONGTYPE|user_script")
+_FOREIGN = "another program's key, or a damaged one: "
 
 
 class Script:
-    """A Lua file of this package, called by its digest.
+    """A script, called by its digest."""
 
-    A line `-- @include NAME` in it stands for `lua/parts/NAME.lua`. The parts are behind the usual answer, because a
-    script runs from top to bottom each time.
-    """
-
-    text: str
-    digest: str
-
-    def __init__(self, verb: str) -> None:
-        folder = resources.files(__package__).joinpath("lua")
-
-        def included(line: "re.Match[str]") -> str:
-            return folder.joinpath(f"parts/{line[1]}.lua").read_text(encoding="utf-8")
-
-        self._read(_INCLUDE.sub(included, folder.joinpath(f"{verb}.lua").read_text(encoding="utf-8")))
-
-    def _read(self, text: str) -> None:
-        self.text = text
-        self.digest = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    def __init__(self, text: str) -> None:
+        self.text: str = text
+        self.digest: str = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     @cached_property
-    def sharded(self) -> Self:
+    def sharded(self) -> "Script":
         """The same for a cluster, where waiters listen at the server that has the key."""
-        script = object.__new__(type(self))
-        script._read(self.text.replace("'PUBLISH'", "'SPUBLISH'"))
-        return script
+        return Script(self.text.replace("'PUBLISH'", "'SPUBLISH'"))
 
 
-ACQUIRE = Script("acquire")
-RELEASE = Script("release")
-RENEW = Script("renew")
-MARK_QUEUED = Script("mark_queued")
-UNMARK = Script("unmark")
-MARK_DONE = Script("mark_done")
-CLAIM_SLOT = Script("claim_slot")
-SURVEY = Script("survey")
-BREAK = Script("break")
+def _script(verb: str) -> Script:
+    """A Lua file of this package; a line `-- @include NAME` in it stands for `lua/parts/NAME.lua`.
+
+    The parts are behind the usual answer, because a script runs from top to bottom each time.
+    """
+    folder = resources.files(__package__).joinpath("lua")
+
+    def included(line: "re.Match[str]") -> str:
+        return folder.joinpath(f"parts/{line[1]}.lua").read_text(encoding="utf-8")
+
+    return Script(_INCLUDE.sub(included, folder.joinpath(f"{verb}.lua").read_text(encoding="utf-8")))
+
+
+ACQUIRE = _script("acquire")
+RELEASE = _script("release")
+RENEW = _script("renew")
+MARK_QUEUED = _script("mark_queued")
+UNMARK = _script("unmark")
+MARK_DONE = _script("mark_done")
+CLAIM_SLOT = _script("claim_slot")
+SURVEY = _script("survey")
+BREAK = _script("break")
 
 
 def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
@@ -179,6 +192,58 @@ def _holder(
         published=int(published),
         label=label or None,
     )
+
+
+def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:
+    """Those of the keys that are not UTF-8, so no script is asked about them; their bytes are escaped."""
+    states = {}
+    for key in keys:
+        name = key.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        if name != key:
+            states[key] = LockState(name, problem="its name is not UTF-8")
+    return states
+
+
+def states_in(
+    calls: Sequence[tuple[Sequence[str], Any]], replies: list[Any], *, tolerant: bool
+) -> dict[str, LockState]:
+    """What survey.lua says of each key; if *tolerant*, an error about a single key is its `problem`."""
+    for reply in replies if tolerant else accepted(replies):
+        if isinstance(reply, exceptions.RedisError):
+            text, advice = str(reply), advice_about(reply)
+            if not _UNREADABLE.search(text) or (advice is not None and "WRONGTYPE" not in text):
+                raise reply
+    return {key: _state_in(key, reply) for ([key], _), reply in zip(calls, replies, strict=True)}
+
+
+def _state_in(key: str, reply: Any) -> LockState:
+    if isinstance(reply, exceptions.RedisError):
+        return LockState(key, problem=_FOREIGN + str(reply).partition(" script:")[0])
+    try:
+        # Bytes that are no UTF-8 would come this far.
+        json.dumps(reply, ensure_ascii=False).encode()
+        return _survey_in(key, *reply)
+    except (ValueError, TypeError, ArithmeticError, OSError) as error:
+        return LockState(key, problem=f"{_FOREIGN}{type(error).__name__}: {error}")
+
+
+def _survey_in(
+    key: str, now: int, fence: str, waiters: int, marks: Any, rows: Any, queue: Any, asked: Any, foreign: str
+) -> LockState:
+    def seconds(until: str) -> float:
+        return (int(until) - now) / 1_000_000
+
+    holders = tuple(holders_in(key, now, rows))
+    # The name of a successor's task is not stored if it is the name of the lock.
+    names = {"next": lock_name_of(key)}
+    left = tuple(
+        LeftMark(state, task_id, seconds(until), name or names.get(state), label or None, int(due_for) / 1000)
+        for state, until, task_id, name, label, due_for in marks
+    )
+    turns = tuple(LeftMark("waiting", task_id, seconds(until), token=token) for until, task_id, token in queue)
+    by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}
+    problem = _FOREIGN + foreign if foreign else None
+    return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by, problem)
 
 
 def milliseconds(seconds: float) -> str:

@@ -2,8 +2,7 @@
 
 import _thread
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +10,7 @@ from redis import exceptions
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settle, settled, where
 from celery_singleton_lock.stores.redis.errors import NotUsable, advice_about, none_of, not_connected
 
@@ -24,16 +23,12 @@ _WHERE = (
     "is the broker's or the result backend's"
 )
 _NO_SENTINEL = "name the sentinels in the URL, with their ports (as a rule 26379), and not the servers they watch"
-_NUMBERS = ("port", "config-epoch", "num-other-sentinels", "down-after-milliseconds")
+_NUMBERS = ("port", "config-epoch", "num-other-sentinels")
 _NO = (None, False, "", "0", "no", "false", "False")
 # Seconds for each sentinel, of which one is asked after the other.
 _PATIENCE = 0.5
 # A former master may take writes for ten seconds, until Sentinel tells it: nothing breaks the connections to it.
 _LOOK_AGAIN = 1.0
-# The seconds that a failover takes after the silence before it, and the part of a ttl that is left if its renewal is
-# due.
-_FAILOVER = 2.5
-_LEFT = 2 / 3
 
 Address = tuple[str, int]
 
@@ -42,8 +37,6 @@ class AllSentinels(Sentinel):
     """Believes the sentinel that knows of the last failover. redis-py takes the first answer."""
 
     known: Address | None = None
-    down_after = 0.0
-    """Seconds of silence after which the sentinels take the master for dead."""
 
     def __init__(self, hosts: Sequence[Address], moved: Callable[[Address, Address], None], **options: Any) -> None:
         super().__init__(hosts, **options)
@@ -74,7 +67,6 @@ class AllSentinels(Sentinel):
 
         best = max(states, key=rank, default=None)
         if best is not None and self.check_master_state(best, service_name):
-            self.down_after = best["down-after-milliseconds"] / 1000
             before, self.known = self.known, (best["ip"], best["port"])
             if before not in (None, self.known):
                 self._moved(before, self.known)
@@ -107,19 +99,19 @@ class SentinelConnections(Connections):
         hosts, said = hosts_of(url, "sentinel", rest.pop("default_port", _PORT), _EXAMPLE)
         rest = {**said, **rest}
         address = f"sentinel://{';'.join(map(where, hosts))}/{rest.get('db', '')}"
-        name, alias = rest.pop("master_name", None), rest.pop("service_name", None)
-        name = alias if name is None else name
+        alias = rest.pop("service_name", None)
+        name = rest.pop("master_name", alias)
         if not isinstance(name, str) or not name:
             raise ConfigurationError(
                 f"singleton_lock_url: {address} does not say which master: set master_name, as the sentinels call it, "
                 f"{_WHERE}; or let the URL end with ?master_name=..."
             )
-        self._sentinels = self._of(hosts, rest)
+        sentinels = self._of(hosts, rest)
         # An option of redis-py's client; a connection has a class of its own instead.
         has_tls = rest.pop("ssl", False) not in _NO or any(option.startswith("ssl_") for option in rest)
 
         def make(**arguments: Any) -> SentinelConnectionPool:
-            return SentinelConnectionPool(name, self._sentinels, ssl=has_tls, **arguments)
+            return SentinelConnectionPool(name, sentinels, ssl=has_tls, **arguments)
 
         self._look_at = float("inf")
         super().__init__(settled(make, rest, address), f"{address}?master_name={name}")
@@ -147,17 +139,6 @@ class SentinelConnections(Connections):
             with suppress(RuntimeError):
                 _thread.start_new_thread(self._look, ())
         return super().ask(key, commands, timeout)
-
-    def warn_if_ttl_too_short(self, ttls: Iterable[float]) -> None:
-        """A lease must outlast the silence of a dead master and the failover, at any moment between two renewals."""
-        takes, shortest = self._sentinels.down_after + _FAILOVER, min(ttls, default=math.inf)
-        if shortest * _LEFT < takes:
-            logger.warning(
-                "lock.failover store=%s ttl=%g down_after=%g: if the master dies, the next one takes %g s, and a lease "
-                "may have %.1f s left, so running tasks lose theirs; set lock_ttl to %d or more, or lower "
-                "down-after-milliseconds",
-                *(self.address, shortest, takes - _FAILOVER, takes, shortest * _LEFT, math.ceil(takes / _LEFT)),
-            )
 
     def _open(self, until: float) -> Any:
         connection = super()._open(until)

@@ -1,14 +1,15 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Self
 
-from redis import exceptions
+from redis import ConnectionPool, exceptions
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.stores.base import ACQUIRE_BOUND, PUBLISH_BOUND, RELEASE_BOUND, clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import (
     Answer,
     Claim,
@@ -17,11 +18,12 @@ from celery_singleton_lock.stores.records import (
     Ending,
     Grant,
     Holder,
+    LockState,
     Outcome,
     PublishMode,
     Slot,
 )
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, RetryLoop, pool_of
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import (
     ACQUIRE,
     CLAIM_SLOT,
@@ -30,6 +32,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     RELEASE,
     RENEW,
     RENEWALS_PER_SCRIPT,
+    SURVEY,
     UNMARK,
     Script,
     answer_in,
@@ -39,44 +42,24 @@ from celery_singleton_lock.stores.redis.encoding import (
     milliseconds,
     release_arguments,
     renewals_of,
+    states_in,
+    unreadable_in,
 )
 from celery_singleton_lock.stores.redis.errors import accepted, is_passing
-from celery_singleton_lock.stores.redis.inventory import RedisInventory
+from celery_singleton_lock.stores.redis.part import Part
 
+# Seconds that a call takes at most, whatever the store does.
+ACQUIRE_BOUND = 5.0
+RELEASE_BOUND = 2.0
+PUBLISH_BOUND = 2.0
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
 # Seconds of the bound for listening, so that enough of it is left for the question.
 _LISTEN_BOUND = 2.0
-# Clocks of two machines drift apart, and network and processes take their time.
-_SMALLEST_STEP = 0.5
-_WORST_RATE = 0.0001
-# Seconds between two comparisons with our own clock.
-_COMPARE_EVERY = 1.0
+# Seconds for which counts are kept if nobody adds to them.
+_COUNTS_ARE_KEPT = 30 * 24 * 3600.0
 # Longer than a year, for an entry that is due once a year.
 _SLOTS_ARE_KEPT = 400 * 24 * 3600.0
-
-
-class ServerClock:
-    """Compares a server's time with the local clock, which never steps."""
-
-    def __init__(self, stepped: Callable[[float], None]) -> None:
-        self._stepped = stepped
-        self._seen_at = float("-inf")
-        # How far the server's clock is ahead of ours, at least and at most.
-        self._ahead = float("-inf"), float("inf")
-
-    def compare(self, now: int, sent_at: float) -> None:
-        """The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*."""
-        if sent_at < self._seen_at + _COMPARE_EVERY:
-            return
-        answered_at, seconds = clock(), now / 1_000_000
-        least_before, most_before = self._ahead
-        self._ahead = least, most = seconds - answered_at, seconds - sent_at
-        step = max(least - most_before, 0.0) + min(most - least_before, 0.0)
-        drift = (answered_at - self._seen_at) * _WORST_RATE
-        self._seen_at = answered_at
-        if abs(step) > _SMALLEST_STEP + drift:
-            self._stepped(step)
 
 
 class Waiter:
@@ -127,7 +110,7 @@ class Waiter:
             self.__exit__()
 
 
-class Store(RedisInventory):
+class Store:
     """Locks in one Redis or Valkey server, or in whichever is Sentinel's master.
 
     Every call is bounded in time and raises `StoreError` if no usable answer came. Such a call may have worked
@@ -139,36 +122,43 @@ class Store(RedisInventory):
     """It has several parts, each of which answers, or is silent, by itself."""
     on_clock_step: Callable[[float], None] | None = None
     """Called with the seconds by which the store's clock was set, in whichever thread finds out."""
+    servers: Connections
+    replicas: int
+    whole: Part
     _renewals_per_script = RENEWALS_PER_SCRIPT
-    _asks_once = False
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
-        self._url, self._options, self._replicas = url, options, replicas
-        self._servers = self._connect(url, options)
-        self._loop = RetryLoop(self._servers.address, self._servers.pool.connection_kwargs)
-        self._whole = self._loop, ServerClock(self._stepped)
+        self._url = url
+        self._options = options
+        self.replicas = replicas
+        self.servers = self._connect(url, options)
+        self.whole = self._part(self.servers.address)
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
-        self._asks_once = not self._replicas
         if url.startswith("sentinel://"):
             from celery_singleton_lock.stores.redis.sentinel import SentinelConnections  # noqa: PLC0415 (few use it)
 
             return SentinelConnections(url, options)
         scheme, _, rest = url.partition("://")
         address = f"{scheme}://{rest.rpartition('@')[2].partition('?')[0]}"
-        return Connections(pool_of(url, options, address), address)
+
+        def make(**arguments: Any) -> ConnectionPool:
+            check_parts(url)
+            return ConnectionPool.from_url(url, **arguments)
+
+        return Connections(settled(make, options, address), address)
 
     @property
     def address(self) -> str:
         """Where the store is, fit for logs: never with credentials."""
-        return self._servers.address
+        return self.servers.address
 
-    def part_of(self, key: str) -> Hashable:  # noqa: ARG002 (for a store that has parts)
+    def part_of(self, key: str) -> Part:  # noqa: ARG002 (for a store that has parts)
         """The part of the store that has *key* now."""
-        return self
+        return self.whole
 
     def clone(self) -> Self:
-        return type(self)(self._url, self._options, self._replicas)
+        return type(self)(self._url, self._options, self.replicas)
 
     def acquire(self, claim: Claim) -> Grant | Conflict | Done:
         """Take a free place, or return the holders that have them all; a copy first hears of the run of its message."""
@@ -178,34 +168,24 @@ class Store(RedisInventory):
 
     def waiter(self, claim: Claim) -> Waiter:
         """Queue for a place: first come, first served, woken by the release."""
-        return Waiter(self._servers, claim, lambda bound: self._acquire(claim, bound, waits=True))
+        return Waiter(self.servers, claim, partial(self._acquire, claim, waits=True))
 
     def _acquire(
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
-        arguments, bound, sent_at = arguments_of(claim, waits=waits), min(bound, claim.patience), clock()
-        reply = self._ask_once(ACQUIRE, claim.key, arguments, bound)
-        if reply is None or isinstance(reply, exceptions.RedisError):
-            reply, sent_at = self._acquire_patiently(claim, arguments, bound - (clock() - sent_at), waits=waits)
-        self._of(claim.key)[1].compare(reply if type(reply) is int else reply[1], sent_at)
-        return answer_in(claim.key, reply, sent_at)
-
-    def _acquire_patiently(
-        self, claim: Claim, arguments: Sequence[str], bound: float, *, waits: bool
-    ) -> tuple[Any, float]:
-        loop, _ = self._of(claim.key)
-        if loop.is_away and claim.facts.task_id and not waits:
+        part = self.part_of(claim.key)
+        bound = min(bound, claim.patience)
+        if part.is_away and claim.facts.task_id and not waits:
             # Other calls, each in a slot of a pool, do not try for as long as the first one has.
             bound = min(bound, REPLY_TIMEOUT)
-        calls = [((claim.key,), arguments)]
         try:
-            (reply,), sent_at = loop.persist(
-                lambda left: accepted(self._servers.run(ACQUIRE, calls, left, self._replicas)), bound
-            )
+            reply, sent_at, _ = self.request(ACQUIRE, claim.key, arguments_of(claim, waits=waits), bound, self.replicas)
         except StoreError:
-            loop.is_away = True
+            part.is_away = True
             raise
-        return reply, sent_at
+        # By now it is known which part that is.
+        self.part_of(claim.key).clock.compare(reply if type(reply) is int else reply[1], sent_at)
+        return answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Restart the ttl of each claim; one answer each, in order.
@@ -216,11 +196,11 @@ class Store(RedisInventory):
         calls = list(renewals_of(claims, self._renewals_per_script))
         if not calls:
             return []
-        replies, sent_at = self._of(claims[0].key)[0].persist(
-            lambda left: accepted(self._servers.run(RENEW, calls, left, self._replicas)), timeout
+        replies, sent_at, _ = self.part_of(claims[0].key).persist(
+            lambda left: accepted(self.servers.run(RENEW, calls, left, self.replicas)), timeout
         )
         for (keys, _), (*_, now) in zip(calls, replies, strict=True):
-            self._of(keys[0])[1].compare(now, sent_at)
+            self.part_of(keys[0]).clock.compare(now, sent_at)
         return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
 
     def release(
@@ -231,18 +211,7 @@ class Store(RedisInventory):
         `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN` and
         `GONE`, if it had been lost before, *ending* was kept as well.
         """
-        arguments, sent_at = release_arguments(claim, place, ending), clock()
-        reply = self._ask_once(RELEASE, claim.key, arguments, bound)
-        if isinstance(reply, int):
-            return ANSWERS[reply]
-        calls, tries = [((claim.key,), arguments)], int(reply is not None)
-
-        def ask(left: float) -> Any:
-            nonlocal tries
-            tries += 1
-            return accepted(self._servers.run(RELEASE, calls, left))[0]
-
-        reply, _ = self._of(claim.key)[0].persist(ask, bound - (clock() - sent_at))
+        reply, _, tries = self.request(RELEASE, claim.key, release_arguments(claim, place, ending), bound)
         if tries > 1 and reply <= 0:
             # An earlier try may have released it, and its answer was lost.
             return Answer.DONE if ending is None else Answer.MARKED
@@ -270,7 +239,7 @@ class Store(RedisInventory):
         in_the_way = f"{limit} {sent}".strip()
         about = mark_text(label, published, due_for)
         arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [about])
-        reply = self._ask(MARK_QUEUED, key, arguments, PUBLISH_BOUND)
+        reply = self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0]
         return None if reply == 1 else conflict_in(key, reply).first
 
     def unmark(self, key: str, task_id: str, *, quiet: bool = True, heeds: bool = False) -> Conflict | None:
@@ -279,48 +248,90 @@ class Store(RedisInventory):
         If it *heeds*, leave everything if another call is queued, and return the conflict with it.
         """
         words = " ".join(word for word, is_said in {"quiet": quiet, "heeds": heeds}.items() if is_said)
-        reply = self._ask(UNMARK, key, (task_id, words))
+        reply = self.request(UNMARK, key, (task_id, words))[0]
         return None if reply == 1 else conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:
         """Write the marker of a message, unless more is known: a later attempt, or the last word on this one."""
-        self._ask(MARK_DONE, key, (marker, str(attempt), outcome, milliseconds(seconds)))
+        self.request(MARK_DONE, key, (marker, str(attempt), outcome, milliseconds(seconds)))
 
     def claim_slot(self, key: str, slot: Slot) -> bool:
         """Claim a slot, or note when it was sent, or forget its entry; False if that was done, or others lead."""
         moments = (str(slot.due), str(slot.fence), str(slot.sent), milliseconds(_SLOTS_ARE_KEPT))
-        return bool(self._ask(CLAIM_SLOT, key, (slot.entry, *moments)))
+        return bool(self.request(CLAIM_SLOT, key, (slot.entry, *moments))[0])
 
     def slots(self, key: str) -> dict[str, Slot]:
         """The last slot of each entry."""
-        fields = self._call("HGETALL", key)
+        fields = self.call("HGETALL", key)
         pairs = zip(fields[::2], fields[1::2], strict=True)
         return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in pairs}
 
+    def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
+        """Add to the fields of a hash of counts; twice if an answer is lost."""
+        first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
+        # Second, so that a connection that breaks leaves no hash without an expiry.
+        commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
+        self.whole.persist(lambda left: accepted(self.servers.ask(key, commands, left)), timeout)
+
+    def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
+        """Look at each of the keys, and change nothing.
+
+        If *tolerant*, an error of the server about one key is its `problem`, and hides no other.
+        """
+        states = unreadable_in(keys) if tolerant else {}
+        calls = [([key], ()) for key in keys if key not in states]
+        if calls:
+            ask = partial(self.servers.run, SURVEY, calls)
+            states |= self.whole.persist(lambda left: states_in(calls, ask(left), tolerant=tolerant), RELEASE_BOUND)[0]
+        return [states[key] for key in keys]
+
+    def holders(self, key: str) -> list[Holder]:
+        """All holders of *key*, cool-downs too; the lease that ends first comes first."""
+        return list(self.survey([key])[0].places)
+
+    def broken_by(self, claim: Claim) -> str | None:
+        """The person that has asked this holder to end, if there is one."""
+        by: str | None = self.call("HGET", claim.key, f"broken:{claim.token}")
+        return by
+
+    def request(
+        self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND, replicas: int = 0
+    ) -> tuple[Any, float, int]:
+        """The reply to a script about *key*; when it was asked for; and how many tries may have worked.
+
+        A single server that is well answers the first one. Otherwise a `Part` asks again and again.
+        """
+        part, sent_at, tries = self.part_of(key), clock(), 0
+        if not (self.has_parts or replicas or part.is_away) and bound >= 2 * REPLY_TIMEOUT:
+            try:
+                (reply,) = self.servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), 2 * REPLY_TIMEOUT)
+            except exceptions.RedisError as error:
+                if not is_passing(error):
+                    raise part.unanswered(error) from error
+                tries = 1
+            else:
+                part.has_answered = True
+                # What was refused was not done.
+                if not isinstance(reply, exceptions.RedisError):
+                    return reply, sent_at, 1
+        ask = partial(self._try, script, key, arguments, replicas)
+        reply, sent_at, more = part.persist(ask, bound - (clock() - sent_at))
+        return reply, sent_at, tries + more
+
+    def _try(self, script: Script, key: str, arguments: Sequence[str], replicas: int, left: float) -> Any:
+        return accepted(self.servers.run(script, [((key,), arguments)], left, replicas))[0]
+
+    def call(self, *command: str, bound: float = RELEASE_BOUND, servers: Connections | None = None) -> Any:
+        """The reply to a command about the key that follows its name."""
+        key = command[1] if len(command) > 1 else ""
+        asked = servers or self.servers
+        return self.whole.persist(lambda left: accepted(asked.ask(key, [command], left))[0], bound)[0]
+
     def close(self) -> None:
-        self._servers.close()
+        self.servers.close()
 
-    def _of(self, key: str) -> tuple[RetryLoop, ServerClock]:  # noqa: ARG002 (there is one server)
-        """The data about the server that has *key*."""
-        return self._whole
-
-    def _ask_once(self, script: Script, key: str, arguments: Sequence[str], bound: float) -> Any:
-        """The reply of one server that is well, or why there is none; None if a `RetryLoop` has to ask first."""
-        if not self._asks_once or self._loop.is_away or bound < 2 * REPLY_TIMEOUT:
-            return None
-        try:
-            (reply,) = self._servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), 2 * REPLY_TIMEOUT)
-        except exceptions.RedisError as error:
-            if not is_passing(error):
-                raise self._loop.unanswered(error) from error
-            return error
-        self._loop.has_answered = True
-        # What was refused was not done.
-        return None if isinstance(reply, exceptions.RedisError) else reply
-
-    def _ask(self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND) -> Any:
-        calls = [((key,), arguments)]
-        return self._of(key)[0].persist(lambda left: accepted(self._servers.run(script, calls, left))[0], bound)[0]
+    def _part(self, address: str) -> Part:
+        return Part(address, self.servers.pool.connection_kwargs, self._stepped)
 
     def _stepped(self, seconds: float) -> None:
         if self.on_clock_step is not None:

@@ -2,8 +2,9 @@
 
 import threading
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, LockState
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
@@ -31,7 +32,7 @@ def surveyed(store: Store, key: str = KEY) -> LockState:
 
 def broken(store: Store, *meant: str, marks: bool = False, force: bool = False) -> tuple[list[str], list[str]]:
     """Whom a break was about, and what it has dropped."""
-    holders, dropped = store.break_lock(KEY, meant, ALICE, marks=marks, force=force)
+    holders, dropped = Inventory(store).break_lock(KEY, meant, ALICE, marks=marks, force=force)
     return tokens(holders), dropped
 
 
@@ -46,7 +47,7 @@ class Breaking(Contract):
         mark_queued(store, "q")
         store.acquire(claim("a", key="singleton2:v3:{shop:00}"))
 
-        found = list(store.keys(START))
+        found = list(Inventory(store).keys(START))
 
         assert sorted(found) == sorted([KEY, *(f"singleton:v3:{{shop.{number}:00}}" for number in range(3))])
 
@@ -138,7 +139,7 @@ class Breaking(Contract):
 
         with store.waiter(claim("w", ttl=60.0)) as waiter:
             queued(waiter.ask())
-            breaking = threading.Timer(0.2, store.break_lock, (KEY, ["a"], ALICE), {"force": True})
+            breaking = threading.Timer(0.2, Inventory(store).break_lock, (KEY, ["a"], ALICE), {"force": True})
             breaking.start()
             asleep_at = clock()
             waiter.sleep(20)

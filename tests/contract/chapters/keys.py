@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Ending
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     CLOCKS_DIFFER_BY,
@@ -63,7 +64,7 @@ class Keys(Contract):
             "unmark": lambda: [store.unmark(KEY, name) for name in ("a", "b", "c")],
             "unmark if it may": lambda: store.unmark(KEY, "b", quiet=False, heeds=True),
             "mark_done": lambda: store.mark_done(KEY, marker_of("a"), 1, "stored", 30.0),
-            "break": lambda: store.break_lock(KEY, ["tok-b"], "alice"),
+            "break": lambda: Inventory(store).break_lock(KEY, ["tok-b"], "alice"),
         }
 
     def test_every_key_has_an_expiry_whatever_is_done_in_whatever_order(self, store: Store, client: Any) -> None:

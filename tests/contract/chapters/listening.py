@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, Contract, claim, granted, queued, refused

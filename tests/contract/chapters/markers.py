@@ -3,6 +3,7 @@
 from typing import Any
 
 from celery_singleton_lock.stores.records import Answer, Done, Ending, Slot
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, SHORT, SLOTS, Contract, call, claim, delivery, granted, mark_queued, marker_of
 
@@ -28,7 +29,7 @@ class Markers(Contract):
         mark_queued(store, "q")
         store.release(call("holder"), 1)
         store.unmark(KEY, "q")
-        store.break_lock(KEY, [], "alice", marks=True)
+        Inventory(store).break_lock(KEY, [], "alice", marks=True)
 
         assert store.acquire(delivery("copy")) == Done(0, "stored")
         assert set(client.hkeys(KEY)) <= {"fence", marker_of("a")}

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from celery_singleton_lock.stores.base import clock
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Contract, claim, granted, queued

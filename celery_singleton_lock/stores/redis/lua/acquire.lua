@@ -1,8 +1,8 @@
 -- Take a place at the lock, or a turn in its queue, or say who holds it.
 --
--- The lock is one hash; parts/{lock,marks,queue}.lua say what is in it. Times are microseconds by this server's clock. A
--- free place belongs to the waiter whose turn it is, then to the successor. To ask again with the same token renews a
--- grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
+-- The lock is one hash; parts/{lock,marks,successor,queue}.lua say what is in it. Times are microseconds by this
+-- server's clock. A free place belongs to the waiter whose turn it is, then to the successor. To ask again with the same
+-- token renews a grant and keeps a turn, so a caller whose reply was lost may simply repeat itself.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  token, fresh for each execution
@@ -52,31 +52,35 @@ elseif size == 6 and ARGV[3] == '1' and not ARGV[8] then
   end
 end
 
--- From here on: everything that is not usual.
+-- From here on: everything that is not usual, question by question.
 -- @include lock
 -- @include marks
+-- @include successor
 -- @include queue
 local PATIENCE = 30000000 -- nobody waits for a successor that has not come for so long
 
 ttl = tonumber(ttl)
 local words, task_id, named, marker = ARGV[3], ARGV[5], ARGV[7] or '', ARGV[8] or ''
-local limit = tonumber(string.match(words, '^%d+'))
+local limit, waits = tonumber(string.match(words, '^%d+')), string.find(words, 'waits', 1, true)
 local attempt, published = string.match(ARGV[4], '^%S+ (%d+) (%d+)$')
 local policy, memory = string.match(words, ' (re%a+)=(%d+)')
 local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token)
 local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[7])
-local successor, queued = successor_in(known[5]), mark_of(known[6])
-local places = read_places(key, highest)
-local is_copy = marker ~= ''
-attempt, published = tonumber(attempt), published ~= '0' and tonumber(published) or now
-
-local function has_flag(word)
-  return string.find(words, word, 1, true)
-end
-
--- One message, one body. But the cool-down of an earlier attempt does not keep a later one out, which takes its place.
+local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
+local this_call = {
+  task_id = task_id, task_name = string.match(named, '^[^\31]*'), policy = policy,
+  published = published ~= '0' and tonumber(published) or now, asked = string.find(words, 'asked', 1, true),
+}
 local place
-local function is_held_by_itself()
+
+-- 1. Is it done, or does another delivery of the message live? One message, one body. But the cool-down of an earlier
+-- attempt does not keep a later one out, which takes its place.
+if marker ~= '' then
+  attempt = tonumber(attempt)
+  local past, outcome, at = read_marker(key, marker)
+  if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
+    return {3, now, past, outcome}
+  end
   local ids = fields_of_places(key, highest, ':i')
   for _, each in ipairs(places) do
     if each.alive and ids[each.place] == task_id and each.token ~= token then
@@ -86,127 +90,35 @@ local function is_held_by_itself()
           redis.pcall('HSET', key, each.place .. ':c', 1)
         end
         return {-1, now, '', described(key, {each}, 1)}
-      end
-      if is_later then
+      elseif is_later then
         each.alive, place = false, each.place
       end
     end
   end
-end
-
-local function waits_by_itself()
   local twin
-  walk_queue(key, first, last, function(waiter, its_ticket)
-    if waiter.task_id == task_id and waiter.token ~= token then
-      twin, waiter.copies = waiter, '1'
-      pcall(write_waiter, key, its_ticket, waiter)
-      return 'enough'
-    end
-  end)
-  return twin and {-1, now, '', described_turns({twin})}
-end
-
-local function ended_before()
-  local past, outcome, at = read_marker(key, marker)
-  if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
-    return {3, now, past, outcome}
+  if first then
+    walk_queue(key, first, last, function(waiter, its_ticket)
+      if waiter.task_id == task_id and waiter.token ~= token then
+        twin, waiter.copies = waiter, '1'
+        pcall(write_waiter, key, its_ticket, waiter)
+        return 'enough'
+      end
+    end)
+  end
+  if twin then
+    return {-1, now, '', described_turns({twin})}
   end
 end
 
-local function grant_again(each)
-  local grant = grant_of(key, each.place)
-  -- First, because a server out of memory refuses HSET if the script has written nothing before.
-  expire_after(key, 2000 * ttl)
-  set_deadline(key, each, now + ttl * 1000)
-  return {1, now, each.place, grant.fence, 0, grant.since}
-end
-
--- The successor that goes before this call for good, or after it: the newest call of a task wins with `rerun`, of the lock
--- with `replace`. A call that has asked before learns of a newer one even when that has run already.
-local task_name = string.match(named, '^[^\31]*')
-local is_next = successor and successor.task_id == task_id
-local is_coming = successor and successor.deadline > now
-local is_of_one_kind = successor and successor.policy == policy
-  and (policy == 'replace' or successor.task_name == task_name)
-local is_superseded, supersedes
-if policy and successor and not is_next then
-  local is_remembered = successor.deadline == 0 and successor.supersedes > now and has_flag('asked')
-  local is_newer = successor.published >= published
-  is_superseded = is_newer and (is_coming or is_remembered) and (is_of_one_kind or policy == 'replace')
-  supersedes = is_of_one_kind and not is_newer and successor.deadline > 0
-end
-
-local function make_successor(deadline)
-  local superseding_until = is_next and successor.supersedes or 0
-  if not is_next and is_of_one_kind and (successor.deadline > 0 or successor.supersedes > now) then
-    superseding_until = now + memory * 1000
-  end
-  set_successor(key, {
-    deadline = deadline, supersedes = superseding_until, published = published, policy = policy, task_id = task_id,
-    task_name = task_name,
-  })
-end
-
--- The marks that the caller has left while it held nothing end with its grant.
-local function leave_all_else(granted)
-  if supersedes then
-    make_successor(0)
-  elseif is_next and successor.supersedes > now then
-    successor.deadline = 0
-    set_successor(key, successor)
-  elseif is_next then
-    redis.call('HDEL', key, 'next')
-  end
-  if supersedes or is_next then
-    -- This may be another place than that of the holder that was asked to make way.
-    let_holders_stay(key, places)
-  end
-  if task_id_of(known[6]) == task_id then
-    redis.call('HDEL', key, 'queued')
-  end
-  if ticket then
-    local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
-    if waiter and waiter.copies == '1' then
-      redis.call('HSET', key, granted .. ':c', 1)
-    end
-    leave_queue(key, ticket, token)
-    begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
-  end
-end
-
-local function grant(granted, died, fence)
-  local fields = {
-    granted, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
-    granted .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[4],
-    granted .. ':i', task_id, granted .. ':h', ARGV[6],
-  }
-  local function add(name, value)
-    fields[#fields + 1] = name
-    fields[#fields + 1] = value
-  end
-  if named ~= '' then
-    add(granted .. ':n', named)
-  end
-  if granted > highest then
-    add('places', granted)
-  end
-  redis.call('HSET', key, unpack(fields))
-  leave_all_else(granted)
-  expire_after(key, 2000 * ttl)
-  return {1, now, granted, fence, died and 1 or 0, now, died}
-end
-
-if is_copy then
-  local answer = ended_before() or is_held_by_itself() or first and waits_by_itself()
-  if answer then
-    return answer
-  end
-end
-
+-- 2. Has the token a place already?
 local held, soonest = 0, now + ttl * 1000
 for _, each in ipairs(places) do
   if each.token == token then
-    return grant_again(each)
+    local its_grant = grant_of(key, each.place)
+    -- First, because a server out of memory refuses HSET if the script has written nothing before.
+    expire_after(key, 2000 * ttl)
+    set_deadline(key, each, now + ttl * 1000)
+    return {1, now, each.place, its_grant.fence, 0, its_grant.since}
   elseif each.alive then
     held, soonest = held + 1, math.min(soonest, each.deadline)
   else
@@ -214,13 +126,15 @@ for _, each in ipairs(places) do
   end
 end
 
-if is_superseded then
+-- 3. Is the call superseded by a newer one?
+local its_relation = relation(this_call, successor)
+if its_relation == 'newer_wins' then
   local holders = described(key, places, A_FEW)
   successor.deadline = math.max(successor.deadline, now)
   return {0, now, successor.task_id, #holders > 0 and holders or described_turns({successor})}
 end
 
--- The caller is kept out if at least as many calls go before it as there are free places.
+-- 4. Who goes before? The caller is kept out if that are at least as many calls as there are free places.
 local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
@@ -235,13 +149,12 @@ end
 -- wait for each other. A call does not wait for a successor that ends in its favour, or nobody would run while such calls
 -- come faster than the successor comes again.
 local is_queued = queued and queued.task_id == task_id
-if is_coming and not is_next and not supersedes and not is_queued and not has_flag('waits') then
+if its_relation == 'stranger' and not is_queued and not waits then
   ranks_before(successor)
 end
-if queued and not is_queued and has_flag('heeds') and not has_flag('waits') then
+if queued and not is_queued and not waits and string.find(words, 'heeds', 1, true) then
   ranks_before(queued)
 end
-
 -- Those who go before are called, because their holder may have died, and they with it.
 if first and free > #before then
   local front = walk_queue(key, first, (ticket or last + 1) - 1, function(waiter)
@@ -251,14 +164,53 @@ if first and free > #before then
   first = front
 end
 
+-- 5. Is a place left?
 if free > #before then
   place = place or highest + 1
-  local dead_token, died = places[place] and places[place].token, nil
+  local fence = math.max(tonumber(known[1] or 0) + 1, now)
+  local dead_token = places[place] and places[place].token
+  local died
   if dead_token then
     died = not is_on_hold(dead_token) and redis.call('HMGET', key, place .. ':i', place .. ':h', place .. ':n') or nil
     empty_place(key, place, dead_token)
   end
-  return grant(place, died, math.max(tonumber(known[1] or 0) + 1, now))
+  redis.call(
+    'HSET', key, place, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
+    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[4],
+    place .. ':i', task_id, place .. ':h', ARGV[6]
+  )
+  if named ~= '' then
+    redis.call('HSET', key, place .. ':n', named)
+  end
+  if place > highest then
+    redis.call('HSET', key, 'places', place)
+  end
+  -- What the caller has left while it held nothing ends with its grant.
+  if its_relation == 'mine' or its_relation == 'older_yields' then
+    local heir = its_relation == 'mine' and successor or this_call
+    heir.deadline = 0
+    heir.supersedes = heir.supersedes or now + memory * 1000
+    if heir.supersedes > now then
+      set_successor(key, heir)
+    else
+      redis.call('HDEL', key, 'next')
+    end
+    -- This may be another place than that of the holder that was asked to make way.
+    let_holders_stay(key, places)
+  end
+  if task_id_of(known[6]) == task_id then
+    redis.call('HDEL', key, 'queued')
+  end
+  if ticket then
+    local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
+    if waiter and waiter.copies == '1' then
+      redis.call('HSET', key, place .. ':c', 1)
+    end
+    leave_queue(key, ticket, token)
+    begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
+  end
+  expire_after(key, 2000 * ttl)
+  return {1, now, place, fence, died and 1 or 0, now, died}
 end
 
 -- A call that has to wait still counts as queued. If a server out of memory refuses the write, the mark ends by itself.
@@ -268,7 +220,8 @@ if queued_for and is_queued and queued.deadline < now + queued_for * 1000 then
   expire_after(key, queued_for * 1000)
 end
 
-if has_flag('waits') then
+-- 6. Does it take a turn?
+if waits then
   local turn = ticket or (last or 0) + 1
   local wait = soonest - now
   if turn - (first or turn) >= NEAR then
@@ -280,59 +233,23 @@ if has_flag('waits') then
   return {2, now, wait}
 end
 
--- A `Lock` is no call, so no call ends in its favour.
-local function newer_holder()
-  local names = {}
-  for _, each in ipairs(places) do
-    for _, suffix in ipairs({':', ':i', ':n'}) do
-      names[#names + 1] = each.place .. suffix
-    end
-  end
-  local facts = read_fields(key, names)
-  for i, each in ipairs(places) do
-    local its_grant, its_id, its_name = grant_in(facts[3 * i - 2]), facts[3 * i - 1], facts[3 * i] or ''
-    local its_publication = its_grant.published > 0 and its_grant.published or its_grant.since
-    local is_meant = policy == 'replace' or string.match(its_name, '^[^\31]*') == task_name
-    if each.alive and not is_on_hold(each.token) and its_id and its_id ~= '' and is_meant
-      and its_publication > published then
-      return its_id
-    end
-  end
+-- 7. Which call runs next, if it is this one or one that has superseded it? A run that goes on is superseded by no
+-- `rerun` that has yet to ask, and it is asked to make way only once its successor has come again, and so is safe in the
+-- broker.
+local next_one
+if policy == 'replace' or policy and this_call.asked and not is_coming(successor) then
+  next_one = newer_run(key, places, this_call)
 end
-
-local function ask_oldest_to_make_way()
-  local oldest, since
-  for _, each in ipairs(places) do
-    if each.alive and not is_on_hold(each.token) then
-      local its_start = grant_of(key, each.place).since
-      if not oldest or its_start < since then
-        oldest, since = each, its_start
-      end
-    end
-  end
-  if oldest then
-    ask_to_make_way(key, oldest)
-  end
-end
-
--- The call that runs next, if it is this one or one that has superseded it. A run that goes on is superseded by no `rerun`
--- that has yet to ask, and it is asked to make way only once its successor has come again, and so is safe in the broker.
-local function next_of(asks_again)
-  local newer = (policy == 'replace' or asks_again and not is_coming) and newer_holder()
-  if newer then
-    return newer
-  end
-  if is_coming and not is_next and policy == 'rerun' and not is_of_one_kind then
-    return ''
-  end
+if policy and not next_one and not (policy == 'rerun' and its_relation == 'stranger') then
+  local remembers = its_relation == 'older_yields' or its_relation == 'former'
+  this_call.deadline = now + PATIENCE
+  this_call.supersedes = remembers and now + memory * 1000 or its_relation == 'mine' and successor.supersedes or 0
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
-  make_successor(now + PATIENCE)
-  if policy == 'replace' and asks_again then
-    ask_oldest_to_make_way()
+  set_successor(key, this_call)
+  if policy == 'replace' and this_call.asked then
+    ask_oldest_to_make_way(key, places)
   end
-  return task_id
+  next_one = task_id
 end
-
-local next_one = policy and next_of(has_flag('asked')) or ''
 local holders = described(key, places, A_FEW)
-return {0, now, next_one, #holders > 0 and holders or described_turns(before)}
+return {0, now, next_one or '', #holders > 0 and holders or described_turns(before)}

@@ -13,6 +13,7 @@
 -- @include time
 -- @include lock
 -- @include marks
+-- @include successor
 local key, by = KEYS[1], ARGV[1]
 local is_forced, drops = string.find(ARGV[2], 'force', 1, true), string.find(ARGV[2], 'marks', 1, true)
 local known = redis.call('HMGET', key, 'places', 'queued', 'quiet', 'next')
@@ -41,9 +42,8 @@ for _, each in ipairs(holders) do
   end
 end
 if drops then
-  local successor = successor_in(known[4])
   local in_force = {
-    queued = mark_of(known[2]), next = successor and successor.deadline > now, quiet = is_cooling or mark_of(known[3]),
+    queued = mark_of(known[2]), next = is_coming(successor_in(known[4])), quiet = is_cooling or mark_of(known[3]),
   }
   for _, word in ipairs({'queued', 'next', 'quiet'}) do
     dropped[#dropped + 1] = in_force[word] and word or nil

@@ -21,6 +21,7 @@ end
 -- @include time
 -- @include lock
 -- @include marks
+-- @include successor
 -- @include queue
 local token = ARGV[1]
 local own_place, min_hold = string.match(ARGV[3], '^(%d+) (%d+)$')
@@ -75,11 +76,10 @@ for _, each in ipairs(read_places(key, highest)) do
     highest_left = each.place
   end
 end
-if highest_left < highest then
+if highest > 1 and highest_left == 1 then
+  redis.call('HDEL', key, 'places')
+elseif highest_left < highest then
   redis.call('HSET', key, 'places', highest_left)
-  if highest_left == 1 then
-    redis.call('HDEL', key, 'places')
-  end
 end
 
 -- For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too.

@@ -11,6 +11,7 @@
 -- @include time
 -- @include lock
 -- @include marks
+-- @include successor
 -- @include queue
 local key = KEYS[1]
 local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'quiet', 'next')

@@ -10,6 +10,7 @@
 -- @include time
 -- @include lock
 -- @include marks
+-- @include successor
 local key, mine = KEYS[1], ARGV[1]
 local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'places')
 local successor, queued = successor_in(known[1]), mark_of(known[2])

@@ -21,27 +21,6 @@ local function set_mark(key, name, milliseconds, task_id)
   expire_after(key, milliseconds * 1000)
 end
 
--- The successor: the call that runs next.
---   next        `<until> <superseding until> <publication> <policy> <task id>`, '\31' and its task's name. While the first
---               moment lies ahead, its message is in the broker and the next free place is its own; 0 once its run has
---               begun. Until the second moment, older calls that have asked before it end in its favour.
-local function successor_in(value)
-  local deadline, supersedes, published, policy, task_id, task_name =
-    string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31(.*)$')
-  if deadline then
-    return {
-      deadline = tonumber(deadline), supersedes = tonumber(supersedes), published = tonumber(published),
-      policy = policy, task_id = task_id, task_name = task_name,
-    }
-  end
-end
-
-local function set_successor(key, each)
-  local moments = integer(each.deadline) .. ' ' .. integer(each.supersedes) .. ' ' .. integer(each.published)
-  redis.call('HSET', key, 'next', moments .. ' ' .. each.policy .. ' ' .. each.task_id .. '\31' .. each.task_name)
-  expire_after(key, math.max(each.deadline, each.supersedes) - now)
-end
-
 -- The messages of which a run has ended, for later deliveries of them.
 --   done:<task id>:<publication>   `<until> <attempt> <outcome> <when>` of the last of its runs that has ended
 --     retried  another attempt follows
@@ -75,26 +54,5 @@ local function sweep_markers(key)
     if string.sub(field, 1, 5) == 'done:' and read_marker(key, field) == -1 then
       redis.call('HDEL', key, field)
     end
-  end
-end
-
--- A lock with nothing in it that still counts is deleted at once.
-local function delete_if_idle(key)
-  local known = redis.call('HMGET', key, 'queued', 'quiet', 'next', 'fence', '1')
-  if known[5] then
-    return
-  end
-  local silent, successor = known[4] and 1 or 0, successor_in(known[3])
-  for _, mark in ipairs({known[1], known[2]}) do
-    silent = silent + (mark and not mark_of(mark) and 1 or 0)
-  end
-  if successor and math.max(successor.deadline, successor.supersedes) <= now then
-    silent = silent + 1
-  end
-  if redis.call('HLEN', key) > silent then
-    sweep_markers(key)
-  end
-  if redis.call('HLEN', key) == silent then
-    redis.call('DEL', key)
   end
 end

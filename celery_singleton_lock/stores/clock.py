@@ -1,0 +1,39 @@
+"""The clock by which deadlines are kept, and how far that of a server is ahead of it."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+# CLOCK_BOOTTIME goes on while the machine is suspended, as the server's clock does.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+# Clocks of two machines drift apart, and network and processes take their time.
+_SMALLEST_STEP = 0.5
+_WORST_RATE = 0.0001
+# Seconds between two comparisons with our own clock.
+_COMPARE_EVERY = 1.0
+
+clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
+"""Seconds on the local clock by which deadlines are kept; it never steps."""
+
+
+class ServerClock:
+    """Compares a server's time with the local clock, which never steps."""
+
+    def __init__(self, stepped: Callable[[float], None]) -> None:
+        self._stepped = stepped
+        self._seen_at = float("-inf")
+        # How far the server's clock is ahead of ours, at least and at most.
+        self._ahead = float("-inf"), float("inf")
+
+    def compare(self, now: int, sent_at: float) -> None:
+        """The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*."""
+        if sent_at < self._seen_at + _COMPARE_EVERY:
+            return
+        answered_at, seconds = clock(), now / 1_000_000
+        least_before, most_before = self._ahead
+        self._ahead = least, most = seconds - answered_at, seconds - sent_at
+        step = max(least - most_before, 0.0) + min(most - least_before, 0.0)
+        drift = (answered_at - self._seen_at) * _WORST_RATE
+        self._seen_at = answered_at
+        if abs(step) > _SMALLEST_STEP + drift:
+            self._stepped(step)

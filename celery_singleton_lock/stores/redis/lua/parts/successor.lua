@@ -1,0 +1,104 @@
+-- The successor: the call that runs next.
+--   next   `<until> <superseding until> <publication> <policy> <task id>`, '\31' and its task's name. While the first
+--          moment lies ahead, its message is in the broker and the next free place is its own; 0 once its run has begun.
+--          Until the second moment, older calls that have asked before it end in its favour.
+local function successor_in(value)
+  local deadline, supersedes, published, policy, task_id, task_name =
+    string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31(.*)$')
+  if deadline then
+    return {
+      deadline = tonumber(deadline), supersedes = tonumber(supersedes), published = tonumber(published),
+      policy = policy, task_id = task_id, task_name = task_name,
+    }
+  end
+end
+
+local function set_successor(key, each)
+  local moments = integer(each.deadline) .. ' ' .. integer(each.supersedes) .. ' ' .. integer(each.published)
+  redis.call('HSET', key, 'next', moments .. ' ' .. each.policy .. ' ' .. each.task_id .. '\31' .. each.task_name)
+  expire_after(key, math.max(each.deadline, each.supersedes) - now)
+end
+
+local function is_coming(successor)
+  return successor ~= nil and successor.deadline > now
+end
+
+-- What a successor means to a call: {task_id, task_name, published, asked, policy}, the policy nil if it will be none.
+-- The newest call wins: of a task with `rerun`, of the lock with `replace`.
+--   mine          the call is the successor
+--   newer_wins    the call ends in favour of it; one that has asked before, even if the successor has begun already
+--   older_yields  it ends in favour of the call
+--   former        it is of the same kind, and has begun, or never came
+--   stranger      it is of another kind, and coming
+--   none          there is none that still means anything
+local function relation(call, successor)
+  if not successor then
+    return 'none'
+  elseif successor.task_id == call.task_id then
+    return 'mine'
+  end
+  local is_of_one_kind = successor.policy == call.policy
+    and (call.policy == 'replace' or successor.task_name == call.task_name)
+  local has_begun = successor.deadline == 0
+  local is_remembered = has_begun and successor.supersedes > now
+  if call.policy and successor.published >= call.published and (is_of_one_kind or call.policy == 'replace')
+    and (is_coming(successor) or is_remembered and call.asked) then
+    return 'newer_wins'
+  elseif not is_of_one_kind then
+    return is_coming(successor) and 'stranger' or 'none'
+  elseif successor.published < call.published and not has_begun then
+    return 'older_yields'
+  end
+  return (is_remembered or not has_begun) and 'former' or 'none'
+end
+
+-- A run that was published after a call that would be the successor. A `Lock` is no call, so no call ends in its favour.
+local function newer_run(key, places, call)
+  for _, each in ipairs(places) do
+    if each.alive and not is_on_hold(each.token) then
+      local facts = redis.call('HMGET', key, each.place .. ':', each.place .. ':i', each.place .. ':n')
+      local grant = grant_in(facts[1])
+      local published = grant.published > 0 and grant.published or grant.since
+      local is_meant = call.policy == 'replace' or string.match(facts[3] or '', '^[^\31]*') == call.task_name
+      if facts[2] and facts[2] ~= '' and is_meant and published > call.published then
+        return facts[2]
+      end
+    end
+  end
+end
+
+local function ask_oldest_to_make_way(key, places)
+  local oldest, since
+  for _, each in ipairs(places) do
+    if each.alive and not is_on_hold(each.token) then
+      local began = grant_of(key, each.place).since
+      if not oldest or began < since then
+        oldest, since = each, began
+      end
+    end
+  end
+  if oldest then
+    ask_to_make_way(key, oldest)
+  end
+end
+
+-- A lock with nothing in it that still counts is deleted at once.
+local function delete_if_idle(key)
+  local known = redis.call('HMGET', key, 'queued', 'quiet', 'next', 'fence', '1')
+  if known[5] then
+    return
+  end
+  local silent, successor = known[4] and 1 or 0, successor_in(known[3])
+  for _, mark in ipairs({known[1], known[2]}) do
+    silent = silent + (mark and not mark_of(mark) and 1 or 0)
+  end
+  if successor and math.max(successor.deadline, successor.supersedes) <= now then
+    silent = silent + 1
+  end
+  if redis.call('HLEN', key) > silent then
+    sweep_markers(key)
+  end
+  if redis.call('HLEN', key) == silent then
+    redis.call('DEL', key)
+  end
+end
