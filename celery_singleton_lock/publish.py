@@ -1,9 +1,9 @@
-"""A call before its message leaves: it gets its notes, and may find an equal call in the queue."""
+"""Publishing a call: attach our notes, and in a queue mode look for an equal call first."""
 
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from celery._state import get_current_task
 from celery.result import AsyncResult
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
@@ -34,7 +34,7 @@ Mark = Callable[..., Holder | None]
 
 # Seconds without another wait: a web page that sends ten calls waits once for a store that is away.
 _MEMORY = 1.0
-# By what is silent by itself: a store, or a server of a cluster.
+# Keyed by what can fail on its own: a store, or a server of a cluster.
 _silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictionary()
 
 # Members of a canvas and retries have an id already, callbacks a parent; and callbacks wait for the call itself.
@@ -197,28 +197,31 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         return send(**noted)
     # A main process makes none, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
-    mark = partial(_mark, task, key, noted, label, notes.published if options.get("task_id") else 0)
-    publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
-    return _ending_its_mark(task, key, publish_it(task, key, noted, send, mark))
+    sent: PublishMode = ""
+    if _is_always_sent(options):
+        # A retry was there before whatever is queued by now.
+        sent = "over" if options.get("retries") else "anyway"
+    mark = partial(_mark, task, key, noted, label, notes.published if options.get("task_id") else 0, sent)
+    return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, mark, is_always_sent=bool(sent)))
 
 
-def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
+def _is_always_sent(options: Mapping[str, Any]) -> bool:
     """It is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another call."""
     is_beats = DUE_HEADER in (options.get("headers") or {})
     return not is_beats and any(map(options.get, _WAITED_FOR))
 
 
-def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mark: Mark) -> Any:
-    counts_running = task.lock_options.mode == "until_executed"
+def _publish_marked(
+    task: Task, key: str, options: dict[str, Any], send: Send, mark: Mark, *, is_always_sent: bool
+) -> Any:
     is_asking = True
     try:
-        limit = task.lock_options.limit if counts_running else 0
-        found = mark(limit)
-        if found is not None and _has_ended(task, found):
+        found = mark()
+        if found is not None and not is_always_sent and _has_ended(task, found):
             unmark(store_of(task.app), key, str(found.task_id), quiet=False)
-            found = mark(limit)
+            found = mark()
         is_asking = False
-        if found is None:
+        if found is None or is_always_sent:
             return send(**options)
     except BaseException as error:
         # A signal handler may raise at any moment. Errors of the store itself were handled before.
@@ -263,46 +266,36 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
-def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, mark: Mark) -> Any:
-    """Publish the call in any case. Until it runs it counts as queued, unless another call does."""
-    # A retry was there before whatever is queued by now.
-    sent: PublishMode = "over" if options.get("retries") else "anyway"
-    try:
-        with suppress(StoreError):
-            mark(0, sent=sent)
-        return send(**options)
-    except BaseException:
-        unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=True)
-        raise
-
-
 def _mark(
-    task: Task, key: str, options: dict[str, Any], label: str, published: int, limit: int, sent: PublishMode = ""
+    task: Task, key: str, options: dict[str, Any], label: str, published: int, sent: PublishMode
 ) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way.
 
     It was *published* then, if it has an id that its caller has chosen, and may have used before; else 0.
     """
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
+    limit = wanted.limit if wanted.mode == "until_executed" and not sent else 0
     seconds, due_for = _times_queued(task, options)
     quiet = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)
     silence = _silence_of(part)
     if silence is not None:
-        _allow_unmarked(task, key, task_id, silence, logging.INFO)
+        _allow_unmarked(task, key, task_id, silence, logging.INFO, sent)
         return None
     try:
         about: dict[str, Any] = {"label": label, "published": published, "due_for": due_for}
         found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, sent=sent, **about)
-    except ConfigurationError:
-        # It refuses us, and will the next time.
+    except StoreRefused:
+        # It will the next time.
+        if sent:
+            return None
         raise
     except StoreError as error:
         _silences[part] = clock(), StoreError(*error.args)
         # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
         # But a retry goes on with the cool-down that its first publishing has begun.
         unmark_later(store, key, task_id, quiet=not options.get("retries"), may_arrive=True)
-        _allow_unmarked(task, key, task_id, error, logging.WARNING)
+        _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
         return None
     _silences.pop(part, None)
     return found
@@ -316,13 +309,14 @@ def _silence_of(part: Hashable) -> StoreError | None:
     return StoreError(error.store, f"{error.problem} (less than a second ago)")
 
 
-def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int) -> None:
+def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int, sent: PublishMode) -> None:
     """Return if the call may be sent all the same: it is settled when it runs.
 
     Raises:
-        StoreError: `lock_on_store_error` is `raise`; with anything else, better a message too many than one too few.
+        StoreError: `lock_on_store_error` is `raise`, and it is not sent in any case; with anything else, better a
+            message too many than one too few.
     """
-    is_raised = task.lock_options.on_store_error == "raise"
+    is_raised = task.lock_options.on_store_error == "raise" and not sent
     outcome = "raised" if is_raised else "published"
     logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
     count(store_of(task.app), key, "unanswered", task.name, task.lock_options.on_store_error)

@@ -8,7 +8,8 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import as_set, faults_in_settings, refuse, setting
+from celery_singleton_lock.options import as_set, refuse, setting
+from celery_singleton_lock.spelling import faults_in_settings
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
