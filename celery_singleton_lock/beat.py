@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
@@ -302,18 +302,13 @@ class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
 
 def due_of(entry: Any) -> datetime:
     """When an entry that is due was due."""
-    schedule, last = entry.schedule, entry.last_run_at
-    every: timedelta | None = getattr(schedule, "run_every", None)
-    if every is not None:
-        due: datetime = schedule.maybe_make_aware(last) + every
-    elif hasattr(schedule, "remaining_delta"):
+    schedule, last = _clone(entry.schedule), maybe_make_aware(entry.last_run_at).astimezone(UTC)
+    if hasattr(schedule, "remaining_delta"):
         start, delta, _ = schedule.remaining_delta(last)
-        due = start + delta
+        due: datetime = start + delta
     else:
-        now = schedule.now()
-        at_that_moment = _clone(schedule)
-        at_that_moment.nowfun = lambda: now
-        due = now + at_that_moment.remaining_estimate(last)
+        schedule.nowfun = lambda: last
+        due = last + schedule.remaining_estimate(last)
     return due.astimezone(UTC).replace(microsecond=due.microsecond // 1000 * 1000)
 
 

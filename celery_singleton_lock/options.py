@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple, TypedDict, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
 from celery import Celery
 
@@ -98,11 +98,13 @@ class Lockable:
     """Marks the base class of the tasks that this library locks: `isinstance` finds it through any proxy of a task."""
 
     name: str
+    locks: ClassVar[bool] = True
+    """Of this process; a block of `testing.disabled` switches it off."""
 
     @classmethod
     def is_lockable(cls) -> bool:
         """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
-        return not cls.name.startswith("celery.")
+        return Lockable.locks and not cls.name.startswith("celery.")
 
 
 def base_in(cls: type[Any]) -> type[Any]:

@@ -1,7 +1,7 @@
 """Which store of locks an app uses."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,6 +21,8 @@ _PORT_OF_RESULTS = 6379
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 # With the URL that was set when it was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
+stores_of_locks: list[Callable[[Celery], Store]] = []
+"""Of the blocks of `testing`: the last one says which store a `Lock` of an app has, whatever its `url`."""
 
 
 def store_of(app: Celery) -> Store:

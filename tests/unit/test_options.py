@@ -64,7 +64,7 @@ def make(app: Celery, base: type[Task] = SingletonTask, **options: Any) -> Any:
     """A task of *app*, made as Celery makes it: when the app is finalised."""
 
     @app.task(base=base, name="shop.tasks.sync", shared=False, **options)
-    def sync(x: Any) -> None: ...
+    def sync(x: Any, y: Any = 1) -> None: ...
 
     app.finalize()
     return app.tasks["shop.tasks.sync"]
@@ -162,6 +162,37 @@ def test_it_fails_however_the_task_is_made(app: Celery, options: dict[str, Any])
 
     with pytest.raises(ConfigurationError, match=told):
         lazy.delay(1)
+
+
+class Defaults:
+    lock_ttl = 99
+    lock_key = ("x",)
+    lock_skip_result = 7
+
+
+class CompanyTask(Task, Defaults):
+    abstract = True
+
+
+@pytest.mark.parametrize("behind", [Defaults, CompanyTask])
+def test_options_of_a_class_behind_ours_count(app: Celery, behind: type) -> None:
+    class Base(SingletonTask, behind):  # type: ignore[misc, valid-type]
+        abstract = True
+
+    task = make(app, Base)
+
+    assert (task.lock_ttl, ttl_of(task), task.lock_skip_result) == (99, 99, 7)
+    assert task.lock_key_for(1, 2) == task.lock_key_for(1, 3)
+    assert not hasattr(SingletonTask, "lock_ttl")
+
+
+@pytest.mark.parametrize(("name", "value"), [("lock_ttl", 0), ("lock_key", ("z",)), ("lock_name", 7)])
+def test_a_bad_value_on_the_object_is_refused_with_its_name(app: Celery, name: str, value: Any) -> None:
+    task = make(app)
+    setattr(task, name, value)
+
+    with pytest.raises(ConfigurationError, match=rf"^task shop.tasks.sync: {name}"):
+        task.delay(1)
 
 
 # The app's settings.
