@@ -51,19 +51,16 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
 
 def check_name(task: Any, name: str) -> None:
     """Refuse an option that does not exist, as it is set on the object."""
-    if name in NAMES or hasattr(type(task), name):
-        return
-    if fault := _fault_in_name(name):
+    fault = "" if name in NAMES or hasattr(type(task), name) else _fault_in_name(name)
+    if fault:
         raise ConfigurationError(f"task {task.name}: {fault}")
 
 
 def check_call_options(task: str, options: Mapping[str, Any]) -> None:
     """Refuse an option of the task that is given with a call."""
-    for name in options:
-        if name in (options.get("stamped_headers") or ()):
-            continue
+    for name in options.keys() - set(options.get("stamped_headers") or ()):
         if name in _OF_OTHERS:
-            raise ConfigurationError(f"task {task}: {_fault_in_name(name)}")
+            raise ConfigurationError(f"task {task}: {_of_others(name, 'an option')}")
         if name.startswith(_PREFIXES):
             raise ConfigurationError(
                 f"task {task}: {name} cannot be given with a call, because options belong to the task; write "

@@ -22,12 +22,7 @@ HOUR = 3600.0
 
 def lasts(options: dict[str, Any], **of_the_task: Any) -> float:
     """Seconds for which the mark of a call published with *options* is kept."""
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_conflict="raise", lock_name=uuid(), **of_the_task)
-    def task() -> None: ...
-
+    task = unique("raise", **of_the_task)
     task.apply_async(**options)
     with pytest.raises(LockHeld) as held:
         task.delay()
@@ -38,15 +33,20 @@ def tomorrow() -> datetime:
     return datetime.now(UTC) + timedelta(days=1)
 
 
-def unique(on_conflict: str = "raise") -> Any:
-    """A task that is unique until it has ended."""
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
+def made(store: str = "memory://", results: str = "disabled://", **options: Any) -> Any:
+    """A task whose locks are in that store."""
+    app = Celery(broker="memory://", backend=results, set_as_current=False)
+    app.conf.singleton_lock_url = store
 
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_conflict=on_conflict, lock_name=uuid())
-    def task(*_: Any) -> None: ...
+    @app.task(base=SingletonTask, **{"lock_name": uuid(), **options})
+    def task(number: int = 0, other: Any = None) -> None: ...
 
     return task
+
+
+def unique(on_conflict: str = "raise", **options: Any) -> Any:
+    """A task that is unique until it has ended."""
+    return made(lock_mode="until_executed", lock_on_conflict=on_conflict, **options)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +123,7 @@ def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(
 
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_a_run_in_a_cool_down_is_told_so(policy: Any) -> None:
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(base=SingletonTask, lock_on_conflict=policy, lock_min_hold=60, lock_name=uuid())
-    def task() -> None: ...
+    task = made(lock_on_conflict=policy, lock_min_hold=60)
 
     first = task.apply()
     assert f"is in the cool-down of task_id={first.id}" in str(task.apply().result)
@@ -146,17 +142,10 @@ UNREADABLE = {
 
 def duplicate(results: str, holder: dict[str, Any], of_the_call: dict[str, Any] | None = None, **options: Any) -> Any:
     """What the caller gets whose call is not sent, because another one runs."""
-    app = Celery(broker="memory://", backend=results, set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(name="keeps no results", ignore_result=True)
-    def ignoring() -> None: ...
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_name=uuid(), **options)
-    def task() -> None: ...
-
+    task = made(results=results, lock_mode="until_executed", **options)
+    task.app.task(name="keeps no results", ignore_result=True)(tomorrow)
     standing = Facts(uuid(), **holder)
-    store_of(app).acquire(Claim(task.lock_key_for(), "token", 30, facts=standing))
+    store_of(task.app).acquire(Claim(task.lock_key_for(), "token", 30, facts=standing))
     result = task.apply_async(**(of_the_call or {}))
     assert result.id == standing.task_id
     return result
@@ -217,16 +206,6 @@ def black_hole() -> Iterator[str]:
         yield f"redis://127.0.0.1:{server.getsockname()[1]}/0"
 
 
-def publisher(store: str, **options: Any) -> Any:
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = store
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_name=uuid(), **options)
-    def task(number: int = 0) -> None: ...
-
-    return task
-
-
 def levels_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """At which level each call without an answer was told."""
     return [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]
@@ -237,7 +216,7 @@ def test_ten_calls_wait_once_for_a_store_that_is_away(
     caplog: pytest.LogCaptureFixture, black_hole: str, policy: str
 ) -> None:
     caplog.set_level("INFO", "celery_singleton_lock")
-    task, refused = publisher(black_hole, lock_on_store_error=policy), []
+    task, refused = made(black_hole, lock_mode="until_executed", lock_on_store_error=policy), []
     began_at = time.monotonic()
 
     for number in range(10):
@@ -267,7 +246,7 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
     def refuse(*_: Any) -> None:
         raise ValueError("not today")
 
-    task = publisher("memory://", lock_on_conflict="raise", before_start=refuse)
+    task = unique("raise", before_start=refuse)
     task.app.conf.task_always_eager = True
 
     assert task.apply_async().failed()
@@ -278,13 +257,7 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
 
 def sent_by(call: Callable[[Any], Any], **options: Any) -> list[Any]:
     """The notes on the messages that *call* publishes of a task with these options."""
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(base=SingletonTask, **options)
-    def task(number: int, other: Any = None) -> None: ...
-
-    notes: list[Any] = []
+    task, notes = made(**options), list[Any]()
 
     def see(headers: Any = None, sender: Any = None, **_: Any) -> None:
         if sender == task.name:
