@@ -25,12 +25,25 @@ _OF_OTHERS: Mapping[str, tuple[str, str]] = {
     "singleton_lock_expiry": ("celery-singleton", "singleton_lock_queue_ttl"),
     "singleton_raise_on_duplicate": ("celery-singleton", "singleton_lock_on_conflict"),
 }
+_METHODS_OF_OTHERS: Mapping[str, tuple[str, str]] = {
+    "generate_lock": ("celery-singleton", "lock_key with a callable"),
+    "aquire_lock": ("celery-singleton", "taken before the body"),
+    "lock_and_run": ("celery-singleton", "taken before the body"),
+    "release_lock": ("celery-singleton", "released after the body"),
+    "unlock": ("celery-singleton", "released after the body"),
+    "get_existing_task_id": ("celery-singleton", "lock_state(...)"),
+    "on_duplicate": ("celery-singleton", "the signal lock_conflict"),
+    "get_key": ("celery-once", "lock_key with a callable"),
+    "clear_lock": ("celery-once", "released after the body"),
+    "setup_redis": ("celery-heimdall", "singleton_lock_url"),
+}
 
 
 def faults_in_names(cls: type[Any]) -> Iterator[str]:
     """What the classes of a task call as no option is called.
 
-    A method or a property is the user's own, and so is any name that a class behind has as well. An option without
+    A method or a property is the user's own, unless it has done the work of another library; and so is any name that
+    a class behind has as well. An option without
     its prefix, such as `ttl`, counts only as an argument of the decorator and in `task_annotations`.
     """
     ours = base_in(cls).__mro__
@@ -41,6 +54,8 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
         for name, value in vars(each).items():
             is_own = hasattr(type(value), "__get__") and not is_decorated
             is_behind = any(name in vars(behind) for behind in cls.__mro__[number + 1 :])
+            if name in _METHODS_OF_OTHERS and not is_behind:
+                yield f"task {cls.name}: {_of_others(name, 'a method')}"
             if name in NAMES or is_own or is_behind:
                 continue
             if is_decorated and f"lock_{name}" in NAMES:
@@ -104,7 +119,7 @@ def _fault_in_name(name: str) -> str:
 
 
 def _of_others(name: str, kind: str) -> str:
-    library, counterpart = _OF_OTHERS[name]
+    library, counterpart = {**_OF_OTHERS, **_METHODS_OF_OTHERS}[name]
     return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"
 
 

@@ -1,9 +1,10 @@
 """How long a call counts as queued, and what the caller of a duplicate gets."""
 
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -52,7 +53,6 @@ def unique(on_conflict: str = "raise", **options: Any) -> Any:
 @pytest.mark.parametrize(
     "options",
     [
-        {"task_id": "mine"},
         {"parent_id": "the-call-before", "root_id": "the-first"},
         {"link": Signature("next")},
         {"link_error": Signature("tell")},
@@ -171,6 +171,18 @@ def test_a_result_that_can_be_read_is_the_others(holder: dict[str, Any]) -> None
     assert result.get(timeout=1) == 42
 
 
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_an_own_task_id_is_no_reason_to_send_a_duplicate_and_it_ends_and_names_the_other_call(policy: str) -> None:
+    results, mine = f"file://{tempfile.mkdtemp()}", uuid()
+    refused: Any = pytest.raises(LockHeld) if policy == "raise" else nullcontext()
+    with refused:
+        duplicate(results, {}, {"task_id": mine}, lock_on_conflict=policy)
+
+    end = Celery(backend=results, set_as_current=False).AsyncResult(mine)
+    assert end.state == "REVOKED"
+    assert end.result.args[3] == "unpublished"
+
+
 # What is told of it.
 
 
@@ -230,6 +242,12 @@ def test_ten_calls_wait_once_for_a_store_that_is_away(
     assert levels_of(caplog)[:1] == ["WARNING"]
     assert levels_of(caplog).count("INFO") >= 5
     assert len(refused) == (10 if policy == "raise" else 0)
+
+
+def test_a_call_that_is_sent_although_it_makes_no_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    made(lock_mode="until_executed", typing=False).apply_async((1, 2, "too many"))
+
+    assert "WARNING" in [record.levelname for record in caplog.records if "lock.unmarked task=" in record.getMessage()]
 
 
 def test_headers_of_the_caller_stay_the_callers_and_a_key_of_ours_is_refused() -> None:

@@ -133,6 +133,18 @@ def test_an_option_of_another_library_is_refused_and_told_where_to_read_on(app: 
     assert told.endswith(f"see {DOCS}migrate/#from-{OF_OTHERS[name]}")
 
 
+@pytest.mark.parametrize("name", ["get_key", "generate_lock", "unlock", "on_duplicate", "setup_redis", "clear_lock"])
+def test_a_method_that_a_class_has_overridden_for_another_library_is_refused(app: Celery, name: str) -> None:
+    class Base(SingletonTask):
+        abstract = True
+
+    setattr(Base, name, lambda self, *args: None)
+
+    assert re.search(
+        rf"{name} is a method of celery-[a-z]+; here it is \S.*: see {DOCS}migrate/#", refusal(app, base=Base)
+    )
+
+
 def test_a_setting_of_another_library_is_refused_until_that_library_is_used(
     app: Celery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
