@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
@@ -40,9 +40,6 @@ _LONGEST_PAUSE = 1.0
 _SILENCE = 60.0
 # django-celery-beat reads entries that come near, and forgets those that go, at the latest after five minutes.
 _SETTLED_AFTER = 330.0
-_CLOCK_WAS_SET = 1.0
-# A crontab's slot is sent once, whichever host's clock reaches it first.
-_CLOCKS_DIFFER_BY = 24 * 3600.0
 _LONGEST_NAME = 100
 # Begins the name of the slot by which a leader is known, where an entry has its name.
 _LEADER = "\x1f"
@@ -58,8 +55,6 @@ class SingletonSchedulerMixin(Scheduler):
     _lease: Lease | None = None
     _fence = 0
     _notes_again_at = _logs_again_at = 0.0
-    # Of the wall clock before ours.
-    _ahead = 0.0
     # The slot that is sent now, and its messages so far.
     _slot: Slot | None = None
     _messages = _failures = 0
@@ -85,8 +80,7 @@ class SingletonSchedulerMixin(Scheduler):
         pause = _LONGEST_PAUSE
         try:
             if self._leads():
-                before, self._ahead = self._ahead, time.time() - clock()
-                if clock() >= self._notes_again_at or abs(self._ahead - before) > _CLOCK_WAS_SET:
+                if clock() >= self._notes_again_at:
                     self._heap = None
                 pause = super().tick(*args, **kwargs)
         except StoreError as error:
@@ -97,7 +91,7 @@ class SingletonSchedulerMixin(Scheduler):
         return min(pause, _ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
-        """As Celery's: at the take-over, after a change of the schedule or the clock, and once a minute."""
+        """As Celery's: at the take-over, after a change of the schedule, and once a minute."""
         # Of a database, each look may read it again.
         schedule, now = self.schedule, time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
@@ -108,12 +102,10 @@ class SingletonSchedulerMixin(Scheduler):
             # The scheduler remembers a run, and not only its own start.
             if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
                 last = max(last, own)
-            ahead, is_interval = (last - now) / 1_000_000, getattr(entry.schedule, "run_every", None) is not None
-            if ahead > (0.0 if is_interval else _CLOCKS_DIFFER_BY):
-                # By the clock of another host, or before ours was set. Or all slots until then would count as sent.
-                if ahead > _CLOCK_WAS_SET:
-                    logger.warning("beat.clock entry=%s ahead=%.1f: its next slot counts from now", name, ahead)
-                last, self._known[name] = now, Slot(name, now, self._fence, sent=now)
+            if last > now and hasattr(entry.schedule, "run_every"):
+                # By the clock of another host, or before ours was set. All slots until then would count as sent.
+                last = now
+                self._known[name] = Slot(name, now, self._fence, sent=now)
                 self._claims(self._known[name])
             entry.last_run_at = _moment(last)
         super().populate_heap(*args, **kwargs)
@@ -232,11 +224,11 @@ class SingletonSchedulerMixin(Scheduler):
             return
         # A schedule in a database is one schedule, which two beats may read at different moments.
         is_shared = type(self).schedule not in (Scheduler.schedule, PersistentScheduler.schedule)
-        self._compares_again_at = clock() + (_SETTLED_AFTER if is_shared else _SILENCE)
-        before, self._differing = self._differing, frozenset(theirs ^ ours)
-        lasting = self._differing & before if is_shared else self._differing
+        differing = frozenset(theirs ^ ours)
+        lasting = differing & self._differing if is_shared else differing
+        self._differing = differing
+        self._compares_again_at = float("inf") if lasting else clock() + _SETTLED_AFTER
         if lasting:
-            self._compares_again_at = float("inf")
             logger.warning(
                 "beat.differs key=%s holder=%s pid=%s: only the leader has %s; only this beat has %s, which nobody "
                 "sends; give beats of two schedules different names by singleton_beat_name, and end those of an old "
@@ -310,18 +302,13 @@ class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
 
 def due_of(entry: Any) -> datetime:
     """When an entry that is due was due."""
-    schedule, last = entry.schedule, entry.last_run_at
-    every: timedelta | None = getattr(schedule, "run_every", None)
-    if every is not None:
-        due: datetime = schedule.maybe_make_aware(last) + every
-    elif hasattr(schedule, "remaining_delta"):
+    schedule, last = _clone(entry.schedule), maybe_make_aware(entry.last_run_at).astimezone(UTC)
+    if hasattr(schedule, "remaining_delta"):
         start, delta, _ = schedule.remaining_delta(last)
-        due = start + delta
+        due: datetime = start + delta
     else:
-        now = schedule.now()
-        at_that_moment = _clone(schedule)
-        at_that_moment.nowfun = lambda: now
-        due = now + at_that_moment.remaining_estimate(last)
+        schedule.nowfun = lambda: last
+        due = last + schedule.remaining_estimate(last)
     return due.astimezone(UTC).replace(microsecond=due.microsecond // 1000 * 1000)
 
 

@@ -27,8 +27,6 @@ from celery_singleton_lock.options import (
     LockOptions,
     as_set,
     base_in,
-    faults_in_names,
-    faults_in_settings,
     logs_labels,
     option_of,
     prefix_of,
@@ -40,6 +38,7 @@ from celery_singleton_lock.options import (
 from celery_singleton_lock.runs.endings import why_unreadable
 from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import open_store
+from celery_singleton_lock.spelling import faults_in_names, faults_in_settings
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
 logger = logging.getLogger("celery_singleton_lock")

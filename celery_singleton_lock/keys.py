@@ -35,7 +35,6 @@ logger = logging.getLogger("celery_singleton_lock")
 MAX_NAME = 200
 # Short enough for Redis to keep the lock as a list, which takes half of the memory.
 MAX_LABEL = 60
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})
 _TEXT = frozenset({str})
 
@@ -84,9 +83,7 @@ def checked_name(name: Any) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
         raise ConfigurationError(f"lock_name={given(name)} is not allowed: give a text of 1 to {MAX_NAME} characters")
     # A brace would end the hash tag early, and two names must never become one.
-    text = name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
-    # Half of a character cannot be sent as it is.
-    return _SURROGATE.sub(lambda half: "%" + half[0].encode("utf-8", "surrogatepass").hex("%").upper(), text)
+    return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 
 
 def plain(value: Any) -> Any:

@@ -20,7 +20,7 @@ from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count as count_one
 from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, live_holds, new_token, running_loop
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, LockState
 from celery_singleton_lock.stores.redis.store import Store
@@ -196,6 +196,8 @@ class Lock:
 
     @property
     def _store(self) -> Store:
+        if stores_of_locks:
+            return stores_of_locks[-1](self._app)
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
     def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:

@@ -1,19 +1,17 @@
-"""The options of a task and the settings of an app: default, check, and what a misspelt name was meant to be."""
+"""The options of a task and the settings of an app: their defaults, and how they are checked."""
 
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from difflib import get_close_matches
 from enum import Enum
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypedDict, get_args
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
 from celery import Celery
 
-from celery_singleton_lock.errors import DOCS, ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
 
 _DEFAULT_PREFIX = "singleton"
@@ -38,24 +36,6 @@ KeyChoice = str | Sequence[str] | Callable[..., Any] | None
 Duration = float | timedelta
 
 
-class SingletonOptions(TypedDict, total=False):
-    """The options of a `SingletonTask` for type checkers: `@app.task(base=SingletonTask, **SingletonOptions(...))`."""
-
-    lock_mode: Mode | None
-    lock_key: KeyChoice
-    lock_name: str | None
-    lock_limit: int | None
-    lock_ttl: Duration | None
-    lock_on_conflict: OnConflict | None
-    lock_skip_result: Any
-    lock_wait_timeout: Duration | None
-    lock_on_lost: OnLost | None
-    lock_on_store_error: OnStoreError | None
-    lock_min_hold: Duration | None
-    lock_queue_ttl: Duration | None
-    lock_label: str | None
-
-
 def seconds(name: str, value: Any, *, least: float) -> float:
     """*value*, a number of seconds or a timedelta, as a float of at least *least*, and less than a century."""
     number = value.total_seconds() if isinstance(value, timedelta) else value
@@ -65,6 +45,11 @@ def seconds(name: str, value: Any, *, least: float) -> float:
             "century, or a timedelta"
         )
     return float(number)
+
+
+def wait_timeout(name: str, value: Any) -> float | None:
+    """*value* as `seconds`, or None for no bound."""
+    return None if value is None else seconds(name, value, least=0)
 
 
 def count(name: str, value: Any) -> int:
@@ -113,11 +98,13 @@ class Lockable:
     """Marks the base class of the tasks that this library locks: `isinstance` finds it through any proxy of a task."""
 
     name: str
+    locks: ClassVar[bool] = True
+    """Of this process; a block of `testing.disabled` switches it off."""
 
     @classmethod
     def is_lockable(cls) -> bool:
         """Celery's own tasks are never locked, not even with `app.Task = SingletonTask`."""
-        return not cls.name.startswith("celery.")
+        return Lockable.locks and not cls.name.startswith("celery.")
 
 
 def base_in(cls: type[Any]) -> type[Any]:
@@ -133,25 +120,46 @@ def setting(app: Celery, name: str, default: Any = None) -> Any:
 
 
 class Option(NamedTuple):
-    """How one `lock_*` option is checked, and its default."""
+    """The default of a `lock_*` option, how it is checked, and whether a setting of the app can be the default."""
 
     default: Any
     check: Callable[[str, Any], Any]
     app_wide: bool = True
 
 
+class SingletonOptions(TypedDict, total=False):
+    """The options of a `SingletonTask` for type checkers: `@app.task(base=SingletonTask, **SingletonOptions(...))`."""
+
+    # It is the table of the options as well. Those without an `Option` are checked with the body, by keys.py.
+    lock_mode: Annotated[Mode | None, Option("while_executing", partial(one_of, words=Mode), app_wide=False)]
+    lock_key: KeyChoice
+    lock_name: str | None
+    lock_limit: Annotated[int | None, Option(1, count, app_wide=False)]
+    lock_ttl: Annotated[Duration | None, Option(30, partial(seconds, least=1))]
+    lock_on_conflict: Annotated[OnConflict | None, Option("skip", partial(one_of, words=OnConflict))]
+    lock_skip_result: Any
+    lock_wait_timeout: Annotated[Duration | None, Option(None, wait_timeout)]
+    lock_on_lost: Annotated[OnLost | None, Option("abort", on_lost)]
+    lock_on_store_error: Annotated[OnStoreError | None, Option("reschedule", partial(one_of, words=OnStoreError))]
+    lock_min_hold: Annotated[Duration | None, Option(0, partial(seconds, least=0))]
+    lock_queue_ttl: Annotated[Duration | None, Option(3600, partial(seconds, least=1))]
+    lock_label: Annotated[str | None, Option(None, label, app_wide=False)]
+
+
+NAMES: Mapping[str, Any] = get_type_hints(SingletonOptions, include_extras=True)
 OPTIONS: Mapping[str, Option] = {
-    "mode": Option("while_executing", partial(one_of, words=Mode), app_wide=False),
-    "limit": Option(1, count, app_wide=False),
-    "ttl": Option(30, partial(seconds, least=1)),
-    "on_conflict": Option("skip", partial(one_of, words=OnConflict)),
-    "wait_timeout": Option(None, lambda n, v: None if v is None else seconds(n, v, least=0)),
-    "on_lost": Option("abort", on_lost),
-    "on_store_error": Option("reschedule", partial(one_of, words=OnStoreError)),
-    "min_hold": Option(0, partial(seconds, least=0)),
-    "queue_ttl": Option(3600, partial(seconds, least=1)),
-    "label": Option(None, label, app_wide=False),
+    name.removeprefix("lock_"): hint.__metadata__[0] for name, hint in NAMES.items() if hasattr(hint, "__metadata__")
 }
+SETTINGS = (
+    "singleton_lock_url",
+    "singleton_lock_prefix",
+    "singleton_lock_client_options",
+    "singleton_lock_replicas",
+    "singleton_lock_log_labels",
+    "singleton_beat_ttl",
+    "singleton_beat_name",
+    *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,153 +278,15 @@ def logs_labels(app: Celery) -> bool:
     return value
 
 
-# Names.
-
-NAMES = frozenset(SingletonOptions.__annotations__)
-SETTINGS = (
-    "singleton_lock_url",
-    "singleton_lock_prefix",
-    "singleton_lock_client_options",
-    "singleton_lock_replicas",
-    "singleton_lock_log_labels",
-    "singleton_beat_ttl",
-    "singleton_beat_name",
-    *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
-)
-# So much alike are `loc_key`, `lockttl` and `look_key`, and the options that were meant.
-_A_LETTER_OFF = 0.86
-# Options and settings of the libraries that people come from, each with its library and its counterpart here.
-_OF_OTHERS: Mapping[str, tuple[str, str]] = {
-    "unique_on": ("celery-singleton", "lock_key"),
-    "raise_on_duplicate": ("celery-singleton", 'lock_on_conflict="raise"'),
-    "lock_expiry": ("celery-singleton", "lock_queue_ttl"),
-    "once": ("celery-once", "lock_key, lock_mode and others"),
-    "heimdall": ("celery-heimdall", "lock_mode and others"),
-    "singleton_backend_url": ("celery-singleton", "singleton_lock_url"),
-    "singleton_backend_class": ("celery-singleton", "singleton_lock_url"),
-    "singleton_backend_kwargs": ("celery-singleton", "singleton_lock_client_options"),
-    "singleton_key_prefix": ("celery-singleton", "singleton_lock_prefix"),
-    "singleton_lock_expiry": ("celery-singleton", "singleton_lock_queue_ttl"),
-    "singleton_raise_on_duplicate": ("celery-singleton", "singleton_lock_on_conflict"),
-}
-# What people write for an option, but for `name`, which is Celery's.
-_WORDS: Mapping[str, str] = {
-    **{name.removeprefix("lock_"): name for name in NAMES if name != "lock_name"},
-    "policy": "lock_on_conflict",
-    "timeout": "lock_wait_timeout",
-    "unique_key": "lock_key",
-}
-_PREFIXES = ("lock_", "singleton_lock_")
-
-
-def faults_in_names(cls: type[Any]) -> Iterator[str]:
-    """What the classes of a task call as no option is called.
-
-    A method or a property is the user's own, and so is any name that a class behind has as well. Words such as `ttl`
-    count only as arguments of the decorator and in `task_annotations`; a class may mean something else by them.
-    """
-    ours = base_in(cls).__mro__
-    for number, each in enumerate(cls.__mro__):
-        if each in ours:
-            continue
-        is_decorated = "_decorated" in vars(each)
-        for name, value in vars(each).items():
-            is_own = hasattr(type(value), "__get__") and not is_decorated
-            is_behind = any(name in vars(behind) for behind in cls.__mro__[number + 1 :])
-            if name in NAMES or is_own or is_behind:
-                continue
-            if fault := _fault_in_name(name, with_words=is_decorated):
-                yield f"task {cls.name}: {fault}"
-
-
-def check_name(task: Any, name: str) -> None:
-    """Refuse an option that does not exist, as it is set on the object."""
-    if name in NAMES or hasattr(type(task), name):
-        return
-    if fault := _fault_in_name(name):
-        raise ConfigurationError(f"task {task.name}: {fault}")
-
-
-def check_call_options(task: str, options: Mapping[str, Any]) -> None:
-    """Refuse an option of the task that is given with a call."""
-    for name in options:
-        # A word such as `ttl` may be an argument of the broker, or of a router.
-        is_option = name.startswith(_PREFIXES) or name in _OF_OTHERS
-        if not is_option or name in (options.get("stamped_headers") or ()):
-            continue
-        if name in _OF_OTHERS:
-            raise ConfigurationError(f"task {task}: {_fault_in_name(name)}")
-        raise ConfigurationError(
-            f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
-            f"`@app.task(base=SingletonTask, {_meant(name) or 'lock_...'}=...)`"
-        )
-
-
-def _fault_in_name(name: str, *, with_words: bool = False) -> str:
-    if name in _OF_OTHERS:
-        return _of_others(name, "an option")
-    is_prefixed = name.lower().startswith(_PREFIXES)
-    is_near = not name.startswith("_") and _nearest(name, NAMES, _A_LETTER_OFF)
-    is_word = with_words and (name.removeprefix("singleton_") in _WORDS or is_near)
-    if not (is_prefixed or is_word):
-        return ""
-    own = " An attribute of your own needs a name that does not begin with lock_" if is_prefixed else ""
-    return f"there is no option {name}; {_suggestion(_meant(name), NAMES)}{own}"
-
-
-def _meant(name: str) -> str:
-    word = name.lower().removeprefix("singleton_").removeprefix("lock_")
-    return _WORDS.get(word) or _nearest(f"lock_{word}", NAMES)
-
-
-def _suggestion(meant: str, names: Iterable[str]) -> str:
-    return f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(names))}."
-
-
-def _nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
-    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=cutoff)), "")
-
-
 def as_set(app: Celery, text: str) -> str:
     """*text* with the settings of this library as the app's configuration spells them."""
     if not app.namespace:
         return text
     of_app = re.compile(rf"(?<![\w'])(?:app\.conf\.)?({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
-    return of_app.sub(lambda found: _as_celery_reads(app, found[1]), text)
+    return of_app.sub(lambda found: as_celery_reads(app, found[1]), text)
 
 
-def _as_celery_reads(app: Celery, name: str) -> str:
+def as_celery_reads(app: Celery, name: str) -> str:
+    """The name of a setting in the configuration of this app."""
     namespace = f"{app.namespace.rstrip('_')}_" if app.namespace else ""
     return (namespace + name).upper() if namespace.isupper() else (namespace + name).lower()
-
-
-def faults_in_settings(app: Celery) -> Iterator[str]:
-    """The settings that do not exist, or stand where Celery does not look for them."""
-    namespace, as_celery_reads = _as_celery_reads(app, ""), partial(_as_celery_reads, app)
-    readable = {name: as_celery_reads(name) for name in SETTINGS}
-    # Only the names, because a source may make its values when they are read.
-    for written in map(str, app.conf):
-        name = written.lower().removeprefix(namespace.lower() or "celery_")
-        is_read = written in (name, as_celery_reads(name))
-        # A source may serve others as well, such as Django's settings.
-        is_ours = name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_"))
-        if not (is_ours or _nearest(name, SETTINGS, _A_LETTER_OFF)):
-            continue
-        option = name.removeprefix("singleton_")
-        if name in readable:
-            if not is_read:
-                yield f"the setting {written} is not read; write {readable[name]}"
-        elif name in _OF_OTHERS:
-            # If that library is there, it serves other tasks of the app.
-            if "celery_singleton" not in sys.modules:
-                yield _of_others(name, "a setting")
-        elif option in NAMES:
-            yield f"there is no setting {written}: {option} is an option of each task alone"
-        else:
-            meant = readable.get(_nearest(name, SETTINGS), "")
-            yield f"there is no setting {written}; {_suggestion(meant, readable.values())}"
-
-
-def _of_others(name: str, kind: str) -> str:
-    library, counterpart = _OF_OTHERS[name]
-    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"

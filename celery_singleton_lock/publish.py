@@ -1,9 +1,9 @@
-"""A call before its message leaves: it gets its notes, and may find an equal call in the queue."""
+"""Publishing a call: attach our notes, and in a queue mode look for an equal call first."""
 
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -14,12 +14,12 @@ from celery._state import get_current_task
 from celery.result import AsyncResult
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
-from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result
+from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.marks import seconds_until, unmark, unmark_later, until_expired
 from celery_singleton_lock.runs.notes import DUE_HEADER, HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
@@ -30,15 +30,14 @@ from celery_singleton_lock.stores.records import Holder, PublishMode
 logger = logging.getLogger("celery_singleton_lock")
 
 Send = Callable[..., Any]
-Mark = Callable[..., Holder | None]
 
 # Seconds without another wait: a web page that sends ten calls waits once for a store that is away.
 _MEMORY = 1.0
-# By what is silent by itself: a store, or a server of a cluster.
+# Keyed by what can fail on its own: a store, or a server of a cluster.
 _silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictionary()
 
-# Members of a canvas and retries have an id already, callbacks a parent; and callbacks wait for the call itself.
-_WAITED_FOR = ("task_id", "parent_id", "link", "link_error")
+# Of members of a canvas, callbacks and retries; and callbacks wait for the call itself.
+_WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries")
 
 _of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
 _continued: ContextVar[tuple[str, int, int] | None] = ContextVar("continued", default=None)
@@ -174,9 +173,12 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
     except ConfigurationError:
         raise
-    except (TypeError, ValueError):
+    except (TypeError, ValueError) as error:
         # Celery raises it, now or in the worker, because it knows of typing=False and of models.
-        return send(**options)
+        sent = send(**options)
+        if task.lock_options.unique_in_queue:
+            logger.warning("lock.unmarked task=%s task_id=%s: no lock key can be made (%s)", task.name, sent.id, error)
+        return sent
     if run is not None:
         run.note_retry(key)
     task_id = options.get("task_id") or uuid()
@@ -197,34 +199,51 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
         return send(**noted)
     # A main process makes none, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
-    mark = partial(_mark, task, key, noted, label, notes.published if options.get("task_id") else 0)
-    publish_it = _publish_anyway if _is_settled_when_it_runs(options) else _publish_once
-    return _ending_its_mark(task, key, publish_it(task, key, noted, send, mark))
+    # A caller may have used an id of its own before.
+    published = notes.published if options.get("task_id") else 0
+    return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, label, published))
 
 
-def _is_settled_when_it_runs(options: Mapping[str, Any]) -> bool:
+def _is_always_sent(options: Mapping[str, Any]) -> bool:
     """It is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another call."""
-    is_beats = DUE_HEADER in (options.get("headers") or {})
-    return not is_beats and any(map(options.get, _WAITED_FOR))
+    if DUE_HEADER in (options.get("headers") or {}):
+        return False
+    return any(map(options.get, _WAITED_FOR)) or _is_body_of_chord(options.get("task_id"))
 
 
-def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mark: Mark) -> Any:
-    counts_running = task.lock_options.mode == "until_executed"
+def _is_body_of_chord(task_id: Any) -> bool:
+    """The last member of a chord's header publishes its body, or Celery's own task does; it has no sign but its id."""
+    publisher = get_current_task() if task_id else None
+    if publisher is None:
+        return False
+    of_member: Mapping[str, Any] = (publisher.request.chord or {}).get("options") or {}
+    return bool(publisher.name == "celery.chord_unlock" or of_member.get("task_id") == task_id)
+
+
+def _publish_marked(
+    task: Task, key: str, options: dict[str, Any], send: Send, label: str, published: int
+) -> AsyncResult:
+    sent: PublishMode = ""
+    if _is_always_sent(options):
+        # A retry was there before whatever is queued by now.
+        sent = "over" if options.get("retries") else "anyway"
+    mark = partial(_mark, task, key, options, label, published, sent)
     is_asking = True
     try:
-        limit = task.lock_options.limit if counts_running else 0
-        found = mark(limit)
-        if found is not None and _has_ended(task, found):
+        found = mark()
+        if found is not None and not sent and _has_ended(task, found):
             unmark(store_of(task.app), key, str(found.task_id), quiet=False)
-            found = mark(limit)
+            found = mark()
         is_asking = False
-        if found is None:
+        if found is None or sent:
             return send(**options)
     except BaseException as error:
         # A signal handler may raise at any moment. Errors of the store itself were handled before.
         if not (is_asking and isinstance(error, SingletonLockError)):
             unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=is_asking)
         raise
+    if published:
+        _revoke_unsent(task, key, options, found)
     _report_unpublished(task, key, found)
     result = task.AsyncResult(found.task_id)
     # In either case `get` would wait for ever, because no result is kept, or none that this caller can read.
@@ -232,6 +251,19 @@ def _publish_once(task: Task, key: str, options: dict[str, Any], send: Send, mar
     if not (result.ignored or has_result(task, found)):
         _end_as_skipped(task, key, result)
     return result
+
+
+def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Holder) -> None:
+    """Whoever asks for the id that the caller has chosen learns which call stands for it."""
+    task_id = text_of(options["task_id"])
+    is_ignored = options.get("ignore_result") or DUE_HEADER in options["headers"]
+    if is_ignored or task_id == found.task_id or why_unreadable(task):
+        return
+    why = f"lock key={key}: task_id={found.task_id} stands for this call"
+    try:
+        task.backend.store_result(task_id, CallRevoked(why, key, found.task_id, "unpublished"), states.REVOKED)
+    except Exception as error:  # noqa: BLE001 (whatever a backend raises)
+        logger.warning("lock.result_failed key=%s task_id=%s: %s", key, task_id, error)
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
@@ -263,46 +295,36 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
-def _publish_anyway(task: Task, key: str, options: dict[str, Any], send: Send, mark: Mark) -> Any:
-    """Publish the call in any case. Until it runs it counts as queued, unless another call does."""
-    # A retry was there before whatever is queued by now.
-    sent: PublishMode = "over" if options.get("retries") else "anyway"
-    try:
-        with suppress(StoreError):
-            mark(0, sent=sent)
-        return send(**options)
-    except BaseException:
-        unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=True)
-        raise
-
-
 def _mark(
-    task: Task, key: str, options: dict[str, Any], label: str, published: int, limit: int, sent: PublishMode = ""
+    task: Task, key: str, options: dict[str, Any], label: str, published: int, sent: PublishMode
 ) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way.
 
-    It was *published* then, if it has an id that its caller has chosen, and may have used before; else 0.
+    It was *published* then, if it has an id that its caller has chosen; else 0.
     """
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
+    limit = wanted.limit if wanted.mode == "until_executed" and not sent else 0
     seconds, due_for = _times_queued(task, options)
     quiet = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)
     silence = _silence_of(part)
     if silence is not None:
-        _allow_unmarked(task, key, task_id, silence, logging.INFO)
+        _allow_unmarked(task, key, task_id, silence, logging.INFO, sent)
         return None
     try:
         about: dict[str, Any] = {"label": label, "published": published, "due_for": due_for}
         found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, sent=sent, **about)
-    except ConfigurationError:
-        # It refuses us, and will the next time.
+    except StoreRefused:
+        # It will the next time.
+        if sent:
+            return None
         raise
     except StoreError as error:
         _silences[part] = clock(), StoreError(*error.args)
         # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
         # But a retry goes on with the cool-down that its first publishing has begun.
         unmark_later(store, key, task_id, quiet=not options.get("retries"), may_arrive=True)
-        _allow_unmarked(task, key, task_id, error, logging.WARNING)
+        _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
         return None
     _silences.pop(part, None)
     return found
@@ -316,13 +338,14 @@ def _silence_of(part: Hashable) -> StoreError | None:
     return StoreError(error.store, f"{error.problem} (less than a second ago)")
 
 
-def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int) -> None:
+def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level: int, sent: PublishMode) -> None:
     """Return if the call may be sent all the same: it is settled when it runs.
 
     Raises:
-        StoreError: `lock_on_store_error` is `raise`; with anything else, better a message too many than one too few.
+        StoreError: `lock_on_store_error` is `raise`, and it is not sent in any case; with anything else, better a
+            message too many than one too few.
     """
-    is_raised = task.lock_options.on_store_error == "raise"
+    is_raised = task.lock_options.on_store_error == "raise" and not sent
     outcome = "raised" if is_raised else "published"
     logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
     count(store_of(task.app), key, "unanswered", task.name, task.lock_options.on_store_error)

@@ -1,14 +1,15 @@
 """Which store of locks an app uses."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import as_set, faults_in_settings, refuse, setting
+from celery_singleton_lock.options import as_set, refuse, setting
+from celery_singleton_lock.spelling import faults_in_settings
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -20,6 +21,8 @@ _PORT_OF_RESULTS = 6379
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
 # With the URL that was set when it was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
+stores_of_locks: list[Callable[[Celery], Store]] = []
+"""Of the blocks of `testing`: the last one says which store a `Lock` of an app has, whatever its `url`."""
 
 
 def store_of(app: Celery) -> Store:

@@ -30,8 +30,6 @@ from celery_singleton_lock.options import (
     OnConflict,
     OnLost,
     OnStoreError,
-    check_call_options,
-    check_name,
 )
 from celery_singleton_lock.publish import continues, continuing, options_by_name, publish
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
@@ -43,6 +41,7 @@ from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.runs.policies import Ended, handing_on
 from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
 
 if TYPE_CHECKING:

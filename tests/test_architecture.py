@@ -20,7 +20,7 @@ FLOORS = (
     {"errors", "signals", "stores"},
     {"leases"},
     # What a task is, for all above that know Celery.
-    {"options", "settings", "keys"},
+    {"options", "spelling", "settings", "keys"},
     {"runs"},
     {
         *("__init__", "task", "publish", "lock", "receivers", "checks", "worker", "steps", "beat"),

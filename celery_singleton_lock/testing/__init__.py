@@ -10,13 +10,12 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from itertools import count
 from typing import Any, NamedTuple
-from unittest.mock import patch
 from weakref import ref
 
 from celery import Celery, _state, current_app
@@ -27,7 +26,7 @@ from celery_singleton_lock.leases.lease import Lease, current, new_token
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import MAX_LIMIT, Duration, Lockable, LockOptions
 from celery_singleton_lock.options import seconds as checked_seconds
-from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import extra_is_missing, in_memory
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Holder
@@ -118,15 +117,25 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
     store = in_memory[url] = StoreInMemory()
     changes[_SETTING] = url
-    # The store of a `Lock` is that of its app, if that app has such a block as well.
-    of_lock = property(lambda lock: in_memory.get(lock._app.conf.changes.get(_SETTING), store))  # noqa: SLF001
     try:
-        with nullcontext() if _is_disabled() else patch.object(Lock, "_store", of_lock):
+        # The store of a `Lock` is that of its app, if that app has such a block as well.
+        with _stores_of_locks(lambda app: in_memory.get(app.conf.changes.get(_SETTING), store)):
             yield store
     finally:
         del changes[_SETTING]
         changes.update(before)
         in_memory.pop(url, None)
+
+
+@contextmanager
+def _stores_of_locks(find: Callable[[Any], Store]) -> Iterator[None]:
+    # Inside `disabled()` that goes before.
+    at = len(stores_of_locks) if Lockable.locks else 0
+    stores_of_locks.insert(at, find)
+    try:
+        yield
+    finally:
+        stores_of_locks.remove(find)
 
 
 # Locks that another run seems to hold, and leases that end as if their holder had died.
@@ -216,7 +225,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
 
 
 def _target(verb: str, task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Target:
-    if _is_disabled():
+    if not Lockable.locks:
         raise ConfigurationError(f"{verb}(...) has no effect inside disabled(): remove one of the two")
     if isinstance(task, str):
         return _target_of_key(f"{verb}({task!r})", task, args, kwargs)
@@ -290,12 +299,6 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 
 # No locking.
 
-_is_lockable = vars(Lockable)["is_lockable"]
-
-
-def _is_disabled() -> bool:
-    return vars(Lockable)["is_lockable"] is not _is_lockable
-
 
 class _Unlimited(MemoryStore):
     """Grants each claim, because it has more places than a test can have threads."""
@@ -311,12 +314,13 @@ def disabled() -> Iterator[None]:
     The `self.lock` of a body is that of a run without a lock: not held, and its fence is 0. No store is used. A
     process that is forked inside locks nothing for as long as it lives; one that was started on its own locks as ever.
     """
-    store = _Unlimited()
-    with (
-        patch.object(Lockable, "is_lockable", classmethod(lambda _: False)),
-        patch.object(Lock, "_store", property(lambda _: store)),
-    ):
-        yield
+    store, before = _Unlimited(), Lockable.locks
+    with _stores_of_locks(lambda _: store):
+        Lockable.locks = False
+        try:
+            yield
+        finally:
+            Lockable.locks = before
 
 
 # For pytest, which looks for fixtures among the names of a plugin.

@@ -183,19 +183,6 @@ def test_an_entry_that_was_disabled_in_django_is_not_sent_at_once_and_a_one_off_
             beat.close()
 
 
-def test_a_leader_whose_clock_is_set_back_goes_on(env: dict[str, str], valkey: Server, wall_clock: FakeClock) -> None:
-    beat = Beat({**env, **wall_clock.env})
-    try:
-        until(lambda: len(times(valkey, "every-two-seconds")) > 1, "it sends")
-        wall_clock.step("-3600")
-        before = len(times(valkey, "every-two-seconds"))
-
-        until(lambda: len(times(valkey, "every-two-seconds")) > before + 1, "it sends again", timeout=15)
-        assert "beat.clock entry=every-two-seconds ahead=" in beat.log()
-    finally:
-        beat.close()
-
-
 def test_the_heir_of_a_leader_whose_clock_is_ahead_is_not_silent(
     env: dict[str, str], valkey: Server, wall_clock: FakeClock
 ) -> None:

@@ -160,6 +160,23 @@ def test_a_result_of_an_earlier_call_with_its_task_id_says_nothing_of_a_queued_c
         assert until(lambda: other_than(tonight, task.delay("k", 4)), "it was revoked").get(timeout=PROMPTLY) == 4
 
 
+@pytest.mark.filterwarnings("ignore:Call to deprecated")  # of redis-py, by the result backend
+def test_a_call_with_an_own_task_id_is_not_sent_twice_and_a_canvas_is_sent_whole(
+    tasks: Any, env: dict[str, str]
+) -> None:
+    task, free = tasks.by_mode["until_executed"], tasks.by_policy["skip"]
+    first = task.apply_async(("k", 1), task_id="first", countdown=10)
+
+    assert task.apply_async(("k", 2), task_id="second").id == first.id
+    assert task.AsyncResult("second").result.args[2] == first.id
+    # The body of a chord has a task id, and no other sign.
+    body = chord([free.si("a"), free.si("b")])(task.si("k", 3))
+    with workers(APP, env, 1):
+        body.get(timeout=PROMPTLY, propagate=False)
+        assert body.result.reason == "skipped"
+        assert first.get(timeout=PROMPTLY) == 1
+
+
 def test_a_call_that_is_revoked_while_the_worker_is_busy_can_be_submitted_again_at_once(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:

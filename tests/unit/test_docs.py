@@ -287,6 +287,7 @@ ABOUT_NO_LOCK = (
     "lock.moved ",
     "lock.async_body:",
     "lock.no_base:",
+    "lock.unmarked ",
     "lock.store_unreachable ",
     "lock.counters_failed ",
     "lock.check_failed:",

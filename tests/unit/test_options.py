@@ -39,18 +39,15 @@ REFUSED: dict[str, list[Any]] = {
     "queue_ttl": [0, True],
     "label": [7, True, ["{x}"], b"{x}"],
 }
-WHAT_IS_ALLOWED = {
-    "mode": ["'while_executing'", "'until_executing'", "'until_executed'", "'until_and_while_executing'"],
-    "limit": ["a whole number from 1 to 1000"],
-    "ttl": ["a number of seconds", "at least 1", "timedelta"],
-    "on_conflict": ["'skip'", "'raise'", "'reschedule'", "'wait'"],
-    "wait_timeout": ["a number of seconds", "at least 0", "timedelta"],
-    "on_lost": ["'abort'", "'warn'"],
-    "on_store_error": ["'reschedule'", "'raise'", "'run'", "'skip'"],
-    "min_hold": ["a number of seconds", "at least 0", "timedelta"],
-    "queue_ttl": ["a number of seconds", "at least 1", "timedelta"],
-    "label": ["a format string", "{parameter}"],
-}
+
+
+def told(name: str) -> list[str]:
+    """What an error about that option says of its values."""
+    if isinstance(ALLOWED[name][0], str):
+        return [repr(value) for value in ALLOWED[name]]
+    of_numbers = {"limit": ["a whole number from 1 to 1000"], "label": ["a format string", "{parameter}"]}
+    least = 1 if name in ("ttl", "queue_ttl") else 0
+    return of_numbers.get(name, ["a number of seconds", f"at least {least}", "timedelta"])
 
 
 @pytest.fixture
@@ -64,7 +61,7 @@ def make(app: Celery, base: type[Task] = SingletonTask, **options: Any) -> Any:
     """A task of *app*, made as Celery makes it: when the app is finalised."""
 
     @app.task(base=base, name="shop.tasks.sync", shared=False, **options)
-    def sync(x: Any) -> None: ...
+    def sync(x: Any, y: Any = 1) -> None: ...
 
     app.finalize()
     return app.tasks["shop.tasks.sync"]
@@ -135,7 +132,7 @@ def test_a_value_that_cannot_work_fails_when_the_task_is_made(name: str) -> None
         with pytest.raises(ConfigurationError) as refused:
             make(Celery("shop", set_as_current=False), **{f"lock_{name}": value})
 
-        for words in ("task shop.tasks.sync", f"lock_{name}={value!r}", "not allowed", *WHAT_IS_ALLOWED[name]):
+        for words in ("task shop.tasks.sync", f"lock_{name}={value!r}", "not allowed", *told(name)):
             assert words in str(refused.value)
 
 
@@ -164,6 +161,37 @@ def test_it_fails_however_the_task_is_made(app: Celery, options: dict[str, Any])
         lazy.delay(1)
 
 
+class Defaults:
+    lock_ttl = 99
+    lock_key = ("x",)
+    lock_skip_result = 7
+
+
+class CompanyTask(Task, Defaults):
+    abstract = True
+
+
+@pytest.mark.parametrize("behind", [Defaults, CompanyTask])
+def test_options_of_a_class_behind_ours_count(app: Celery, behind: type) -> None:
+    class Base(SingletonTask, behind):  # type: ignore[misc, valid-type]
+        abstract = True
+
+    task = make(app, Base)
+
+    assert (task.lock_ttl, ttl_of(task), task.lock_skip_result) == (99, 99, 7)
+    assert task.lock_key_for(1, 2) == task.lock_key_for(1, 3)
+    assert not hasattr(SingletonTask, "lock_ttl")
+
+
+@pytest.mark.parametrize(("name", "value"), [("lock_ttl", 0), ("lock_key", ("z",)), ("lock_name", 7)])
+def test_a_bad_value_on_the_object_is_refused_with_its_name(app: Celery, name: str, value: Any) -> None:
+    task = make(app)
+    setattr(task, name, value)
+
+    with pytest.raises(ConfigurationError, match=rf"^task shop.tasks.sync: {name}"):
+        task.delay(1)
+
+
 # The app's settings.
 
 
@@ -175,7 +203,7 @@ def test_a_setting_that_cannot_work_is_refused_by_its_name(app: Celery, name: st
         with pytest.raises(ConfigurationError) as refused:
             task.lock_key_for(1)
 
-        for words in (f"singleton_lock_{name}={value!r}", *WHAT_IS_ALLOWED[name]):
+        for words in (f"singleton_lock_{name}={value!r}", *told(name)):
             assert words in str(refused.value)
 
 

@@ -1,9 +1,10 @@
 """How long a call counts as queued, and what the caller of a duplicate gets."""
 
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -22,12 +23,7 @@ HOUR = 3600.0
 
 def lasts(options: dict[str, Any], **of_the_task: Any) -> float:
     """Seconds for which the mark of a call published with *options* is kept."""
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_conflict="raise", lock_name=uuid(), **of_the_task)
-    def task() -> None: ...
-
+    task = unique("raise", **of_the_task)
     task.apply_async(**options)
     with pytest.raises(LockHeld) as held:
         task.delay()
@@ -38,21 +34,25 @@ def tomorrow() -> datetime:
     return datetime.now(UTC) + timedelta(days=1)
 
 
-def unique(on_conflict: str = "raise") -> Any:
-    """A task that is unique until it has ended."""
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
+def made(store: str = "memory://", results: str = "disabled://", **options: Any) -> Any:
+    """A task whose locks are in that store."""
+    app = Celery(broker="memory://", backend=results, set_as_current=False)
+    app.conf.singleton_lock_url = store
 
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_conflict=on_conflict, lock_name=uuid())
-    def task(*_: Any) -> None: ...
+    @app.task(base=SingletonTask, **{"lock_name": uuid(), **options})
+    def task(number: int = 0, other: Any = None) -> None: ...
 
     return task
+
+
+def unique(on_conflict: str = "raise", **options: Any) -> Any:
+    """A task that is unique until it has ended."""
+    return made(lock_mode="until_executed", lock_on_conflict=on_conflict, **options)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"task_id": "mine"},
         {"parent_id": "the-call-before", "root_id": "the-first"},
         {"link": Signature("next")},
         {"link_error": Signature("tell")},
@@ -123,11 +123,7 @@ def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(
 
 @pytest.mark.parametrize("policy", ["skip", "raise"])
 def test_a_run_in_a_cool_down_is_told_so(policy: Any) -> None:
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(base=SingletonTask, lock_on_conflict=policy, lock_min_hold=60, lock_name=uuid())
-    def task() -> None: ...
+    task = made(lock_on_conflict=policy, lock_min_hold=60)
 
     first = task.apply()
     assert f"is in the cool-down of task_id={first.id}" in str(task.apply().result)
@@ -146,17 +142,10 @@ UNREADABLE = {
 
 def duplicate(results: str, holder: dict[str, Any], of_the_call: dict[str, Any] | None = None, **options: Any) -> Any:
     """What the caller gets whose call is not sent, because another one runs."""
-    app = Celery(broker="memory://", backend=results, set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(name="keeps no results", ignore_result=True)
-    def ignoring() -> None: ...
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_name=uuid(), **options)
-    def task() -> None: ...
-
+    task = made(results=results, lock_mode="until_executed", **options)
+    task.app.task(name="keeps no results", ignore_result=True)(tomorrow)
     standing = Facts(uuid(), **holder)
-    store_of(app).acquire(Claim(task.lock_key_for(), "token", 30, facts=standing))
+    store_of(task.app).acquire(Claim(task.lock_key_for(), "token", 30, facts=standing))
     result = task.apply_async(**(of_the_call or {}))
     assert result.id == standing.task_id
     return result
@@ -180,6 +169,18 @@ def test_a_result_that_can_be_read_is_the_others(holder: dict[str, Any]) -> None
     result.backend.store_result(result.id, 42, "SUCCESS")
 
     assert result.get(timeout=1) == 42
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_an_own_task_id_is_no_reason_to_send_a_duplicate_and_it_ends_and_names_the_other_call(policy: str) -> None:
+    results, mine = f"file://{tempfile.mkdtemp()}", uuid()
+    refused: Any = pytest.raises(LockHeld) if policy == "raise" else nullcontext()
+    with refused:
+        duplicate(results, {}, {"task_id": mine}, lock_on_conflict=policy)
+
+    end = Celery(backend=results, set_as_current=False).AsyncResult(mine)
+    assert end.state == "REVOKED"
+    assert end.result.args[3] == "unpublished"
 
 
 # What is told of it.
@@ -217,16 +218,6 @@ def black_hole() -> Iterator[str]:
         yield f"redis://127.0.0.1:{server.getsockname()[1]}/0"
 
 
-def publisher(store: str, **options: Any) -> Any:
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = store
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_name=uuid(), **options)
-    def task(number: int = 0) -> None: ...
-
-    return task
-
-
 def levels_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """At which level each call without an answer was told."""
     return [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]
@@ -237,7 +228,7 @@ def test_ten_calls_wait_once_for_a_store_that_is_away(
     caplog: pytest.LogCaptureFixture, black_hole: str, policy: str
 ) -> None:
     caplog.set_level("INFO", "celery_singleton_lock")
-    task, refused = publisher(black_hole, lock_on_store_error=policy), []
+    task, refused = made(black_hole, lock_mode="until_executed", lock_on_store_error=policy), []
     began_at = time.monotonic()
 
     for number in range(10):
@@ -251,6 +242,12 @@ def test_ten_calls_wait_once_for_a_store_that_is_away(
     assert levels_of(caplog)[:1] == ["WARNING"]
     assert levels_of(caplog).count("INFO") >= 5
     assert len(refused) == (10 if policy == "raise" else 0)
+
+
+def test_a_call_that_is_sent_although_it_makes_no_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    made(lock_mode="until_executed", typing=False).apply_async((1, 2, "too many"))
+
+    assert "WARNING" in [record.levelname for record in caplog.records if "lock.unmarked task=" in record.getMessage()]
 
 
 def test_headers_of_the_caller_stay_the_callers_and_a_key_of_ours_is_refused() -> None:
@@ -267,7 +264,7 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
     def refuse(*_: Any) -> None:
         raise ValueError("not today")
 
-    task = publisher("memory://", lock_on_conflict="raise", before_start=refuse)
+    task = unique("raise", before_start=refuse)
     task.app.conf.task_always_eager = True
 
     assert task.apply_async().failed()
@@ -278,13 +275,7 @@ def test_an_eager_call_that_never_begins_is_queued_no_longer() -> None:
 
 def sent_by(call: Callable[[Any], Any], **options: Any) -> list[Any]:
     """The notes on the messages that *call* publishes of a task with these options."""
-    app = Celery(broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://"
-
-    @app.task(base=SingletonTask, **options)
-    def task(number: int, other: Any = None) -> None: ...
-
-    notes: list[Any] = []
+    task, notes = made(**options), list[Any]()
 
     def see(headers: Any = None, sender: Any = None, **_: Any) -> None:
         if sender == task.name:

@@ -7,7 +7,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, group
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonTask
 
@@ -53,8 +53,10 @@ def refusal(app: Celery, **options: Any) -> str:
         ("Lock_ttl", "lock_ttl"),
         ("LOCK_TTL", "lock_ttl"),
         ("lock_Key", "lock_key"),
-        ("loc_key", "lock_key"),
-        ("lockttl", "lock_ttl"),
+        ("singleton_lock_mode", "lock_mode"),
+        # An option without its prefix, in the decorator.
+        ("ttl", "lock_ttl"),
+        ("on_conflict", "lock_on_conflict"),
     ],
 )
 def test_a_misspelt_option_is_refused_with_the_one_that_was_meant(app: Celery, written: str, meant: str) -> None:
@@ -66,6 +68,46 @@ def test_an_annotation_of_the_app_is_looked_at_as_well(app: Celery, annotated: s
     app.conf.task_annotations = {annotated: {"lock_tll": 5}}
 
     assert "lock_tll; did you mean lock_ttl?" in refusal(app)
+
+
+@pytest.mark.parametrize(("name", "told"), [("lock_tll", "did you mean lock_ttl"), ("once", "of celery-once")])
+def test_what_is_no_option_is_refused_on_the_object(app: Celery, name: str, told: str) -> None:
+    task = make(app)
+
+    with pytest.raises(ConfigurationError, match=told):
+        setattr(task, name, 5)
+    assert not hasattr(task, name)
+
+
+# With a call.
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("lock_ttl", r"lock_ttl cannot be given with a call, .*, lock_ttl=\.\.\."),
+        ("lock_tll", r"lock_tll cannot be given with a call, .*, lock_ttl=\.\.\."),
+        ("lock_zzzzzzzz", r"lock_zzzzzzzz cannot be given with a call, .*, lock_\.\.\.=\.\.\."),
+        ("singleton_lock_ttl", r"singleton_lock_ttl cannot be given with a call, .*, lock_ttl="),
+        ("once", "once is an option of celery-once"),
+    ],
+)
+def test_an_option_of_a_call_is_refused_in_the_caller(app: Celery, name: str, told: str) -> None:
+    task = make(app)
+
+    for publish in (
+        lambda: task.apply_async((1,), **{name: 5}),
+        lambda: task.s(1).set(**{name: 5}).delay(),
+        lambda: group(task.s(1).set(**{name: 5})).delay(),
+        lambda: task.apply((1,), **{name: 5}),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"^task shop\.tasks\.sync: {told}"):
+            publish()
+
+
+@pytest.mark.parametrize("name", ["unique", "one", "loc_key", "_lock_ttl", "rate_limit"])
+def test_attributes_of_others_are_left_alone(app: Celery, name: str) -> None:
+    assert getattr(make(app, **{name: 5}), name) == 5
 
 
 # Options and settings of others.
@@ -89,6 +131,18 @@ def test_an_option_of_another_library_is_refused_and_told_where_to_read_on(app: 
 
     assert f"{name} is an option of {OF_OTHERS[name]}; here it is lock_" in told
     assert told.endswith(f"see {DOCS}migrate/#from-{OF_OTHERS[name]}")
+
+
+@pytest.mark.parametrize("name", ["get_key", "generate_lock", "unlock", "on_duplicate", "setup_redis", "clear_lock"])
+def test_a_method_that_a_class_has_overridden_for_another_library_is_refused(app: Celery, name: str) -> None:
+    class Base(SingletonTask):
+        abstract = True
+
+    setattr(Base, name, lambda self, *args: None)
+
+    assert re.search(
+        rf"{name} is a method of celery-[a-z]+; here it is \S.*: see {DOCS}migrate/#", refusal(app, base=Base)
+    )
 
 
 def test_a_setting_of_another_library_is_refused_until_that_library_is_used(

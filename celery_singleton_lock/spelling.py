@@ -1,0 +1,135 @@
+"""Names that are no option and no setting: refused, with the one that was meant or the counterpart here."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from celery import Celery
+
+from celery_singleton_lock.errors import DOCS, ConfigurationError
+from celery_singleton_lock.options import NAMES, SETTINGS, as_celery_reads, base_in
+
+_PREFIXES = ("lock_", "singleton_lock_")
+# Options and settings of the libraries that people come from, each with its library and its counterpart here.
+_OF_OTHERS: Mapping[str, tuple[str, str]] = {
+    "unique_on": ("celery-singleton", "lock_key"),
+    "raise_on_duplicate": ("celery-singleton", 'lock_on_conflict="raise"'),
+    "lock_expiry": ("celery-singleton", "lock_queue_ttl"),
+    "once": ("celery-once", "lock_key, lock_mode and others"),
+    "heimdall": ("celery-heimdall", "lock_mode and others"),
+    "singleton_backend_url": ("celery-singleton", "singleton_lock_url"),
+    "singleton_backend_class": ("celery-singleton", "singleton_lock_url"),
+    "singleton_backend_kwargs": ("celery-singleton", "singleton_lock_client_options"),
+    "singleton_key_prefix": ("celery-singleton", "singleton_lock_prefix"),
+    "singleton_lock_expiry": ("celery-singleton", "singleton_lock_queue_ttl"),
+    "singleton_raise_on_duplicate": ("celery-singleton", "singleton_lock_on_conflict"),
+}
+_METHODS_OF_OTHERS: Mapping[str, tuple[str, str]] = {
+    "generate_lock": ("celery-singleton", "lock_key with a callable"),
+    "aquire_lock": ("celery-singleton", "taken before the body"),
+    "lock_and_run": ("celery-singleton", "taken before the body"),
+    "release_lock": ("celery-singleton", "released after the body"),
+    "unlock": ("celery-singleton", "released after the body"),
+    "get_existing_task_id": ("celery-singleton", "lock_state(...)"),
+    "on_duplicate": ("celery-singleton", "the signal lock_conflict"),
+    "get_key": ("celery-once", "lock_key with a callable"),
+    "clear_lock": ("celery-once", "released after the body"),
+    "setup_redis": ("celery-heimdall", "singleton_lock_url"),
+}
+
+
+def faults_in_names(cls: type[Any]) -> Iterator[str]:
+    """What the classes of a task call as no option is called.
+
+    A method or a property is the user's own, unless it has done the work of another library; and so is any name that
+    a class behind has as well. An option without
+    its prefix, such as `ttl`, counts only as an argument of the decorator and in `task_annotations`.
+    """
+    ours = base_in(cls).__mro__
+    for number, each in enumerate(cls.__mro__):
+        if each in ours:
+            continue
+        is_decorated = "_decorated" in vars(each)
+        for name, value in vars(each).items():
+            is_own = hasattr(type(value), "__get__") and not is_decorated
+            is_behind = any(name in vars(behind) for behind in cls.__mro__[number + 1 :])
+            if name in _METHODS_OF_OTHERS and not is_behind:
+                yield f"task {cls.name}: {_of_others(name, 'a method')}"
+            if name in NAMES or is_own or is_behind:
+                continue
+            if is_decorated and f"lock_{name}" in NAMES:
+                yield f"task {cls.name}: there is no option {name}; did you mean lock_{name}?"
+            elif fault := _fault_in_name(name):
+                yield f"task {cls.name}: {fault}"
+
+
+def check_name(task: Any, name: str) -> None:
+    """Refuse an option that does not exist, as it is set on the object."""
+    fault = "" if name in NAMES or hasattr(type(task), name) else _fault_in_name(name)
+    if fault:
+        raise ConfigurationError(f"task {task.name}: {fault}")
+
+
+def check_call_options(task: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option of the task that is given with a call."""
+    for name in options.keys() - set(options.get("stamped_headers") or ()):
+        if name in _OF_OTHERS:
+            raise ConfigurationError(f"task {task}: {_of_others(name, 'an option')}")
+        if name.startswith(_PREFIXES):
+            raise ConfigurationError(
+                f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
+                f"`@app.task(base=SingletonTask, {_meant(name) or 'lock_...'}=...)`"
+            )
+
+
+def faults_in_settings(app: Celery) -> Iterator[str]:
+    """The settings that do not exist, or stand where Celery does not look for them."""
+    namespace = as_celery_reads(app, "").lower()
+    readable = {name: as_celery_reads(app, name) for name in SETTINGS}
+    # Only the names, because a source may make its values when they are read.
+    for written in map(str, app.conf):
+        name = written.lower().removeprefix(namespace or "celery_")
+        is_read = written in (name, as_celery_reads(app, name))
+        # A source may serve others as well, such as Django's settings.
+        if not name.startswith("singleton_" if is_read else ("singleton_lock_", "singleton_beat_")):
+            continue
+        option = name.removeprefix("singleton_")
+        if name in readable:
+            if not is_read:
+                yield f"the setting {written} is not read; write {readable[name]}"
+        elif name in _OF_OTHERS:
+            # If that library is there, it serves other tasks of the app.
+            if "celery_singleton" not in sys.modules:
+                yield _of_others(name, "a setting")
+        elif option in NAMES:
+            yield f"there is no setting {written}: {option} is an option of each task alone"
+        else:
+            meant = readable.get(_nearest(name, SETTINGS), "")
+            yield f"there is no setting {written}; {_suggestion(meant, readable.values())}"
+
+
+def _fault_in_name(name: str) -> str:
+    if name in _OF_OTHERS:
+        return _of_others(name, "an option")
+    if not name.lower().startswith(_PREFIXES):
+        return ""
+    own = "An attribute of your own needs a name that does not begin with lock_"
+    return f"there is no option {name}; {_suggestion(_meant(name), NAMES)} {own}"
+
+
+def _of_others(name: str, kind: str) -> str:
+    library, counterpart = {**_OF_OTHERS, **_METHODS_OF_OTHERS}[name]
+    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"
+
+
+def _meant(name: str) -> str:
+    return _nearest(name.lower().removeprefix("singleton_"), NAMES)
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    return next(iter(get_close_matches(name, sorted(names), n=1, cutoff=0.5)), "")
+
+
+def _suggestion(meant: str, names: Iterable[str]) -> str:
+    return f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(names))}."
