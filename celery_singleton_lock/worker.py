@@ -28,7 +28,8 @@ from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import ConfigurationError, LostReason, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.counters import count
-from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.holding import Holding
+from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.delivery import hidden_in
@@ -206,9 +207,9 @@ class SingletonRequest(Request):
 def _report_lost(task: Any, store: Store, claim: Claim) -> None:
     """Have the loss of a dead child's lease logged, counted and signalled, unless something else has killed it."""
 
-    def report(lease: Lease) -> None:
+    def report(lease: Holding) -> None:
         count(store, claim.key, "lost", task.name, reason)
-        signals.lock_lost.send(sender=task, lease=lease, reason=reason)
+        signals.lock_lost.send(sender=task, lease=lease.view, reason=reason)
 
     reason: LostReason = "unreachable"
     with suppress(StoreError):
@@ -217,7 +218,7 @@ def _report_lost(task: Any, store: Store, claim: Claim) -> None:
         if any(seconds > claim.ttl * (1 - _NEARLY) for seconds in left):
             return
         reason = "taken" if len(state.leases) >= claim.limit and not left else "expired"
-    Lease(store, claim, on_lost=report).lose(reason)
+    Holding(store, claim, on_lost=report).report_lost(reason)
 
 
 def _late_claims() -> list[tuple[Store, Claim]]:

@@ -5,6 +5,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import clock
 from celery_singleton_lock.stores.records import Claim, Grant
@@ -26,10 +27,16 @@ def opened(cleanup: ExitStack, url: str, **options: Any) -> Store:
 
 def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Lease:
     """A lease that the heartbeat keeps until the test ends."""
-    lease = Lease(store, claim_of(name, ttl, "held"))
-    assert lease.acquire() is None
+    lease = leased(store, claim_of(name, ttl, "held"))
     cleanup.callback(lease.release)
     return lease
+
+
+def leased(store: Store, claim: Claim, on_lost: Callable[[Holding], None] | None = None) -> Lease:
+    """A lease that the heartbeat keeps for as long as the test has it."""
+    holding = Holding(store, claim, on_lost=on_lost)
+    assert isinstance(holding.acquire(), Grant)
+    return holding.view
 
 
 def seconds_to_a_grant(store: Store, name: object = "next") -> float:

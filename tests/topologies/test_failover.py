@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.proxy import Proxy
 from tests.sentinels import NAME, Deployment, deployed
-from tests.topologies.leases import TTL, answered, claim_of, held, opened, renewed_after, seconds_to_a_grant
+from tests.topologies.leases import TTL, answered, claim_of, held, leased, opened, renewed_after, seconds_to_a_grant
 from tests.waiting import until
 
 NEXT_GRANT = 3.5
@@ -136,8 +136,7 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     # As one that reaches the old master, and no sentinel.
     on_its_side, elsewhere = opened(cleanup, deployment.servers[0].url), opened(cleanup, deployment.url)
     told_at: list[float] = []
-    lease = Lease(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
-    assert lease.acquire() is None
+    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
     renewed_after(lease, "it is renewed before")
     deployment.front.black_hole()
 

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from celery_singleton_lock import ConfigurationError, Lease, StoreError
+from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.base import ACQUIRE_BOUND, clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
@@ -19,6 +19,7 @@ from tests.topologies.test_failover import (
     answered,
     assert_that_the_next_grant_comes_soon,
     claim_of,
+    leased,
     renewed_after,
     wait_until_replicated,
 )
@@ -127,8 +128,7 @@ def test_with_one_of_two_replicas_a_failover_is_followed_and_held_leases_are_kep
     store = store_from_url(shaken.url, replicas=1)
     cleanup.callback(store.close)
     # Nothing counts until the other replica follows the new master, and a busy machine may see two failovers.
-    lease = Lease(store, claim_of("held", ttl=20.0))
-    assert lease.acquire() is None
+    lease = leased(store, claim_of("held", ttl=20.0))
     cleanup.callback(lease.release)
     wait_until_replicated(shaken)
 
@@ -145,8 +145,7 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
     for store in (on_its_side, elsewhere):
         cleanup.callback(store.close)
     told_at: list[float] = []
-    lease = Lease(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
-    assert lease.acquire() is None
+    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
     renewed_after(lease, "it is renewed before")
     deployment.front.black_hole()
 
@@ -172,8 +171,7 @@ def test_if_all_replicas_are_asked_for_neither_side_grants_while_one_is_missing(
     elsewhere = store_from_url(deployment.url, replicas=2)
     for store in (on_its_side, elsewhere):
         cleanup.callback(store.close)
-    lease = Lease(on_its_side, claim_of("cut off"))
-    assert lease.acquire() is None
+    lease = leased(on_its_side, claim_of("cut off"))
     deployment.front.black_hole()
     until(lambda: lease.lost, "the holder is told", timeout=60)
     # Over there one replica has become the master of the other.
