@@ -58,16 +58,7 @@ class Counters:
         self._flushing = threading.Lock()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count something.
-
-        Arguments:
-            store: Where the lock is.
-            key: The lock key.
-            what: What has happened.
-            task: Name of the task; empty for a `Lock`.
-            label: The outcome, or the reason.
-            value: Seconds.
-        """
+        """Count what has happened to a lock; *task* is empty for a `Lock`, *label* an outcome or a reason."""
         if self._pid != os.getpid():
             self.start_over()
         self._events.append((store, key, what, task, label, value))

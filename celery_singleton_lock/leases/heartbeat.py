@@ -184,13 +184,12 @@ class RenewalThread(DaemonThread):
             self.remove(holding)
 
     def _report_late(self) -> None:
-        late = [holding for holding in self.watched() if lateness(holding)]
-        for holding in late[:_MOST_LINES]:
-            self._log(late_line(holding, len(late)))
+        late = {holding: seconds for holding in self.watched() if (seconds := lateness(holding))}
         for holding in late:
-            # Here, because a greenlet may count it only after the next beat.
+            # Here, because a greenlet may tell it only after the next beat.
             holding.told_late_for = holding.deadline
-            self._call(partial(count_late, holding))
+        if late:
+            self._call(partial(tell_late, late))
 
     def _log(self, line: Callable[[], object]) -> None:
         # Not here, because a handler may block.
@@ -207,18 +206,14 @@ class RenewalThread(DaemonThread):
 class Heartbeat:
     """Keeps leases alive, and says so when one cannot be kept.
 
-    A renewal has three outcomes. *Renewed*: the full ttl lies ahead again.
-    *Lost*: the store says the lease is not ours any more. *Unsure*: the store
-    did not answer; the renewal may have worked, so it is tried again, sooner,
-    until the deadline passes, and only then is the lease lost. A beat that comes
-    late, because the process got no time or a body held the GIL, asks first:
-    nobody may have wanted the key, or somebody else may have kept the lease alive.
+    A renewal has three outcomes. *Renewed*: the full ttl lies ahead again. *Lost*: the store says the lease is not
+    ours any more. *Unsure*: the store did not answer; the renewal may have worked, so it is tried again, sooner, until
+    the deadline passes, and only then is the lease lost. A beat that comes late, because the process got no time or a
+    body held the GIL, asks first: nobody may have wanted the key, or somebody else may have kept the lease alive.
 
-    Each store has a thread of its own, and each part of a store that has parts. So one
-    that does not answer costs the leases of the others nothing.
-
-    A signal may raise anywhere in `watch`, so what they share with those
-    threads are dicts and queues of C, and no lock.
+    Each store has a thread of its own, and each part of a store that has parts. So one that does not answer costs the
+    leases of the others nothing. A signal may raise anywhere in `watch`, so what they share with those threads are
+    dicts and queues of C, and no lock.
     """
 
     def __init__(self) -> None:
@@ -252,19 +247,19 @@ def lateness(holding: "Holding") -> float:
     return late if late > holding.ttl / _LATE and holding.told_late_for != holding.deadline else 0.0
 
 
-def late_line(holding: "Holding", leases: int = 1) -> Callable[[], None]:
+def tell_late(late: dict["Holding", float]) -> None:
+    """Log and count by how much each is late."""
     event = (
         "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
         "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
     )
-    return partial(logger.warning, event, holding.key, holding.task_id, lateness(holding), holding.ttl, leases)
-
-
-def count_late(holding: "Holding") -> None:
-    facts = holding.claim.facts
-    # A `Lock` has no task.
-    task = facts.task_name or (lock_name_of(holding.key) if facts.task_id else "")
-    count(holding.store, holding.key, "late", task)
+    for number, (one, seconds) in enumerate(late.items()):
+        if number < _MOST_LINES:
+            background.submit(partial(logger.warning, event, one.key, one.task_id, seconds, one.ttl, len(late)))
+        facts = one.claim.facts
+        # A `Lock` has no task.
+        task = facts.task_name or (lock_name_of(one.key) if facts.task_id else "")
+        count(one.store, one.key, "late", task)
 
 
 def _report_step(address: str, seconds: float) -> None:

@@ -32,7 +32,7 @@ from celery_singleton_lock.errors import MAKES_WAY, LockLost, LostReason, NotHel
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.leases.deadman import DeadMan
-from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, count_late, heartbeat, late_line, lateness
+from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.stores.base import clock
@@ -67,9 +67,9 @@ NEW, ASKING, QUEUED, HELD, ASKED_TO_STOP, LOST, RELEASED = State
 # In the order of the states.
 _LEADS_TO = (
     (ASKING,),
-    (NEW, QUEUED, HELD, RELEASED),
+    (HELD, NEW, QUEUED, RELEASED),
     (ASKING, RELEASED),
-    (ASKED_TO_STOP, LOST, RELEASED),
+    (RELEASED, ASKED_TO_STOP, LOST),
     (LOST, RELEASED),
     (RELEASED,),
     (),
@@ -90,24 +90,19 @@ class Holding:
     fence = 0
     took_over = False
     waited = 0.0
-    # When it was granted: by the local clock, and by the store's.
-    began_at = 0.0
-    since = 0.0
+    began_at = 0.0  # when it was granted, by the local clock
+    since = 0.0  # the same by the store's
     # On `clock()`. It counts from the moment the last answered request was sent, less an allowance for the drift of
     # clocks, so it never lies behind the store's own.
     deadline = 0.0
     next_renewal = 0.0
     thread: "RenewalThread | None" = None
-    # The last renewal was not answered, so it may have worked or not.
-    is_unsure = False
-    # The deadline for which it was said that the heartbeat is late: once for each stretch without a renewal.
-    told_late_for: float | None = None
-    # It outlasts the state, because a lease is released after its loss.
-    lost_reason: LostReason | None = None
-    # It was released while a request for it had no answer, so that may still be under way.
-    is_unanswered = False
-    _place: int | None = None
+    is_unsure = False  # the last renewal was not answered, so it may have worked or not
+    told_late_for = 0.0  # the deadline before which the heartbeat was late, and has said so
+    lost_reason: LostReason | None = None  # it outlasts the state, because a lease is released after its loss
+    is_unanswered = False  # it was released while a request for it had no answer, and may still be under way
     takes = 1  # how often it has to be released
+    _place: int | None = None
     _sender: Any = None
     # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
     _view: "ref[Lease] | None" = None
@@ -131,17 +126,12 @@ class Holding:
         self._on_lost = on_lost
         self._pid = os.getpid()
 
-    def go_to(self, state: State, lost_reason: LostReason | None = None) -> None:
-        """Go to another state, and say why if it is an end.
-
-        Raises:
-            RuntimeError: The present state does not lead there.
-        """
+    def go_to(self, state: State) -> None:
+        """Go to another state; a `RuntimeError` if the present one does not lead there."""
         # Nothing is called in between, so no signal and no other thread comes between.
         if state not in _LEADS_TO[self.state]:
             raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
         self.state = state
-        self.lost_reason = lost_reason or self.lost_reason
 
     @property
     def view(self) -> Lease:
@@ -173,12 +163,7 @@ class Holding:
     # Asking for it.
 
     def acquire(self) -> Grant | Conflict | Done:
-        """Ask the store once for the lease; once granted, it is under the heartbeat's care.
-
-        Raises:
-            StoreError: No answer. It may be ours all the same, so release it.
-            ConfigurationError: The kernel refuses the timer; release it.
-        """
+        """Ask the store once; after a grant it is under the heartbeat's care. After any error, release it."""
         self.go_to(ASKING)
         answer = self.store.acquire(self.claim)
         if isinstance(answer, Grant):
@@ -190,17 +175,13 @@ class Holding:
         return answer
 
     def wait(self, conflict: Conflict, timeout: float | None = None) -> Grant | Conflict | Done:
-        """Queue for the lease, first come, first served, until it is ours or *timeout* seconds are over.
+        """Queue for it, first come, first served, until it is ours or *timeout* seconds are over; errors as `acquire`.
 
-        The holder's release wakes the next in the queue. If the holder has died,
-        the waiter wakes by itself at the holder's deadline.
+        The holder's release wakes the next in the queue. If the holder has died, the waiter wakes at its deadline.
 
         Returns:
-            The grant, and then it is under the heartbeat's care. Otherwise *conflict*, with its times moved to now, or
-            what the store has answered a copy; `release` gives the turn back, as after an exception.
-
-        Raises:
-            StoreError, ConfigurationError: As `acquire`.
+            Unless it is granted, *conflict*, with its times moved to now, or what the store has answered a copy;
+            `release` gives the turn back, as after an exception.
         """
         began_at = clock()
         give_up_at = float("inf") if timeout is None else began_at + timeout
@@ -239,12 +220,7 @@ class Holding:
             logger.log(level, event, self.key, self.task_id, self.fence, self.took_over, self.waited)
 
     def report_granted(self, sender: Any, task: str) -> None:
-        """Count its grant for a task, and send `lock_acquired`; its release will be reported as well.
-
-        Arguments:
-            sender: Of the signals.
-            task: The task's name; empty for a `Lock`.
-        """
+        """Count its grant for a *task*, empty for a `Lock`, and send `lock_acquired`; likewise at its release."""
         self._sender = sender
         self._counted_as = task
         counters.add(self.store, self.key, "acquired", task, value=self.waited)
@@ -256,11 +232,7 @@ class Holding:
     # While it is held.
 
     def renewed(self, sent_at: float) -> None:
-        """Count the ttl from *sent_at*, when the answered request was sent.
-
-        Raises:
-            ConfigurationError: At the first call, if the kernel refuses the timer.
-        """
+        """Count the ttl from *sent_at*, when the answered request was sent."""
         self.deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
         self.next_renewal = sent_at + self.ttl / RENEWALS_PER_TTL
         self.is_unsure = False
@@ -268,11 +240,7 @@ class Holding:
             self._deadman.arm(self.deadline)
 
     def check(self) -> None:
-        """Return if the lease is ours at this moment; if its deadline has passed unrenewed, the store is asked.
-
-        Raises:
-            LockLost: It is not, or the store has not answered within a second.
-        """
+        """See `Lease.check`."""
         if self.state is HELD and self.unreleased and not self.time_left:
             # The heartbeat got no time to run, and the main process of a worker may have renewed it meanwhile.
             sent_at = clock()
@@ -285,15 +253,17 @@ class Holding:
 
     def lose(self, reason: LostReason) -> None:
         """Report once that it is lost, or that its holder has to stop; nothing if it was released meanwhile."""
-        before = self.lost_reason
+        is_told = self.lost_reason is not None
         if reason == "broken" and self.state is ASKED_TO_STOP:
             # A person asks it to end now, and then no successor takes over.
             self.lost_reason = reason
         try:
-            self.go_to(ASKED_TO_STOP if reason in MAKES_WAY else LOST, before or reason)
+            self.go_to(ASKED_TO_STOP if reason in MAKES_WAY else LOST)
         except RuntimeError:
             return
-        if before is None:
+        # At once, so that nobody sees the state without its reason.
+        self.lost_reason = self.lost_reason or reason
+        if not is_told:
             self.report_lost(reason)
 
     def report_lost(self, reason: LostReason) -> None:
@@ -312,20 +282,14 @@ class Holding:
     def release(self, ending: Ending | None = None) -> Answer | None:
         """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
 
-        The heartbeat lets go of it first, so nothing renews a released lease.
-        If the store does not answer, or has not answered the request for the lease, the
-        release is repeated in the background, until the store must have freed the key
-        by itself.
+        The heartbeat lets go of it first, so nothing renews a released lease. What the store does not answer is
+        repeated in the background, until it must have freed the key by itself. See `Lease.release` as well.
 
         Arguments:
             ending: What later deliveries of the run's message have to know, if it has ended for good.
 
         Returns:
             What the store said, or None if it did not answer, or was not asked because the lease was taken again.
-
-        Raises:
-            SingletonLockError: It was released before, or belongs to the process
-                that this one was forked from.
         """
         if not self.unreleased:
             why = "was released already" if self._pid == os.getpid() else f"belongs to the process {self._pid}"
@@ -367,10 +331,9 @@ class Holding:
 
     def _stop(self) -> None:
         """Renew it no longer: nobody wants it any more."""
-        if self.state is HELD and lateness(self):
+        if self.state is HELD and (late := lateness(self)):
             # A body that held the GIL to its end: the heartbeat will never see it.
-            background.submit(late_line(self))
-            count_late(self)
+            tell_late({self: late})
         if self.state is not RELEASED:
             self.go_to(RELEASED)
         if self.thread is not None:

@@ -27,13 +27,12 @@ def new_token() -> str:
 class Lease:
     """One execution's time-bound right to a lock key.
 
-    A lease is not mutual exclusion of side effects: a process that is paused
-    past its deadline wakes up without the lease and continues until it checks.
-    Call `check()` before a step that must not happen twice, and hand `fence`
-    to a resource that can compare it with the greatest it has seen.
+    A lease is not mutual exclusion of side effects: a process that is paused past its deadline wakes up without the
+    lease and continues until it checks. Call `check()` before a step that must not happen twice, and hand `fence` to a
+    resource that can compare it with the greatest it has seen.
 
-    The heartbeat renews it every third of its ttl, which leaves room for two
-    missed renewals, and only while its run, its `Lock` or this object is referenced.
+    The heartbeat renews it every third of its ttl, which leaves room for two missed renewals, and only while its run,
+    its `Lock` or this object is referenced.
 
     Attributes:
         key: The lock key.
@@ -46,7 +45,7 @@ class Lease:
     """
 
     def __init__(self, holding: "Holding") -> None:
-        self._holding = holding
+        self._holding: Holding = holding
         self.key: str = holding.key
         self.token: str = holding.claim.token
         self.ttl: float = holding.ttl
