@@ -86,22 +86,22 @@ class Holding:
         refused_at: When an earlier execution of the call was refused first, by the store's clock, in microseconds.
     """
 
-    state = NEW
-    fence = 0
-    took_over = False
-    waited = 0.0
-    began_at = 0.0  # when it was granted, by the local clock
-    since = 0.0  # the same by the store's
+    state: State = NEW
+    fence: int = 0
+    took_over: bool = False
+    waited: float = 0.0
+    began_at: float = 0.0  # when it was granted, by the local clock
+    since: float = 0.0  # the same by the store's
     # On `clock()`. It counts from the moment the last answered request was sent, less an allowance for the drift of
     # clocks, so it never lies behind the store's own.
-    deadline = 0.0
-    next_renewal = 0.0
+    deadline: float = 0.0
+    next_renewal: float = 0.0
     thread: "RenewalThread | None" = None
-    is_unsure = False  # the last renewal was not answered, so it may have worked or not
-    told_late_for = 0.0  # the deadline before which the heartbeat was late, and has said so
+    is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
+    told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
     lost_reason: LostReason | None = None  # it outlasts the state, because a lease is released after its loss
-    is_unanswered = False  # it was released while a request for it had no answer, and may still be under way
-    takes = 1  # how often it has to be released
+    is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
+    takes: int = 1  # how often it has to be released
     _place: int | None = None
     _sender: Any = None
     # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
@@ -116,12 +116,12 @@ class Holding:
         on_lost: Callable[["Holding"], None] | None = None,
         refused_at: int = 0,
     ) -> None:
-        self.store = store
-        self.claim = claim
+        self.store: Store = store
+        self.claim: Claim = claim
         self.key: str = claim.key
         self.ttl: float = claim.ttl
-        self.task_id = claim.facts.task_id or None
-        self.refused_at = refused_at
+        self.task_id: str | None = claim.facts.task_id or None
+        self.refused_at: int = refused_at
         self._deadman = deadman
         self._on_lost = on_lost
         self._pid = os.getpid()

@@ -24,7 +24,7 @@ API = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
 @pytest.fixture
 def app(server: Server) -> Iterator[Celery]:
     app = Celery("integration", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=server.url, singleton_lock_ttl=1)
+    app.conf.update(singleton_lock_url=server.url)
     yield app
     app.close()
 
@@ -114,11 +114,11 @@ def test_a_loss_that_comes_after_the_release_is_no_loss(app: Celery, caplog: pyt
 
 def is_renewed(lease: Lease) -> None:
     seen = [lease.remaining()]
-    until(lambda: seen.append(lease.remaining()) or seen[-1] > seen[-2], "it is renewed", timeout=10)
+    until(lambda: seen.append(lease.remaining()) or seen[-1] > seen[-2], "it is renewed")
 
 
 def test_a_lease_is_renewed_while_somebody_has_it_and_no_longer(app: Celery) -> None:
-    lock = Lock("stock", app=app)
+    lock = Lock("stock", app=app, ttl=2)
     key = lock.key
     with lock as lease:
         # It brings the scripts to the server, whose errors keep frames until the garbage collector comes.
@@ -131,6 +131,6 @@ def test_a_lease_is_renewed_while_somebody_has_it_and_no_longer(app: Celery) -> 
         del lock
         is_renewed(lease)
         del lease
-        until(lambda: not store_of(app).holders(key), "nobody renews it", timeout=10)
+        until(lambda: not store_of(app).holders(key), "nobody renews it")
     finally:
         gc.enable()
