@@ -24,7 +24,8 @@ from celery.utils.time import maybe_make_aware
 from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
 from celery_singleton_lock.keys import checked_name, key_of
-from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.holding import Holding
+from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.options import prefix_of, seconds, setting
 from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
@@ -52,7 +53,7 @@ class SingletonSchedulerMixin(Scheduler):
     due time in the headers `beat_entry` and `beat_due`.
     """
 
-    _lease: Lease | None = None
+    _lease: Holding | None = None
     _fence = 0
     _notes_again_at = _logs_again_at = 0.0
     # The slot that is sent now, and its messages so far.
@@ -187,11 +188,11 @@ class SingletonSchedulerMixin(Scheduler):
         return slots
 
     def _leads(self) -> bool:
-        if self._lease is not None and self._lease.held:
-            return self._lease.remaining() > 0
+        if self._lease is not None and self._lease.remaining() > 0:
+            return True
         self._give_up()
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name="celery.beat")
-        lease = Lease(store_of(self.app), Claim(self._key, new_token(), _ttl_of(self.app), facts=facts))
+        lease = Holding(store_of(self.app), Claim(self._key, new_token(), _ttl_of(self.app), facts=facts))
         try:
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}

@@ -18,6 +18,7 @@ from celery_singleton_lock.errors import DOCS, ConfigurationError, LockHeld, Sin
 from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count as count_one
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, live_holds, new_token, running_loop
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of, stores_of_locks
@@ -110,7 +111,7 @@ class Lock:
         taken = self._take(self._timeout, _statement())
         if isinstance(taken, Conflict):
             raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
-        return taken
+        return taken.view
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
         """Release what this block has taken, unless that was released already; in any context and thread.
@@ -180,7 +181,7 @@ class Lock:
             SingletonLockError: It would wait in a thread that runs an event loop.
         """
         taken = self._take(_patience(blocking, timeout))
-        return taken if isinstance(taken, Lease) else None
+        return None if isinstance(taken, Conflict) else taken.view
 
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
@@ -200,11 +201,12 @@ class Lock:
             return stores_of_locks[-1](self._app)
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
-    def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
+    def _take(self, patience: float | None, statement: object = None) -> Holding | Conflict:
         """The lease, or who held it for *patience* seconds; *statement* is the `with` that takes it, if one does."""
         latest = self._latest() if self._reentrant else None
-        lease = latest.lease if latest is not None and latest.lease.keeps_others_out else self._new_lease()
-        hold = Hold(ref(self), _caller(), lease, lease.takes + 1, statement)
+        is_again = latest is not None and latest.lease.time_left > 0
+        lease = latest.lease if latest is not None and is_again else self._new_lease()
+        hold = Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
         try:
             holds.set((*live_holds(), (lambda: hold) if statement is None else ref(hold)))
             answer = lease.acquire() if hold.takes == 1 else None
@@ -216,7 +218,7 @@ class Lock:
                 give_back(hold)
                 return answer
             if hold.takes > 1:
-                lease.take_again()
+                lease.takes += 1
             else:
                 lease.report_granted(Lock, _NO_TASK)
             if statement is not None:
@@ -248,15 +250,15 @@ class Lock:
 
         def likeness(hold: Hold) -> tuple[bool, ...]:
             own = hold.statement == statement
-            return (own,) if own else (own, hold in known, not hold.lease.keeps_others_out)
+            return (own,) if own else (own, hold in known, not hold.lease.time_left)
 
         found = max(blocks, key=likeness, default=None)
         # A re-entrant lease is released as often as it was taken, in the reverse order.
         return found and next(hold for hold in blocks if hold.lease is found.lease)
 
-    def _new_lease(self) -> Lease:
+    def _new_lease(self) -> Holding:
         facts = Facts(hostname=self._hostname, pid=os.getpid())
-        return Lease(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
+        return Holding(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
 
 
 def _statement() -> object:
@@ -283,6 +285,6 @@ def _patience(blocking: bool, timeout: Duration | None) -> float | None:
     return seconds("timeout", timeout, least=0)
 
 
-def _report_lost(lease: Lease) -> None:
+def _report_lost(lease: Holding) -> None:
     count_one(lease.store, lease.key, "lost", _NO_TASK, lease.lost_reason or "expired")
-    background.submit(partial(signals.lock_lost.send, sender=Lock, lease=lease, reason=lease.lost_reason))
+    background.submit(partial(signals.lock_lost.send, sender=Lock, lease=lease.view, reason=lease.lost_reason))

@@ -66,7 +66,7 @@ def _show_conflict(key: str, holder: Holder, outcome: str, **_: object) -> None:
 def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
     run = run_of(task.request)
     span = trace.get_current_span()
-    if run is None or not run.lease.granted or not span.is_recording():
+    if run is None or not run.lease.fence or not span.is_recording():
         return
     lease, key = run.lease, {"singleton_lock.key": run.lease.key}
     span.set_attributes(

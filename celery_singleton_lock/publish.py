@@ -17,7 +17,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
-from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
 from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.marks import seconds_until, unmark, unmark_later, until_expired
@@ -53,7 +53,7 @@ def continuing(key: str, fence: int, published: int) -> Iterator[None]:
         _continued.reset(token)
 
 
-def continues(lease: Lease) -> bool:
+def continues(lease: Holding) -> bool:
     """The calling code runs a replacement of the run that has this lease."""
     return (_continued_here() or ())[:2] == (lease.key, lease.fence)
 

@@ -18,7 +18,8 @@ from celery_singleton_lock.checks import (
 )
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.keys import KeyMaker, key_maker_of, start_of_keys
-from celery_singleton_lock.leases.lease import NULL_LEASE, Lease, NullLease, current_lease, held_here
+from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
+from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import (
     NAMES,
@@ -166,13 +167,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                 vars(self).pop(made, None)
 
     @property
-    def lock(self) -> Lease | NullLease:
+    def lock(self) -> Lease:
         """The lease under which the body runs; without one, an object whose `held` is False."""
         run = run_of(self.request)
-        lease = run.lease if run is not None else current_lease()
+        lease = run.lease if run is not None else current_holding()
         if lease is None or not (self._continues(lease) if run is None else run.phase is not Phase.UNLOCKED):
             return NULL_LEASE
-        return lease if lease.granted and lease.unreleased else NULL_LEASE
+        return lease.view if lease.fence and lease.unreleased else NULL_LEASE
 
     @cached_property
     def lock_options(self) -> LockOptions:
@@ -383,7 +384,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             "ended, and its lease with it; use autoretry_for"
         )
 
-    def _continues(self, lease: Lease | None) -> bool:
+    def _continues(self, lease: Holding | None) -> bool:
         """In eager mode `replace()` runs its tasks inside the body that it continues, under the lease of that body."""
         if lease is None:
             return False

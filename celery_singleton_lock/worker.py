@@ -24,7 +24,8 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LostReason, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.counters import count
-from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.holding import Holding
+from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.delivery import hidden_in
@@ -218,11 +219,11 @@ class SingletonRequest(Request):
 def _report_lost(task: Any, store: Store, claim: Claim, reason: LostReason) -> None:
     """Have the loss logged, counted and signalled."""
 
-    def report(lease: Lease) -> None:
+    def report(lease: Holding) -> None:
         count(store, claim.key, "lost", task.name, reason)
-        signals.lock_lost.send(sender=task, lease=lease, reason=reason)
+        signals.lock_lost.send(sender=task, lease=lease.view, reason=reason)
 
-    Lease(store, claim, on_lost=report).lose(reason)
+    Holding(store, claim, on_lost=report).report_lost(reason)
 
 
 def _late_claims() -> list[tuple[Store, Claim]]:

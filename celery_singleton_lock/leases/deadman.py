@@ -1,10 +1,8 @@
 """A kernel timer that kills this process at the deadline of its lease.
 
-A heartbeat thread can be starved, and a process can be stopped or frozen, past
-the moment at which the store grants the lock to somebody else. The kernel's
-timer cannot: it runs on CLOCK_BOOTTIME, needs no help from this process, and
-SIGKILL waits for nobody, so a stopped process dies stopped and a frozen one
-before its next instruction.
+A heartbeat thread can be starved, and a process can be stopped or frozen, past the moment at which the store grants
+the lock to somebody else. The kernel's timer cannot: it runs on CLOCK_BOOTTIME, needs no help from this process, and
+SIGKILL waits for nobody, so a stopped process dies stopped and a frozen one before its next instruction.
 """
 
 import ctypes
@@ -53,9 +51,8 @@ def why_unavailable() -> str | None:
 class DeadMan:
     """One timer, of this process and not of its forked children.
 
-    The kernel has a limited number of timers. So this object takes one when it is armed
-    for the first time, and gives it back when it is disarmed, or when nothing refers to
-    it any more.
+    The kernel has a limited number of timers. So this object takes one when it is armed for the first time, and gives
+    it back when it is disarmed, or when nothing refers to it any more.
 
     Raises:
         ConfigurationError: This machine has no such timer.

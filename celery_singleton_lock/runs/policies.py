@@ -253,7 +253,7 @@ def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
         if run.way is Way.ITEM:
             # The items of a map share its time limit.
             state_for(get_current_task().request).waited += run.age
-    if run.lease.granted:
+    if run.lease.fence:
         run.send_event("lock-acquired", key=run.key, waited=run.lease.waited)
 
 

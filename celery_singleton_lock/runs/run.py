@@ -34,8 +34,9 @@ from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.interrupt import Interrupt
-from celery_singleton_lock.leases.lease import Lease, new_token
+from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs.delivery import (
     CAN_BE_REQUEUED,
@@ -118,7 +119,7 @@ class Run:
             self.way = way_of(task, request, notes)
             self.continues = hands_over(request) or bool(notes.continues)
         self.interrupt = Interrupt()
-        self.lease = Lease(
+        self.lease = Holding(
             store_of(task.app),
             self._claim(),
             deadman=self._deadman() if self.options.on_lost == "kill" else None,
@@ -210,7 +211,7 @@ class Run:
     def age(self) -> float:
         return clock() - self._made_at
 
-    def on_lost(self, lease: Lease) -> None:
+    def on_lost(self, lease: Holding) -> None:
         """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
         policy, reason = self.options.on_lost, lease.lost_reason or "expired"
         count(lease.store, lease.key, "lost", self.task.name, reason)
@@ -219,7 +220,7 @@ class Run:
             os.kill(os.getpid(), signal.SIGKILL)
         if policy != "warn":
             self.interrupt.send(LockLost(lease.key, reason))
-        background.submit(partial(signals.lock_lost.send, sender=self.task, lease=lease, reason=reason))
+        background.submit(partial(signals.lock_lost.send, sender=self.task, lease=lease.view, reason=reason))
 
     # Its next attempt.
 
@@ -353,7 +354,7 @@ class Run:
             self.notes.task_id = text_of(self.request.id or "")
 
 
-def _lost(run: "ref[Run]", lease: Lease) -> None:
+def _lost(run: "ref[Run]", lease: Holding) -> None:
     # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
     if (one := run()) is not None and one.phase is not Phase.UNLOCKED:
         one.on_lost(lease)

@@ -22,7 +22,8 @@ from celery import Celery, _state, current_app
 
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.heartbeat import heartbeat
-from celery_singleton_lock.leases.lease import Lease, current, new_token
+from celery_singleton_lock.leases.holding import Holding, State
+from celery_singleton_lock.leases.lease import current, new_token
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import MAX_LIMIT, Duration, Lockable, LockOptions
 from celery_singleton_lock.options import seconds as checked_seconds
@@ -206,7 +207,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         if renewal.thread is not None:
             renewal.thread.remove(renewal)
         if renewal.claim.token in _held:
-            renewal.stop()
+            renewal.go_to(State.LOST)
         store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
     # Those of other processes, which would renew them.
     for token in tokens - renewals.keys():
@@ -257,19 +258,19 @@ def _leased(target: _Target) -> Iterator[Holder]:
     options = target.options
     facts = Facts(HELD_BY_TEST, options.holder_name if options else "", socket.gethostname(), os.getpid())
     ttl, limit = (options.ttl, options.limit) if options else (_TTL, 1)
-    lease = Lease(target.store, Claim(target.key, new_token(), ttl, limit, facts))
-    _held.add(lease.token)
+    lease = Holding(target.store, Claim(target.key, new_token(), ttl, limit, facts))
+    _held.add(lease.claim.token)
     before = current.get()
     try:
         answer = lease.acquire()
         if isinstance(answer, Conflict):
             raise _taken(target, answer.first)
         current.set((*before, ref(lease)))
-        yield next(each for each in target.store.holders(target.key) if each.token == lease.token)
+        yield next(each for each in target.store.holders(target.key) if each.token == lease.claim.token)
     finally:
         current.set(before)
-        _held.discard(lease.token)
-        if lease.unreleased and not lease.lost and lease.remaining() > 0:
+        _held.discard(lease.claim.token)
+        if lease.remaining() > 0:
             lease.release()
         elif lease.unreleased:
             # It has died, so it says nothing more.

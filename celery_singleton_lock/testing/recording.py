@@ -10,7 +10,7 @@ from celery import Task
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
 from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.lease import Lease, task_id_of
 from celery_singleton_lock.stores.records import Holder
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND
 
@@ -147,4 +147,4 @@ def await_reports() -> None:
 
 
 def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None]:
-    return sender.name if isinstance(sender, Task) else None, lease.claim.facts.task_id or None
+    return sender.name if isinstance(sender, Task) else None, task_id_of(lease)

@@ -11,6 +11,7 @@ from typing import Any
 from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease, signals
+from celery_singleton_lock.leases.lease import task_id_of
 from tests.acceptance.app import app, recorder
 
 app.conf.update(
@@ -123,7 +124,7 @@ def aborted(self: Any, key: Any, seconds: float) -> str:
 @signals.lock_lost.connect(weak=False)
 def record_loss(sender: Any = None, lease: Any = None, reason: str = "", **_: Any) -> None:
     if getattr(sender, "name", "") == killed.name:
-        recorder.write("signalled", lease.key, lease.task_id, reason=reason)
+        recorder.write("signalled", lease.key, task_id_of(lease), reason=reason)
 
 
 def nap(seconds: float) -> None:

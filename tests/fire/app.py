@@ -14,6 +14,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_singleton_lock import SingletonTask, current_lease, signals
+from celery_singleton_lock.leases.lease import task_id_of
 from tests.fire.kinds import KINDS, STRIKE, Kind
 from tests.fire.record import Record
 
@@ -190,6 +191,6 @@ def _unanswered(sender: Any, outcome: str, **_: Any) -> None:
 @signals.lock_lost.connect
 def _lost(sender: Any, lease: Any, reason: str, **_: Any) -> None:
     # In a thread of its own, which does not know the run: a child has one at a time.
-    record().write("lost", task=sender.name, task_id=lease.claim.facts.task_id, reason=reason)
+    record().write("lost", task=sender.name, task_id=task_id_of(lease), reason=reason)
     if Path(f"{os.environ['FIRE_RECORD']}.slow").exists():
         time.sleep(DAWDLES)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
@@ -24,12 +25,19 @@ def opened(cleanup: ExitStack, url: str, **options: Any) -> Store:
     return store
 
 
-def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Lease:
+def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Holding:
     """A lease that the heartbeat keeps until the test ends."""
-    lease = Lease(store, claim_of(name, ttl, "held"))
+    lease = Holding(store, claim_of(name, ttl, "held"))
     assert isinstance(lease.acquire(), Grant)
     cleanup.callback(lease.release)
     return lease
+
+
+def leased(store: Store, claim: Claim, on_lost: Callable[[Holding], None] | None = None) -> Holding:
+    """A lease that the heartbeat keeps for as long as the test has it."""
+    holding = Holding(store, claim, on_lost=on_lost)
+    assert isinstance(holding.acquire(), Grant)
+    return holding.view
 
 
 def seconds_to_a_grant(store: Store, name: object = "next") -> float:
@@ -51,12 +59,12 @@ def answered(ask: Callable[[], Any]) -> Any:
     return None
 
 
-def final_result(lease: Lease) -> float:
+def final_result(lease: Holding) -> float:
     """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
     return round(clock() + lease.remaining(), 1)
 
 
-def renewed_after(lease: Lease, what: str) -> None:
+def renewed_after(lease: Holding, what: str) -> None:
     first = final_result(lease)
     until(lambda: lease.lost or final_result(lease) > first, what)
     assert not lease.lost

@@ -5,7 +5,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
@@ -106,7 +107,7 @@ def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_on
         cleanup.callback(store.close)
     master = cluster.masters[0]
     (name,) = names_at(cluster, master, 1)
-    lease = Lease(careful, claim_of(name, "held", TTL))
+    lease = Holding(careful, claim_of(name, "held", TTL))
     assert isinstance(lease.acquire(), Grant)
     renewed_after(lease, "it is renewed, and its replica has that")
     # From now on only the master knows.

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock import StoreError
+from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
@@ -139,7 +140,7 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     # As one that reaches the old master, and no sentinel.
     on_its_side, elsewhere = opened(cleanup, deployment.servers[0].url), opened(cleanup, deployment.url)
     told_at: list[float] = []
-    lease = Lease(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
+    lease = Holding(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
     assert isinstance(lease.acquire(), Grant)
     renewed_after(lease, "it is renewed before")
     deployment.front.black_hole()

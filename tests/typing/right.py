@@ -30,6 +30,7 @@ def import_catalogue(supplier_id: int, full: bool = False) -> None: ...
 @app.task(base=SingletonTask, bind=True)
 def import_prices(self: SingletonTask, supplier_id: int) -> None:
     self.lock.check()
+    assert_type(self.lock, Lease)
     assert_type(self.lock.fence, int)
     assert_type(self.lock.held, bool)
     assert_type(self.lock.acquired_at, datetime)

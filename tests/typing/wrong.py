@@ -1,4 +1,4 @@
-"""What both type checkers have to refuse: at the end of a line, mypy's word for it and pyright's."""
+"""What both type checkers have to refuse: at the end of a line, mypy's word for it and pyright's one or two."""
 
 from celery import Celery
 
@@ -26,6 +26,7 @@ class Sync(SingletonTask[[int], str]):
 
     def run(self, supplier_id: int) -> str:
         self.lock.check("now")  # call-arg reportCallIssue
+        self.lock.lose("expired")  # attr-defined reportAttributeAccessIssue reportUnknownMemberType
         return str(supplier_id)
 
 
@@ -34,6 +35,7 @@ number: int = Sync()(7)  # assignment reportAssignmentType
 
 Lock("stock", ttl="30")  # arg-type reportArgumentType
 Lock("stock").acquire().release()  # union-attr reportOptionalMemberAccess
+Lock("stock").__enter__().acquire()  # attr-defined reportAttributeAccessIssue reportUnknownMemberType
 
 
 @Lock("stock", timeout="5")  # arg-type reportArgumentType

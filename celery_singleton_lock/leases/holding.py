@@ -1,0 +1,356 @@
+"""A claim, from the first request for it to its release. Users see a granted one as a `Lease`.
+
+It goes through these states. A state is one write, because a signal may raise between any two:
+
+    NEW            it is asked for                             ASKING
+    ASKING         refused, and nothing of it is in the store  NEW
+    ASKING         refused, and has a turn in the queue        QUEUED
+    ASKING         granted                                     HELD
+    ASKING         no answer; given back all the same          RELEASED
+    QUEUED         it is asked for again                       ASKING
+    QUEUED         its turn is given back                      RELEASED
+    HELD           a successor, or a person, wants it to end   ASKED_TO_STOP
+    HELD           gone, or not renewed until its deadline     LOST
+    HELD           given back                                  RELEASED
+    ASKED_TO_STOP  gone, or not renewed until its deadline     LOST
+    ASKED_TO_STOP  given back                                  RELEASED
+    LOST           given back, for something may be left       RELEASED
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from enum import IntEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+from weakref import ref
+
+from celery_singleton_lock import signals
+from celery_singleton_lock.errors import MAKES_WAY, LockLost, LostReason, NotHeldReason, SingletonLockError, StoreError
+from celery_singleton_lock.leases.background import background, release_claim_later
+from celery_singleton_lock.leases.counters import counters
+from celery_singleton_lock.leases.deadman import DeadMan
+from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, heartbeat, lateness, tell_late
+from celery_singleton_lock.leases.lease import Lease
+from celery_singleton_lock.leases.lines import tell_of_death
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant
+from celery_singleton_lock.stores.redis.store import Store
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.leases.heartbeat import RenewalThread
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# Our clock and the server's may run at slightly different rates; Redlock's allowance.
+_DRIFT = 0.01
+_DRIFT_FLOOR = 0.002
+_LATE_BOUND = 1.0
+
+
+class State(IntEnum):
+    """How far a claim is."""
+
+    NEW = 0
+    ASKING = 1  # a request for it is under way, or had no answer
+    QUEUED = 2
+    HELD = 3
+    ASKED_TO_STOP = 4  # it is still ours, until its holder has ended
+    LOST = 5
+    RELEASED = 6
+
+
+# By their own names, because a look into an enum costs a call before Python 3.12.
+NEW, ASKING, QUEUED, HELD, ASKED_TO_STOP, LOST, RELEASED = State
+# In the order of the states.
+_LEADS_TO = (
+    (ASKING,),
+    (HELD, NEW, QUEUED, RELEASED),
+    (ASKING, RELEASED),
+    (RELEASED, ASKED_TO_STOP, LOST),
+    (LOST, RELEASED),
+    (RELEASED,),
+    (),
+)
+
+
+class Holding:
+    """A claim and its state; once granted it is kept alive by the heartbeat, until it is released or lost.
+
+    Arguments:
+        store, claim: The store, and what to ask it for.
+        deadman: Kills this process at the deadline; each renewal moves it.
+        on_lost: Called once with this object when it is lost, in the heartbeat's thread, so it must not take long.
+        refused_at: When an earlier execution of the call was refused first, by the store's clock, in microseconds.
+    """
+
+    state: State = NEW
+    fence: int = 0
+    took_over: bool = False
+    waited: float = 0.0
+    began_at: float = 0.0  # when it was granted, by the local clock
+    since: float = 0.0  # the same by the store's
+    # On `clock()`. It counts from the moment the last answered request was sent, less an allowance for the drift of
+    # clocks, so it never lies behind the store's own.
+    deadline: float = 0.0
+    next_renewal: float = 0.0
+    thread: "RenewalThread | None" = None
+    is_unsure: bool = False  # the last renewal was not answered, so it may have worked or not
+    told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
+    lost_reason: LostReason | None = None  # it outlasts the state, because a lease is released after its loss
+    is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
+    takes: int = 1  # how often it has to be released
+    _place: int | None = None
+    _sender: Any = None
+    # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
+    _view: "ref[Lease] | None" = None
+
+    def __init__(
+        self,
+        store: Store,
+        claim: Claim,
+        *,
+        deadman: DeadMan | None = None,
+        on_lost: Callable[["Holding"], None] | None = None,
+        refused_at: int = 0,
+    ) -> None:
+        self.store: Store = store
+        self.claim: Claim = claim
+        self.key: str = claim.key
+        self.ttl: float = claim.ttl
+        self.task_id: str | None = claim.facts.task_id or None
+        self.refused_at: int = refused_at
+        self._deadman = deadman
+        self._on_lost = on_lost
+        self.pid = os.getpid()
+
+    def go_to(self, state: State) -> None:
+        """Go to another state; a `RuntimeError` if the present one does not lead there."""
+        # Nothing is called in between, so no signal and no other thread comes between.
+        if state not in _LEADS_TO[self.state]:
+            raise RuntimeError(f"the lease on key={self.key} cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    @property
+    def view(self) -> Lease:
+        """What users get of it: the same object for as long as anybody has it."""
+        view = self._view() if self._view is not None else None
+        if view is None:
+            view = Lease(self)
+            self._view = ref(view)
+        return view
+
+    @property
+    def unreleased(self) -> bool:
+        """There is, or may be, something in the store for this process to release."""
+        return NEW < self.state < RELEASED and self.pid == os.getpid()
+
+    @property
+    def is_kept(self) -> bool:
+        """The heartbeat keeps it alive."""
+        return self.state in (HELD, ASKED_TO_STOP)
+
+    @property
+    def time_left(self) -> float:
+        """Seconds for which this process keeps others out, asked to stop or not."""
+        return max(0.0, self.deadline - clock()) if self.is_kept and self.pid == os.getpid() else 0.0
+
+    def remaining(self) -> float:
+        return self.time_left if self.state is HELD else 0.0
+
+    # Asking for it.
+
+    def acquire(self) -> Grant | Conflict | Done:
+        """Ask the store once; after a grant it is under the heartbeat's care. After any error, release it."""
+        self.go_to(ASKING)
+        answer = self.store.acquire(self.claim)
+        if isinstance(answer, Grant):
+            self._begin(answer)
+            return answer
+        self.go_to(NEW)
+        if isinstance(answer, Conflict):
+            self.refused_at = self.refused_at or answer.at
+        return answer
+
+    def wait(self, conflict: Conflict, timeout: float | None = None) -> Grant | Conflict | Done:
+        """Queue for it, first come, first served, until it is ours or *timeout* seconds are over; errors as `acquire`.
+
+        The holder's release wakes the next in the queue. If the holder has died, the waiter wakes at its deadline.
+
+        Returns:
+            Unless it is granted, *conflict*, with its times moved to now, or what the store has answered a copy;
+            `release` gives the turn back, as after an exception.
+        """
+        began_at = clock()
+        give_up_at = float("inf") if timeout is None else began_at + timeout
+        with self.store.waiter(self.claim) as waiter:
+            while True:
+                self.go_to(ASKING)
+                answer = waiter.ask()
+                if isinstance(answer, Grant):
+                    self._begin(answer)
+                    return answer
+                self.go_to(QUEUED)
+                if not isinstance(answer, float):
+                    return answer
+                now = clock()
+                if now >= give_up_at:
+                    return replace(conflict, at=conflict.at + round((now - began_at) * 1_000_000))
+                waiter.sleep(min(answer, give_up_at - now))
+
+    def _begin(self, grant: Grant) -> None:
+        self._place = grant.place
+        self.fence = grant.fence
+        self.took_over = grant.took_over
+        self.since = grant.since
+        self.began_at = grant.sent_at
+        if self.refused_at:
+            self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
+        self.go_to(HELD)
+        self.renewed(grant.sent_at)
+        heartbeat.watch(self)
+        if grant.died is not None:
+            tell_of_death(self.key, grant.died)
+        # INFO for a task only, because a task has logged that it waits.
+        level = logging.INFO if self.waited and self.task_id else logging.DEBUG
+        if logger.isEnabledFor(level):
+            event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
+            logger.log(level, event, self.key, self.task_id, self.fence, self.took_over, self.waited)
+
+    def report_granted(self, sender: Any, task: str) -> None:
+        """Count its grant for a *task*, empty for a `Lock`, and send `lock_acquired`; likewise at its release."""
+        self._sender = sender
+        self._counted_as = task
+        counters.add(self.store, self.key, "acquired", task, value=self.waited)
+        if self.took_over:
+            counters.add(self.store, self.key, "taken_over", task)
+        if signals.lock_acquired.receivers:
+            signals.lock_acquired.send(sender=sender, lease=self.view)
+
+    # While it is held.
+
+    def renewed(self, sent_at: float) -> None:
+        """Count the ttl from *sent_at*, when the answered request was sent."""
+        self.deadline = sent_at + self.ttl * (1 - _DRIFT) - _DRIFT_FLOOR
+        self.next_renewal = sent_at + self.ttl / RENEWALS_PER_TTL
+        self.is_unsure = False
+        if self._deadman is not None:
+            self._deadman.arm(self.deadline)
+
+    def check(self) -> None:
+        """See `Lease.check`."""
+        if self.state is HELD and self.unreleased and not self.time_left:
+            # The heartbeat got no time to run, and the main process of a worker may have renewed it meanwhile.
+            sent_at = clock()
+            with suppress(StoreError):
+                if self.store.renew([self.claim], _LATE_BOUND) == [Answer.DONE]:
+                    self.renewed(sent_at)
+        if self.remaining() <= 0.0:
+            reason: NotHeldReason = "released" if self.state is RELEASED else "forked"
+            raise LockLost(self.key, self.lost_reason or ("expired" if self.unreleased else reason))
+
+    def lose(self, reason: LostReason) -> None:
+        """Report once that it is lost, or that its holder has to stop; nothing if it was released meanwhile."""
+        is_told = self.lost_reason is not None
+        if reason == "broken" and self.state is ASKED_TO_STOP:
+            # A person asks it to end now, and then no successor takes over.
+            self.lost_reason = reason
+        try:
+            self.go_to(ASKED_TO_STOP if reason in MAKES_WAY else LOST)
+        except RuntimeError:
+            return
+        # At once, so that nobody sees the state without its reason.
+        self.lost_reason = self.lost_reason or reason
+        if not is_told:
+            self.report_lost(reason)
+
+    def report_lost(self, reason: LostReason) -> None:
+        self.lost_reason = reason
+        try:
+            if self._on_lost is not None:
+                self._on_lost(self)
+        finally:
+            # If the policy, or a person, has asked for this end, it is no error.
+            level = logging.INFO if reason in MAKES_WAY else logging.ERROR
+            event = "lock.lost key=%s task_id=%s reason=%s"
+            background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
+
+    # Giving it back.
+
+    def release(self, ending: Ending | None = None) -> Answer | None:
+        """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
+
+        The heartbeat lets go of it first, so nothing renews a released lease. What the store does not answer is
+        repeated in the background, until it must have freed the key by itself. See `Lease.release` as well.
+
+        Arguments:
+            ending: What later deliveries of the run's message have to know, if it has ended for good.
+
+        Returns:
+            What the store said, or None if it did not answer, or was not asked because the lease was taken again.
+        """
+        if not self.unreleased:
+            why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
+            raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
+        if self.takes > 1:
+            self.takes -= 1
+            return None
+        answer = self._give_back(ending)
+        if answer is None:
+            return None
+        if answer <= Answer.TAKEN and self.fence:
+            if self.lost_reason is None:
+                self.report_lost("taken" if answer is Answer.TAKEN else "expired")
+            return answer
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("lock.released key=%s task_id=%s", self.key, self.task_id)
+        if self._sender is not None:
+            counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
+            if signals.lock_released.receivers:
+                signals.lock_released.send(sender=self._sender, lease=self.view)
+        return answer
+
+    def _give_back(self, ending: Ending | None) -> Answer | None:
+        answer = None
+        self.is_unanswered = self.state is ASKING
+        try:
+            # From here on the store may give it to somebody else, although no answer has come yet.
+            self._stop()
+            if not self.is_unanswered:
+                answer = self.store.release(self.claim, self._place, ending=ending)
+        except StoreError as error:
+            logger.warning("lock.release_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
+        finally:
+            if answer is None:
+                # A time limit may have interrupted the release above before its end.
+                self._stop()
+                release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
+        return answer
+
+    def _stop(self) -> None:
+        """Renew it no longer: nobody wants it any more."""
+        if self.state is HELD and (late := lateness(self)):
+            # A body that held the GIL to its end: the heartbeat will never see it.
+            tell_late({self: late})
+        if self.state is not RELEASED:
+            self.go_to(RELEASED)
+        if self.thread is not None:
+            self.thread.remove(self)
+        if self._deadman is not None:
+            self._deadman.disarm()
+
+
+class _Nothing(Holding):
+    """What a body holds that runs without a lock: so one body serves both."""
+
+    def check(self) -> None:
+        """Return: there is nothing to lose."""
+
+    def release(self, ending: Ending | None = None) -> None:
+        """Return: there is nothing to give back."""
+
+
+NULL_LEASE = _Nothing(cast("Store", None), Claim("", "", 0.0)).view
+"""Not held, its fence is 0, and `check` returns."""

@@ -1,0 +1,136 @@
+"""A `Lease`: users get the documented names and no others, and its state goes only where its table says."""
+
+import gc
+import re
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_singleton_lock import Lease, Lock, SingletonTask, current_lease, signals
+from celery_singleton_lock.leases import holding
+from celery_singleton_lock.leases.holding import Holding, State
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim
+from tests.servers import Server
+from tests.waiting import until
+
+API = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
+
+
+@pytest.fixture
+def app(server: Server) -> Iterator[Celery]:
+    app = Celery("integration", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url=server.url)
+    yield app
+    app.close()
+
+
+def documented() -> set[str]:
+    section = API.read_text(encoding="utf-8").partition("## Of a `Lease`")[2].partition("\n## ")[0]
+    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    return {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+
+
+def by_a_lock(app: Celery, see: Callable[[Any], None]) -> None:
+    with Lock("stock", app=app) as lease:
+        see(lease)
+
+
+def by_a_task(app: Celery, see: Callable[[Any], None]) -> None:
+    @app.task(base=SingletonTask, bind=True)
+    def body(self: Any) -> None:
+        assert self.lock is self.lock is current_lease()
+        see(self.lock)
+
+    body.apply().get()
+
+
+def outside_a_run(app: Celery, see: Callable[[Any], None]) -> None:
+    @app.task(base=SingletonTask)
+    def body() -> None:
+        pass
+
+    see(body.lock)
+
+
+def by_a_signal(app: Celery, see: Callable[[Any], None]) -> None:
+    @app.task(base=SingletonTask, bind=True)
+    def body(self: Any) -> None:
+        mine.append(self.lock)
+
+    def receiver(lease: Any = None, **_: Any) -> None:
+        told.append(lease)
+
+    mine: list[Any] = []
+    told: list[Any] = []
+    signals.lock_released.connect(receiver, sender=body)
+    body.apply().get()
+    assert told[0] is mine[0]
+    see(told[0])
+
+
+@pytest.mark.parametrize("way", [by_a_lock, by_a_task, outside_a_run, by_a_signal])
+def test_a_lease_has_the_documented_names_and_no_others(app: Celery, way: Any) -> None:
+    def see(lease: Any) -> None:
+        seen.append({name for name in dir(lease) if not name.startswith("_")})
+
+    seen: list[set[str]] = []
+    way(app, see)
+
+    assert seen == [documented()]
+
+
+@pytest.mark.parametrize(("present", "wanted"), list(product(State, State)))
+def test_a_state_leads_only_where_its_table_says(app: Celery, present: State, wanted: State) -> None:
+    row = rf"^    {present.name} .* {wanted.name}$"
+    claim = Holding(store_of(app), Claim("singleton:v3:{stock:00}", "mine", 1.0))
+    claim.state = present
+
+    if re.search(row, holding.__doc__ or "", re.MULTILINE):
+        claim.go_to(wanted)
+        assert claim.state is wanted
+    else:
+        with pytest.raises(RuntimeError, match=f"cannot go from {present.name} to {wanted.name}"):
+            claim.go_to(wanted)
+        assert claim.state is present
+
+
+def test_a_loss_that_comes_after_the_release_is_no_loss(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
+    lost: list[Holding] = []
+    late = Holding(store_of(app), Claim("singleton:v3:{stock:00}", "mine", 1.0), on_lost=lost.append)
+    late.acquire()
+    late.release()
+
+    for reason in ("expired", "replaced"):
+        late.lose(reason)  # type: ignore[arg-type]
+
+    assert (lost, late.view.lost, late.view.lost_reason) == ([], False, None)
+    assert "lock.lost" not in caplog.text
+
+
+def is_renewed(lease: Lease) -> None:
+    seen = [lease.remaining()]
+    until(lambda: seen.append(lease.remaining()) or seen[-1] > seen[-2], "it is renewed")
+
+
+def test_a_lease_is_renewed_while_somebody_has_it_and_no_longer(app: Celery) -> None:
+    lock = Lock("stock", app=app, ttl=2)
+    key = lock.key
+    with lock as lease:
+        # It brings the scripts to the server, whose errors keep frames until the garbage collector comes.
+        is_renewed(lease)
+    gc.collect()
+    gc.disable()
+    try:
+        lease = lock.__enter__()
+        # The lease alone keeps what the heartbeat renews.
+        del lock
+        is_renewed(lease)
+        del lease
+        until(lambda: not store_of(app).holders(key), "nobody renews it")
+    finally:
+        gc.enable()
