@@ -124,7 +124,7 @@ class Holding:
         self.refused_at: int = refused_at
         self._deadman = deadman
         self._on_lost = on_lost
-        self.pid = os.getpid()
+        self.pid: int = os.getpid()
 
     def go_to(self, state: State) -> None:
         """Go to another state; a `RuntimeError` if the present one does not lead there."""
