@@ -297,7 +297,11 @@ class Holding:
         if self.takes > 1:
             self.takes -= 1
             return None
-        answer = self._give_back(ending)
+        return self.give_back(ending)
+
+    def give_back(self, ending: Ending | None = None) -> Answer | None:
+        """The same for a caller who has seen that there is something to release, and that nobody has taken it again."""
+        answer = self._end(ending)
         if answer is None:
             return None
         if answer <= Answer.TAKEN and self.fence:
@@ -312,7 +316,7 @@ class Holding:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
         return answer
 
-    def _give_back(self, ending: Ending | None) -> Answer | None:
+    def _end(self, ending: Ending | None) -> Answer | None:
         answer = None
         self.is_unanswered = self.state is ASKING
         try:

@@ -56,9 +56,10 @@ def admit(run: Run) -> Admitted | Ended:
     try:
         # A silent store must not use up the time limit, either.
         run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest_wait(run))
-        if run.options.mode == "until_executing":
+        mode = run.options.mode
+        if mode == "until_executing":
             return _begin_without_lease(run, policy)
-        if run.options.mode != "while_executing" or run.way is Way.COPY or run.notes.joins or policy.kind is not None:
+        if mode != "while_executing" or run.way is Way.COPY or run.notes.joins or policy.kind is not None:
             ended = _prepare(run, policy)
             if isinstance(ended, Ended):
                 return ended

@@ -195,14 +195,19 @@ def may_be_copy(task: Task, request: Context, notes: Notes) -> bool:
     return has_copies(request, notes, delivery, options) or bool(request.eta and not notes.tries)
 
 
-def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
-    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere.
+def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
+    """The message was delivered before, or is here for so long that the broker may have delivered it elsewhere."""
+    return was_delivered_before(request, notes) or is_long_here(delivery, options)
+
+
+def was_delivered_before(request: Context, notes: Notes) -> bool:
+    return notes.is_copy or bool((request.delivery_info or {}).get("redelivered"))
+
+
+def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False) -> bool:
+    """The message is here for so long that the broker may have delivered it elsewhere.
 
     With *late*, as seen from the moment at which the broker hears of the end of a body that ends now.
     """
-    age = clock() - delivery.received
-    if age > options.visibility_timeout * _NEARLY or (
-        late and age + _LATEST_ACKNOWLEDGEMENT > options.visibility_timeout
-    ):
-        return True
-    return notes.is_copy or bool((request.delivery_info or {}).get("redelivered"))
+    timeout, age = options.visibility_timeout, clock() - delivery.received
+    return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)

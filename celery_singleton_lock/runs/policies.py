@@ -26,7 +26,9 @@ logger = logging.getLogger("celery_singleton_lock")
 # The part of a time limit that a run may wait in its place; the rest is for the body.
 _SHARE = 1 / 4
 
-_limits_of_the_worker: tuple[float | None, float | None] = None, None
+_NO_LIMITS: tuple[float | None, float | None] = None, None
+_FOR_EVER = float("inf")
+_limits_of_the_worker = _NO_LIMITS
 
 
 class Ended(NamedTuple):
@@ -229,11 +231,11 @@ def longest_wait(run: Run) -> float:
         timed = get_current_task()
         request = timed.request
     # Each is chosen as a worker chooses it.
-    hard, soft = request.timelimit or (None, None)
+    hard, soft = request.timelimit or _NO_LIMITS
     hard = hard or timed.time_limit or _limits_of_the_worker[0]
     soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
-    if request.is_eager or not (hard or soft):
-        return float("inf")
+    if not (hard or soft) or request.is_eager:
+        return _FOR_EVER
     return min(limit for limit in (hard, soft) if limit) * _SHARE - _waited(request) - run.age
 
 

@@ -12,14 +12,17 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.holding import NEW, RELEASED
 from celery_singleton_lock.runs.delivery import (
+    CAN_BE_REQUEUED,
     Way,
-    has_copies,
+    is_long_here,
     may_be_copy,
     notes_of,
     redelivered_within,
     state_for,
     state_of,
+    was_delivered_before,
 )
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.requeue import CONTINUED, COPY, end_delivery, requeue_copy
@@ -58,13 +61,15 @@ def _requeue_copy(run: Run, holder: Holder, expires_in: float) -> NoReturn:
 
 def ending_of(run: Run, error: Exception | None) -> Ending | None:
     """The facts for later deliveries about a body that has ended this way; None if they should run it again."""
-    if not (run.can_be_requeued and run.lease.unreleased):
+    if run.way not in CAN_BE_REQUEUED or run.lease.state in (NEW, RELEASED):
         return None
     outcome = "ended" if error is None else _outcome_of(run.task, error)
     if outcome is None:
         return None
     options = run.options
-    is_due = has_copies(run.request, run.notes, run.delivery, options, late=run.task.acks_late)
+    is_due = is_long_here(run.delivery, options, late=run.task.acks_late)
+    if run.way is Way.COPY:
+        is_due = is_due or was_delivered_before(run.request, run.notes)
     return Ending(outcome, redelivered_within(options), is_due)
 
 

@@ -329,7 +329,7 @@ class Run:
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
-        if self.lease.unreleased and self.lease.release(self.ending) is not Answer.MARKED:
+        if self.lease.unreleased and self.lease.give_back(self.ending) is not Answer.MARKED:
             self.ending = None
         if self.lease.fence == 0 and not self.goes_on_elsewhere:
             self.unmark()

@@ -183,8 +183,10 @@ class Store:
         except StoreError:
             part.is_away = True
             raise
-        # By now it is known which part that is.
-        self.part_of(claim.key).clock.compare(reply if type(reply) is int else reply[1], sent_at)
+        if self.has_parts:
+            # By now it is known which part that is.
+            part = self.part_of(claim.key)
+        part.clock.compare(reply if type(reply) is int else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
