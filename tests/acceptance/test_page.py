@@ -24,6 +24,7 @@ from click.testing import CliRunner
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import APP
@@ -240,7 +241,7 @@ def test_pages_are_read_and_nothing_else(reader: Visitor, method: str, path: str
 def test_who_has_asked_a_holder_to_stop_is_shown(tasks: Any, reader: Visitor, store: Store) -> None:
     mine = claim(tasks.skipped.lock_key_for("k"), "id-1")
     store.acquire(mine)
-    store.break_lock(mine.key, [mine.token], "alice@ops-1", marks=False, force=False)
+    Inventory(store).break_lock(mine.key, [mine.token], "alice@ops-1", marks=False, force=False)
 
     (row,) = json.loads(reader.get("/locks.json").body)
     assert (row["state"], row["asked_by"]) == ("held", "alice@ops-1")
