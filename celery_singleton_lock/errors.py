@@ -9,7 +9,7 @@ DOCS = "https://celery-singleton-lock.github.io/celery-singleton-lock/"
 LostReason = Literal["expired", "taken", "unreachable", "replaced", "broken"]
 """Why a lease is lost."""
 
-MAKES_WAY: tuple[LostReason, ...] = ("replaced", "broken")
+REASONS_TO_STOP: tuple[LostReason, ...] = ("replaced", "broken")
 """The reasons for which a holder is asked to end; it keeps its lease until it has ended."""
 # A reply of the server by which it refuses, in the words of the client library; all other errors are its silence.
 _REFUSAL = re.compile(r"(?!ConnectionError|TimeoutError)\w+Error: |ConnectionError: (?:acknowledged by|max number of)")
@@ -75,7 +75,7 @@ class LockLost(SingletonLockError):
         self.reason = reason
 
     def __str__(self) -> str:
-        if self.reason in MAKES_WAY:
+        if self.reason in REASONS_TO_STOP:
             return f"the lease on key={self.key} has to be given back ({self.reason}): the run was asked to end"
         return f"the lease on key={self.key} was lost ({self.reason}); another run may have begun"
 

@@ -11,7 +11,7 @@ from typing import Any
 from celery.signals import task_postrun
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import MAKES_WAY
+from celery_singleton_lock.errors import REASONS_TO_STOP
 from celery_singleton_lock.runs.delivery import run_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
@@ -78,5 +78,5 @@ def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
         tracer.start_span("singleton_lock wait", start_time=since, attributes=key).end(began_at)
     if lease.lost_reason is not None:
         span.add_event("singleton_lock.lost", {**key, "singleton_lock.reason": lease.lost_reason})
-        if lease.lost_reason not in MAKES_WAY:
+        if lease.lost_reason not in REASONS_TO_STOP:
             span.set_status(trace.StatusCode.ERROR, f"the lock was lost: {lease.lost_reason}")

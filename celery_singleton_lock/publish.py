@@ -192,7 +192,7 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     # In the other modes the mark of a retry has ended, because its body has begun.
     is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
-    # A call that comes again has its mark already, or had it.
+    # A requeued call has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
     noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:

@@ -30,7 +30,7 @@ lock_acquired: Signal = _Signal(name="lock_acquired", providing_args={"lease"})
 lock_conflict: Signal = _Signal(name="lock_conflict", providing_args={"key", "holder", "outcome"})
 """The key was held: `key`, `holder` (a `Holder`), and `outcome`: `skipped`, `raised`,
 `rescheduled`, `joined`, `superseded` (the call that is named as the holder runs in its place),
-`parked` (a copy of a run that has not ended, which comes again), `dropped` (a copy of a run that
+`parked` (a copy of a run that has not ended, which is requeued), `dropped` (a copy of a run that
 has ended), or `unpublished` (the call was not sent). A run that waits in the pool sends none until it stops waiting."""
 
 lock_unanswered: Signal = _Signal(name="lock_unanswered", providing_args={"key", "error", "outcome"})

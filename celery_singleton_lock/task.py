@@ -94,7 +94,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             which ends with the holder's own result or error, `"rerun"`, one more run after the present one,
             that of the call published last, or `"replace"`, which also cancels the holder.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which a call that waits or comes again gives up with
+        lock_wait_timeout: Seconds after which a call that waits or is requeued gives up with
             `LockHeld`; by default never, and never with `"join"`, `"rerun"` and `"replace"`. With any
             policy, also seconds after which a call that cannot reach the store fails with `StoreError`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start of a run, or from the publishing

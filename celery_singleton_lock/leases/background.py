@@ -177,7 +177,7 @@ class PendingRelease:
         self._give_up_at = clock() + ttl
 
     def __call__(self) -> None:
-        """Try once, and come again if that is needed."""
+        """Try once, and again later if that is needed."""
         try:
             pause = self._try()
         except Exception:

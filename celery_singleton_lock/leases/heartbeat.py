@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import ref
 
-from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
+from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
 from celery_singleton_lock.leases.background import Background, DaemonThread, background
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.leases.greenlets import patched_by, start_native_thread
@@ -152,8 +152,8 @@ class RenewalThread(DaemonThread):
         for holding, answer in zip(holdings, answers, strict=True):
             if not holding.is_kept:
                 continue
-            # A holder that is asked to make way keeps its lease until it has.
-            if answer is Answer.DONE or _REASONS[answer] in MAKES_WAY:
+            # A holder that is asked to stop keeps its lease until it has.
+            if answer is Answer.DONE or _REASONS[answer] in REASONS_TO_STOP:
                 holding.renewed(sent_at)
             if answer is not Answer.DONE:
                 self._lose(holding, _REASONS[answer])
@@ -177,7 +177,7 @@ class RenewalThread(DaemonThread):
 
     def _lose(self, holding: "Holding", reason: LostReason) -> None:
         self._call(partial(holding.lose, reason))
-        if reason not in MAKES_WAY:
+        if reason not in REASONS_TO_STOP:
             self.remove(holding)
 
     def _report_late(self) -> None:

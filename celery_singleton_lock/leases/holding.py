@@ -28,7 +28,14 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import ref
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import MAKES_WAY, LockLost, LostReason, NotHeldReason, SingletonLockError, StoreError
+from celery_singleton_lock.errors import (
+    REASONS_TO_STOP,
+    LockLost,
+    LostReason,
+    NotHeldReason,
+    SingletonLockError,
+    StoreError,
+)
 from celery_singleton_lock.leases.background import background, release_claim_later
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.leases.deadman import DeadMan
@@ -258,7 +265,7 @@ class Holding:
             # A person asks it to end now, and then no successor takes over.
             self.lost_reason = reason
         try:
-            self.go_to(ASKED_TO_STOP if reason in MAKES_WAY else LOST)
+            self.go_to(ASKED_TO_STOP if reason in REASONS_TO_STOP else LOST)
         except RuntimeError:
             return
         # At once, so that nobody sees the state without its reason.
@@ -273,7 +280,7 @@ class Holding:
                 self._on_lost(self)
         finally:
             # If the policy, or a person, has asked for this end, it is no error.
-            level = logging.INFO if reason in MAKES_WAY else logging.ERROR
+            level = logging.INFO if reason in REASONS_TO_STOP else logging.ERROR
             event = "lock.lost key=%s task_id=%s reason=%s"
             background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
 

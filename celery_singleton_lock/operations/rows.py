@@ -216,7 +216,7 @@ def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], li
         call["text"] = str(result) or type(result).__name__
         # An error of others may have attributes of the same names.
         if isinstance(result, CallRevoked | LockHeld | LockLost):
-            # A call that comes again may still be done.
+            # A requeued call may still be done.
             call["reason"] = None if call["state"] == states.RETRY else result.reason
             call["key"], call["holder_task_id"] = result.key, getattr(result, "holder_task_id", None)
     return call, rows, None

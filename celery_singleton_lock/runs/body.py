@@ -8,7 +8,7 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 from weakref import ref
 
-from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockLost, StoreError
+from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, StoreError
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import Phase, Run
@@ -23,7 +23,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     """Call the body: interrupted if its lease is lost, and found by later deliveries of its message.
 
     Raises:
-        Exception: The body's; or `Revoked` if the run was asked to make way, even if its body has caught that.
+        Exception: The body's; or `Revoked` if the run was asked to stop, even if its body has caught that.
     """
     locks = holds.get()
     try:
@@ -41,8 +41,8 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
         if run.lease.lost_reason is None:
             return result
         if not _was_preempted(run, None):
-            # A run that was asked to make way keeps its lease until it has ended.
-            if run.lease.lost_reason not in MAKES_WAY:
+            # A run that was asked to stop keeps its lease until it has ended.
+            if run.lease.lost_reason not in REASONS_TO_STOP:
                 # It was only to be warned, or it has caught the error.
                 event = (
                     "lock.finished_without_lease key=%s task_id=%s reason=%s: the body ran to its end after the loss"
@@ -108,8 +108,10 @@ def _lost(run: Run) -> LockLost:
 
 
 def _was_preempted(run: Run, error: Exception | None) -> bool:
-    """The run was asked to make way, even if its body has caught that."""
-    return run.was_replaced or (isinstance(error, LockLost) and error.key == run.key and error.reason in MAKES_WAY)
+    """The run was asked to stop, even if its body has caught that."""
+    return run.was_replaced or (
+        isinstance(error, LockLost) and error.key == run.key and error.reason in REASONS_TO_STOP
+    )
 
 
 def _finish_preempted(run: Run) -> None:

@@ -29,7 +29,7 @@ class Notes:
 
     key: str = ""
     published: int = 0  # first, whoever publishes it again
-    tries: int = 0  # how many times it has come again
+    tries: int = 0  # how many times it was requeued
     since: int = 0  # its first refusal, by the store's clock
     is_copy: bool = False  # it may have been delivered before
     joins: str = ""  # the task id of the run that it has joined

@@ -75,7 +75,7 @@ def ending_of(run: Run, error: Exception | None) -> Ending | None:
 
 def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | None:
     if isinstance(error, Reject):
-        # With requeue the message is meant to come again.
+        # With requeue the message is meant to be redelivered.
         return None if error.requeue else "retried"
     if isinstance(error, Ignore | Retry):
         # For Ignore, nothing is stored, or a replacement goes on with the work.

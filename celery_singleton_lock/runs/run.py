@@ -29,7 +29,7 @@ from celery.exceptions import Retry
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import MAKES_WAY, ConfigurationError, LockHeld, LockLost
+from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockHeld, LockLost
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count
@@ -59,7 +59,7 @@ logger = logging.getLogger("celery_singleton_lock")
 
 # Celery reads it when it stores RETRY, from 5.7 on.
 _HEEDS_REQUEST = hasattr(celery_task, "get_actual_ignore_result")
-# The outcomes after which a call comes again to ask once more.
+# The outcomes after which a call is requeued to ask once more.
 _POLLS = ("rescheduled", "joined")
 
 
@@ -204,8 +204,8 @@ class Run:
 
     @property
     def was_replaced(self) -> bool:
-        """It has been asked to make way, for its successor or by a person."""
-        return self.interrupt.delivered and self.lease.lost_reason in MAKES_WAY
+        """It has been asked to stop, for its successor or by a person."""
+        return self.interrupt.delivered and self.lease.lost_reason in REASONS_TO_STOP
 
     @property
     def age(self) -> float:
@@ -215,8 +215,8 @@ class Run:
         """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
         policy, reason = self.options.on_lost, lease.lost_reason or "expired"
         count(lease.store, lease.key, "lost", self.task.name, reason)
-        # A holder that is asked to make way still has its lease, so it has time to end in order.
-        if policy == "kill" and reason not in MAKES_WAY:
+        # A holder that is asked to stop still has its lease, so it has time to end in order.
+        if policy == "kill" and reason not in REASONS_TO_STOP:
             os.kill(os.getpid(), signal.SIGKILL)
         if policy != "warn":
             self.interrupt.send(LockLost(lease.key, reason))
@@ -294,7 +294,7 @@ class Run:
         """Return if it may still publish a retry or a replacement.
 
         Raises:
-            LockLost: It was asked to make way, so nothing of it comes after its successor.
+            LockLost: It was asked to stop, so nothing of it comes after its successor.
         """
         if self.was_replaced:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from celery import Task
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import MAKES_WAY, LostReason, StoreError
+from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import Lease, task_id_of
 from celery_singleton_lock.stores.records import Holder
@@ -119,7 +119,7 @@ class Recorded:
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
         # A body that ends after the loss of its lease releases nothing that counts.
-        if not lease.lost or lease.lost_reason in MAKES_WAY:
+        if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
             self.released.append(Released(*_whose(sender, lease), lease.key))
 
     def _on_unanswered(

@@ -192,7 +192,7 @@ class Store:
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
         """Restart the ttl of each claim; one answer each, in order.
 
-        `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to make way.
+        `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to stop.
         Some may have been renewed even if there is no answer.
         """
         calls = list(renewals_of(claims, self._renewals_per_script))

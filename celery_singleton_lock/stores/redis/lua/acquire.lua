@@ -147,7 +147,7 @@ end
 -- A run that is here goes before a message that may come: a caller that would occupy its slot meanwhile yields to no
 -- message. A queued call does not wait for a later successor, because the successor heeds its mark, and they must not
 -- wait for each other. A call does not wait for a successor that ends in its favour, or nobody would run while such calls
--- come faster than the successor comes again.
+-- come faster than the successor asks again.
 local is_queued = queued and queued.task_id == task_id
 if its_relation == 'stranger' and not is_queued and not waits then
   ranks_before(successor)
@@ -195,7 +195,7 @@ if free > #before then
     else
       redis.call('HDEL', key, 'next')
     end
-    -- This may be another place than that of the holder that was asked to make way.
+    -- This may be another place than that of the holder that was asked to stop.
     let_holders_stay(key, places)
   end
   if task_id_of(known[6]) == task_id then
@@ -234,7 +234,7 @@ if waits then
 end
 
 -- 7. Which call runs next, if it is this one or one that has superseded it? A run that goes on is superseded by no
--- `rerun` that has yet to ask, and it is asked to make way only once its successor has come again, and so is safe in the
+-- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
 -- broker.
 local next_one
 if policy == 'replace' or policy and this_call.asked and not is_coming(successor) then
@@ -247,7 +247,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   set_successor(key, this_call)
   if policy == 'replace' and this_call.asked then
-    ask_oldest_to_make_way(key, places)
+    ask_oldest_to_stop(key, places)
   end
   next_one = task_id
 end

@@ -37,7 +37,7 @@ for _, each in ipairs(holders) do
   if is_forced then
     empty_place(key, each.place, each.token)
   else
-    ask_to_make_way(key, each)
+    ask_to_stop(key, each)
     redis.call('HSET', key, 'broken:' .. each.token, by)
   end
 end

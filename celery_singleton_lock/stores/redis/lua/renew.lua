@@ -8,7 +8,7 @@
 -- ARGV[i+1]  token of lease i
 --
 -- Returns  for each lease
---          1 renewed | 2 renewed, and asked to make way | 4 the same, but by a person | 0 the lock is somebody else's,
+--          1 renewed | 2 renewed, and asked to stop | 4 the same, but by a person | 0 the lock is somebody else's,
 --          or another program has written its key | -1 nobody has it
 --          and then the time of this server, in microseconds
 

@@ -13,7 +13,7 @@ end
 
 -- The places of a lock, and the holders that have them.
 --   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down
---   <token>     deadline of that holder; under !<token> once it has been asked to make way
+--   <token>     deadline of that holder; under !<token> once it has been asked to stop
 --   broken:<token>  who has asked that holder to end, if it was a person
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
 --               publication; together no more than 64 bytes, because a longer value doubles what the hash takes
@@ -55,17 +55,17 @@ local function grant_of(key, place)
   return grant_in(redis.call('HGET', key, place .. ':'))
 end
 
--- Whether a holder was asked to make way does not change here.
+-- Whether a holder was asked to stop does not change here.
 local function set_deadline(key, each, deadline)
-  redis.call('HSET', key, (each.makes_way and '!' or '') .. each.token, integer(deadline))
+  redis.call('HSET', key, (each.asked_to_stop and '!' or '') .. each.token, integer(deadline))
 end
 
 local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
 end
 
--- All places, in order: {place, token, deadline, alive, makes_way}; the token is nil where the place is empty. A holder
--- is alive until its deadline, whether it was asked to make way or not.
+-- All places, in order: {place, token, deadline, alive, asked_to_stop}; the token is nil where the place is empty. A holder
+-- is alive until its deadline, whether it was asked to stop or not.
 local function read_places(key, highest)
   local tokens = fields_of_places(key, highest, '')
   local names, places = {}, {}
@@ -73,29 +73,29 @@ local function read_places(key, highest)
     names[place] = tokens[place] or ''
   end
   for place, deadline in ipairs(read_fields(key, names)) do
-    local token, makes_way = tokens[place] or nil, false
+    local token, asked_to_stop = tokens[place] or nil, false
     if token and not deadline then
-      deadline, makes_way = redis.call('HGET', key, '!' .. token), true
+      deadline, asked_to_stop = redis.call('HGET', key, '!' .. token), true
     end
     deadline = tonumber(deadline or 0)
     local alive = token and deadline > now
-    places[place] = {place = place, token = token, deadline = deadline, alive = alive, makes_way = makes_way}
+    places[place] = {place = place, token = token, deadline = deadline, alive = alive, asked_to_stop = asked_to_stop}
   end
   return places
 end
 
-local function ask_to_make_way(key, each)
-  if not each.makes_way then
-    each.makes_way = true
+local function ask_to_stop(key, each)
+  if not each.asked_to_stop then
+    each.asked_to_stop = true
     set_deadline(key, each, each.deadline)
     redis.call('HDEL', key, each.token)
   end
 end
 
--- Take back the successor's request to make way, which holders may not have heard yet; not that of a person.
+-- Take back the successor's request to stop, which holders may not have heard yet; not that of a person.
 local function let_holders_stay(key, places)
   for _, each in ipairs(places) do
-    if each.alive and each.makes_way and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
+    if each.alive and each.asked_to_stop and redis.call('HEXISTS', key, 'broken:' .. each.token) == 0 then
       redis.call('HDEL', key, '!' .. each.token)
       redis.call('HSET', key, each.token, integer(each.deadline))
     end

@@ -67,7 +67,7 @@ local function newer_run(key, places, call)
   end
 end
 
-local function ask_oldest_to_make_way(key, places)
+local function ask_oldest_to_stop(key, places)
   local oldest, since
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
@@ -78,7 +78,7 @@ local function ask_oldest_to_make_way(key, places)
     end
   end
   if oldest then
-    ask_to_make_way(key, oldest)
+    ask_to_stop(key, oldest)
   end
 end
 
