@@ -48,7 +48,7 @@ def _questions_of_beat(worker: Any) -> tuple[Any, ...]:
 
 
 class LostConnection(StartStopStep):
-    """A step of the consumer: if the connection to the broker is lost, what runs goes on, and its message may be redelivered."""
+    """A step of the consumer: if the broker is lost, what runs goes on, and its message may be redelivered."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 

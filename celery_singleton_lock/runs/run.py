@@ -85,7 +85,7 @@ _LEADS_TO = (
 
 @dataclass(slots=True)
 class PublishedRetry:
-    """That it comes again: as the next attempt that its body asks for by `retry()`, or requeued."""
+    """What goes on with the call: the next attempt that its body asks for by `retry()`, or the requeued message."""
 
     because_of: BaseException | None = None
     key: str | None = None  # of the next attempt
