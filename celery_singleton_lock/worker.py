@@ -193,12 +193,12 @@ class SingletonRequest(Request):
                 if may_be_lost:
                     _report_lost(task, store, claim, "unreachable")
                 return
-            mine = [holder for holder in state.leases if holder.token == claim.token]
+            mine = [holder for holder in state.holders if holder.token == claim.token]
             for each in mine:
                 facts = Facts(each.task_id or "", each.task_name or task.name, each.hostname or "")
                 tell_of_death(claim.key, replace(facts, label=each.label or ""))
             if may_be_lost and not any(each.expires_in > claim.ttl * (1 - _NEARLY) for each in mine):
-                is_taken = not mine and len(state.leases) >= claim.limit
+                is_taken = not mine and len(state.holders) >= claim.limit
                 _report_lost(task, store, claim, "taken" if is_taken else "expired")
 
     def _comes_again(self) -> bool:

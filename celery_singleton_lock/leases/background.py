@@ -127,7 +127,7 @@ class Background(DaemonThread):
             try:
                 call()
             except Exception:
-                logger.exception("lock.signal_failed: a receiver has failed")
+                logger.exception("lock.signal_failed: a call in the background has failed")
         return True
 
     def _get(self, timeout: float) -> tuple[float, int, Callable[[], object]]:

@@ -203,10 +203,11 @@ class RenewalThread(DaemonThread):
 class Heartbeat:
     """Keeps leases alive, and says so when one cannot be kept.
 
-    A renewal has three outcomes. *Renewed*: the full ttl lies ahead again. *Lost*: the store says the lease is not
-    ours any more. *Unsure*: the store did not answer; the renewal may have worked, so it is tried again, sooner, until
-    the deadline passes, and only then is the lease lost. A beat that comes late, because the process got no time or a
-    body held the GIL, asks first: nobody may have wanted the key, or somebody else may have kept the lease alive.
+    A renewal has four outcomes. *Renewed*: the full ttl lies ahead again. *Asked to stop*: the same, and the holder has
+    to end. *Lost*: the store says the lease is not ours any more. *Unsure*: the store did not answer; the renewal may
+    have worked, so it is tried again, sooner, until the deadline passes, and only then is the lease lost. A beat that
+    comes late, because the process got no time or a body held the GIL, asks first: nobody may have wanted the key, or
+    somebody else may have kept the lease alive.
 
     Each store has a thread of its own, and each part of a store that has parts. So one that does not answer costs the
     leases of the others nothing. A signal may raise anywhere in `watch`, so what they share with those threads are

@@ -61,7 +61,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """It ended while it was still wanted."""
+        """It ended while it was still wanted, or its holder was asked to stop."""
         return self._holding.lost_reason is not None
 
     @property

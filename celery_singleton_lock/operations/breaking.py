@@ -49,10 +49,10 @@ class Plan:
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
-        holders = [holder for holder in lock.leases if name in (None, holder.task_id, worker_of(holder))]
+        holders = [holder for holder in lock.holders if name in (None, holder.task_id, worker_of(holder))]
         states = {row.state for row in rows_of(lock) if name in (None, row.about.task_id)}
         # Behind a holder, its release passes over those that are dead.
-        turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.leases)]
+        turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
         dropped = [state for state in ("queued", "next", "quiet") if state in states] + ["turns"] * bool(turns)
         return cls(lock.key, name, holders, dropped, turns, lock.problem)
 
@@ -135,7 +135,7 @@ def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
     """The queued and next marks of locks that nobody holds, and the number of locks that somebody holds."""
     marks, held = list[Row](), 0
     for survey in surveys:
-        if survey.leases:
+        if survey.holders:
             held += 1
         else:
             marks += [row for row in rows_of(survey) if row.state in ("queued", "next")]

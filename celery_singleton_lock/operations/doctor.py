@@ -292,7 +292,7 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
     """Those that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed."""
     by_state: dict[str, list[Holder]] = {_ALIVE: [], _NO_TASK: [], _SILENT: [], _IDLE: []}
-    for holder in (holder for survey in before for holder in survey.leases):
+    for holder in (holder for survey in before for holder in survey.holders):
         worker = workers.get(holder.hostname or "")
         if holder.task_id is None:
             by_state[_NO_TASK].append(holder)
@@ -303,7 +303,7 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
     try:
         # A holder that has ended meanwhile was alive before.
         doubtful = sorted({holder.key for holder in by_state[_IDLE]})
-        still = {holder.token: holder for survey in locks.surveys_of(doubtful) for holder in survey.leases}
+        still = {holder.token: holder for survey in locks.surveys_of(doubtful) for holder in survey.holders}
     except StoreError as error:
         return None, str(error)
     by_state[_IDLE] = [still[holder.token] for holder in by_state[_IDLE] if holder.token in still]
@@ -362,7 +362,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
     late = Counter(
         row.name
         for row in queued
-        if not row.lock.leases and (row.queued_for or 0.0) > _QUEUED_LONG and row.about.task_id not in takers
+        if not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG and row.about.task_id not in takers
     )
     pieces = {
         **_about_tasks(app, slots),

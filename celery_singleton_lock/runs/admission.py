@@ -44,8 +44,8 @@ UNLOCKED = Admitted(Phase.UNLOCKED)
 def admit(run: Run) -> Admitted | Ended:
     """Ask for the lock.
 
-    The store answers at once, in this order: is this message done, does it have a run that lives, is there a free
-    place? Only then the policy decides.
+    The store answers at once, in this order: is this message done, does it have a run that lives, does a newer call run
+    in its place, do others go before it, is there a free place? What becomes of a refused run its policy decides.
 
     Raises:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.

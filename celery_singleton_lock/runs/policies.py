@@ -132,7 +132,7 @@ class Wait(Policy):
     occupies_a_slot = True
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Grant | Conflict | Done:
-        """Queue, unless this very thread has the lock."""
+        """Queue, unless the calling code has the lock."""
         if held_here(run.key) is not None:
             return conflict
         with _waiting_in_place(run, conflict.first):

@@ -8,6 +8,9 @@ A run goes through these phases, and only forward:
     RUNNING   its body has ended                          ENDED
     UNLOCKED  its body has ended                          ENDED
     ENDED     given back, and its result is stored        OVER
+
+A run of which nothing is left at its end, as of most, goes to OVER at once. ENDED is a run whose RETRY has yet to be
+stored, or that has left a marker for later deliveries of its message.
 """
 
 import logging
@@ -73,7 +76,7 @@ class Phase(IntEnum):
     OVER = 4  # and nothing of it is left
 
 
-# In their order. An interrupt may strike between two of them, so each may be the last before OVER.
+# In their order.
 _LEADS_TO = (
     (Phase.RUNNING, Phase.UNLOCKED, Phase.ENDED, Phase.OVER),
     (Phase.ENDED, Phase.OVER),
@@ -300,7 +303,7 @@ class Run:
             raise LockLost(self.key, self.lease.lost_reason or "replaced")
 
     def __enter__(self) -> None:
-        """Ask, and run; `__exit__` gives back what it holds."""
+        """Begin; `__exit__` gives back what it holds by then."""
         if self.way is Way.ITEM:
             # It has a request of its own, though it has no message.
             self.task.request_stack.push(self.request)

@@ -227,8 +227,6 @@ class LockState:
     def holders(self) -> list[Holder]:
         return [holder for holder in self.places if not holder.is_on_hold]
 
-    leases = holders
-
     @property
     def queued(self) -> str | None:
         return self._marked("queued")

@@ -91,14 +91,14 @@ def _named_by_button(row: Row) -> str | None:
     """The holder that its button asks to stop; empty if the button drops marks, and None if there is no button."""
     if row.state == "held" and not row.is_beat and not row.asked_by:
         return row.about.task_id or row.worker
-    return None if row.lock.leases or row.lock.problem else ""
+    return None if row.lock.holders or row.lock.problem else ""
 
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
     """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds. What came of it."""
     locks = Locks(_snapshots.app)
     survey = locks.survey(locks.checked_key(key))
-    if not holder and survey.leases:
+    if not holder and survey.holders:
         return False, gettext("Nothing was done: somebody holds the lock now. Check again.")
     done = ask(locks, Plan.of(survey, holder or None), by)
     _snapshots.forget()
