@@ -136,7 +136,8 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
     assert wait.start_time is not None
     assert wait.end_time is not None
     assert of_run.end_time is not None
-    assert began_at <= wait.start_time < wait.end_time <= of_run.end_time
+    # It is computed from two clocks, and the process may stand still between one look and the other.
+    assert began_at - 1e9 <= wait.start_time < wait.end_time <= of_run.end_time + 1e9
     assert attributes_of(wait) == {"singleton_lock.key": claim.key}
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from celery_singleton_lock import StoreError
+from celery_singleton_lock import Lease, StoreError
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
@@ -25,15 +25,14 @@ def opened(cleanup: ExitStack, url: str, **options: Any) -> Store:
     return store
 
 
-def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Holding:
+def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Lease:
     """A lease that the heartbeat keeps until the test ends."""
-    lease = Holding(store, claim_of(name, ttl, "held"))
-    assert isinstance(lease.acquire(), Grant)
+    lease = leased(store, claim_of(name, ttl, "held"))
     cleanup.callback(lease.release)
     return lease
 
 
-def leased(store: Store, claim: Claim, on_lost: Callable[[Holding], None] | None = None) -> Holding:
+def leased(store: Store, claim: Claim, on_lost: Callable[[Holding], None] | None = None) -> Lease:
     """A lease that the heartbeat keeps for as long as the test has it."""
     holding = Holding(store, claim, on_lost=on_lost)
     assert isinstance(holding.acquire(), Grant)
@@ -59,12 +58,12 @@ def answered(ask: Callable[[], Any]) -> Any:
     return None
 
 
-def final_result(lease: Holding) -> float:
+def final_result(lease: Lease) -> float:
     """When it ends unless it is renewed; renewals are further apart than the tenth that is rounded away."""
     return round(clock() + lease.remaining(), 1)
 
 
-def renewed_after(lease: Holding, what: str) -> None:
+def renewed_after(lease: Lease, what: str) -> None:
     first = final_result(lease)
     until(lambda: lease.lost or final_result(lease) > first, what)
     assert not lease.lost

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
@@ -14,6 +13,7 @@ from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
 from tests.replicas import go_on, halt
+from tests.topologies.leases import leased
 from tests.topologies.test_cluster_failover import TTL, names_at, renewed_after, stop_replication
 from tests.waiting import until
 
@@ -107,8 +107,7 @@ def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_on
         cleanup.callback(store.close)
     master = cluster.masters[0]
     (name,) = names_at(cluster, master, 1)
-    lease = Holding(careful, claim_of(name, "held", TTL))
-    assert isinstance(lease.acquire(), Grant)
+    lease = leased(careful, claim_of(name, "held", TTL))
     renewed_after(lease, "it is renewed, and its replica has that")
     # From now on only the master knows.
     replica = cluster.replica_of(master)

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
@@ -20,6 +19,7 @@ from tests.topologies.leases import (
     claim_of,
     connections,
     held,
+    leased,
     opened,
     renewed_after,
     seconds_to_a_grant,
@@ -140,8 +140,7 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     # As one that reaches the old master, and no sentinel.
     on_its_side, elsewhere = opened(cleanup, deployment.servers[0].url), opened(cleanup, deployment.url)
     told_at: list[float] = []
-    lease = Holding(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
-    assert isinstance(lease.acquire(), Grant)
+    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
     renewed_after(lease, "it is renewed before")
     deployment.front.black_hole()
 

@@ -6,7 +6,6 @@ from contextlib import ExitStack
 import pytest
 
 from celery_singleton_lock import ConfigurationError, StoreError
-from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
@@ -16,6 +15,7 @@ from tests.proxy import Proxy
 from tests.replicas import go_on, halt, replicated
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS, Server
+from tests.topologies.leases import leased
 from tests.topologies.test_failover import (
     TTL,
     answered,
@@ -126,8 +126,7 @@ def test_with_one_of_two_replicas_a_failover_is_followed_and_held_leases_are_kep
     store = store_from_url(shaken.url, replicas=1)
     cleanup.callback(store.close)
     # Nothing counts until the other replica follows the new master, and a busy machine may see two failovers.
-    lease = Holding(store, claim_of("held", ttl=20.0))
-    assert isinstance(lease.acquire(), Grant)
+    lease = leased(store, claim_of("held", ttl=20.0))
     cleanup.callback(lease.release)
     wait_until_replicated(shaken)
 
@@ -144,8 +143,7 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
     for store in (on_its_side, elsewhere):
         cleanup.callback(store.close)
     told_at: list[float] = []
-    lease = Holding(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
-    assert isinstance(lease.acquire(), Grant)
+    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
     renewed_after(lease, "it is renewed before")
     deployment.front.black_hole()
 
@@ -171,8 +169,7 @@ def test_if_all_replicas_are_asked_for_neither_side_grants_while_one_is_missing(
     elsewhere = store_from_url(deployment.url, replicas=2)
     for store in (on_its_side, elsewhere):
         cleanup.callback(store.close)
-    lease = Holding(on_its_side, claim_of("cut off"))
-    assert isinstance(lease.acquire(), Grant)
+    lease = leased(on_its_side, claim_of("cut off"))
     deployment.front.black_hole()
     until(lambda: lease.lost, "the holder is told", timeout=60)
     # Over there one replica has become the master of the other.
