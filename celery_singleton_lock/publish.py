@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 from celery import Task, states, uuid
 from celery._state import get_current_task
-from celery.result import AsyncResult
+from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError, StoreRefused
@@ -268,15 +268,16 @@ def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Hold
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
     """The same result; who revokes the call by it may publish another one at once, before a worker hears of it."""
-    its_own = ref(result)
+    if not isinstance(result, AsyncResult) or isinstance(result, EagerResult):
+        return result
+    task_id = result.id
 
     def revoke(*args: Any, **options: Any) -> None:
-        if (revoked := its_own()) is not None:
-            type(revoked).revoke(revoked, *args, **options)
-            unmark(store_of(task.app), key, revoked.id)
+        # By another object of the same id, because this function and its result would keep each other.
+        task.AsyncResult(task_id).revoke(*args, **options)
+        unmark(store_of(task.app), key, text_of(task_id))
 
-    if isinstance(result, AsyncResult):
-        vars(result)["revoke"] = revoke
+    vars(result)["revoke"] = revoke
     return result
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from binascii import b2a_base64
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -144,6 +145,13 @@ holds: ContextVar[KnownHolds] = ContextVar("holds", default=())
 
 Contexts are copied, so a copy may list what another thread or task has taken, or what was released meanwhile.
 """
+
+
+def has_locked(key: str) -> bool:
+    """The calling thread holds *key* by a `Lock`; a wait for it in this thread would never end."""
+    here = os.getpid(), threading.get_ident()
+    known = [known() for known in holds.get()]
+    return any(hold is not None and hold.lease.key == key and hold.caller[:2] == here and hold.lasts for hold in known)
 
 
 def live_holds() -> KnownHolds:

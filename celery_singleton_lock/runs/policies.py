@@ -13,7 +13,7 @@ from celery._state import get_current_task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
-from celery_singleton_lock.leases.lease import held_here
+from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import Way, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
@@ -133,7 +133,7 @@ class Wait(Policy):
 
     def on_conflict(self, run: Run, conflict: Conflict) -> Grant | Conflict | Done:
         """Queue, unless the calling code has the lock."""
-        if held_here(run.key) is not None:
+        if held_here(run.key) is not None or has_locked(run.key):
             return conflict
         with _waiting_in_place(run, conflict.first):
             return run.lease.wait(conflict, min(_waiting_left(run, conflict), longest_wait(run)))

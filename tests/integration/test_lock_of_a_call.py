@@ -1,6 +1,7 @@
 """The lock of a task's call, for other code: to keep out of its way, to see who has it, and to drop its marks."""
 
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -44,6 +45,23 @@ def test_the_lock_of_a_call_and_its_run_exclude_one_another(app: Celery) -> None
     with hold(task, 7), hold(task, 7):
         assert task.lock_for(7).acquire(blocking=False) is None
     assert task.apply((7, True)).get() == "loaded"
+
+
+@pytest.mark.timeout(60)
+def test_a_run_that_would_wait_for_its_own_thread_fails_at_once(app: Celery) -> None:
+    task = task_of(app, lock_on_conflict="wait")
+
+    with task.lock_for(7), pytest.raises(LockHeld):
+        task.apply((7, True), throw=True)
+    assert task.apply((7, True)).get() == "loaded"
+
+
+def test_a_call_with_an_id_that_is_no_text_is_revoked_and_leaves_no_mark(app: Celery) -> None:
+    task = task_of(app, lock_mode="until_executed")
+
+    task.apply_async((7, True), task_id=uuid.uuid4(), countdown=60).revoke()  # type: ignore[arg-type]
+
+    assert task.lock_state(7).queued is None
 
 
 @pytest.mark.parametrize("ask", ["lock_for", "lock_state", "lock_holders"])
