@@ -96,7 +96,7 @@ def test_a_copy_of_a_message_without_our_notes_is_dropped(
     assert len(runs(recorder)) == 1
 
 
-# Once, while other tests ran beside it, no `outcome=dropped` was written within 30 s; it was green seven times after that.
+# Red once beside other tests: no `outcome=dropped` within 30 s. It was green seven times after that.
 @pytest.mark.nightly
 def test_a_message_that_waited_in_a_worker_while_its_copy_ran_is_dropped(
     impatient_broker: Any, env: dict[str, str], recorder: Recorder
