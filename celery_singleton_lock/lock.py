@@ -164,7 +164,9 @@ class Lock:
         self._check_left(hold, error_type)
         if hold is not None:
             forget(hold)
-            if hold.lasts:
+            if hold.lasts and error_type is GeneratorExit:
+                coroutines.release_soon(hold.lease)
+            elif hold.lasts:
                 await coroutines.release(hold.lease)
         return False
 

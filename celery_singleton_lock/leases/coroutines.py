@@ -9,12 +9,12 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Conflict, Done, Grant
 from celery_singleton_lock.stores.redis.listener import DEAF
@@ -38,15 +38,15 @@ async def acquire(lease: "Holding", patience: float | None) -> Grant | Conflict 
 
     Unless it is granted, nothing is left in the store, or will not be soon.
     """
-    requests = _Requests()
+    requests = _Requests(lease)
     try:
         answer = await requests.make(lease.acquire)
         if isinstance(answer, Conflict) and patience != 0:
             answer = await _wait(lease, answer, patience, requests)
             if not isinstance(answer, Grant):
-                await requests.make(partial(_give_back, lease))
+                await requests.make(requests.give_back)
     except BaseException:
-        requests.make_last(partial(_give_back, lease))
+        requests.give_back_last()
         raise
     return answer
 
@@ -55,8 +55,16 @@ async def release(lease: "Holding") -> None:
     """Give it back; if this is cancelled, it is given back all the same. See `Lease.release`."""
     _loop(lease.key)
     if lease.let_go():
+        # Now, so that nobody releases it twice.
         lease.stop()
-        await _Requests().make(lease.give_back)
+        await _Requests(lease).make(lease.give_back)
+
+
+def release_soon(lease: "Holding") -> None:
+    """The same, for a coroutine that is closed and cannot wait any more."""
+    if lease.let_go():
+        lease.stop()
+        _soon(partial(_submit, lease.give_back))
 
 
 async def _wait(
@@ -64,8 +72,13 @@ async def _wait(
 ) -> Grant | Conflict | Done:
     began_at = clock()
     give_up_at = float("inf") if patience is None else began_at + patience
-    channel, bell = f"{lease.key}:{lease.claim.token}", _Bell(_loop(lease.key))
-    listener = lease.store.listener
+    channel, listener = f"{lease.key}:{lease.claim.token}", lease.store.listener
+
+    def end() -> None:
+        listener.remove(channel)
+        requests.give_back_last()
+
+    bell = _Bell(end)
     try:
         listener.add(channel, bell.ring)
         await bell.wait(min(_LONGEST_START, give_up_at - began_at))
@@ -81,11 +94,6 @@ async def _wait(
         listener.remove(channel)
 
 
-def _give_back(lease: "Holding") -> None:
-    if lease.unreleased:
-        lease.give_back()
-
-
 def _loop(key: str) -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
@@ -97,13 +105,16 @@ def _loop(key: str) -> asyncio.AbstractEventLoop:
 
 
 class _Requests:
-    """Requests in threads, one after the other."""
+    """Requests about a lease, in threads, one after the other."""
 
-    _last: "Future[object] | None" = None
+    _last: "Future[Any] | None" = None
+
+    def __init__(self, lease: "Holding") -> None:
+        self._lease = lease
 
     async def make(self, call: Callable[[], T]) -> T:
         """What *call* returns; it is made to its end, even if this is cancelled."""
-        loop = asyncio.get_running_loop()
+        loop = _loop(self._lease.key)
         answer: asyncio.Future[T] = loop.create_future()
 
         def settle() -> None:
@@ -114,26 +125,28 @@ class _Requests:
             else:
                 answer.set_result(request.result())
 
-        request = _submit(call)
-        self._last = request  # type: ignore[assignment]
-        request.add_done_callback(lambda _: _call_in(loop, settle))
+        self._last = request = _submit(call)
+        request.add_done_callback(lambda _: _call_in(loop, settle, self.give_back))
         return await answer
 
-    def make_last(self, call: Callable[[], object]) -> None:
-        """Make *call* after the one that is under way; nobody waits for it."""
-        if self._last is None:
-            return
-        self._last.add_done_callback(lambda _: _submit(call))
+    def give_back_last(self) -> None:
+        """After the request that is under way; nobody waits for it."""
+        if (last := self._last) is not None:
+            _soon(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
+
+    def give_back(self) -> None:
+        if self._lease.unreleased:
+            self._lease.give_back()
 
 
 class _Bell:
-    """Wakes a coroutine, from any thread, also while it does not sleep."""
+    """Wakes a coroutine, from any thread, also while it does not sleep; *is_gone* is called if its loop was closed."""
 
     is_broken = True
     """It may be rung by nobody, or in vain."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self, is_gone: Callable[[], None]) -> None:
+        self._loop, self._is_gone = asyncio.get_running_loop(), is_gone
         self._rung = asyncio.Event()
 
     def ring(self, what: str) -> None:
@@ -141,7 +154,7 @@ class _Bell:
             self.is_broken = what == DEAF
             self._rung.set()
 
-        _call_in(self._loop, note)
+        _call_in(self._loop, note, self._is_gone)
 
     async def wait(self, seconds: float) -> None:
         """Return once it has been rung since the last time, and at the latest after *seconds*."""
@@ -154,10 +167,17 @@ class _Bell:
             alarm.cancel()
 
 
-def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    # A loop that was closed meanwhile has nobody who waits.
-    with suppress(RuntimeError):
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    try:
         loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        # It was closed, so whoever waits there will never hear of it.
+        otherwise()
+
+
+def _soon(call: Callable[[], object]) -> None:
+    # Whoever calls may be the garbage collector, which ends a coroutine anywhere, also where the pool's lock is held.
+    background.submit(call)
 
 
 def _submit(call: Callable[[], T]) -> "Future[T]":
