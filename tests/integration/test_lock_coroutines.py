@@ -36,7 +36,13 @@ def url(request: pytest.FixtureRequest) -> str:
     return server.url
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+# uvicorn takes uvloop, so `make test` has it in tests/frameworks.
+@pytest.fixture(
+    params=[
+        pytest.param(asyncio.new_event_loop, id="asyncio"),
+        pytest.param(uvloop.new_event_loop, id="uvloop", marks=pytest.mark.prove),
+    ]
+)
 def run(request: pytest.FixtureRequest) -> Run:
     """As `asyncio.run` does, in an event loop of each kind."""
 
