@@ -98,7 +98,7 @@ def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     is_new = not (run.continues or has_copies(run.request, run.notes, run.delivery, run.options))
     heeds = is_new and not policy.occupies_a_slot
     if heeds or run.notes.marked:
-        conflict = run.store.unmark(run.key, run.task_id, quiet=False, heeds=heeds)
+        conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds)
         if conflict is not None:
             return _finish_refused(run, policy, conflict)
         run.notes.marked = False

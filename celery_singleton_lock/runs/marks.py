@@ -35,20 +35,20 @@ def until_expired(task: Task, expires: Any) -> float:
     return float("inf") if expires is None else max(_A_MOMENT, seconds_until(task, expires))
 
 
-def unmark(store: Store, key: str, task_id: str, *, quiet: bool = True, may_arrive: bool = False) -> None:
+def unmark(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, may_arrive: bool = False) -> None:
     """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""
     try:
-        store.unmark(key, task_id, quiet=quiet)
+        store.unmark(key, task_id, ends_cooldown=ends_cooldown)
         is_answered = True
     except StoreError:
         is_answered = False
     if not is_answered or may_arrive:
-        unmark_later(store, key, task_id, quiet=quiet, may_arrive=may_arrive)
+        unmark_later(store, key, task_id, ends_cooldown=ends_cooldown, may_arrive=may_arrive)
 
 
-def unmark_later(store: Store, key: str, task_id: str, *, quiet: bool = True, may_arrive: bool = False) -> None:
+def unmark_later(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, may_arrive: bool = False) -> None:
     """End it in the background: a main process waits for no store."""
-    end = partial(store.unmark, key, task_id, quiet=quiet)
+    end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown)
     background.submit(PendingRelease(store, key, task_id, _PATIENCE, end, may_arrive=may_arrive))
 
 

@@ -131,9 +131,9 @@ class Holder:
 
     @property
     def state(self) -> HolderState:
-        """`held`; `quiet` in a cool-down; `queued` if it goes before, and holds nothing yet; or `ended`."""
+        """`held`; `cooldown`; `queued` if it goes before, and holds nothing yet; or `ended`."""
         if self.fence or self.is_on_hold:
-            return "quiet" if self.is_on_hold else "held"
+            return "cooldown" if self.is_on_hold else "held"
         return "queued" if self.expires_in > 0 else "ended"
 
     @property
@@ -175,7 +175,7 @@ class LeftMark:
     """What a call that holds no lease has in the store: a mark, or a turn.
 
     Attributes:
-        state: `queued`, `next` or `quiet`; of a turn, `waiting`; of a key that cannot be read, `unreadable`.
+        state: `queued`, `next` or `cooldown`; of a turn, `waiting`; of a key that cannot be read, `unreadable`.
         task_id: The call's; empty for a `Lock` that waits.
         expires_in: Seconds until it means nothing any more.
         task_name: The task's name, if it is known.
@@ -184,7 +184,7 @@ class LeftMark:
         token: Of a turn.
     """
 
-    state: Literal["queued", "next", "quiet", "waiting", "unreadable"]
+    state: Literal["queued", "next", "cooldown", "waiting", "unreadable"]
     task_id: str
     expires_in: float
     task_name: str | None = None
@@ -242,7 +242,7 @@ class LockState:
     @property
     def cooldown_until(self) -> datetime | None:
         ends_in = [place.expires_in for place in self.places if place.is_on_hold]
-        ends_in += [mark.expires_in for mark in self.marks if mark.state == "quiet"]
+        ends_in += [mark.expires_in for mark in self.marks if mark.state == "cooldown"]
         return datetime.fromtimestamp(self.at / 1_000_000 + max(ends_in), UTC) if ends_in else None
 
     def _marked(self, state: str) -> str | None:

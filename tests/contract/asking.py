@@ -46,7 +46,7 @@ def call(name: str, published: float = 0.0, **more: Any) -> Claim:
 
 
 def again(wanted: Claim, **more: Any) -> Claim:
-    """The same, when it comes again after it has asked to be the successor."""
+    """The same, when it is requeued after it has asked to be the successor."""
     return dataclasses.replace(wanted, asked=True, **more)
 
 
@@ -78,9 +78,9 @@ def successor_of(store: Store) -> str | None:
 
 
 def mark_queued(
-    store: Store, task_id: str, *, seconds: float = 60.0, limit: int = 0, quiet: float = 0.0
+    store: Store, task_id: str, *, seconds: float = 60.0, limit: int = 0, cooldown: float = 0.0
 ) -> Holder | None:
-    return store.mark_queued(KEY, task_id, seconds, limit=limit, quiet=quiet)
+    return store.mark_queued(KEY, task_id, seconds, limit=limit, cooldown=cooldown)
 
 
 def found(holder: Holder | None) -> Holder:

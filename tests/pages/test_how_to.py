@@ -45,7 +45,7 @@ def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: St
 
     with hold(module.book_delivery, "lamp", 0), hold(module.number_an_order, 0):
         booked, numbered = module.book_delivery.delay("lamp", 20), module.number_an_order.delay(2)
-        until(lambda: booked.state == "RETRY", "the delivery comes again", timeout=SOON)
+        until(lambda: booked.state == "RETRY", "the delivery is requeued", timeout=SOON)
     assert (booked.get(timeout=SOON), numbered.get(timeout=SOON)) == (20, 2)
 
     with hold(module.rebuild_index, 1):
@@ -72,7 +72,7 @@ def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> No
         for _ in range(3):
             holders.enter_context(hold(module.crawl, "shop.example", 0))
         fourth = module.crawl.delay("shop.example", 4)
-        until(lambda: fourth.state == "RETRY", "the fourth comes again", timeout=SOON)
+        until(lambda: fourth.state == "RETRY", "the fourth is requeued", timeout=SOON)
     assert fourth.get(timeout=SOON) == 4
 
 

@@ -226,7 +226,7 @@ class Store:
         seconds: float,
         *,
         limit: int,
-        quiet: float,
+        cooldown: float,
         label: str = "",
         sent: PublishMode = "",
         published: int = 0,
@@ -234,22 +234,22 @@ class Store:
     ) -> Holder | None:
         """Mark a call as the one that is queued, for so many seconds, and return None; or the call that is in its way.
 
-        That is the call that is queued or keeps the key quiet; or a run, if *limit* is not 0 and at least so many hold
-        the key. From now on no other call of the key is published for *quiet* seconds. *published* is found
-        with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`.
+        That is the call that is queued or keeps the key in its cool-down; or a run, if *limit* is not 0 and at least so
+        many hold the key. From now on no other call of the key is published for *cooldown* seconds. *published* is
+        found with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`.
         """
         in_the_way = f"{limit} {sent}".strip()
         about = mark_text(label, published, due_for)
-        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [about])
+        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(cooldown), *filter(None, [about])
         reply = self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0]
         return None if reply == 1 else conflict_in(key, reply).first
 
-    def unmark(self, key: str, task_id: str, *, quiet: bool = True, heeds: bool = False) -> Conflict | None:
-        """End what a call has left: it is queued and next no longer, nor does it keep the key *quiet*.
+    def unmark(self, key: str, task_id: str, *, ends_cooldown: bool = True, heeds: bool = False) -> Conflict | None:
+        """End what a call has left: it is queued and next no longer, and its cool-down ends if *ends_cooldown*.
 
         If it *heeds*, leave everything if another call is queued, and return the conflict with it.
         """
-        words = " ".join(word for word, is_said in {"quiet": quiet, "heeds": heeds}.items() if is_said)
+        words = " ".join(word for word, is_said in {"cooldown": ends_cooldown, "heeds": heeds}.items() if is_said)
         reply = self.request(UNMARK, key, (task_id, words))[0]
         return None if reply == 1 else conflict_in(key, reply)
 

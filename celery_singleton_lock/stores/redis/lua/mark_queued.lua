@@ -9,7 +9,7 @@
 -- ARGV[5]  the rest of its mark, if there is any: see parts/marks.lua
 --
 -- Returns  1                     queued: publish it
---          {0, now, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
+--          {0, now, '', holders} the call that is queued, else one that runs, else the one of the cool-down
 
 -- @include time
 -- The usual mark: the call is the first of its key, so nothing can be in its way.
@@ -29,12 +29,12 @@ end
 local limit, sent = string.match(ARGV[3], '^(%d+) ?(%a*)$')
 limit = tonumber(limit)
 if is_first then
-  set_mark(key, 'quiet', ARGV[4], mine)
+  set_mark(key, 'cooldown', ARGV[4], mine)
   return 1
 end
 
-local known = redis.call('HMGET', key, 'places', 'queued', 'quiet')
-local queued, quiet = mark_of(known[2]), mark_of(known[3])
+local known = redis.call('HMGET', key, 'places', 'queued', 'cooldown')
+local queued, cooldown = mark_of(known[2]), mark_of(known[3])
 local is_repeated = not is_marked and queued and queued.task_id == mine
 
 local function refuse(holders)
@@ -48,7 +48,7 @@ if queued and queued.task_id ~= mine and sent ~= 'over' then
   return refuse(described_turns({queued}))
 end
 local places, held = {}, 0
-if not is_repeated and (limit > 0 or quiet) then
+if not is_repeated and (limit > 0 or cooldown) then
   places = read_places(key, tonumber(known[1] or 1))
   for _, each in ipairs(places) do
     held = held + (each.alive and 1 or 0)
@@ -56,12 +56,12 @@ if not is_repeated and (limit > 0 or quiet) then
 end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
-elseif quiet and quiet.task_id ~= mine and sent == '' then
-  quiet.token = '~' -- as in a place that a cool-down keeps
-  return refuse(held > 0 and described(key, places, A_FEW) or described_turns({quiet}))
+elseif cooldown and cooldown.task_id ~= mine and sent == '' then
+  cooldown.token = '~' -- as in a place that a cool-down keeps
+  return refuse(held > 0 and described(key, places, A_FEW) or described_turns({cooldown}))
 end
 set_mark(key, 'queued', ARGV[2], labelled)
-if ARGV[4] ~= '0' and not (quiet and quiet.task_id ~= mine) then
-  set_mark(key, 'quiet', ARGV[4], mine)
+if ARGV[4] ~= '0' and not (cooldown and cooldown.task_id ~= mine) then
+  set_mark(key, 'cooldown', ARGV[4], mine)
 end
 return 1

@@ -2,7 +2,7 @@
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
--- ARGV[2]  words: `quiet` lets others be published at once; `heeds` gives way to another call that is queued
+-- ARGV[2]  words: `cooldown` lets others be published at once; `heeds` gives way to another call that is queued
 --
 -- Returns  1                     ended, if there was anything
 --          {0, now, '', holders} the call that is queued
@@ -12,7 +12,7 @@
 -- @include marks
 -- @include successor
 local key, mine = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'places')
+local known = redis.call('HMGET', key, 'next', 'queued', 'cooldown', 'places')
 local successor, queued = successor_in(known[1]), mark_of(known[2])
 
 if string.find(ARGV[2], 'heeds', 1, true) and queued and queued.task_id ~= mine then
@@ -27,8 +27,8 @@ end
 if task_id_of(known[2]) == mine then
   redis.call('HDEL', key, 'queued')
 end
-if string.find(ARGV[2], 'quiet', 1, true) and task_id_of(known[3]) == mine then
-  redis.call('HDEL', key, 'quiet')
+if string.find(ARGV[2], 'cooldown', 1, true) and task_id_of(known[3]) == mine then
+  redis.call('HDEL', key, 'cooldown')
 end
 delete_if_idle(key)
 return 1

@@ -2,7 +2,7 @@
 -- a mark has no effect after that time. Behind a further '\31', where it needs them, it has the publication of the call,
 -- or 0, and for how many milliseconds the call is due until that time, or 0.
 --   queued      the call that is unique in the queue
---   quiet       the call whose publishing keeps the key quiet
+--   cooldown    the call whose publishing keeps the key in a cool-down
 local function task_id_of(value)
   return string.match(value or '', '^%d+ ([^\31]*)')
 end

@@ -84,7 +84,7 @@ end
 
 -- A lock with nothing in it that still counts is deleted at once.
 local function delete_if_idle(key)
-  local known = redis.call('HMGET', key, 'queued', 'quiet', 'next', 'fence', '1')
+  local known = redis.call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
   if known[5] then
     return
   end
