@@ -17,6 +17,7 @@ from tests.contract.chapters.acquire import Acquire
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
 from tests.contract.chapters.counts import Counts
+from tests.contract.chapters.hearing import Hearing
 from tests.contract.chapters.hold import Hold
 from tests.contract.chapters.keys import Keys
 from tests.contract.chapters.labels import Labels
@@ -34,7 +35,21 @@ from tests.servers import Server
 
 
 class StoreContract(
-    Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots, Breaking, Labels, Counts
+    Acquire,
+    Release,
+    Renew,
+    Limit,
+    Queue,
+    Waking,
+    Hearing,
+    Hold,
+    Copies,
+    Marks,
+    Succession,
+    Slots,
+    Breaking,
+    Labels,
+    Counts,
 ):
     """The tests that a store of locks has to pass."""
 

@@ -46,7 +46,9 @@ from celery_singleton_lock.stores.redis.encoding import (
     unreadable_in,
 )
 from celery_singleton_lock.stores.redis.errors import accepted, is_passing
+from celery_singleton_lock.stores.redis.listener import Listener
 from celery_singleton_lock.stores.redis.part import Part
+from celery_singleton_lock.stores.threads import patched_by
 
 # Seconds that a call takes at most, whatever the store does.
 ACQUIRE_BOUND = 5.0
@@ -152,6 +154,16 @@ class Store:
     def address(self) -> str:
         """Where the store is, fit for logs: never with credentials."""
         return self.servers.address
+
+    @property
+    def listener(self) -> Listener:
+        """Hears channels of this store; the same object for all who ask."""
+        found: Listener | None = vars(self).get("_listener")
+        if found is None:
+            # A thread beside greenlets needs connections of its own.
+            servers = self.clone().servers if patched_by() is not None else self.servers
+            found = vars(self).setdefault("_listener", Listener(servers))
+        return found
 
     def part_of(self, key: str) -> Part:  # noqa: ARG002 (for a store that has parts)
         """The part of the store that has *key* now."""
