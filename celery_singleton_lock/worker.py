@@ -28,6 +28,7 @@ from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
+from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.marks import unmark_later
@@ -138,6 +139,12 @@ class SingletonRequest(Request):
         options = self.task.lock_options
         token, facts = self.request_dict[DELIVERY][0], Facts(task_id=text_of(self.id))
         return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
+
+    @property
+    def claim_in_line(self) -> Claim | None:
+        """What its run will ask for, if it waits for its turn; None if it does not, or if that cannot be known."""
+        notes, claim = self._notes(), self.claim
+        return None if claim is None else claim_in_line(self.task, claim, notes, self.request_dict)
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())

@@ -80,6 +80,11 @@ class Row:
         return self.lock.problem or self.about.label
 
     @property
+    def place(self) -> int | None:
+        """In the line of those that wait, from 1."""
+        return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
+
+    @property
     def asked_by(self) -> str | None:
         """Who has asked the holder to stop."""
         return None if isinstance(self.about, LeftMark) else self.lock.asked_by.get(self.about.token)
@@ -93,7 +98,7 @@ class Row:
             "waiters": self.lock.waiters,
         }
         queued_for = None if self.queued_for is None else round(self.queued_for, 3)
-        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "problem": self.lock.problem}
+        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "place": self.place, "problem": self.lock.problem}
         return known | {name: value for name, value in rare.items() if value is not None}
 
 
@@ -234,7 +239,7 @@ def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], li
 
 def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """The same for people, with what it does if it has not ended."""
-    now = next((_NOW[row.state] for row in rows if row.state in _NOW), None)
+    now = next((_now(row) for row in rows if row.state in _NOW), None)
     is_requeued = call["state"] == states.RETRY
     if is_requeued and now is None:
         now = f"is requeued, and waits for {call['holder_task_id'] or 'the lock'}" if call["key"] else "is requeued"
@@ -248,6 +253,10 @@ def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
         "text": call["text"],
     }
     return facts_and_rows(facts, rows)
+
+
+def _now(row: Row) -> str:
+    return _NOW[row.state] if row.place is None else f"{_NOW[row.state]}, in place {row.place}"
 
 
 # For people: only the printable characters of keys and names reach a terminal.

@@ -45,6 +45,8 @@ class Claim:
     supersedes_for: float = 0.0  # for how long older calls then end in its favour
     asked: bool = False  # before, to be the successor
     queued_for: float = 0.0  # for how long it still counts as queued if it is refused
+    turn_for: float = 0.0  # for how long its message keeps a turn if it is refused
+    ticket: int = 0  # of the turn that its message has had
     patience: float = float("inf")  # for how long it may ask at most, all tries together
 
     @property
@@ -151,11 +153,21 @@ class Conflict:
     successor: str | None = None  # task id of the call that runs next, for a claim that `succeeds`; it may be its own
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
+    ticket: int = 0  # of the turn that its message keeps, for a claim with `turn_for`; 0 for none
 
     @property
     def first(self) -> Holder:
         """The holder whose lease ends first if nobody renews."""
         return self.holders[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a message in the line for a lock."""
+
+    comes: bool  # now, to take its turn, or because it has none any more
+    ahead: int  # how many turns may go before
+    free_in: float  # if nobody renews
 
 
 class Answer(IntEnum):

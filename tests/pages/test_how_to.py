@@ -61,6 +61,18 @@ def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: St
         slow.get(timeout=SOON)
 
 
+def test_serial_work_by_key(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/serial-work-by-key.md")
+    worker(concurrency=2)
+
+    task = module.handle_webhook
+    with hold(task, 1, "paid"):
+        results = [task.delay(1, event) for event in ("paid", "refunded", "closed")]
+        until(lambda: task.lock_state(1).waiting == 3, "they wait in the line", timeout=SOON)
+        assert task.delay(2, "paid").get(timeout=SOON) == "paid of 2"
+    assert [each.get(timeout=SOON) for each in results] == ["paid of 1", "refunded of 1", "closed of 1"]
+
+
 def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/choose-a-policy.md")
     worker()

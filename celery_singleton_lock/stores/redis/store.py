@@ -20,6 +20,7 @@ from celery_singleton_lock.stores.records import (
     Holder,
     LockState,
     Outcome,
+    Place,
     PublishMode,
     Slot,
 )
@@ -38,8 +39,10 @@ from celery_singleton_lock.stores.redis.encoding import (
     answer_in,
     arguments_of,
     conflict_in,
+    look_arguments,
     mark_text,
     milliseconds,
+    place_in,
     release_arguments,
     renewals_of,
     states_in,
@@ -177,6 +180,10 @@ class Store:
         answer = self._acquire(claim)
         assert not isinstance(answer, float)
         return answer
+
+    def look(self, claim: Claim) -> Place:
+        """See whether a message that waits for its turn has to come; and keep its place, if it is to run next."""
+        return place_in(self.request(ACQUIRE, claim.key, look_arguments(claim))[0])
 
     def waiter(self, claim: Claim) -> Waiter:
         """Queue for a place: first come, first served, woken by the release."""

@@ -1,4 +1,4 @@
--- End the marks of a call that holds nothing: it is no longer queued or next.
+-- End the marks of a call that holds nothing: it is no longer queued or next, and its message has no turn.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
@@ -11,8 +11,9 @@
 -- @include lock
 -- @include marks
 -- @include successor
+-- @include queue
 local key, mine = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'next', 'queued', 'cooldown', 'places')
+local known = redis.call('HMGET', key, 'next', 'queued', 'cooldown', 'places', 'first', 'last', 'w@' .. mine)
 local successor, queued = successor_in(known[1]), mark_of(known[2])
 
 if string.find(ARGV[2], 'heeds', 1, true) and queued and queued.task_id ~= mine then
@@ -29,6 +30,18 @@ if task_id_of(known[2]) == mine then
 end
 if string.find(ARGV[2], 'cooldown', 1, true) and task_id_of(known[3]) == mine then
   redis.call('HDEL', key, 'cooldown')
+end
+if known[7] then
+  leave_queue(key, known[7], '@' .. mine)
+end
+if known[7] or successor and successor.task_id == mine then
+  local held, first = 0, tonumber(known[5])
+  for _, each in ipairs(read_places(key, tonumber(known[4] or 1))) do
+    held = held + (each.alive and 1 or 0)
+  end
+  if first then
+    wake_next(key, first, tonumber(known[6]), held, 0)
+  end
 end
 delete_if_idle(key)
 return 1

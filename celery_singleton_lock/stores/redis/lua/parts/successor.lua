@@ -23,6 +23,13 @@ local function is_coming(successor)
   return successor ~= nil and successor.deadline > now
 end
 
+-- Its message waits in the broker, and the worker that has it listens.
+local function call_successor(key, successor)
+  if is_coming(successor) then
+    redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
+  end
+end
+
 -- What a successor means to a call: {task_id, task_name, published, asked, policy}, the policy nil if it will be none.
 -- The newest call wins: of a task with `rerun`, of the lock with `replace`.
 --   mine          the call is the successor
