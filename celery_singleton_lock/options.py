@@ -59,6 +59,13 @@ def count(name: str, value: Any) -> int:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """*value*, if it is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}={given(value)} is not allowed: give True or False")
+    return value
+
+
 def given(value: Any) -> str:
     """*value* for a message; with its type if it is no text, and looks like one."""
     text = ""
@@ -142,6 +149,7 @@ class SingletonOptions(TypedDict, total=False):
     lock_on_lost: Annotated[OnLost | None, Option("abort", on_lost)]
     lock_on_store_error: Annotated[OnStoreError | None, Option("reschedule", partial(one_of, words=OnStoreError))]
     lock_min_hold: Annotated[Duration | None, Option(0, partial(seconds, least=0))]
+    lock_min_hold_on_failure: Annotated[bool | None, Option(True, flag)]
     lock_queue_ttl: Annotated[Duration | None, Option(3600, partial(seconds, least=1))]
     lock_label: Annotated[str | None, Option(None, label, app_wide=False)]
 
@@ -178,6 +186,7 @@ class LockOptions:
     on_lost: OnLost
     on_store_error: OnStoreError
     min_hold: float
+    min_hold_on_failure: bool
     queue_ttl: float
     prefix: str
     label: str | None
@@ -272,10 +281,7 @@ def prefix_of(app: Celery) -> str:
 
 def logs_labels(app: Celery) -> bool:
     """The labels of calls stand in the log as well."""
-    value = app.conf.get("singleton_lock_log_labels", False)
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"singleton_lock_log_labels={value!r} is not allowed: give True or False")
-    return value
+    return flag("singleton_lock_log_labels", app.conf.get("singleton_lock_log_labels", False))
 
 
 def as_set(app: Celery, text: str) -> str:

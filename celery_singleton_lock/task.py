@@ -99,6 +99,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             policy, also seconds after which a call that cannot reach the store fails with `StoreError`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start of a run, or from the publishing
             if it is unique in the queue, even if the run ends earlier. A run that dies does not count.
+        lock_min_hold_on_failure: False: nor does a run that fails or loses its lease, so the next call may run at once.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
             `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline, even if it is stopped,
             frozen or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
@@ -125,6 +126,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     lock_on_lost: OnLost | None
     lock_on_store_error: OnStoreError | None
     lock_min_hold: Duration | None
+    lock_min_hold_on_failure: bool | None
     lock_queue_ttl: Duration | None
     lock_label: str | None
 

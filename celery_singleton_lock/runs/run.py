@@ -28,7 +28,7 @@ from billiard import current_process
 from celery import Task
 from celery.app import task as celery_task
 from celery.app.task import Context
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
@@ -314,8 +314,22 @@ class Run:
         if isinstance(error, Retry) and self._is_stored_as_retry_next():
             self.go_to(Phase.ENDED)
             return
+        if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
+            self._end_cooldown()
         self.give_back()
         self.go_to(Phase.OVER if self.ending is None else Phase.ENDED)
+
+    def _has_failed(self, error: BaseException | None) -> bool:
+        """Its body has begun, and has ended with an error or without its lease; a published retry is no end."""
+        goes_on = isinstance(error, Retry | Ignore | Reject) or (self.retry is not None and self.retry.key is not None)
+        is_lost = self.lease.lost_reason is not None
+        return self.phase is not Phase.ASKING and (is_lost or (error is not None and not goes_on))
+
+    def _end_cooldown(self) -> None:
+        """Let the next call come at once: in a queue mode its cool-down began as it was published."""
+        self.claim.min_hold = 0.0
+        if self.options.unique_in_queue:
+            unmark(self.store, self.key, self.task_id)
 
     def _is_stored_as_retry_next(self) -> bool:
         """Celery stores RETRY after this, so the next attempt must not begin: it could end before that.

@@ -141,6 +141,20 @@ by_mode = {
     for mode in ("until_executing", "until_executed", "until_and_while_executing")
 }
 
+cooling_after_success = {
+    f"{mode}{retries}": task_with(
+        "skip",
+        name=f"cooling_after_success-{mode}{retries}",
+        lock_mode=mode,
+        lock_min_hold=600,
+        lock_min_hold_on_failure=False,
+        autoretry_for=(ValueError,) if retries else (),
+        retry_kwargs={"countdown": 600},
+    )
+    for mode in ("while_executing", *by_mode)
+    for retries in ("", " with retries")
+}
+
 
 def retrying_with(mode: str) -> Any:
     @app.task(base=SingletonTask, bind=True, name=f"retrying-{mode}", lock_key=("key",), lock_mode=mode)

@@ -12,7 +12,16 @@ from celery_singleton_lock.signals import lock_acquired
 from celery_singleton_lock.testing import hold
 
 NOT_A_DURATION = [True, float("nan"), float("inf"), "30", [30]]
-APP_WIDE = ("ttl", "on_conflict", "wait_timeout", "on_lost", "on_store_error", "min_hold", "queue_ttl")
+APP_WIDE = (
+    "ttl",
+    "on_conflict",
+    "wait_timeout",
+    "on_lost",
+    "on_store_error",
+    "min_hold",
+    "min_hold_on_failure",
+    "queue_ttl",
+)
 
 
 ALLOWED = {
@@ -24,6 +33,7 @@ ALLOWED = {
     "on_lost": ["abort", "warn"],
     "on_store_error": ["reschedule", "raise", "run", "skip"],
     "min_hold": [0, 0.5, timedelta(hours=1)],
+    "min_hold_on_failure": [True, False],
     "queue_ttl": [60, 3600],
     "label": [None, "no. {x}"],
 }
@@ -36,6 +46,7 @@ REFUSED: dict[str, list[Any]] = {
     "on_lost": ["", "ignore", "ABORT", True],
     "on_store_error": ["", "wait", False],
     "min_hold": [*NOT_A_DURATION, -0.001, timedelta(seconds=-1)],
+    "min_hold_on_failure": [0, 1, "no"],
     "queue_ttl": [0, True],
     "label": [7, True, ["{x}"], b"{x}"],
 }
@@ -46,6 +57,7 @@ def told(name: str) -> list[str]:
     if isinstance(ALLOWED[name][0], str):
         return [repr(value) for value in ALLOWED[name]]
     of_numbers = {"limit": ["a whole number from 1 to 1000"], "label": ["a format string", "{parameter}"]}
+    of_numbers["min_hold_on_failure"] = ["True or False"]
     least = 1 if name in ("ttl", "queue_ttl") else 0
     return of_numbers.get(name, ["a number of seconds", f"at least {least}", "timedelta"])
 
