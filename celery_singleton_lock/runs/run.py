@@ -320,10 +320,13 @@ class Run:
         self.go_to(Phase.OVER if self.ending is None else Phase.ENDED)
 
     def _has_failed(self, error: BaseException | None) -> bool:
-        """Its body has begun, and has ended with an error or without its lease; a published retry is no end."""
-        goes_on = isinstance(error, Retry | Ignore | Reject) or (self.retry is not None and self.retry.key is not None)
-        is_lost = self.lease.lost_reason is not None
-        return self.phase is not Phase.ASKING and (is_lost or (error is not None and not goes_on))
+        """Its body has begun, and has ended with an error, without its lease or as REVOKED; a retry is no end."""
+        goes_on = self.retry is not None and self.retry.key is not None and not self.was_replaced
+        if self.phase is Phase.ASKING or goes_on:
+            return False
+        if isinstance(error, Ignore | Reject | Retry):
+            return isinstance(error, Revoked)
+        return error is not None or self.lease.lost_reason is not None
 
     def _end_cooldown(self) -> None:
         """Let the next call come at once: in a queue mode its cool-down began as it was published."""
