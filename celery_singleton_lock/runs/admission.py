@@ -94,14 +94,16 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
-    # A message that was delivered before may have begun, and must not end its call in favour of a later one.
-    is_new = not (run.continues or has_copies(run.request, run.notes, run.delivery, run.options))
-    heeds = is_new and not policy.occupies_a_slot
+    # A message that was delivered before may have begun, and must not end its call in favour of a later one, unless the
+    # newest one counts.
+    is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
+    heeds = not (run.continues or is_copy or policy.occupies_a_slot)
+    _complete_claim(run, policy)
     if heeds or run.notes.marked:
-        conflict = run.store.unmark(run.key, run.task_id, quiet=False, heeds=heeds)
+        conflict = run.store.unmark(run.key, run.task_id, quiet=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
             return _finish_refused(run, policy, conflict)
-        run.notes.marked = False
+        run.notes.marked = run.notes.asked = False
     return UNLOCKED
 
 

@@ -183,7 +183,7 @@ class Run:
         if self.way is Way.COPY or (self.continues and self.way is not Way.BROADCAST):
             claim.may_be_copy = True
         if notes.asked:
-            claim.asked = True
+            claim.asked, claim.asked_early = True, not notes.tries
         if notes.marked:
             claim.queued_for = options.queue_ttl
             if options.on_conflict != "wait":

@@ -141,6 +141,22 @@ by_mode = {
     for mode in ("until_executing", "until_executed", "until_and_while_executing")
 }
 
+newest_of = {
+    f"{policy} {mode}": task_with(policy, lock_mode=mode, name=f"newest_of-{policy}-{mode}")
+    for policy, mode in (
+        ("rerun", "until_executing"),
+        ("rerun", "until_and_while_executing"),
+        ("replace", "until_and_while_executing"),
+    )
+}
+newest_retried = task_with(
+    "rerun",
+    name="newest_retried",
+    lock_mode="until_and_while_executing",
+    autoretry_for=(ValueError,),
+    max_retries=1,
+    default_retry_delay=0,
+)
 cooling_after_success = {
     f"{mode}{retries}": task_with(
         "skip",

@@ -84,6 +84,10 @@ def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) ->
     assert module.click(5) == f"on its way as {first}"
     worker()
     assert module.first.get(timeout=SOON) == "imported 7"
+    older, newest = (module.reindex.AsyncResult(module.saved(1, version)) for version in (1, 2))
+    assert newest.get(timeout=SOON) == 2
+    with pytest.raises(CallRevoked, match=newest.id):
+        older.get(timeout=SOON)
 
 
 def test_use_the_fence(shop: Program, worker: StartWorker) -> None:
