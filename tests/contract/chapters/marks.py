@@ -170,8 +170,8 @@ class Marks(Contract):
 
         assert refused_by(begin(store, self.OLDER)) == "newest"
         assert begin(store, self.NEWEST) is None
-        assert refused_by(begin(store, self.NEWER)) == "newest"
         assert begin(store, self.NEWEST) is None, "a copy of it is no older call"
+        assert refused_by(begin(store, self.NEWER)) == "newest"
         # One that was sent without a mark is the newest as it comes.
         assert begin(store, call("sent", succeeds="rerun", supersedes_for=MEMORY)) is None
 

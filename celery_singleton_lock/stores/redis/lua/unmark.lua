@@ -34,7 +34,7 @@ if policy then
 elseif string.find(ARGV[2], 'heeds', 1, true) and queued and queued.task_id ~= mine then
   return {0, now, '', described_turns({queued})}
 end
-if successor and successor.task_id == mine then
+if successor and successor.task_id == mine and not policy then
   if successor.policy == 'replace' then
     let_holders_stay(key, read_places(key, tonumber(known[4] or 1)))
   end
