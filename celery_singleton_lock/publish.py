@@ -19,8 +19,8 @@ from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
-from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
-from celery_singleton_lock.runs.marks import seconds_until, unmark, unmark_later, until_expired
+from celery_singleton_lock.runs.endings import CallRevoked, has_result, why_unreadable
+from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, unmark_later, until_expired
 from celery_singleton_lock.runs.notes import DUE_HEADER, HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
@@ -234,7 +234,7 @@ def _publish_marked(
     is_asking = True
     try:
         found = mark()
-        if found is not None and not sent and _has_ended(task, found):
+        if found is not None and not sent and has_ended(task, found):
             unmark(store_of(task.app), key, str(found.task_id), quiet=False)
             found = mark()
         is_asking = False
@@ -282,12 +282,6 @@ def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
 
     vars(result)["revoke"] = revoke
     return result
-
-
-def _has_ended(task: Task, found: Holder) -> bool:
-    """The queued call never runs: for example, Celery stores REVOKED long before the message of the call comes."""
-    is_queued = found.task_id is not None and not found.fence
-    return is_queued and final_result(task, str(found.task_id), found.published) is not None
 
 
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:

@@ -38,6 +38,7 @@ from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
+from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.runs.policies import Ended, handing_on
 from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
@@ -286,12 +287,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             raise
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's; a run that its successor has replaced must not replace itself."""
+        """As Celery's; a run that was replaced must not replace itself. `until_executed` includes what replaces it."""
         run = run_of(self.request)
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
-        with handing_on(run), continuing(run.key, run.lease.fence, run.published):
+        is_continued = continuing(run.key, run.lease.fence, run.published)
+        with handing_on(run), queued_until_its_workflow_ends(run), is_continued:
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:

@@ -9,11 +9,12 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.runs.delivery import Way, has_copies, redelivered_within
+from celery_singleton_lock.runs.marks import has_ended, unmark
 from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
 from celery_singleton_lock.runs.redelivery import finish_copy
 from celery_singleton_lock.runs.requeue import jittered, requeue
 from celery_singleton_lock.runs.run import Phase, Run
-from celery_singleton_lock.stores.records import Conflict, Done, Grant
+from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -87,9 +88,24 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
         run.way = Way.COPY
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
+    if isinstance(answer, Conflict) and run.options.mode == "until_executed" and _passes_over(run, answer.first):
+        answer = run.lease.acquire()
     if isinstance(answer, Conflict) and not _is_of_its_call(run, answer):
         answer = policy.on_conflict(run, answer)
     return UNDER_LEASE if isinstance(answer, Grant) else _finish_refused(run, policy, answer)
+
+
+def _passes_over(run: Run, queued: Holder) -> bool:
+    """The run may go before that call: it is a step of the workflow that replaces the call, or that has ended."""
+    if queued.fence or queued.token:
+        return False
+    if run.request.replaced_task_nesting or queued.task_id == run.request.root_id:
+        run.claim.heeds_queued = False
+        return True
+    if not has_ended(run.task, queued):
+        return False
+    unmark(run.store, run.key, str(queued.task_id), quiet=False)
+    return True
 
 
 def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:

@@ -95,6 +95,7 @@ def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(
         assert task.delay("k", 3).get(timeout=SOON) == 3
 
 
+@pytest.mark.prove
 @every_pair
 def test_an_older_message_that_is_delivered_again_after_the_newest_has_run_ends(
     tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
