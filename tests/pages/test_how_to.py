@@ -90,6 +90,18 @@ def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) ->
         older.get(timeout=SOON)
 
 
+def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/a-whole-workflow.md")
+
+    first, duplicate = module.import_catalogue.delay(7), module.import_catalogue.delay(7)
+    worker()
+    assert first.id == duplicate.id
+    assert first.get(timeout=SOON) == "published 4"
+    second = module.import_catalogue.delay(7)
+    assert second.id != first.id
+    assert second.get(timeout=SOON) == "published 4"
+
+
 def test_use_the_fence(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/use-the-fence.md")
     worker()
