@@ -12,12 +12,13 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.options import LockOptions, OnStoreError
 from celery_singleton_lock.runs.delivery import Way, has_copies, redelivered_within
+from celery_singleton_lock.runs.marks import has_ended, unmark
 from celery_singleton_lock.runs.notes import Notes
 from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
 from celery_singleton_lock.runs.redelivery import finish_copy
 from celery_singleton_lock.runs.requeue import broker_delays, jittered, requeue
 from celery_singleton_lock.runs.run import Phase, Run
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -96,21 +97,38 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
         run.way = Way.COPY
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
+    if isinstance(answer, Conflict) and run.options.mode == "until_executed" and _passes_over(run, answer.first):
+        answer = run.lease.acquire()
     if isinstance(answer, Conflict) and not _is_of_its_call(run, answer):
         answer = policy.on_conflict(run, answer)
     return UNDER_LEASE if isinstance(answer, Grant) else _finish_refused(run, policy, answer)
 
 
+def _passes_over(run: Run, queued: Holder) -> bool:
+    """The run may go before that call: it is a step of the workflow that replaces the call, or that has ended."""
+    if queued.fence or queued.token:
+        return False
+    if run.request.replaced_task_nesting or queued.task_id == run.request.root_id:
+        run.claim.heeds_queued = False
+        return True
+    if not has_ended(run.task, queued):
+        return False
+    unmark(run.store, run.key, str(queued.task_id), ends_cooldown=False)
+    return True
+
+
 def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
-    # A message that was delivered before may have begun, and must not end its call in favour of a later one.
-    is_new = not (run.continues or has_copies(run.request, run.notes, run.delivery, run.options))
-    heeds = is_new and not policy.occupies_a_slot
+    # A message that was delivered before may have begun, and must not end its call in favour of a later one, unless the
+    # newest one counts.
+    is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
+    heeds = not (run.continues or is_copy or policy.occupies_a_slot)
+    _complete(run.claim, policy, run.options, continues=run.continues)
     if heeds or run.notes.marked:
-        conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds)
+        conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
             return _finish_refused(run, policy, conflict)
-        run.notes.marked = False
+        run.notes.marked = run.notes.asked = False
     return UNLOCKED
 
 
@@ -169,7 +187,7 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
 
     A main process knows a part of it; the rest is in our notes on the message, and in what Celery has written there.
     """
-    if not (notes.ticket or notes.asked) or notes.joins:
+    if not (notes.ticket or (notes.asked and notes.tries)) or notes.joins:
         return None
     options = task.lock_options
     policy = _as_it_asked(POLICIES[options.on_conflict], notes)

@@ -218,7 +218,9 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     holder = conflict.first
     run.report_conflict(holder, "rescheduled")
     is_next = conflict.successor == run.task_id
-    if conflict.ticket or (is_next and not broker_delays(run.task.app)):
+    # A call that is queued, or its workflow, may end without a call for those that wait for it.
+    has_turn = conflict.ticket > 0 and bool(holder.fence or holder.token)
+    if has_turn or (is_next and not broker_delays(run.task.app)):
         delay = delay_in_line(run, _waiting_left(run, conflict))
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)

@@ -44,6 +44,7 @@ class Claim:
     succeeds: Succession | None = None  # becomes the successor if it is refused
     supersedes_for: float = 0.0  # for how long older calls then end in its favour
     asked: bool = False  # before, to be the successor
+    asked_early: bool = False  # by its publishing only, so its message is not back in the broker yet
     queued_for: float = 0.0  # for how long it still counts as queued if it is refused
     turn_for: float = 0.0  # for how long its message keeps a turn if it is refused
     ticket: int = 0  # of the turn that its message has had

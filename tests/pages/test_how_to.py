@@ -96,6 +96,22 @@ def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) ->
     assert module.click(5) == f"on its way as {first}"
     worker()
     assert module.first.get(timeout=SOON) == "imported 7"
+    older, newest = (module.reindex.AsyncResult(module.saved(1, version)) for version in (1, 2))
+    assert newest.get(timeout=SOON) == 2
+    with pytest.raises(CallRevoked, match=newest.id):
+        older.get(timeout=SOON)
+
+
+def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/a-whole-workflow.md")
+
+    first, duplicate = module.import_catalogue.delay(7), module.import_catalogue.delay(7)
+    worker()
+    assert first.id == duplicate.id
+    assert first.get(timeout=SOON) == "published 4"
+    second = module.import_catalogue.delay(7)
+    assert second.id != first.id
+    assert second.get(timeout=SOON) == "published 4"
 
 
 def test_use_the_fence(shop: Program, worker: StartWorker) -> None:

@@ -113,7 +113,7 @@ def _limit_and_words(claim: Claim, waits: bool) -> str:
     if claim.heeds_queued:
         words += " heeds"
     if claim.asked:
-        words += " asked"
+        words += " asked early" if claim.asked_early else " asked"
     if claim.queued_for:
         words += f" queued={milliseconds(claim.queued_for)}"
     if claim.succeeds:
@@ -126,6 +126,14 @@ def _limit_and_words(claim: Claim, waits: bool) -> str:
 def mark_text(label: str, published: int, due_for: float) -> str:
     """What the mark of a queued call says beside its end and its task id."""
     return f"{label}{_SEPARATOR}{published},{milliseconds(due_for)}" if published or due_for else label
+
+
+def begins_text(claim: Claim | None) -> list[str]:
+    """What unmark.lua needs to know of a call that begins without a lease, if it gives way to newer ones."""
+    if claim is None or claim.succeeds is None:
+        return []
+    facts = claim.facts
+    return [f"{claim.succeeds} {milliseconds(claim.supersedes_for)} {facts.published} {facts.task_name}"]
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:

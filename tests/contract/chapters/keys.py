@@ -18,10 +18,12 @@ from tests.contract.asking import (
     KEY,
     Contract,
     again,
+    begin,
     call,
     claim,
     delivery,
     granted,
+    mark_newest,
     mark_queued,
     marker_of,
     succeeding,
@@ -32,6 +34,10 @@ DUE = Ending("ended", 60.0, is_due=True)
 
 REAL = 0.3
 """A ttl that a test waits for."""
+
+NEWEST = [
+    succeeding(again(call(name, at, heeds_queued=True, queued_for=60.0)), "rerun") for name, at in [("b", 2), ("c", 3)]
+]
 
 
 class Keys(Contract):
@@ -57,6 +63,8 @@ class Keys(Contract):
             "release another": lambda: store.release(dataclasses.replace(b, min_hold=5.0), None),
             "release the turn": lambda: [store.release(delivery("tok-w", "w"), None), waiter.__exit__()],
             "mark_queued": lambda: mark_queued(store, "b", limit=1, cooldown=30.0),
+            "mark the newest": lambda: [mark_newest(store, each) for each in NEWEST],
+            "begin the newest": lambda: [begin(store, each) for each in NEWEST],
             "rerun": lambda: [store.acquire(succeeding(call(name, at), "rerun")) for name, at in [("b", 2), ("c", 3)]],
             "replace": lambda: [
                 store.acquire(succeeding(again(call(name, at)), "replace")) for name, at in [("b", 2), ("c", 3)]

@@ -8,10 +8,10 @@
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `waits` takes a turn; `heeds` a queued mark;
---          `asked` before to be the successor; `queued=<milliseconds>` counts as queued for so long if refused;
---          `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if refused, and supersedes older ones
---          for so long; `turn=<seconds>,<ticket>` keeps a turn of its message for so long if refused, if it can the
---          one with this ticket
+--          `asked` before to be the successor, `early` if only by its publishing; `queued=<milliseconds>` counts as
+--          queued for so long if refused; `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if
+--          refused, and supersedes older ones for so long; `turn=<seconds>,<ticket>` keeps a turn of its message for so
+--          long if refused, if it can the one with this ticket
 -- ARGV[4]  pid, attempt and time of publication
 -- ARGV[5]  task id of the caller, or an empty text
 -- ARGV[6]  its hostname, or an empty text
@@ -137,14 +137,14 @@ for _, each in ipairs(places) do
 end
 
 -- 3. Is the call superseded by a newer one?
-local its_relation = relation(this_call, successor)
-if its_relation == 'newer_wins' then
-  if looks then
-    return {4, now, 1, 0, 0}
-  end
+local its_relation, heeds = relation(this_call, successor), string.find(words, 'heeds', 1, true)
+local newer = newer_call(this_call, heeds and queued, successor)
+if newer and looks then
+  return {4, now, 1, 0, 0}
+elseif newer then
   local holders = described(key, places, A_FEW)
-  successor.deadline = math.max(successor.deadline, now)
-  return {0, now, successor.task_id, #holders > 0 and holders or described_turns({successor})}
+  newer.deadline = math.max(newer.deadline, now)
+  return {0, now, newer.task_id, #holders > 0 and holders or described_turns({newer})}
 end
 
 -- 4. Who goes before? The caller is kept out if that are at least as many calls as there are free places.
@@ -166,12 +166,16 @@ local has_turn = waits or ticket
 if its_relation == 'stranger' and not is_queued and not has_turn then
   ranks_before(successor)
 end
-if queued and not is_queued and not has_turn and string.find(words, 'heeds', 1, true) then
+if queued and not is_queued and not waits and heeds then
   ranks_before(queued)
 end
 -- Those who go before are called, because their holder may have died, and they with it.
 if first and free > #before then
   local front = walk_queue(key, first, (ticket or last + 1) - 1, function(waiter, its_ticket)
+    if waiter.word and is_queued and heeds then
+      -- That message waits for this call, whose mark it heeds.
+      return
+    end
     return not wakes(key, its_ticket, waiter) and 'gone' or ranks_before(waiter)
   end)
   begin_queue_at(key, first, front, last)
@@ -215,11 +219,12 @@ if free > #before then
   if place > highest then
     redis.call('HSET', key, 'places', place)
   end
-  -- What the caller has left while it held nothing ends with its grant.
-  if its_relation == 'mine' or its_relation == 'older_yields' then
+  -- What the caller has left while it held nothing ends with its grant; but older calls whose place it took may still come.
+  local older_until = policy and is_queued and its_relation ~= 'stranger' and queued.supersedes or 0
+  if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
     heir.deadline = 0
-    heir.supersedes = heir.supersedes or now + memory * 1000
+    heir.supersedes = math.max(older_until, heir.supersedes or now + memory * 1000)
     if heir.supersedes > now then
       set_successor(key, heir)
     else
@@ -283,7 +288,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
     call_successor(key, successor)
   end
   set_successor(key, this_call)
-  if policy == 'replace' and this_call.asked then
+  if policy == 'replace' and this_call.asked and not string.find(words, 'early', 1, true) then
     ask_oldest_to_stop(key, places)
   end
   next_one = task_id

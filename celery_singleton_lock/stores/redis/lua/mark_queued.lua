@@ -4,7 +4,8 @@
 -- ARGV[1]  task id
 -- ARGV[2]  milliseconds after which the mark ends if the call never comes
 -- ARGV[3]  if at least so many runs hold the key, they are in the way as well; or 0 for never. Then, for a call that is sent in any case:
---          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over
+--          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over. And `newest`:
+--          it takes the place of a call that was published before it
 -- ARGV[4]  milliseconds for which nothing else is published
 -- ARGV[5]  the rest of its mark, if there is any: see parts/marks.lua
 --
@@ -26,8 +27,8 @@ end
 -- From here on: everything that is not usual.
 -- @include lock
 -- @include marks
-local limit, sent = string.match(ARGV[3], '^(%d+) ?(%a*)$')
-limit = tonumber(limit)
+-- @include successor
+local limit, sent = tonumber(string.match(ARGV[3], '^%d+')), string.match(ARGV[3], '[ao][nv]%a+') or ''
 if is_first then
   set_mark(key, 'cooldown', ARGV[4], mine)
   return 1
@@ -44,8 +45,17 @@ local function refuse(holders)
   return {0, now, '', holders}
 end
 
-if queued and queued.task_id ~= mine and sent ~= 'over' then
+local older = queued and string.find(ARGV[3], 'newest', 1, true) and queued.published < mark_of(mark).published
+  and queued.task_id ~= mine and queued
+if queued and queued.task_id ~= mine and sent ~= 'over' and not older then
   return refuse(described_turns({queued}))
+end
+if older then
+  labelled = labelled .. ',' .. integer(math.max(older.deadline, older.supersedes))
+  if cooldown and cooldown.task_id == older.task_id then
+    cooldown.task_id = mine
+    redis.call('HSET', key, 'cooldown', integer(cooldown.deadline) .. ' ' .. mine)
+  end
 end
 local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooldown) then

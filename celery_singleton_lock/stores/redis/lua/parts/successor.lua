@@ -59,6 +59,14 @@ local function relation(call, successor)
   return (is_remembered or not has_begun) and 'former' or 'none'
 end
 
+-- The newer call in whose favour a call ends: the one that is queued, the one that comes next, or one that has begun.
+local function newer_call(call, queued, successor)
+  if call.policy and queued and queued.task_id ~= call.task_id and queued.published > call.published then
+    return queued
+  end
+  return relation(call, successor) == 'newer_wins' and successor or nil
+end
+
 -- A run that was published after a call that would be the successor. A `Lock` is no call, so no call ends in its favour.
 local function newer_run(key, places, call)
   for _, each in ipairs(places) do
