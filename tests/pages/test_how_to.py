@@ -1,8 +1,10 @@
 """The how-to pages: each does what it says."""
 
 import asyncio
+import sys
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,38 @@ def test_lock_for_each_tenant_where_a_class_changes_the_arguments(shop: Program,
     assert again.id == north.id != south.id
     worker()
     assert [each.get(timeout=SOON) for each in (north, south)] == ["north 1", "south 1"]
+
+
+VENDOR = """
+from celery import shared_task
+
+@shared_task(bind=True, autoretry_for=(OSError,), retry_kwargs={"countdown": 0}, max_retries=2)
+def clean_up(self, folder, dry=False):
+    if self.request.retries < 2:
+        raise OSError("busy")
+    return f"{folder} {self.lock.held}"
+"""
+
+
+def test_lock_the_tasks_of_another_package(
+    shop: Program, worker: StartWorker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "vendor").mkdir()
+    (folder / "vendor" / "tasks.py").write_text(VENDOR)
+    module = shop("docs/how-to/third-party-tasks.md")
+    module.app.finalize()
+    vendor = import_module("vendor.tasks")
+    for name in ("vendor", "vendor.tasks"):
+        monkeypatch.delitem(sys.modules, name)
+    clean_up = module.app.tasks["vendor.tasks.clean_up"]
+
+    worker()
+    assert "clean_up [lock_key=('folder',)]" in str(module.app.control.inspect().registered("lock_key"))
+    assert vendor.clean_up.delay("a").get(timeout=SOON) == "a True"
+    with hold(clean_up, "a"):
+        assert refused(vendor.clean_up.delay("a", dry=True))
+        assert refused(module.app.send_task("vendor.tasks.clean_up", ("a",)))
+        assert vendor.clean_up.delay("b").get(timeout=SOON) == "b True"
 
 
 def test_use_the_fence(shop: Program, worker: StartWorker) -> None:
