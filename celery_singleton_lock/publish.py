@@ -235,7 +235,7 @@ def _publish_marked(
     try:
         found = mark()
         if found is not None and not sent and has_ended(task, found):
-            unmark(store_of(task.app), key, str(found.task_id), quiet=False)
+            unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False)
             found = mark()
         is_asking = False
         if found is None or sent:
@@ -303,7 +303,7 @@ def _mark(
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
     limit = wanted.limit if wanted.mode == "until_executed" and not sent else 0
     seconds, due_for = _times_queued(task, options)
-    quiet = 0.0 if options.get("retries") else wanted.min_hold
+    cooldown = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)
     silence = _silence_of(part)
     if silence is not None:
@@ -312,7 +312,7 @@ def _mark(
     try:
         about: dict[str, Any] = {"label": label, "published": published, "due_for": due_for}
         about["newest"] = wanted.newest_wins
-        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, sent=sent, **about)
+        found = store.mark_queued(key, task_id, seconds, limit=limit, cooldown=cooldown, sent=sent, **about)
     except StoreRefused:
         # It will the next time.
         if sent:
@@ -322,7 +322,7 @@ def _mark(
         _silences[part] = clock(), StoreError(*error.args)
         # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
         # But a retry goes on with the cool-down that its first publishing has begun.
-        unmark_later(store, key, task_id, quiet=not options.get("retries"), may_arrive=True)
+        unmark_later(store, key, task_id, ends_cooldown=not options.get("retries"), may_arrive=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
         return None
     _silences.pop(part, None)

@@ -323,7 +323,15 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
         vars(self)["Request"] = request_class_of(self)
-        return super().start_strategy(app, consumer, **kwargs)
+        messages = getattr(consumer, "waiting_messages", None)
+        if messages is None:
+            return super().start_strategy(app, consumer, **kwargs)
+        # A strategy takes what it needs of its consumer as it is made.
+        timer, consumer.timer = consumer.timer, messages.timer
+        try:
+            return super().start_strategy(app, consumer, **kwargs)
+        finally:
+            consumer.timer = timer
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

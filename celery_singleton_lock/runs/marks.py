@@ -44,20 +44,20 @@ def until_expired(task: Task, expires: Any) -> float:
     return float("inf") if expires is None else max(_A_MOMENT, seconds_until(task, expires))
 
 
-def unmark(store: Store, key: str, task_id: str, *, quiet: bool = True, may_arrive: bool = False) -> None:
+def unmark(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, may_arrive: bool = False) -> None:
     """End it now, or in the background if the store does not answer; see `PendingRelease` for *may_arrive*."""
     try:
-        store.unmark(key, task_id, quiet=quiet)
+        store.unmark(key, task_id, ends_cooldown=ends_cooldown)
         is_answered = True
     except StoreError:
         is_answered = False
     if not is_answered or may_arrive:
-        unmark_later(store, key, task_id, quiet=quiet, may_arrive=may_arrive)
+        unmark_later(store, key, task_id, ends_cooldown=ends_cooldown, may_arrive=may_arrive)
 
 
-def unmark_later(store: Store, key: str, task_id: str, *, quiet: bool = True, may_arrive: bool = False) -> None:
+def unmark_later(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, may_arrive: bool = False) -> None:
     """End it in the background: a main process waits for no store."""
-    end = partial(store.unmark, key, task_id, quiet=quiet)
+    end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown)
     background.submit(PendingRelease(store, key, task_id, _PATIENCE, end, may_arrive=may_arrive))
 
 
@@ -80,7 +80,7 @@ def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
             task.backend.forget(run.request.id)
     about: dict[str, Any] = {"label": run.claim.facts.label, "published": since, "due_for": _A_MOMENT}
     try:
-        run.store.mark_queued(run.key, run.task_id, options.queue_ttl, limit=0, quiet=0.0, sent="over", **about)
+        run.store.mark_queued(run.key, run.task_id, options.queue_ttl, limit=0, cooldown=0.0, sent="over", **about)
     except StoreError as error:
         if options.on_store_error == "raise":
             raise
@@ -91,7 +91,7 @@ def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
     except Ignore:
         raise
     except BaseException:
-        unmark(run.store, run.key, run.task_id, quiet=False)
+        unmark(run.store, run.key, run.task_id, ends_cooldown=False)
         raise
 
 

@@ -136,6 +136,8 @@ by_policy = {
     policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
 at_most_every_six_seconds = task_with("skip", lock_min_hold=6)
+one_in_a_second = task_with("reschedule", lock_min_hold=1)
+impatient = task_with("reschedule", lock_name="reschedule", lock_wait_timeout=2)
 by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
     for mode in ("until_executing", "until_executed", "until_and_while_executing")

@@ -62,7 +62,7 @@ class Keys(Contract):
             "release": lambda: store.release(a, None, ending=DUE),
             "release another": lambda: store.release(dataclasses.replace(b, min_hold=5.0), None),
             "release the turn": lambda: [store.release(delivery("tok-w", "w"), None), waiter.__exit__()],
-            "mark_queued": lambda: mark_queued(store, "b", limit=1, quiet=30.0),
+            "mark_queued": lambda: mark_queued(store, "b", limit=1, cooldown=30.0),
             "mark the newest": lambda: [mark_newest(store, each) for each in NEWEST],
             "begin the newest": lambda: [begin(store, each) for each in NEWEST],
             "rerun": lambda: [store.acquire(succeeding(call(name, at), "rerun")) for name, at in [("b", 2), ("c", 3)]],
@@ -70,7 +70,7 @@ class Keys(Contract):
                 store.acquire(succeeding(again(call(name, at)), "replace")) for name, at in [("b", 2), ("c", 3)]
             ],
             "unmark": lambda: [store.unmark(KEY, name) for name in ("a", "b", "c")],
-            "unmark if it may": lambda: store.unmark(KEY, "b", quiet=False, heeds=True),
+            "unmark if it may": lambda: store.unmark(KEY, "b", ends_cooldown=False, heeds=True),
             "mark_done": lambda: store.mark_done(KEY, marker_of("a"), 1, "stored", 30.0),
             "break": lambda: Inventory(store).break_lock(KEY, ["tok-b"], "alice"),
         }

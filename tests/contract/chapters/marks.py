@@ -1,4 +1,4 @@
-"""What calls leave in a store that hold nothing: queued, and quiet."""
+"""What calls leave in a store that hold nothing: queued, and a cool-down."""
 
 import dataclasses
 from typing import Any
@@ -50,11 +50,11 @@ class Marks(Contract):
     def test_what_is_sent_in_a_cool_down_counts_as_queued_and_leaves_that_as_it_is(
         self, store: Store, sent: Any
     ) -> None:
-        mark_queued(store, "before", quiet=600.0)
+        mark_queued(store, "before", cooldown=600.0)
         granted(store.acquire(call("before")))
         store.release(call("before"), 1)
 
-        assert store.mark_queued(KEY, "member", 60.0, limit=0, quiet=60.0, sent=sent) is None
+        assert store.mark_queued(KEY, "member", 60.0, limit=0, cooldown=60.0, sent=sent) is None
         assert found(mark_queued(store, "another")).task_id == "member"
         assert not store.unmark(KEY, "member")
         assert found(mark_queued(store, "another")).task_id == "before"
@@ -105,15 +105,15 @@ class Marks(Contract):
         assert found(mark_queued(store, "c")).task_id == "queued"
 
     def test_a_call_whose_publishing_failed_leaves_nothing(self, store: Store) -> None:
-        mark_queued(store, "a", quiet=30)
+        mark_queued(store, "a", cooldown=30)
         assert not store.unmark(KEY, "a")
 
         self.nothing_is_left(store)
         assert mark_queued(store, "b") is None
 
-    def test_a_call_that_ends_may_leave_its_key_quiet(self, store: Store) -> None:
-        mark_queued(store, "a", quiet=30)
-        assert not store.unmark(KEY, "a", quiet=False)
+    def test_a_call_that_ends_may_leave_its_cooldown(self, store: Store) -> None:
+        mark_queued(store, "a", cooldown=30)
+        assert not store.unmark(KEY, "a", ends_cooldown=False)
 
         assert found(mark_queued(store, "b")).task_id == "a"
         assert not store.unmark(KEY, "stranger")
@@ -207,8 +207,8 @@ class Marks(Contract):
     def test_the_cool_down_of_a_queued_call_does_not_keep_the_newest_out_and_that_of_a_run_does(
         self, store: Store
     ) -> None:
-        mark_newest(store, self.OLDER, quiet=600.0)
-        assert mark_newest(store, self.NEWER, quiet=600.0) is None
+        mark_newest(store, self.OLDER, cooldown=600.0)
+        assert mark_newest(store, self.NEWER, cooldown=600.0) is None
         assert not store.unmark(KEY, "older")
         store.release(self.NEWER, granted(store.acquire(self.NEWER)).place)
 

@@ -1,8 +1,8 @@
--- End the marks of a call that holds nothing: it is no longer queued or next.
+-- End the marks of a call that holds nothing: it is no longer queued or next, and its message has no turn.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  task id
--- ARGV[2]  words: `quiet` lets others be published at once; `heeds` gives way to another call that is queued
+-- ARGV[2]  words: `cooldown` lets others be published at once; `heeds` gives way to another call that is queued
 -- ARGV[3]  of a call that begins, and gives way to a newer one only: `rerun`, milliseconds for which it supersedes older
 --          ones, publication, and its task's name where the lock has another name
 --
@@ -13,8 +13,9 @@
 -- @include lock
 -- @include marks
 -- @include successor
+-- @include queue
 local key, mine = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'next', 'queued', 'quiet', 'places')
+local known = redis.call('HMGET', key, 'next', 'queued', 'cooldown', 'places', 'first', 'last', 'w@' .. mine)
 local successor, queued = successor_in(known[1]), mark_of(known[2])
 
 local policy, memory, published, task_name = string.match(ARGV[3] or '', '^(%S+) (%d+) (%d+) (.*)$')
@@ -43,8 +44,20 @@ end
 if task_id_of(known[2]) == mine then
   redis.call('HDEL', key, 'queued')
 end
-if string.find(ARGV[2], 'quiet', 1, true) and task_id_of(known[3]) == mine then
-  redis.call('HDEL', key, 'quiet')
+if string.find(ARGV[2], 'cooldown', 1, true) and task_id_of(known[3]) == mine then
+  redis.call('HDEL', key, 'cooldown')
+end
+if known[7] then
+  leave_queue(key, known[7], '@' .. mine)
+end
+if known[7] or successor and successor.task_id == mine then
+  local held, first = 0, tonumber(known[5])
+  for _, each in ipairs(read_places(key, tonumber(known[4] or 1))) do
+    held = held + (each.alive and 1 or 0)
+  end
+  if first then
+    wake_next(key, first, tonumber(known[6]), held, 0)
+  end
 end
 delete_if_idle(key)
 return 1

@@ -3,7 +3,7 @@
 -- or 0, and for how many milliseconds the call is due until that time, or 0; and until when older calls may come whose
 -- place the call has taken.
 --   queued      the call that is unique in the queue
---   quiet       the call whose publishing keeps the key quiet
+--   cooldown    the call whose publishing keeps the key in a cool-down
 local function task_id_of(value)
   return string.match(value or '', '^%d+ ([^\31]*)')
 end

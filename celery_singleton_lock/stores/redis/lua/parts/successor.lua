@@ -23,6 +23,13 @@ local function is_coming(successor)
   return successor ~= nil and successor.deadline > now
 end
 
+-- Its message waits in the broker, and the worker that has it listens.
+local function call_successor(key, successor)
+  if is_coming(successor) then
+    redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
+  end
+end
+
 -- What a successor means to a call: {task_id, task_name, published, asked, policy}, the policy nil if it will be none.
 -- The newest call wins: of a task with `rerun`, of the lock with `replace`.
 --   mine          the call is the successor
@@ -92,7 +99,7 @@ end
 
 -- A lock with nothing in it that still counts is deleted at once.
 local function delete_if_idle(key)
-  local known = redis.call('HMGET', key, 'queued', 'quiet', 'next', 'fence', '1')
+  local known = redis.call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
   if known[5] then
     return
   end
