@@ -111,12 +111,20 @@ class KeyMaker:
         choice: Which arguments count, see `lock_key`.
         receive: Turns the arguments of a call into those that the function receives; None if they are the same.
         label: A format string for what operators read beside a key.
+        binds: Whether the arguments of a call are those of the function; not with `typing=False`.
     """
 
     def __init__(
-        self, name: str, signature: inspect.Signature, choice: KeyChoice, receive: Receive | None, label: str | None
+        self,
+        name: str,
+        signature: inspect.Signature,
+        choice: KeyChoice,
+        receive: Receive | None,
+        label: str | None,
+        *,
+        binds: bool = True,
     ) -> None:
-        self._name, self._signature = checked_name(name), signature
+        self._name, self._signature, self._binds = checked_name(name), signature, binds
         self._choice, self._receive, self._label = choice, receive, label
         self._counting = _names_in_choice(choice, signature)
         if isinstance(label, str):
@@ -133,7 +141,8 @@ class KeyMaker:
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
         if callable(choice):
-            self._signature.bind(*args, **kwargs)
+            if self._binds:
+                self._signature.bind(*args, **kwargs)
             return key_of(prefix, self._name, _made_by_user(choice, lambda: choice(*args, **kwargs)))
         return key_of(prefix, self._name, self._chosen(self._bound(args, kwargs)))
 
@@ -300,8 +309,9 @@ def key_maker_of(task: Any) -> KeyMaker:
         # Celery leaves `self` on the class.
         signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     receive = _receiver_of(task, function, signature)
+    choice, label, binds = option_of(task, "key"), option_of(task, "label"), task.typing is not False
     try:
-        return KeyMaker(lock_name_of_task(task), signature, option_of(task, "key"), receive, option_of(task, "label"))
+        return KeyMaker(lock_name_of_task(task), signature, choice, receive, label, binds=binds)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {task.name}: {error}") from None
 
