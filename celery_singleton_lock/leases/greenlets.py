@@ -1,6 +1,6 @@
 """If gevent or eventlet has turned all threads into greenlets: the things that greenlets need and threads do not."""
 
-import importlib
+import _thread
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -37,13 +37,10 @@ def current() -> Any:
 
 def start_native_thread(run: Callable[[], None]) -> None:
     """Run something in a thread that the greenlets of this process cannot starve."""
-    _original("_thread", "start_new_thread")(run, ())
-
-
-def _original(module: str, name: str) -> Any:
-    """What *name* was before anybody patched it."""
+    start: Any = _thread.start_new_thread
+    # What it was before anybody patched it.
     if "gevent.monkey" in sys.modules:
-        return sys.modules["gevent.monkey"].get_original(module, name)
-    if "eventlet.patcher" in sys.modules:
-        return getattr(sys.modules["eventlet.patcher"].original(module), name)
-    return getattr(importlib.import_module(module), name)
+        start = sys.modules["gevent.monkey"].get_original("_thread", "start_new_thread")
+    elif "eventlet.patcher" in sys.modules:
+        start = sys.modules["eventlet.patcher"].original("_thread").start_new_thread
+    start(run, ())

@@ -64,10 +64,6 @@ class Total:
     longest: float = 0.0
     queued_for: float = 0.0
 
-    @property
-    def longest_held(self) -> str:
-        return duration(self.longest or None)
-
 
 def totals_of(
     rows: Iterable[Row], name_of: Callable[[Row], str] = lambda row: row.about.task_name or row.name
@@ -111,7 +107,6 @@ def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
         },
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
-        "totals": totals,
     }
 
 

@@ -78,6 +78,7 @@ one_of_two, shares_the_name = (
 )
 raising_without_store = ran("raising_without_store", lock_on_store_error="raise")
 skipping_without_store = ran("skipping_without_store", lock_on_store_error="skip")
+warned = ran("warned", lock_on_lost="warn")
 three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
 
 
