@@ -43,8 +43,8 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
     """What the classes of a task call as no option is called.
 
     A method or a property is the user's own, unless it has done the work of another library; and so is any name that
-    a class behind has as well. An option without
-    its prefix, such as `ttl`, counts only as an argument of the decorator and in `task_annotations`.
+    a class behind has as well. An option without its prefix, such as `ttl`, counts only as an argument of the decorator
+    and in `task_annotations`.
     """
     ours = base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):

@@ -156,7 +156,6 @@ def retrying_with(mode: str) -> Any:
 
 retrying_by_mode = {mode: retrying_with(mode) for mode in by_mode}
 rescheduled_in_queue = task_with("reschedule", lock_mode="until_and_while_executing", name="rescheduled_in_queue")
-refusing_duplicates = task_with("raise", lock_mode="until_executed", name="refusing_duplicates")
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="rerun", max_retries=3)
