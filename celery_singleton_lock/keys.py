@@ -90,10 +90,10 @@ def plain(value: Any) -> Any:
     """*value* as it looks after a trip over the wire; other types are left to kombu."""
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, Enum):
-        return plain(value.value)
     if type(value) is dict and _are_plain(value.values()) and _TEXT.issuperset(map(type, value)):
         return value
+    if isinstance(value, Enum):
+        return plain(value.value)
     if isinstance(value, Mapping):
         names = [name if isinstance(name, str) else json.dumps(name) for name in map(plain, value)]
         return dict(zip(names, map(plain, value.values()), strict=True))
@@ -131,7 +131,7 @@ class KeyMaker:
             _check_names("lock_label", label, _fields("lock_label", label), signature)
         parameters = signature.parameters
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
-        self._names = list(parameters)
+        self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
         self._needs_only_arguments = not self.runs_user_code and _are_plain(self._defaults.values())
 
@@ -185,9 +185,9 @@ class KeyMaker:
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
         """The arguments by the names of their parameters, defaults filled in."""
         if self._is_usual and len(args) <= len(self._names):
-            given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-            arguments = {**self._defaults, **given}
-            if len(given) == len(args) + len(kwargs) and arguments.keys() == self._signature.parameters.keys():
+            by_position = dict(zip(self._names, args, strict=False))
+            arguments = {**self._defaults, **by_position, **kwargs}
+            if arguments.keys() == self._names and by_position.keys().isdisjoint(kwargs):
                 # What `bind` does, in a fraction of the time.
                 return arguments
         bound = self._signature.bind(*args, **kwargs)
