@@ -98,7 +98,7 @@ def test_hundreds_of_requests_wait_for_one_lock_and_clients_that_hang_up_leave_n
         async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout) as client:
             async with lock:
                 visits = [asyncio.create_task(client.post("/orders")) for _ in range(200)]
-                await asyncio.to_thread(until, lambda: lock.state().waiters == len(visits), "all wait", 60)
+                await asyncio.to_thread(until, lambda: lock.state().waiting == len(visits), "all wait", 60)
                 for hangs_up in visits[::4]:
                     hangs_up.cancel()
             answers = await asyncio.gather(*visits, return_exceptions=True)
@@ -107,7 +107,7 @@ def test_hundreds_of_requests_wait_for_one_lock_and_clients_that_hang_up_leave_n
     log = tmp_path / "uvicorn"
     with served(env, log) as url:
         codes = asyncio.run(visit(url))
-        until(lambda: not lock.state().holders and not lock.state().waiters, "nothing is held", timeout=60)
+        until(lambda: not lock.state().holders and not lock.state().waiting, "nothing is held", timeout=60)
 
     assert codes == [200] * 150
     assert "Traceback" not in log.read_text()

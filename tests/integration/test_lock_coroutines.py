@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+import anyio
 import pytest
 import uvloop
 
@@ -52,12 +53,12 @@ async def become(condition: Callable[[], Any], what: str) -> Any:
 
 
 def waiters(lock: Lock) -> int:
-    return int(lock.state().waiters)
+    return int(lock.state().waiting)
 
 
 def nothing_is_left(lock: Lock) -> bool:
     state = lock.state()
-    return not state.holders and not state.waiters
+    return not state.holders and not state.waiting
 
 
 def test_a_block_holds_the_lock_and_gives_it_back(url: str, run: Run) -> None:
@@ -363,6 +364,26 @@ def test_coroutines_that_are_thrown_away_give_back_what_they_hold_and_their_turn
     gc.collect()
 
     until(lambda: nothing_is_left(lock), "nothing is held, and nobody waits", SOON)
+
+
+def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(url: str) -> None:
+    """Such a scope cancels each `await` in it, those of the release too."""
+    lock, other = Lock("stock", url=url), Lock("stock", url=url)
+
+    async def main() -> None:
+        async with other:
+            with anyio.move_on_after(0.2):
+                async with lock:
+                    raise AssertionError("it is held")
+            await become(lambda: waiters(lock) == 0, "its turn is given back")
+        for _ in range(5):
+            with anyio.CancelScope() as scope:
+                async with lock:
+                    scope.cancel()
+                    await anyio.sleep(SOON)
+            await become(lambda: nothing_is_left(lock), "it is given back")
+
+    anyio.run(main)
 
 
 # Loops, threads and processes.

@@ -264,7 +264,7 @@ def test_who_is_cancelled_while_it_waits_in_an_event_loop_keeps_no_lock(shop: Pr
     async def hang_up() -> None:
         for wait in (module.count_stock, module.reserve):
             asks = asyncio.create_task(wait())
-            await asyncio.to_thread(until, lambda: other.state().waiters, "it waits")
+            await asyncio.to_thread(until, lambda: other.state().waiting, "it waits")
             asks.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asks
