@@ -181,6 +181,14 @@ class Marks(Contract):
         assert begin(store, self.NEWER) is None
         assert refused_by(begin(store, self.OLDER)) == "newer"
 
+    def test_a_run_that_was_sent_without_a_mark_supersedes_no_call_that_has_yet_to_ask(self, store: Store) -> None:
+        # Nothing tells when it was published, so it is as old as its grant.
+        granted(store.acquire(call("sent")))
+        mark_newest(store, self.OLDER)
+
+        early = dataclasses.replace(self.OLDER, asked_early=True)
+        assert refused(store.acquire(early)).successor == "older"
+
     def test_a_call_whose_newer_one_ends_without_a_run_runs(self, store: Store) -> None:
         mark_newest(store, self.OLDER)
         mark_newest(store, self.NEWER)

@@ -275,7 +275,8 @@ end
 -- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
 -- broker.
 local next_one
-if policy == 'replace' or policy and this_call.asked and not is_coming(successor) then
+local has_asked = this_call.asked and not string.find(words, 'early', 1, true)
+if policy == 'replace' or policy and has_asked and not is_coming(successor) then
   next_one = newer_run(key, places, this_call)
 end
 if policy and not next_one and not (policy == 'rerun' and its_relation == 'stranger') then
@@ -288,7 +289,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
     call_successor(key, successor)
   end
   set_successor(key, this_call)
-  if policy == 'replace' and this_call.asked and not string.find(words, 'early', 1, true) then
+  if policy == 'replace' and has_asked then
     ask_oldest_to_stop(key, places)
   end
   next_one = task_id
