@@ -87,8 +87,10 @@ class Connections:
     step of a deque, so a signal may raise anywhere.
     """
 
-    publish, subscribe, unsubscribe = "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE"
-    looks_every = float("inf")
+    publish: str = "PUBLISH"
+    subscribe: str = "SUBSCRIBE"
+    unsubscribe: str = "UNSUBSCRIBE"
+    looks_every: float = float("inf")
     """Seconds after which one has to look for what has come, because it is no socket, on which one can wait."""
     pool: ConnectionPool
     address: str
