@@ -1,11 +1,11 @@
-"""`docs/scale.md`, written from what was counted."""
+"""`docs/reference/scale.md`, written from what was counted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import text
 
-PAGE = "scale.md"
+PAGE = "reference/scale.md"
 BEGIN, END = "<!-- written by `make compare` -->", "<!-- end of what `make compare` writes -->"
 SERVERS = ("broker", "backend", "store")
 OWNED = {"bytes": "memory, MB", "threads": "threads", "descriptors": "descriptors"}

@@ -1,4 +1,4 @@
-"""Tasks for `docs/what-you-see.md`: one body, and the options of each situation."""
+"""Tasks for `docs/reference/what-you-see.md`: one body, and the options of each situation."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The situations of `docs/what-you-see.md`, each played with real parts.
+"""The situations of `docs/reference/what-you-see.md`, each played with real parts.
 
 A situation is one function under `@situation`: it brings the situation about, and returns what is seen of it. Its
 docstring is what the page says of it.
@@ -180,8 +180,7 @@ class Scene:
 def skipped(scene: Scene) -> Seen:
     """`lock_on_conflict="skip"`, the default: another run has the key.
 
-    Nothing to do. [The result names the holder](results.md), so a web page can say which call runs. Celery's own line
-    `Task ... ignored` follows.
+    [The result names the holder](../how-to/results.md). Celery's own line `Task ... ignored` follows.
     """
     return _ends_beside_its_holder(scene, tasks.skip)
 
@@ -190,7 +189,7 @@ def skipped(scene: Scene) -> Seen:
 def skipped_with_result(scene: Scene) -> Seen:
     """`lock_on_conflict="skip"` with `lock_skip_result="skipped"`.
 
-    Nothing to do. Only the value distinguishes it from a run.
+    Only the value distinguishes it from a run.
     """
     return _ends_beside_its_holder(scene, tasks.skip_with_result)
 
@@ -199,7 +198,7 @@ def skipped_with_result(scene: Scene) -> Seen:
 def raised(scene: Scene) -> Seen:
     """`lock_on_conflict="raise"`. Celery logs the failure as well, with a traceback.
 
-    Nothing to do, if the caller is prepared for `LockHeld`. Otherwise choose another policy.
+    The caller has to be prepared for `LockHeld`.
     """
     return _ends_beside_its_holder(scene, tasks.fail)
 
@@ -208,8 +207,7 @@ def raised(scene: Scene) -> Seen:
 def rescheduled(scene: Scene) -> Seen:
     """`lock_on_conflict="reschedule"`. The line comes each time, until the holder has ended.
 
-    Nothing to do. If it takes too long, check what the holder does (`task.lock_holders(...)`), and set
-    `lock_wait_timeout`.
+    If it takes too long, check what the holder does (`task.lock_holders(...)`), and set `lock_wait_timeout`.
     """
     return _ends_after_its_holder(scene, tasks.reschedule)
 
@@ -241,9 +239,9 @@ def waits(scene: Scene) -> Seen:
 
 @situation("A call joins the run")
 def joined(scene: Scene) -> Seen:
-    """`lock_on_conflict="join"`: it ends with the result of the holder, which is 1 here.
+    """`lock_on_conflict="join"`.
 
-    Nothing to do.
+    The result is that of the holder, which is 1 here.
     """
     return _ends_after_its_holder(scene, tasks.join)
 
@@ -252,7 +250,7 @@ def joined(scene: Scene) -> Seen:
 def superseded(scene: Scene) -> Seen:
     """`lock_on_conflict="rerun"` or `"replace"`: this call waited to be the next run, and a newer one came.
 
-    Nothing to do. [The result names the newer call](results.md).
+    [The result names the newer call](../how-to/results.md).
     """
     scene.hold(tasks.rerun)
     older = scene.call(tasks.rerun, 2)
@@ -268,7 +266,7 @@ def superseded(scene: Scene) -> Seen:
 def replaced(scene: Scene) -> Seen:
     """`lock_on_conflict="replace"`: a later call has taken over. This is what is seen of the run that had to end.
 
-    Nothing to do. [The result names the successor](results.md).
+    [The result names the successor](../how-to/results.md).
     """
     first = scene.hold(tasks.replace, "this call")
     scene.call(tasks.replace, 2, "the successor")
@@ -298,10 +296,9 @@ def _ends_after_its_holder(scene: Scene, task: Any) -> Seen:
 
 @situation("A call is not sent")
 def unpublished(scene: Scene) -> Seen:
-    """A mode that begins with `until_`: another call is queued or runs, and its result is what the caller gets.
-    The line is in the log of the publisher.
+    """A mode that begins with `until_`: another call is queued or runs.
 
-    Nothing to do.
+    Its result is what the caller gets. The line is in the log of the publisher.
     """
     scene.hold(tasks.unique)
     result = scene.call(tasks.unique, 2, "the holder")
@@ -313,7 +310,7 @@ def unpublished(scene: Scene) -> Seen:
 def refused(scene: Scene) -> Seen:
     """A mode that begins with `until_`, with `lock_on_conflict="raise"`. The line is in the log of the publisher.
 
-    Catch `LockHeld` where `delay()` is called. [It names the holder](results.md).
+    Catch `LockHeld` where `delay()` is called. [It names the holder](../how-to/results.md).
     """
     task = tasks.unique_or_fail
     holder = scene.hold(task)
@@ -333,7 +330,7 @@ def refused(scene: Scene) -> Seen:
 def unanswered(scene: Scene) -> Seen:
     """`lock_on_store_error="reschedule"`, the default. The line comes each time.
 
-    Check and restore Redis. The call runs when Redis answers again.
+    Restore Redis. The call runs when it answers again.
     """
     result = scene.call(tasks.skip, 2, queue=AWAY)
     scene.is_in_state(result, "RETRY")
@@ -345,7 +342,7 @@ def unanswered(scene: Scene) -> Seen:
 def unanswered_and_raised(scene: Scene) -> Seen:
     """`lock_on_store_error="raise"`.
 
-    Check and restore Redis, and publish the call again.
+    Restore Redis, and publish the call again.
     """
     return scene.end(tasks.fail_without_store, scene.call(tasks.fail_without_store, 2, queue=AWAY))
 
@@ -354,7 +351,7 @@ def unanswered_and_raised(scene: Scene) -> Seen:
 def unanswered_and_run(scene: Scene) -> Seen:
     """`lock_on_store_error="run"`.
 
-    Check and restore Redis. Until it answers again, the same call may run several times at once.
+    Restore Redis. Until then the same call may run several times at once.
     """
     return scene.end(tasks.run_without_store, scene.call(tasks.run_without_store, 2, queue=AWAY))
 
@@ -389,7 +386,7 @@ def outlived(scene: Scene) -> Seen:
     """The lease was lost, and the body has caught `LockLost`, with `except Exception` for example, and run to its
     end. With `lock_on_lost="warn"` the same is seen.
 
-    Let `LockLost` through in the body. Check whether another run has done the same work meanwhile.
+    Let `LockLost` through. Check whether another run has done the same work meanwhile.
     """
     result = scene.hold(tasks.skip, "this call", swallows=True)
     scene.lose_lease(tasks.skip)
@@ -400,30 +397,27 @@ def outlived(scene: Scene) -> Seen:
 
 @situation("An option has a value that is not allowed")
 def bad_value(scene: Scene) -> Seen:
-    """`lock_on_conflict="skpi"`. The line is that of a worker or a beat, which does not start. In any other process
-    `@app.task(...)` itself raises nothing, because Celery makes a task when it is first needed: the first use of the
-    task does, and so does the first use of another one, with which Celery makes all tasks of the app. With
-    `lazy=False`, or once the app is finalised, it is made at once, and `@app.task(...)` raises.
+    """`lock_on_conflict="skpi"`. The line is that of a worker or a beat, which does not start.
 
-    Do what the text says.
+    In any other process [the first use of the task](options.md#wrong-values-and-names) raises it.
     """
     return _refused(scene, lock_on_conflict="skpi")
 
 
 @situation("An option is misspelt")
 def misspelt(scene: Scene) -> Seen:
-    """`lock_on_confict="raise"`. It is reported when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
+    """`lock_on_confict="raise"`.
 
-    Do what the text says.
+    As above.
     """
     return _refused(scene, lock_on_confict="raise")
 
 
 @situation("An option is another library's")
 def foreign(scene: Scene) -> Seen:
-    """`unique_on=["supplier_id"]`. It is reported when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
+    """`unique_on=["supplier_id"]`.
 
-    Do what the text says.
+    As above.
     """
     return _refused(scene, unique_on=["supplier_id"])
 
@@ -445,4 +439,5 @@ def _refused(scene: Scene, **options: Any) -> Seen:
     )
     assert worker.returncode == 1
     lines = tuple(f"{level} {text}" for level, text in _LINE.findall(worker.stderr))
-    return Seen(lines, "", f"`delay()` raises `{scene.described(raised)}`")
+    assert [line for line in lines if line.endswith(f": {raised}")]
+    return Seen(lines, "", f"`delay()` raises `{type(raised).__name__}` with the same text")

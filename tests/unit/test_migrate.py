@@ -1,4 +1,4 @@
-"""The snippets of docs/migrate.md, executed."""
+"""The snippets of docs/how-to/migrate.md, executed."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from celery_singleton_lock import SingletonOptions, SingletonTask
 from tests.acceptance.test_start import check_worker
 from tests.servers import Server
 
-PAGE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "migrate.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
