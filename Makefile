@@ -40,7 +40,7 @@ help:
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
 	@echo "                   under another Celery with CELERY=5.4"
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
-	@echo "make bench   what a lock costs, beside the others (ten minutes)"
+	@echo "make bench   what a lock costs, beside the others, in instructions and in time (twenty minutes; needs valgrind)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make scale   what one process and one worker can carry (ten minutes)"
 	@echo "make compare write the comparison, README's table of it and docs/reference/scale.md"
@@ -109,6 +109,7 @@ page: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/page $(ARGS)
 
 bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.instructions --out $(RESULTS)/instructions.json
 	$(BIN)/python -m benchmarks.locks --out $(RESULTS)/locks.json $(ARGS)
 	$(BIN)/python -m benchmarks.tasks --out $(RESULTS)/tasks.json $(ARGS)
 

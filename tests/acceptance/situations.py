@@ -33,11 +33,9 @@ AWAY = "away"
 _LINE = re.compile(r"^\[[^\]]*: ([A-Z]+)/[^\]]*\] ((?:lock|beat)\..*)$", re.MULTILINE)
 _VOLATILE = [
     (r"redis://[^\s/]*/\d+", "<store>"),
-    (r"(?<==)\d+\.\d\b", "<n>"),
-    (r"(?<=fence=)\d+", "<n>"),
+    (r" (fence|age|remaining|waited)=\S+", ""),
     (r"\b\d+\.\d(?= s\b)", "<n>"),
     (r"(did not answer: ).*", r"\1<why>"),
-    (r"(refuses us )\(.*\)(?=: )", r"\1(<why>)"),
 ]
 
 
@@ -185,24 +183,6 @@ def skipped(scene: Scene) -> Seen:
     return _ends_beside_its_holder(scene, tasks.skip)
 
 
-@situation("A call is skipped and has a result")
-def skipped_with_result(scene: Scene) -> Seen:
-    """`lock_on_conflict="skip"` with `lock_skip_result="skipped"`.
-
-    Only the value distinguishes it from a run.
-    """
-    return _ends_beside_its_holder(scene, tasks.skip_with_result)
-
-
-@situation("A call fails because the key is held")
-def raised(scene: Scene) -> Seen:
-    """`lock_on_conflict="raise"`. Celery logs the failure as well, with a traceback.
-
-    The caller has to be prepared for `LockHeld`.
-    """
-    return _ends_beside_its_holder(scene, tasks.fail)
-
-
 @situation("A call comes again")
 def rescheduled(scene: Scene) -> Seen:
     """`lock_on_conflict="reschedule"`. The line comes each time, until the holder has ended.
@@ -210,40 +190,6 @@ def rescheduled(scene: Scene) -> Seen:
     If it takes too long, check what the holder does (`task.lock_holders(...)`), and set `lock_wait_timeout`.
     """
     return _ends_after_its_holder(scene, tasks.reschedule)
-
-
-@situation("A call gives up")
-def gives_up(scene: Scene) -> Seen:
-    """`lock_on_conflict="reschedule"` with `lock_wait_timeout`, which has passed.
-
-    Check what the holder does. If that is all right, raise `lock_wait_timeout`.
-    """
-    return _ends_beside_its_holder(scene, tasks.impatient)
-
-
-@situation("A call waits in the pool")
-def waits(scene: Scene) -> Seen:
-    """`lock_on_conflict="wait"`. It occupies a place in the pool meanwhile, for a quarter of its time limit at most.
-
-    If all places are occupied by calls that wait, choose `reschedule`, or a larger pool.
-    """
-    scene.hold(tasks.wait)
-    result = scene.call(tasks.wait, 2)
-    with scene.server.client(database=2) as client:
-        key = tasks.wait.lock_key_for(scene.key)
-        until(lambda: client.hexists(key, "first"), "it waits", PATIENCE)
-    before = result.state
-    scene.open_gate()
-    return scene.end(tasks.wait, result, before)
-
-
-@situation("A call joins the run")
-def joined(scene: Scene) -> Seen:
-    """`lock_on_conflict="join"`.
-
-    The result is that of the holder, which is 1 here.
-    """
-    return _ends_after_its_holder(scene, tasks.join)
 
 
 @situation("A newer call runs in place of one that waits")
@@ -338,37 +284,6 @@ def unanswered(scene: Scene) -> Seen:
     return Seen(lines, "`RETRY`", "`.get()` waits until Redis answers and the call has run")
 
 
-@situation("Redis does not answer, and the call fails")
-def unanswered_and_raised(scene: Scene) -> Seen:
-    """`lock_on_store_error="raise"`.
-
-    Restore Redis, and publish the call again.
-    """
-    return scene.end(tasks.fail_without_store, scene.call(tasks.fail_without_store, 2, queue=AWAY))
-
-
-@situation("Redis does not answer, and the call runs without a lock")
-def unanswered_and_run(scene: Scene) -> Seen:
-    """`lock_on_store_error="run"`.
-
-    Restore Redis. Until then the same call may run several times at once.
-    """
-    return scene.end(tasks.run_without_store, scene.call(tasks.run_without_store, 2, queue=AWAY))
-
-
-@situation("Redis wants another password")
-def another_password(scene: Scene) -> Seen:
-    """The user or the password in `singleton_lock_url` is wrong. Redis is not asked again, whatever
-    `lock_on_store_error` says.
-
-    Do what the text says. The same is said of a certificate or a right that is missing.
-    """
-    app = Celery("seen", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.singleton_lock_url = scene.server.url.replace("://", "://nobody:wrong@").replace("/0", "/2")
-    result = app.task(base=SingletonTask, shared=False)(import_catalogue).apply(throw=False)
-    return Seen((), f"`{result.state}`", f"`.get()` raises `{scene.plain(scene.described(result.result))}`")
-
-
 @situation("A lease is lost")
 def lost(scene: Scene) -> Seen:
     """Redis has forgotten the lease (`expired`), has given it to another run (`taken`), or did not answer until its
@@ -381,45 +296,13 @@ def lost(scene: Scene) -> Seen:
     return scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired")
 
 
-@situation("A body runs on without its lease")
-def outlived(scene: Scene) -> Seen:
-    """The lease was lost, and the body has caught `LockLost`, with `except Exception` for example, and run to its
-    end. With `lock_on_lost="warn"` the same is seen.
-
-    Let `LockLost` through. Check whether another run has done the same work meanwhile.
-    """
-    result = scene.hold(tasks.skip, "this call", swallows=True)
-    scene.lose_lease(tasks.skip)
-    seen = scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired: the body")
-    # Two threads write them.
-    return replace(seen, log=tuple(sorted(seen.log, key=lambda line: "outlived" in line)))
-
-
 @situation("An option has a value that is not allowed")
 def bad_value(scene: Scene) -> Seen:
     """`lock_on_conflict="skpi"`. The line is that of a worker or a beat, which does not start.
 
-    In any other process [the first use of the task](options.md#wrong-values-and-names) raises it.
+    Do what the text says.
     """
     return _refused(scene, lock_on_conflict="skpi")
-
-
-@situation("An option is misspelt")
-def misspelt(scene: Scene) -> Seen:
-    """`lock_on_confict="raise"`.
-
-    As above.
-    """
-    return _refused(scene, lock_on_confict="raise")
-
-
-@situation("An option is another library's")
-def foreign(scene: Scene) -> Seen:
-    """`unique_on=["supplier_id"]`.
-
-    As above.
-    """
-    return _refused(scene, unique_on=["supplier_id"])
 
 
 def _refused(scene: Scene, **options: Any) -> Seen:

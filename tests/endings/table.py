@@ -21,12 +21,13 @@ next call runs. Each cell was found on a real worker by `tests/endings` (`make e
 def text() -> str:
     """The page."""
     notes: dict[str, str] = {}
-    rows = [["", *COLUMNS], ["---"] * (len(COLUMNS) + 1)]
+    alike: dict[tuple[str, ...], list[str]] = {}
     for ending in ENDINGS:
         cells = [ending.cell(column) for column in COLUMNS]
         for cell in cells:
             if cell not in BOUNDS:
                 notes.setdefault(cell, f"—{chr(ord('a') + len(notes))}")
-        rows.append([ending.name, *(notes.get(cell, cell) for cell in cells)])
+        alike.setdefault(tuple(notes.get(cell, cell) for cell in cells), []).append(ending.name)
+    rows = [["", *COLUMNS], ["-"] * (len(COLUMNS) + 1), *(["; ".join(names), *cells] for cells, names in alike.items())]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{_HEAD}\n{table}\n\n" + "".join(f"* {letter}: {why}.\n" for why, letter in notes.items())
