@@ -38,6 +38,7 @@ from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
+from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.runs.policies import Ended, handing_on
 from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
@@ -99,6 +100,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             policy, also seconds after which a call that cannot reach the store fails with `StoreError`.
         lock_min_hold: Seconds for which the key stays taken, counted from the start of a run, or from the publishing
             if it is unique in the queue, even if the run ends earlier. A run that dies does not count.
+        lock_min_hold_on_failure: False: nor does a run that fails or loses its lease, so the next call may run at once.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
             `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline, even if it is stopped,
             frozen or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
@@ -125,6 +127,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     lock_on_lost: OnLost | None
     lock_on_store_error: OnStoreError | None
     lock_min_hold: Duration | None
+    lock_min_hold_on_failure: bool | None
     lock_queue_ttl: Duration | None
     lock_label: str | None
 
@@ -284,12 +287,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             raise
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's; a run that its successor has replaced must not replace itself."""
+        """As Celery's; a run that was replaced must not replace itself. `until_executed` includes what replaces it."""
         run = run_of(self.request)
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
-        with handing_on(run), continuing(run.key, run.lease.fence, run.published):
+        is_continued = continuing(run.key, run.lease.fence, run.published)
+        with handing_on(run), queued_until_its_workflow_ends(run), is_continued:
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
@@ -319,7 +323,15 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
         vars(self)["Request"] = request_class_of(self)
-        return super().start_strategy(app, consumer, **kwargs)
+        messages = getattr(consumer, "waiting_messages", None)
+        if messages is None:
+            return super().start_strategy(app, consumer, **kwargs)
+        # A strategy takes what it needs of its consumer as it is made.
+        timer, consumer.timer = consumer.timer, messages.timer
+        try:
+            return super().start_strategy(app, consumer, **kwargs)
+        finally:
+            consumer.timer = timer
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

@@ -3,26 +3,23 @@
 A renewal must not wait for any of it, because all leases of the process would wait with it.
 """
 
-import _thread
 import logging
 import os
 from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable
-from contextlib import suppress
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 
 from celery_singleton_lock.errors import StoreError
-from celery_singleton_lock.leases.greenlets import patched_by
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Ending
 from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 
 logger = logging.getLogger("celery_singleton_lock")
 
 _LINGERS = 5.0
-_LONGEST_START = 2.0
 _LOOK_AGAIN = 0.05
 _PAUSE = 0.5
 # Seconds for which a silent store, or a silent server of a cluster, is not asked, so that the releases at the others
@@ -30,56 +27,6 @@ _PAUSE = 0.5
 _SILENCE = 1.0
 # Seconds after which a request that was under way has surely come, even if a proxy has kept it back.
 _UNDER_WAY = 3.0
-
-
-class DaemonThread:
-    """A thread that starts when it is needed, and again if it has died.
-
-    No lock is held: if two are started at once, the first finds that it was replaced, and ends.
-    """
-
-    _running: object = None
-    _begun: object = ()
-    _begins_by = 0.0
-
-    def ensure(self) -> None:
-        if self._begun is self._running or (self._running is not None and clock() < self._begins_by):
-            return
-        mark = object()
-        try:
-            self._running, self._begins_by = mark, clock() + _LONGEST_START
-            self._start(self._live, mark)
-        except BaseException:
-            # A signal has raised, or there are no more threads. The next call tries again.
-            self._running = None
-            raise
-
-    def _live(self, mark: object) -> None:
-        # Until a thread runs, CPython takes it for the one that has started it, so an exception for that one may be
-        # raised here, before the `try`. Then a later call of `ensure` starts another.
-        try:
-            if self._running is mark:
-                self._begun = mark
-            while self._running is mark and self._step():
-                pass
-        finally:
-            if self._running is mark:
-                self._running = None
-            # No thread can start at the end of the interpreter.
-            with suppress(RuntimeError):
-                if self._has_work():
-                    self.ensure()
-
-    def _start(self, run: Callable[[object], None], mark: object) -> None:
-        # Not `threading.Thread`, whose start waits: a signal that raises meanwhile would become another error.
-        _thread.start_new_thread(run, (mark,))
-
-    def _step(self) -> bool:
-        """Do what comes next; False to end."""
-        raise NotImplementedError
-
-    def _has_work(self) -> bool:
-        raise NotImplementedError
 
 
 class Background(DaemonThread):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from weakref import ref
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
-from celery_singleton_lock.leases.background import Background, DaemonThread, background
+from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, counters
-from celery_singleton_lock.leases.greenlets import patched_by, start_native_thread
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, lock_name_of
 from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start_native_thread
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding

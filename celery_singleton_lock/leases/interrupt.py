@@ -21,8 +21,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
-from celery_singleton_lock.leases.greenlets import call_soon, current, hub, patched_by
 from celery_singleton_lock.leases.lease import running_loop
+from celery_singleton_lock.stores.threads import call_soon, current, hub, patched_by
 
 # Celery, billiard and applications rarely touch the real-time signals; glibc keeps the first few for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None

@@ -110,6 +110,8 @@ class _Connection(FakeRedisConnection):
 
 
 class OwnMemory(Connections):
+    looks_every = 0.01
+
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
         self._server, self._refuse_a_copy = server, refuse_a_copy
         # No AUTH and no CLIENT SETINFO: the server is in this process.

@@ -167,7 +167,7 @@ class Scene:
         mine = [(level, text) for level, text in lines if re.search(rf"{re.escape(about)}({result.id}|None)\b", text)]
         # Of the machine that plays it, if that was paused, and of no situation.
         mine = [(level, text) for level, text in mine if not text.startswith("lock.late")]
-        # A call that comes again says the same each time.
+        # A call that is requeued says the same each time.
         return tuple(dict.fromkeys(f"{level} {self.plain(text, task)}" for level, text in mine))
 
 
@@ -183,7 +183,7 @@ def skipped(scene: Scene) -> Seen:
     return _ends_beside_its_holder(scene, tasks.skip)
 
 
-@situation("A call comes again")
+@situation("A call is requeued")
 def rescheduled(scene: Scene) -> Seen:
     """`lock_on_conflict="reschedule"`. The line comes each time, until the holder has ended.
 

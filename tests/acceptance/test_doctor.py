@@ -594,7 +594,7 @@ def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: 
 
     def queued(number: int, seconds: float) -> str:
         key = f"singleton:v3:{{task-0:{number:032x}}}"
-        store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, quiet=0.0)
+        store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, cooldown=0.0)
         return key
 
     # One that has just been published, and one behind a run.

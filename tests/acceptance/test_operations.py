@@ -130,7 +130,7 @@ def test_a_list_fits_a_terminal_and_all_of_it_is_there_if_wide_or_in_a_pipe(
     for key in keys:
         host = f"w1@{'h' * 100}.example"
         store.acquire(Claim(key, "t", 30.0, 1, Facts(task_id, hostname=host, pid=12345, label="supplier " + "7" * 51)))
-    store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, quiet=0.0)
+    store.mark_queued(keys[0].replace("85", "\x1b\x1b"), "\x1b" * 36, 60.0, limit=0, cooldown=0.0)
 
     lines = on_a_terminal(env, "list").splitlines()
 
@@ -190,7 +190,7 @@ def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -
     key = tasks.three_at_once.lock_key_for("k")
     for token in "ab":
         store.acquire(claim(key, f"id-{token}", token, limit=3))
-    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
+    store.mark_queued(key, "id-q", 60.0, limit=0, cooldown=30.0)
     with store.waiter(claim(key, "id-w", "w")) as waiter:
         waiter.ask()
         shown = json.loads(operate("show", key, "--json").stdout)
@@ -201,7 +201,7 @@ def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -
     fence = max(holder.fence for holder in store.holders(key))
     assert shown.pop("turns") == ["id-w"]
     assert shown == {"key": key, "limit": 3, "fence": fence, "waiters": 1, "queued": "id-q", "next": None}
-    assert all(word in said for word in (key, "id-a", "id-b", "id-q", "queued", "quiet", "id-w", "waiting"))
+    assert all(word in said for word in (key, "id-a", "id-b", "id-q", "queued", "cooldown", "id-w", "waiting"))
 
 
 def test_a_lock_is_found_by_its_task_and_the_arguments(tasks: Any, operate: Operate, store: Store) -> None:
@@ -306,7 +306,7 @@ def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
 
 
 def test_a_call_that_is_queued_says_so(tasks: Any, operate: Operate, store: Store) -> None:
-    store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(tasks.skipped.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
 
     assert lines_of(operate("show", "id-q").stdout)["now"] == "is queued"
 
@@ -414,7 +414,7 @@ def test_a_broken_run_ends_revoked_and_names_who_asked(
     assert (shown["state"], shown["reason"]) == ("REVOKED", "broken")
 
 
-def test_a_broken_run_with_automatic_retries_does_not_come_again(
+def test_a_broken_run_with_automatic_retries_is_not_run_again(
     tasks: Any, operate: Operate, env: dict[str, str], recorder: Recorder
 ) -> None:
     from tests.acceptance import combined_app as combined
@@ -484,12 +484,12 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(tasks: Any, operate: O
         return f"singleton:v3:{{{name}:{number:032x}}}"
 
     for number in range(3000):
-        store.mark_queued(key("shop.index", number), f"id-{number}", 60.0, limit=0, quiet=0.0)
-    store.mark_queued(key("other", 0), "id-other", 60.0, limit=0, quiet=0.0)
-    held, quiet = key("shop.held", 0), key("shop.quiet", 0)
+        store.mark_queued(key("shop.index", number), f"id-{number}", 60.0, limit=0, cooldown=0.0)
+    store.mark_queued(key("other", 0), "id-other", 60.0, limit=0, cooldown=0.0)
+    held, cooling = key("shop.held", 0), key("shop.cooling", 0)
     store.acquire(claim(held, "id-holder"))
-    store.mark_queued(held, "id-behind", 60.0, limit=0, quiet=0.0)
-    store.mark_queued(quiet, "id-quiet", 60.0, limit=0, quiet=30.0)
+    store.mark_queued(held, "id-behind", 60.0, limit=0, cooldown=0.0)
+    store.mark_queued(cooling, "id-cooling", 60.0, limit=0, cooldown=30.0)
 
     planned = operate("break", "--marks", "shop.*", "--dry-run").stdout
     assert "3001, of 3001 locks" in planned
@@ -507,7 +507,7 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(tasks: Any, operate: O
         (key("other", 0), "queued", "id-other"),
         (held, "held", "id-holder"),
         (held, "queued", "id-behind"),
-        (quiet, "quiet", "id-quiet"),
+        (cooling, "quiet", "id-cooling"),
     }
     assert store.broken_by(claim(held)) is None
 
@@ -522,7 +522,7 @@ def test_a_break_of_nothing_is_a_no(tasks: Any, operate: Operate) -> None:
 def test_a_dry_run_does_nothing(tasks: Any, operate: Operate, store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
-    store.mark_queued(key, "id-q", 60.0, limit=0, quiet=30.0)
+    store.mark_queued(key, "id-q", 60.0, limit=0, cooldown=30.0)
     before = store.survey([key])[0]
 
     for more in ([], ["--force"]):
@@ -630,11 +630,11 @@ def test_no_mark_is_dropped_that_has_come_or_is_held_since_a_person_agreed(
 ) -> None:
     keys = sorted(tasks.skipped.lock_key_for(str(number)) for number in range(3))
     for key in keys:
-        store.mark_queued(key, "id-1", 60.0, limit=0, quiet=0.0)
+        store.mark_queued(key, "id-1", 60.0, limit=0, cooldown=0.0)
     terminal = Terminal(env, "--marks", "*")
     terminal.is_asked()
     store.unmark(keys[0], "id-1")
-    store.mark_queued(keys[0], "id-2", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(keys[0], "id-2", 60.0, limit=0, cooldown=0.0)
     store.unmark(keys[1], "id-1")
     store.acquire(claim(keys[1], "id-1"))
 

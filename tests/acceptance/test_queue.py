@@ -133,7 +133,7 @@ def test_a_call_that_the_broker_throws_away_unread_is_queued_no_more(tasks_by_br
     until(lambda: task.delay("k").id != first.id, "another is published", timeout=PROMPTLY)
 
 
-def test_a_call_that_comes_again_counts_as_queued_until_it_expires(
+def test_a_call_that_is_requeued_counts_as_queued_until_it_expires(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
     task = tasks.rescheduled_in_queue
@@ -141,7 +141,7 @@ def test_a_call_that_comes_again_counts_as_queued_until_it_expires(
         task.delay("k", 1, gate="never")
         until(lambda: recorder.events("enter"), "it runs")
         second = task.apply_async(("k", 2), expires=5)
-        until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and comes again")
+        until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and is requeued")
         worker.kill()
 
     until(lambda: task.delay("k", 3).id != second.id, "another is published", timeout=PROMPTLY)

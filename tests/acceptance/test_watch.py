@@ -81,7 +81,7 @@ def test_each_update_is_a_line_with_what_list_writes(store: Store, env: dict[str
     store.acquire(claim("secret"))
     with closing(Watch(env, "--json")) as watching:
         watching.shows(lambda rows: rows == [("held", "id-secret")])
-        store.mark_queued(KEY, "id-q", 60.0, limit=0, quiet=0.0)
+        store.mark_queued(KEY, "id-q", 60.0, limit=0, cooldown=0.0)
         watching.shows(lambda rows: rows == [("held", "id-secret"), ("queued", "id-q")])
         store.unmark(KEY, "id-q")
         store.release(claim("secret"), 1)

@@ -10,8 +10,11 @@ import pytest
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Grant, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.chapters.hearing import CHANNEL, hear_one, hearing, unheard
 from tests.servers import SERVERS, Server, running
+from tests.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "start.md"
 KEY = "singleton:v3:{rights:00}"
@@ -44,11 +47,13 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     assert isinstance(store.acquire(claim), Grant)
     with store.waiter(Claim(KEY, "w", 30.0)) as waiter:
         assert isinstance(waiter.ask(), float)
+    assert "hello" in hear_one(store)
+    until(lambda: unheard(store), "it listens no longer")
     store.acquire(later)
     store.renew([claim], 1.0)
     store.holders(KEY)
     store.acquire(replace(claim, token="c", succeeds="replace", supersedes_for=30.0, asked=True))
-    store.mark_queued(KEY, "u", 30.0, limit=1, quiet=1.0)
+    store.mark_queued(KEY, "u", 30.0, limit=1, cooldown=1.0)
     store.unmark(KEY, "u")
     store.release(claim, 1, ending=Ending("ended", 30.0, is_due=True))
     store.mark_done(KEY, later.marker, 1, "stored", 30.0)
@@ -109,3 +114,26 @@ def test_who_may_not_wake_waiters_releases_all_the_same(server: Server) -> None:
 
         assert isinstance(waiter.ask(), Grant)
     store.release(waiting, 1)
+
+
+def test_who_may_hear_no_channel_is_told_and_the_log_says_it_once(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = store_of(server, "resetchannels", "&of:others")
+    for channel in (CHANNEL, f"{KEY}:two"):
+        told = list[str]()
+        store.listener.add(channel, told.append)
+        until(lambda told=told: told == [DEAF], "it is told")  # type: ignore[misc]
+        store.listener.remove(channel)
+
+    (line,) = [line for line in caplog.messages if line.startswith("lock.not_subscribed")]
+    assert "ACL SETUSER" in line
+
+
+def test_who_may_not_unsubscribe_is_counted_as_a_listener_no_longer(server: Server) -> None:
+    store = store_of(server, "-unsubscribe")
+    with hearing(store, f"{KEY}:two") as told:
+        hear_one(store)
+
+        until(lambda: unheard(store), "it listens no longer")
+        until(lambda: told.count(LISTENING) == 2, "the other one listens again")

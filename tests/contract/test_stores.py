@@ -17,6 +17,7 @@ from tests.contract.chapters.acquire import Acquire
 from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
 from tests.contract.chapters.counts import Counts
+from tests.contract.chapters.hearing import Hearing
 from tests.contract.chapters.hold import Hold
 from tests.contract.chapters.keys import Keys
 from tests.contract.chapters.labels import Labels
@@ -29,12 +30,28 @@ from tests.contract.chapters.release import Release
 from tests.contract.chapters.renew import Renew
 from tests.contract.chapters.slots import Slots
 from tests.contract.chapters.succession import Succession
+from tests.contract.chapters.turns import Turns
 from tests.contract.chapters.waking import Waking
 from tests.servers import Server
 
 
 class StoreContract(
-    Acquire, Release, Renew, Limit, Queue, Waking, Hold, Copies, Marks, Succession, Slots, Breaking, Labels, Counts
+    Acquire,
+    Release,
+    Renew,
+    Limit,
+    Queue,
+    Turns,
+    Waking,
+    Hearing,
+    Hold,
+    Copies,
+    Marks,
+    Succession,
+    Slots,
+    Breaking,
+    Labels,
+    Counts,
 ):
     """The tests that a store of locks has to pass."""
 

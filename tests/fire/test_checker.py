@@ -152,7 +152,7 @@ def test_an_end_has_to_be_explained(call: Call, without: list[Event], explained_
 @pytest.mark.parametrize(
     ("call", "events"),
     [
-        # What comes again, or is acknowledged late, does not die with a process.
+        # What is requeued, or is acknowledged late, does not die with a process.
         (Call("a", "reschedule", "RETRY"), run(1, 2, task="reschedule", outcome="Retry") + dies(2.1)),
         (Call("a", "reschedule_late"), run(1, None) + dies(2)),
         (Call("a", "reschedule_late", "STARTED"), b(1, 2)),

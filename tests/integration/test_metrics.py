@@ -78,7 +78,7 @@ def text_of(app: Celery, counted: dict[str, int] | None = None) -> str:
     store, (beat, _) = store_of(app), questions_of(app)
     store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0, facts=Facts("id-a")))
     store.acquire(Claim(beat(), "b", 30.0, facts=Facts(task_name="celery.beat", hostname="web-1", pid=7)))
-    store.mark_queued("singleton:v3:{shop.sync:01}", "q", 30.0, limit=0, quiet=0.0)
+    store.mark_queued("singleton:v3:{shop.sync:01}", "q", 30.0, limit=0, cooldown=0.0)
     if counted:
         store.count("singleton:v3:stats", counted, 5.0)
     return Visitor(application(app)).get("/metrics").body

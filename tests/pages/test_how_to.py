@@ -45,7 +45,7 @@ def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: St
 
     with hold(module.book_delivery, "lamp", 0), hold(module.number_an_order, 0):
         booked, numbered = module.book_delivery.delay("lamp", 20), module.number_an_order.delay(2)
-        until(lambda: booked.state == "RETRY", "the delivery comes again", timeout=SOON)
+        until(lambda: booked.state == "RETRY", "the delivery is requeued", timeout=SOON)
     assert (booked.get(timeout=SOON), numbered.get(timeout=SOON)) == (20, 2)
 
     with hold(module.rebuild_index, 1):
@@ -61,6 +61,18 @@ def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: St
         slow.get(timeout=SOON)
 
 
+def test_serial_work_by_key(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/serial-work-by-key.md")
+    worker(concurrency=2)
+
+    task = module.handle_webhook
+    with hold(task, 1, "paid"):
+        results = [task.delay(1, event) for event in ("paid", "refunded", "closed")]
+        until(lambda: task.lock_state(1).waiting == 3, "they wait in the line", timeout=SOON)
+        assert task.delay(2, "paid").get(timeout=SOON) == "paid of 2"
+    assert [each.get(timeout=SOON) for each in results] == ["paid of 1", "refunded of 1", "closed of 1"]
+
+
 def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/choose-a-policy.md")
     worker()
@@ -72,7 +84,7 @@ def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> No
         for _ in range(3):
             holders.enter_context(hold(module.crawl, "shop.example", 0))
         fourth = module.crawl.delay("shop.example", 4)
-        until(lambda: fourth.state == "RETRY", "the fourth comes again", timeout=SOON)
+        until(lambda: fourth.state == "RETRY", "the fourth is requeued", timeout=SOON)
     assert fourth.get(timeout=SOON) == 4
 
 
@@ -84,6 +96,22 @@ def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) ->
     assert module.click(5) == f"on its way as {first}"
     worker()
     assert module.first.get(timeout=SOON) == "imported 7"
+    older, newest = (module.reindex.AsyncResult(module.saved(1, version)) for version in (1, 2))
+    assert newest.get(timeout=SOON) == 2
+    with pytest.raises(CallRevoked, match=newest.id):
+        older.get(timeout=SOON)
+
+
+def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/a-whole-workflow.md")
+
+    first, duplicate = module.import_catalogue.delay(7), module.import_catalogue.delay(7)
+    worker()
+    assert first.id == duplicate.id
+    assert first.get(timeout=SOON) == "published 4"
+    second = module.import_catalogue.delay(7)
+    assert second.id != first.id
+    assert second.get(timeout=SOON) == "published 4"
 
 
 def test_use_the_fence(shop: Program, worker: StartWorker) -> None:

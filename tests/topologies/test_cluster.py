@@ -1,6 +1,7 @@
 """A cluster whose slots move: under a held lease, a renewal, a waiter, and the end of a run."""
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +13,11 @@ from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.listener import LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, slot_of
+from tests.contract.chapters.hearing import hearing, publish
+from tests.waiting import until
 
 TTL = 6.0
 ENDED = Ending("ended", 60.0, is_due=False)
@@ -183,6 +187,25 @@ def test_who_waits_hears_that_the_slot_has_moved_and_then_of_the_release(cluster
         waiter.sleep(20)
         assert clock() - began < 5
         granted(waiter.ask())
+
+
+@pytest.mark.clients
+def test_a_listener_hears_each_channel_at_the_server_that_has_its_slot_wherever_it_moves(
+    cluster: Cluster, store: Store
+) -> None:
+    channels = [f"{key_of(number)}:waits" for number in range(6)]
+    with ExitStack() as stack:
+        told = {channel: stack.enter_context(hearing(store, channel)) for channel in channels}
+        for channel in channels:
+            assert publish(store, channel, "here") == 1
+        _, target = cluster.move(channels[0])
+        until(lambda: told[channels[0]].count(LISTENING) == 2, "it listens at the new owner")
+        assert listeners(target, channels[0]) == 1
+        for channel in channels:
+            assert publish(store, channel, "there") == 1
+
+        until(lambda: all("there" in heard for heard in told.values()), "all are heard")
+        assert all("here" in heard for heard in told.values())
 
 
 # For those who look after locks.

@@ -11,8 +11,10 @@ from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Conflict, Grant
+from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
+from tests.contract.chapters.hearing import hearing, publish
 from tests.proxy import Proxy
 from tests.topologies.leases import TTL, claim_of, connections, granted, held, opened, renewed_after, seconds_to_a_grant
 from tests.waiting import until
@@ -145,6 +147,21 @@ def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
         assert store.release(claim_of(name, ttl=60.0), 1) is Answer.DONE
         assert lasted(lambda: waiter.sleep(20)) < 5
         assert isinstance(waiter.ask(), Grant)
+
+
+def test_a_listener_at_a_master_that_dies_listens_at_the_next_one(shaken_cluster: Cluster, cleanup: ExitStack) -> None:
+    store = opened(cleanup, shaken_cluster.url)
+    dead, other = shaken_cluster.masters[:2]
+    here, there = (f"{claim_of(names_at(shaken_cluster, node, 1)[0]).key}:waits" for node in (dead, other))
+    with hearing(store, here) as told, hearing(store, there) as others:
+        shaken_cluster.kill(dead)
+        shaken_cluster.wait_for_another(here, dead)
+
+        until(lambda: told.count(LISTENING) == 2, "it listens at the new master", timeout=30)
+        publish(store, here, "hello")
+        until(lambda: "hello" in told, "it is heard")
+        assert DEAF in told
+        assert others == [LISTENING]
 
 
 # A server that is silent, for us alone: the others do not replace it.

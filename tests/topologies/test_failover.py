@@ -10,7 +10,9 @@ import pytest
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Grant
+from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
+from tests.contract.chapters.hearing import CHANNEL, hearing, publish
 from tests.proxy import Proxy
 from tests.sentinels import NAME, Deployment, deployed
 from tests.topologies.leases import (
@@ -101,6 +103,20 @@ def test_a_failover_by_hand_costs_next_to_nothing(of_each_kind: Deployment, clea
     renewed_after(lease, "it is renewed at the new master")
     with of_each_kind.master.client() as client:
         assert client.exists(lease.key)
+
+
+@pytest.mark.clients
+def test_a_listener_listens_at_the_new_master(shaken: Deployment, cleanup: ExitStack) -> None:
+    store = opened(cleanup, shaken.url)
+    with hearing(store) as told:
+        before = shaken.master
+        before.stop()
+        shaken.wait_for_another(before)
+
+        until(lambda: told.count(LISTENING) == 2, "it listens at the new master", timeout=30)
+        publish(store, CHANNEL, "hello")
+        until(lambda: "hello" in told, "it is heard")
+    assert told == [LISTENING, DEAF, LISTENING, "hello"]
 
 
 def silenced(cleanup: ExitStack, deployment: Deployment, number: int) -> tuple[str, list[Proxy]]:

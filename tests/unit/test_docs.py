@@ -294,6 +294,8 @@ ABOUT_NO_LOCK = (
     "lock.heartbeat_error:",
     "lock.misconfigured:",
     "lock.moved ",
+    "lock.listener_error",
+    "lock.not_subscribed ",
     "lock.async_body:",
     "lock.no_base:",
     "lock.unmarked ",

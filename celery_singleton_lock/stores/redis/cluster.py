@@ -41,7 +41,7 @@ Node = tuple[str, int]
 class NodeConnections(Connections):
     """Connections to one server of a cluster. A script there counts only the listeners at this server."""
 
-    publish, _subscribe = "SPUBLISH", "SSUBSCRIBE"
+    publish, subscribe, unsubscribe = "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE"
     is_doubted = False
     """It has not answered, or has sent us elsewhere, so another server may have its slots by now."""
 
@@ -129,6 +129,9 @@ class Cluster(NodeConnections):
                 if clock() >= until:
                     raise
                 self._redirected(node, error)
+
+    def at_owner_of(self, key: str, timeout: float) -> Connections:
+        return self.at(self.owner_of(key, timeout))
 
     def to_masters(self, timeout: float) -> Sequence[Connections]:
         self._learn(timeout)

@@ -52,14 +52,14 @@ Call = tuple[Sequence[str], Sequence[str]]
 """Keys and arguments of a script."""
 
 
-def _packed(command: Command) -> bytes:
+def packed(command: Command) -> bytes:
     words = [word.encode() for word in command]
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])
 
 
 # In a fraction of the time that redis-py takes.
 with suppress(ImportError):
-    from hiredis import pack_command as _packed  # type: ignore[assignment]
+    from hiredis import pack_command as packed  # type: ignore[assignment]
 
 
 class IdleOfThread(threading.local):
@@ -87,8 +87,9 @@ class Connections:
     step of a deque, so a signal may raise anywhere.
     """
 
-    publish = "PUBLISH"
-    _subscribe = "SUBSCRIBE"
+    publish, subscribe, unsubscribe = "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE"
+    looks_every = float("inf")
+    """Seconds after which one has to look for what has come, because it is no socket, on which one can wait."""
     pool: ConnectionPool
     address: str
     """Fit for logs: never with credentials."""
@@ -118,7 +119,7 @@ class Connections:
         except IndexError:
             connection = self._open(until)
         try:
-            connection.send_packed_command([b"".join(map(_packed, commands))], check_health=False)
+            connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
             replies = []
             for _ in commands:
                 left = until - clock()
@@ -173,7 +174,7 @@ class Connections:
         until = clock() + timeout
         connection = self._open(until)
         try:
-            connection.send_packed_command([_packed((self._subscribe, channel))], check_health=False)
+            connection.send_packed_command([packed((self.subscribe, channel))], check_health=False)
             if not connection.can_read(timeout=max(0.0, until - clock())):
                 raise exceptions.TimeoutError("no reply in time")
             connection.read_response()
@@ -181,6 +182,14 @@ class Connections:
             connection.disconnect()
             raise
         return connection
+
+    def open(self, timeout: float) -> Any:
+        """A connection of the caller's own, who disconnects it."""
+        return self._open(clock() + timeout)
+
+    def at_owner_of(self, key: str, timeout: float) -> "Connections":  # noqa: ARG002 (of a cluster)
+        """Those to the server that has *key*."""
+        return self
 
     def to_masters(self, timeout: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
         return [self]

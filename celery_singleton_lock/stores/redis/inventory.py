@@ -141,7 +141,9 @@ class Inventory:
         commands = ["DEL", "HSET a 0", "PEXPIRE 1000", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [(name, key, *arguments) for name, *arguments in map(str.split, commands)]
-        others = [("TIME",), ("EVAL", "return 1", "0"), (self._servers.publish, f"{key}:nobody", "")]
+        nobody = f"{key}:nobody"
+        others = [("TIME",), ("EVAL", "return 1", "0")]
+        others += [(self._servers.publish, nobody, ""), (self._servers.unsubscribe, nobody)]
         if self._store.has_parts:
             # It is used only while slots move, and then it is too late to find out that this right is missing.
             return [*others, *named, ("ASKING",)]

@@ -4,12 +4,19 @@ from typing import Any
 
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Grant
+from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, Contract, claim, granted, queued, refused
+from tests.contract.chapters.hearing import CHANNEL, hearing, publish
 from tests.waiting import until
 
 REAL = 0.3
 """A ttl that a test waits for."""
+
+
+def connections_that_hear(client: Any) -> list[Any]:
+    """Without those of Sentinel."""
+    return [each for each in client.client_list(_type="pubsub") if not each["name"].startswith("sentinel")]
 
 
 class Listening(Contract):
@@ -65,3 +72,24 @@ class Listening(Contract):
             until(lambda: isinstance(waiter.ask(), Grant), "it is granted", timeout=REAL)
 
         assert clock() >= asked_at + REAL - CLOCKS_DIFFER_BY
+
+    def test_a_listener_has_one_connection_for_all_channels(self, store: Store, client: Any) -> None:
+        until(lambda: not connections_that_hear(client), "those of other tests are closed")
+        with hearing(store), hearing(store, f"{KEY}:two"), hearing(store, f"{KEY}:three"):
+            assert len(connections_that_hear(client)) == 1
+
+    def test_a_listener_whose_connection_has_died_says_so_and_listens_again(self, store: Store, client: Any) -> None:
+        with hearing(store) as told:
+            client.client_kill_filter(_type="pubsub")
+
+            until(lambda: told.count(LISTENING) == 2, "it listens again")
+            publish(store, CHANNEL, "hello")
+            until(lambda: "hello" in told, "it is heard")
+        assert told == [LISTENING, DEAF, LISTENING, "hello"]
+
+    def test_a_listener_with_nothing_to_hear_ends_and_begins_again(self, store: Store, client: Any) -> None:
+        for _ in range(2):
+            with hearing(store) as told:
+                publish(store, CHANNEL, "hello")
+                until(lambda told=told: "hello" in told, "it is heard")  # type: ignore[misc]
+            until(lambda: not connections_that_hear(client), "its connection is closed")

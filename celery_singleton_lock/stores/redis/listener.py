@@ -1,0 +1,316 @@
+"""Hears the channels of a store, however many, on one connection to each of its servers."""
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from math import ceil
+from typing import Any
+
+from redis import exceptions
+
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, packed
+from celery_singleton_lock.stores.redis.errors import advice_about, is_passing, problem_of
+from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
+
+logger = logging.getLogger("celery_singleton_lock")
+
+LISTENING, DEAF = "(listening)", "(deaf)"
+"""What is heard besides messages: from now on each message comes; or none may, until `LISTENING` is heard again."""
+
+# Seconds until a server has to answer, and after which one that says nothing is asked whether it is there.
+_PATIENCE, _ASK_EVERY = 2.0, 15.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 4.0
+# Seconds without a channel after which the thread ends.
+_LINGERS = 5.0
+# Channels that are subscribed before it listens again.
+_BATCH = 500
+_POLLIN = 1
+_NEVER = float("inf")
+
+Heard = Callable[[str], None]
+
+
+class Listener:
+    """Hears the channels of one store, in one thread of each process that has any.
+
+    A signal may raise anywhere in `add` and `remove`.
+    """
+
+    def __init__(self, servers: Connections) -> None:
+        self._servers = servers
+        # By process: after a fork the child begins with nothing.
+        self._threads: dict[int, _Thread] = {}
+
+    def add(self, channel: str, heard: Heard) -> None:
+        """Have *heard* called with each message from now on, and with `LISTENING` and `DEAF` as that begins and ends.
+
+        Whoever hears `LISTENING`, maybe more than once, looks for itself what was sent before. *heard* is called in the
+        listener's thread, native even where threads are greenlets, so it must not block. *channel* begins with the key
+        of a lock.
+        """
+        pid = os.getpid()
+        thread = self._threads.get(pid)
+        if thread is None:
+            thread = self._threads.setdefault(pid, _Thread(self._servers))
+        thread.heard[channel] = heard
+        thread.changes(channel)
+
+    def remove(self, channel: str) -> None:
+        """Call nothing for it any more, except what is being called just now."""
+        thread = self._threads.get(os.getpid())
+        if thread is not None and thread.heard.pop(channel, None) is not None:
+            thread.changes(channel)
+
+
+class _Line:
+    """A connection to one server, if there is one now."""
+
+    def __init__(self, server: Connections) -> None:
+        self.server = server
+        self.connection: Any = None
+        self.asked = deque[tuple[str, str]]()
+        """The replies that will come if nothing is refused; each is a word and a channel."""
+        self.heard_at = 0.0
+        self.retry_at, self.pause = _NEVER, _FIRST_PAUSE
+
+    @property
+    def due(self) -> float:
+        """When to do something though nothing has come."""
+        if self.connection is None:
+            return self.retry_at
+        return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
+
+    def try_later(self) -> None:
+        self.retry_at = min(self.retry_at, clock() + self.pause)
+        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+
+    def hang_up(self) -> None:
+        if self.connection is not None:
+            self.connection.disconnect()
+        self.connection = None
+        self.asked.clear()
+
+    def send(self, commands: Sequence[Command]) -> None:
+        if not self.asked:
+            self.heard_at = clock()
+        self.asked += [(word.lower(), channel) for word, channel in commands]
+        self.connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
+
+
+class _Thread(DaemonThread):
+    """What one process hears. All but `heard` and `_changed` is touched by one thread only."""
+
+    def __init__(self, servers: Connections) -> None:
+        self.heard: dict[str, Heard] = {}
+        self._servers = servers
+        self._changed = deque[str]()
+        self._lines: dict[Connections, _Line] = {}
+        self._line_of: dict[str, _Line] = {}
+        # They are subscribed again when a line is tried again.
+        self._deaf: dict[str, None] = {}
+        self._pipe: tuple[int, int] | None = None
+        self._leaves_at = 0.0
+        self._has_told = False
+        # Of two threads that were started at once, one waits and then goes on alone.
+        self._alone = original("_thread", "allocate_lock")()
+        self._untold = deque[Callable[[], None]]()
+
+    def changes(self, channel: str) -> None:
+        self._changed.append(channel)
+        self.ensure()
+        if self._pipe is not None:
+            # If it is full, the thread wakes all the same.
+            with suppress(BlockingIOError):
+                original("os", "write")(self._pipe[1], b"!")
+        with suppress(IndexError):
+            while self._untold:
+                self._untold.popleft()()
+
+    def _start(self, run: Callable[[object], None], mark: object) -> None:
+        start_native_thread(partial(run, mark))
+
+    def _has_work(self) -> bool:
+        return bool(self.heard)
+
+    def _log(self, line: Callable[[], None]) -> None:
+        if patched_by() is None:
+            line()
+        else:
+            # The locks of the log are those of greenlets.
+            self._untold.append(line)
+
+    def _step(self) -> bool:
+        with self._alone:
+            try:
+                return self._listen()
+            except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
+                self._log(partial(logger.error, "lock.listener_error: the thread goes on", exc_info=error))
+                self._hang_up()
+                self._changed.extend(list(self.heard))
+                original("time", "sleep")(_PATIENCE)
+                return True
+
+    def _listen(self) -> bool:
+        """Subscribe what has come, then hear what comes until something else is due; False to end."""
+        if self._pipe is None:
+            pipe = os.pipe()
+            for end in pipe:
+                os.set_blocking(end, False)
+            self._pipe = pipe
+        batch = dict.fromkeys([self._changed.popleft() for _ in range(min(_BATCH, len(self._changed)))])
+        for line, commands in self._commands(batch).items():
+            with self._losing(line):
+                line.send(commands)
+        if self.heard or self._changed:
+            self._leaves_at = clock() + _LINGERS
+        elif clock() >= self._leaves_at:
+            self._hang_up()
+            return False
+        self._wait(self._pipe[0])
+        for line in list(self._lines.values()):
+            with self._losing(line):
+                self._read(line)
+                # Only now, because this process may have had no turn.
+                self._look_after(line)
+        return True
+
+    def _wait(self, pipe: int) -> None:
+        poll, now = original("select", "poll")(), clock()
+        poll.register(pipe, _POLLIN)
+        due = [self._leaves_at, now if self._changed else _NEVER]
+        for line in self._lines.values():
+            due += [line.due, now + line.server.looks_every]
+            if line.connection is not None and line.server.looks_every == _NEVER:
+                poll.register(line.connection._sock, _POLLIN)  # noqa: SLF001 (redis-py has no public way)
+        poll.poll(max(0, ceil(1000 * (min(due) - now))))
+        with suppress(BlockingIOError):
+            original("os", "read")(pipe, 4096)
+
+    def _commands(self, channels: Iterable[str]) -> dict[_Line, list[Command]]:
+        commands: dict[_Line, list[Command]] = {}
+        for channel in channels:
+            line = self._line_of.pop(channel, None)
+            if channel not in self.heard:
+                self._deaf.pop(channel, None)
+                if line is not None:
+                    commands.setdefault(line, []).append((line.server.unsubscribe, channel))
+            elif line := line or self._line_to(channel):
+                self._line_of[channel] = line
+                commands.setdefault(line, []).append((line.server.subscribe, channel))
+            else:
+                self._deafen(channel)
+        return commands
+
+    def _line_to(self, channel: str) -> _Line | None:
+        """That of the server which has the lock of *channel*; None if it cannot be reached now."""
+        line = self._line_at(self._servers)
+        try:
+            if line.connection is not None or line.retry_at == _NEVER:
+                line = self._line_at(self._servers.at_owner_of(channel, _PATIENCE))
+            if line.connection is None and line.retry_at == _NEVER:
+                line.connection = line.server.open(REPLY_TIMEOUT)
+        except exceptions.RedisError:
+            line.try_later()
+        return line if line.connection is not None else None
+
+    def _line_at(self, server: Connections) -> _Line:
+        return self._lines.get(server) or self._lines.setdefault(server, _Line(server))
+
+    def _read(self, line: _Line) -> None:
+        while (connection := line.connection) is not None and connection.can_read(timeout=0):
+            try:
+                reply = connection.read_response()
+            except exceptions.ResponseError as error:
+                if not line.asked:
+                    raise
+                word, channel = line.asked.popleft()
+                if word != line.server.subscribe.lower():
+                    # It would go on being counted as one who listens.
+                    raise
+                self._refused(line, channel, error)
+                continue
+            line.heard_at = clock()
+            word, channel, text = reply
+            if is_expected := bool(line.asked) and line.asked[0] == (word, channel):
+                line.asked.popleft()
+            is_ours = self._line_of.get(channel) is line
+            if word.endswith("message"):
+                self._tell(channel, text)
+            elif word == line.server.subscribe.lower() and is_ours:
+                line.pause = _FIRST_PAUSE
+                self._deaf.pop(channel, None)
+                self._tell(channel, LISTENING)
+            elif word == "sunsubscribe" and is_ours and not is_expected:
+                # Its slot has moved to another server.
+                self._try_elsewhere(line, channel)
+
+    def _refused(self, line: _Line, channel: str, error: exceptions.ResponseError) -> None:
+        if isinstance(error, exceptions.AskError) or is_passing(error):
+            self._try_elsewhere(line, channel)
+            return
+        self._line_of.pop(channel, None)
+        if not self._has_told:
+            self._has_told = True
+            event = "lock.not_subscribed store=%s: %s; whoever waits looks from time to time instead: %s"
+            facts = self._servers.address, problem_of(error), advice_about(error)
+            self._log(partial(logger.warning, event, *facts))
+        self._tell(channel, DEAF)
+
+    def _try_elsewhere(self, line: _Line, channel: str) -> None:
+        self._line_of.pop(channel, None)
+        # So that a cluster is asked who has it.
+        line.server.close()
+        line.try_later()
+        self._deafen(channel)
+
+    def _look_after(self, line: _Line) -> None:
+        now = clock()
+        if line.retry_at <= now:
+            line.retry_at = _NEVER
+            self._changed.extend(list(self._deaf))
+        if line.connection is not None and line.due <= now:
+            if line.asked:
+                raise exceptions.TimeoutError("no reply in time")
+            # Not PING, which would be one more right to give.
+            channel = next((channel for channel, at in self._line_of.items() if at is line), None)
+            if channel is None:
+                line.hang_up()
+            else:
+                line.send([(line.server.subscribe, channel)])
+
+    @contextmanager
+    def _losing(self, line: _Line) -> Iterator[None]:
+        try:
+            yield
+        except exceptions.RedisError:
+            self._lose(line)
+
+    def _lose(self, line: _Line) -> None:
+        line.hang_up()
+        line.server.close()
+        line.try_later()
+        for channel in [channel for channel, at in self._line_of.items() if at is line]:
+            del self._line_of[channel]
+            self._deafen(channel)
+
+    def _hang_up(self) -> None:
+        for line in self._lines.values():
+            line.hang_up()
+        self._lines.clear()
+        self._line_of.clear()
+
+    def _deafen(self, channel: str) -> None:
+        if channel not in self._deaf:
+            self._deaf[channel] = None
+            self._tell(channel, DEAF)
+
+    def _tell(self, channel: str, what: str) -> None:
+        try:
+            if (heard := self.heard.get(channel)) is not None:
+                heard(what)
+        except Exception as error:  # noqa: BLE001 (it harms no other)
+            self._log(partial(logger.error, "lock.listener_error channel=%s", channel, exc_info=error))
