@@ -63,11 +63,11 @@ def _count(label: str, part: str, number: int, url: str, folder: str) -> float:
     # It waits for a quarter of a second and more at each task.
     number = min(number, 20) if label == HEIMDALL else number
     told = json.dumps([label, number, url, f"{folder}/tasks"])
-    play = [sys.executable, "-m", "benchmarks.instructions", "--told", told, "--play"]
-    if part != PARTS[0]:
-        _run([*play, "nothing"])
+    ours = [sys.executable, "-m", "benchmarks.instructions", "--told", told]
+    if part != "publisher":
+        _run(ours)
     counting = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--callgrind-out-file=/dev/null"]
-    (collected,) = re.findall(r"Collected : (\d+)", _run([*counting, *play, part]))
+    (collected,) = re.findall(r"Collected : (\d+)", _run([*counting, *ours, "--play", part]))
     return int(collected) / number / 1000
 
 
@@ -79,11 +79,47 @@ def _run(command: list[str]) -> str:
     return done.stderr
 
 
-# In the process that is counted.
+# In a process of its own.
+
+
+def prepare(label: str, number: int, url: str, path: str) -> None:
+    """Leave at *path* what main process and pool process work on: messages, and what comes of them."""
+    task, sent, runs = _task(label, url), list[Sequence[Any]](), list[tuple[Any, ...]]()
+
+    def keep(body: Any, headers: Any, properties: Any, **_: Any) -> None:
+        sent.append((body, headers, properties))
+
+    signals.before_task_publish.connect(keep)
+    for each in _numbers(number):
+        task.delay(each)
+    receive = _receiver(task, runs)
+    for message in sent:
+        receive(message)
+    Path(path).write_bytes(pickle.dumps({"main process": sent, "pool process": runs}))
 
 
 def play(part: str, label: str, number: int, url: str, path: str) -> None:
-    """Have the instructions of *number* tasks counted in one part; in no part, leave at *path* what they work on."""
+    """Have the instructions of *number* tasks counted in one part."""
+    task = _task(label, url)
+    steps: dict[str, Callable[[Any], Any]] = {
+        "publisher": task.delay,
+        "main process": _receiver(task, []),
+        "pool process": lambda run: fast_trace_task(*run),
+    }
+    step = steps[part]
+    each_of = _numbers(number) if part == "publisher" else pickle.loads(Path(path).read_bytes())[part]  # noqa: S301
+    for each in each_of[:WARM_UP]:
+        step(each)
+    # What the garbage collector walks must not depend on what was prepared.
+    gc.collect()
+    gc.freeze()
+    _control("on")
+    for each in each_of[WARM_UP:]:
+        step(each)
+    _control("off")
+
+
+def _task(label: str, url: str) -> Any:
     library, base = named(label), url.removesuffix("/0")
     app = Celery("counted", broker=url, backend=f"{base}/1")
     app.conf.update(library.settings(f"{base}/2"))
@@ -93,48 +129,20 @@ def play(part: str, label: str, number: int, url: str, path: str) -> None:
     app.set_default()
     setup_worker_optimizations(app, HOST)
     task.__trace__ = build_tracer(task.name, task, hostname=HOST, app=app)
-    sent: list[dict[str, Any]] = []
-    runs: list[tuple[Any, ...]] = []
-    receive = _receiver(task, runs)
-    if part not in PARTS[1:]:
-        # Each call has an argument of its own, also among those of plays before.
-        first = os.getpid() * 100_000
-        if part != PARTS[0]:
-            signals.before_task_publish.connect(
-                lambda body, headers, properties, **_: sent.append([body, headers, properties]), weak=False
-            )
-        _play(task.delay, range(first, first + WARM_UP + number), counts=part == PARTS[0])
-    else:
-        sent, runs = pickle.loads(Path(path).read_bytes())  # noqa: S301 (ours)
-    if part == PARTS[1]:
-        _play(receive, sent, counts=True)
-    elif part == PARTS[2]:
-        _play(lambda run: fast_trace_task(*run), runs, counts=True)
-    elif part not in PARTS:
-        for each in sent:
-            receive(each)
-        Path(path).write_bytes(pickle.dumps((sent, runs)))
+    return task
 
 
-def _play(step: Callable[[Any], Any], each_of: Sequence[Any], *, counts: bool) -> None:
-    for each in each_of[:WARM_UP]:
-        step(each)
-    # What the garbage collector walks must not depend on what was prepared.
-    gc.collect()
-    gc.freeze()
-    _control("on" if counts else "")
-    for each in each_of[WARM_UP:]:
-        step(each)
-    _control("off" if counts else "")
+def _numbers(number: int) -> range:
+    # Each call has an argument of its own, also among those of other plays.
+    first = os.getpid() * 100_000
+    return range(first, first + WARM_UP + number)
 
 
 def _noop(number: int) -> None: ...
 
 
 def _control(word: str) -> None:
-    if word:
-        command = ["callgrind_control", "-i", word, str(os.getpid())]
-        subprocess.run(command, capture_output=True, check=True)  # noqa: S603
+    subprocess.run(["callgrind_control", "-i", word, str(os.getpid())], capture_output=True, check=True)  # noqa: S603, S607
 
 
 def _receiver(task: Any, runs: list[tuple[Any, ...]]) -> Callable[[Sequence[Any]], None]:
@@ -180,8 +188,8 @@ def main() -> None:
     options.add_argument("--play", help=argparse.SUPPRESS)
     options.add_argument("--told", type=json.loads, help=argparse.SUPPRESS)
     given = options.parse_args()
-    if given.play:
-        play(given.play, *given.told)
+    if given.told:
+        play(given.play, *given.told) if given.play else prepare(*given.told)
         return
     if why := problem():
         raise SystemExit(why)
