@@ -17,7 +17,6 @@ from benchmarks.report import (
     RENEWAL,
     RUN,
     START,
-    TASK_COMMANDS,
     TASK_MEMORY,
     TASK_TRIPS,
     text,
@@ -35,10 +34,9 @@ COSTS = {
     PUBLISHED_AND_RUN: "tasks/s, share of plain Celery's",
     START: "time from `delay` to the body, multiple of plain Celery's",
     TASK_TRIPS: "round trips to Redis",
-    TASK_COMMANDS: "commands to Redis",
     TASK_MEMORY: "bytes in Redis while it runs",
 }
-COUNTED = (TASK_TRIPS, TASK_COMMANDS, TASK_MEMORY)
+COUNTED = (TASK_TRIPS, TASK_MEMORY)
 ADDED = "thousand instructions added to a task"
 LEFT_OUT = ("raises", "hard limit", "retry later", "by name")
 """Scenarios of which the page says nothing, because another one says it."""
@@ -58,9 +56,8 @@ KILLED = (
     "killed worker had received](../how-to/unique-in-the-queue.md#if-a-worker-is-killed) count as queued for a while."
 )
 MEASURED = (
-    "The cost for a task that does nothing, where it weighs most. Instructions are counted in user space by valgrind, "
-    "and repeat within a few percent. Rates are of one run in which all took turns, with quartiles: on a machine with "
-    "neighbours they move by a tenth, so steer by instructions."
+    "The cost for a task that does nothing. Instructions are counted in user space by valgrind, and repeat within a "
+    "few percent. Rates are of one run in which all took turns, with quartiles; with neighbours they move by a tenth."
 )
 
 ALONE = "`Lock` without a task, beside two other locks for Python."
