@@ -38,7 +38,7 @@ COSTS = {
 }
 COUNTED = (TASK_TRIPS, TASK_MEMORY)
 ADDED = "thousand instructions added to a task"
-LEFT_OUT = ("raises", "hard limit", "retry later", "by name")
+LEFT_OUT = ("raises", "ignores", "hard limit", "retry later", "expired", "by name")
 """Scenarios of which the page says nothing, because another one says it."""
 
 

@@ -4,20 +4,13 @@ A situation is one function under `@situation`: it brings the situation about, a
 docstring is what the page says of it.
 """
 
-import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import Any
 
-from celery import Celery
-
-from celery_singleton_lock import ConfigurationError, SingletonTask
 from tests.acceptance import seen_app as tasks
 from tests.gates import open_gate
 from tests.recorder import Recorder
@@ -74,10 +67,6 @@ def situation(name: str) -> Callable[[Callable[["Scene"], Seen]], Callable[["Sce
         return play
 
     return add
-
-
-def import_catalogue() -> None:
-    """A body for what needs none."""
 
 
 class Log(logging.Handler):
@@ -294,33 +283,3 @@ def lost(scene: Scene) -> Seen:
     result = scene.hold(tasks.skip, "this call")
     scene.lose_lease(tasks.skip)
     return scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired")
-
-
-@situation("An option has a value that is not allowed")
-def bad_value(scene: Scene) -> Seen:
-    """`lock_on_conflict="skpi"`. The line is that of a worker or a beat, which does not start.
-
-    Do what the text says.
-    """
-    return _refused(scene, lock_on_conflict="skpi")
-
-
-def _refused(scene: Scene, **options: Any) -> Seen:
-    app = Celery("seen", broker="memory://", set_as_current=False)
-    task = app.task(base=SingletonTask, name="import_catalogue", shared=False, **options)(import_catalogue)
-    try:
-        task.delay()
-    except ConfigurationError as error:
-        raised = error
-    tasks_of_worker = json.dumps([{"name": "import_catalogue", **options}])
-    worker = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.acceptance.start_app", "worker", "--pool", "solo"],
-        env={**os.environ, "TEST_STORE": scene.server.url, "TEST_TASKS": tasks_of_worker},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert worker.returncode == 1
-    lines = tuple(f"{level} {text}" for level, text in _LINE.findall(worker.stderr))
-    assert [line for line in lines if line.endswith(f": {raised}")]
-    return Seen(lines, "", f"`delay()` raises `{type(raised).__name__}` with the same text")

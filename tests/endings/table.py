@@ -28,6 +28,12 @@ def text() -> str:
             if cell not in BOUNDS:
                 notes.setdefault(cell, f"—{chr(ord('a') + len(notes))}")
         alike.setdefault(tuple(notes.get(cell, cell) for cell in cells), []).append(ending.name)
-    rows = [["", *COLUMNS], ["-"] * (len(COLUMNS) + 1), *(["; ".join(names), *cells] for cells, names in alike.items())]
+    # Pools on which all is the same have one column.
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for name, cells in zip(COLUMNS, zip(*alike, strict=True), strict=True):
+        columns.setdefault(cells, []).append(name)
+    heads = ["; ".join(names) for names in columns.values()]
+    body = [["; ".join(names), *cells] for names, cells in zip(alike.values(), zip(*columns, strict=True), strict=True)]
+    rows = [["", *heads], ["-"] * (len(heads) + 1), *body]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     return f"{_HEAD}\n{table}\n\n" + "".join(f"* {letter}: {why}.\n" for why, letter in notes.items())
