@@ -46,8 +46,6 @@ def _bars(axes: Axes, spreads: list[Mapping[str, float]], title: str) -> None:
         [spread["high"] - spread["median"] for spread in spreads],
     ]
     axes.barh(range(len(spreads)), medians, height=0.6, xerr=errors, ecolor=INK, error_kw={"elinewidth": 1})
-    if max(medians) > 50:
-        axes.set_xscale("log")
     for number, spread in enumerate(spreads):
         axes.annotate(
             _told(spread),
