@@ -6,9 +6,9 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial, wraps
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 from weakref import ref
 
 from celery import Celery, Task, current_app
@@ -16,10 +16,20 @@ from celery import Celery, Task, current_app
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import DOCS, ConfigurationError, LockHeld, SingletonLockError
 from celery_singleton_lock.keys import checked_name, key_of
+from celery_singleton_lock.leases import coroutines
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count as count_one
 from celery_singleton_lock.leases.holding import Holding
-from celery_singleton_lock.leases.lease import Hold, Lease, give_back, holds, live_holds, new_token, running_loop
+from celery_singleton_lock.leases.lease import (
+    Hold,
+    Lease,
+    forget,
+    give_back,
+    holds,
+    live_holds,
+    new_token,
+    running_loop,
+)
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import shared_store
@@ -36,14 +46,14 @@ _NOT_MINE = (
     "and any thread of its process can call lease.release()"
 )
 _BLOCKS_LOOP = (
-    "is held by others, and this thread runs an event loop, which a wait would block, maybe for ever: call "
-    "`await asyncio.to_thread(lock.acquire, timeout=...)`, or ask once by acquire(blocking=False)"
+    "is held by others, and this thread runs an event loop, which a wait would block, maybe for ever: write "
+    "`async with lock`, or `await lock.aacquire(timeout=...)`, or ask once by acquire(blocking=False)"
 )
 _TAKES_FUNCTIONS = (
-    "give a function that is done when it returns; in a coroutine or a generator take the lock inside, and in a task "
+    "give a function, or a coroutine function; in a generator take the lock inside, and in a task take it "
     f"below its own decorator, see {DOCS}how-to/lock-without-a-task/"
 )
-_LAZY = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+_LAZY = inspect.isasyncgenfunction, inspect.isgeneratorfunction
 
 
 class Lock:
@@ -57,8 +67,8 @@ class Lock:
 
     Many threads and asyncio tasks may use one object; they compete with each
     other, and so do two objects with one name. A `with` block may end in another context or thread of its process.
-    Where an event loop runs, a call that would have to wait raises an error instead;
-    `docs/how-to/lock-without-a-task.md` shows how to wait there.
+    In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`: the same rules, and the
+    event loop is not blocked. There a blocking call that would have to wait raises an error instead.
     After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
     takes the same lock.
 
@@ -122,9 +132,7 @@ class Lock:
         """
         statement, hold = _statement(), None
         try:
-            # Of two threads that mean the same block, the second looks for another.
-            while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
-                pass
+            hold = self._leave(statement)
             if hold is not None:
                 give_back(hold)
         except BaseException:
@@ -133,17 +141,40 @@ class Lock:
             if hold is not None:
                 give_back(hold)
             raise
-        # The exception that closes a generator is no error.
-        if hold is None and error_type in (None, GeneratorExit):
-            why = "nobody in this process has entered it through this object, or it was left already"
-            raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
+        self._check_left(hold, error_type)
+        return False
+
+    # No coroutine functions, because the frame that calls them is the statement.
+    def __aenter__(self) -> Coroutine[Any, Any, Lease]:
+        """The same in a coroutine."""
+        return self._enter(_statement())
+
+    def __aexit__(self, error_type: object = None, *_: object) -> Coroutine[Any, Any, Literal[False]]:
+        """The same in a coroutine; if it is cancelled, the lease is released all the same."""
+        return self._exit(_statement(), error_type)
+
+    async def _enter(self, statement: object) -> Lease:
+        taken = await self._take_in_loop(self._timeout, statement)
+        if isinstance(taken, Conflict):
+            raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
+        return taken.view
+
+    async def _exit(self, statement: object, error_type: object) -> Literal[False]:
+        hold = self._leave(statement)
+        self._check_left(hold, error_type)
+        if hold is not None:
+            forget(hold)
+            if hold.lasts and error_type is GeneratorExit:
+                coroutines.release_soon(hold.lease)
+            elif hold.lasts:
+                await coroutines.release(hold.lease)
         return False
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Decorate a function: each call of it is a `with` block.
+        """Decorate a function, or a coroutine function: each call of it is a block.
 
         Raises:
-            ConfigurationError: It is no function, or one that is not done when it returns.
+            ConfigurationError: It is neither.
         """
         is_lazy = any(is_one(function) for is_one in _LAZY)
         if is_lazy or not callable(function) or isinstance(function, type | Task):
@@ -154,7 +185,12 @@ class Lock:
             with self:
                 return function(*args, **kwargs)
 
-        return locked
+        @wraps(function)
+        async def locked_coroutine(*args: P.args, **kwargs: P.kwargs) -> Any:
+            async with self:
+                return await cast("Awaitable[Any]", function(*args, **kwargs))
+
+        return cast("Callable[P, R]", locked_coroutine) if inspect.iscoroutinefunction(function) else locked
 
     @property
     def key(self) -> str:
@@ -183,6 +219,14 @@ class Lock:
         taken = self._take(_patience(blocking, timeout))
         return None if isinstance(taken, Conflict) else taken.view
 
+    async def aacquire(self, timeout: Duration | None = None) -> Lease | None:
+        """`acquire` in a coroutine: the event loop is not blocked, and if this is cancelled, nothing is held.
+
+        Give the lease back by `await lease.arelease()`, in any task.
+        """
+        taken = await self._take_in_loop(_patience(True, timeout))
+        return None if isinstance(taken, Conflict) else taken.view
+
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
 
@@ -203,32 +247,55 @@ class Lock:
 
     def _take(self, patience: float | None, statement: object = None) -> Holding | Conflict:
         """The lease, or who held it for *patience* seconds; *statement* is the `with` that takes it, if one does."""
-        latest = self._latest() if self._reentrant else None
-        is_again = latest is not None and latest.lease.time_left > 0
-        lease = latest.lease if latest is not None and is_again else self._new_lease()
-        hold = Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
+        hold = self._begin(statement)
         try:
-            holds.set((*live_holds(), (lambda: hold) if statement is None else ref(hold)))
-            answer = lease.acquire() if hold.takes == 1 else None
+            self._note(hold)
+            answer = hold.lease.acquire() if hold.takes == 1 else None
             if isinstance(answer, Conflict) and patience != 0:
                 if running_loop() is not None:
                     raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
-                answer = lease.wait(answer, patience)
+                answer = hold.lease.wait(answer, patience)
             if isinstance(answer, Conflict):
                 give_back(hold)
                 return answer
-            if hold.takes > 1:
-                lease.takes += 1
-            else:
-                lease.report_granted(Lock, _NO_TASK)
-            if statement is not None:
-                # Only now, because nobody may leave a block that is not entered yet.
-                self._blocks[hold] = True
-            return lease
+            return self._taken(hold)
         except BaseException:
             # A signal handler may raise after it was acquired and before the caller has it.
             give_back(hold)
             raise
+
+    async def _take_in_loop(self, patience: float | None, statement: object = None) -> Holding | Conflict:
+        hold = self._begin(statement)
+        try:
+            self._note(hold)
+            answer = await coroutines.acquire(hold.lease, patience) if hold.takes == 1 else None
+        except BaseException:
+            # What it has left is given back in a thread.
+            forget(hold)
+            raise
+        if isinstance(answer, Conflict):
+            forget(hold)
+            return answer
+        return self._taken(hold)
+
+    def _begin(self, statement: object) -> Hold:
+        latest = self._latest() if self._reentrant else None
+        is_again = latest is not None and latest.lease.time_left > 0
+        lease = latest.lease if latest is not None and is_again else self._new_lease()
+        return Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
+
+    def _note(self, hold: Hold) -> None:
+        holds.set((*live_holds(), (lambda: hold) if hold.statement is None else ref(hold)))
+
+    def _taken(self, hold: Hold) -> Holding:
+        if hold.takes > 1:
+            hold.lease.takes += 1
+        else:
+            hold.lease.report_granted(Lock, _NO_TASK)
+        if hold.statement is not None:
+            # Only now, because nobody may leave a block that is not entered yet.
+            self._blocks[hold] = True
+        return hold.lease
 
     def _latest(self) -> Hold | None:
         """What the calling thread, or asyncio task, has taken last and not released."""
@@ -238,6 +305,19 @@ class Lock:
             if hold is not None and hold.lock() is self and hold.caller == caller and hold.lasts:
                 return hold
         return None
+
+    def _leave(self, statement: object) -> Hold | None:
+        """What the block has taken that *statement* ends."""
+        # Of two threads that mean the same block, the second looks for another.
+        while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
+            pass
+        return hold
+
+    def _check_left(self, hold: Hold | None, error_type: object) -> None:
+        # The exception that closes a generator is no error.
+        if hold is None and error_type in (None, GeneratorExit):
+            why = "nobody in this process has entered it through this object, or it was left already"
+            raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
 
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, maybe in another context or thread than it began in.

@@ -194,18 +194,23 @@ class Holding:
         give_up_at = float("inf") if timeout is None else began_at + timeout
         with self.store.waiter(self.claim) as waiter:
             while True:
-                self.go_to(ASKING)
-                answer = waiter.ask()
-                if isinstance(answer, Grant):
-                    self._begin(answer)
-                    return answer
-                self.go_to(QUEUED)
+                answer = self.ask_turn(waiter.ask)
                 if not isinstance(answer, float):
                     return answer
                 now = clock()
                 if now >= give_up_at:
                     return replace(conflict, at=conflict.at + round((now - began_at) * 1_000_000))
                 waiter.sleep(min(answer, give_up_at - now))
+
+    def ask_turn(self, ask: Callable[[], Grant | Conflict | Done | float]) -> Grant | Conflict | Done | float:
+        """Keep its turn in the queue, and take it if it has come; *ask* asks for that. See `Waiter.ask`."""
+        self.go_to(ASKING)
+        answer = ask()
+        if isinstance(answer, Grant):
+            self._begin(answer)
+        else:
+            self.go_to(QUEUED)
+        return answer
 
     def _begin(self, grant: Grant) -> None:
         self._place = grant.place
@@ -298,13 +303,17 @@ class Holding:
         Returns:
             What the store said, or None if it did not answer, or was not asked because the lease was taken again.
         """
+        return self.give_back(ending) if self.let_go() else None
+
+    def let_go(self) -> bool:
+        """Count a release, and raise its error; if it is the last one, `give_back` has to follow."""
         if not self.unreleased:
             why = "was released already" if self.pid == os.getpid() else f"belongs to the process {self.pid}"
             raise SingletonLockError(f"the lease on key={self.key} cannot be released here: it {why}")
         if self.takes > 1:
             self.takes -= 1
-            return None
-        return self.give_back(ending)
+            return False
+        return True
 
     def give_back(self, ending: Ending | None = None) -> Answer | None:
         """The same for a caller who has seen that there is something to release, and that nobody has taken it again."""
@@ -328,7 +337,7 @@ class Holding:
         self.is_unanswered = self.state is ASKING
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
-            self._stop()
+            self.stop()
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self._place, ending=ending)
         except StoreError as error:
@@ -336,11 +345,11 @@ class Holding:
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
-                self._stop()
+                self.stop()
                 release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
         return answer
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
         """Renew it no longer: nobody wants it any more."""
         if self.state is HELD and (late := lateness(self)):
             # A body that held the GIL to its end: the heartbeat will never see it.
@@ -359,8 +368,9 @@ class _Nothing(Holding):
     def check(self) -> None:
         """Return: there is nothing to lose."""
 
-    def release(self, ending: Ending | None = None) -> None:
+    def let_go(self) -> bool:
         """Return: there is nothing to give back."""
+        return False
 
 
 NULL_LEASE = _Nothing(cast("Store", None), Claim("", "", 0.0)).view

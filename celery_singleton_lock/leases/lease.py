@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from celery_singleton_lock.errors import LostReason
+from celery_singleton_lock.leases import coroutines
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
@@ -90,6 +91,10 @@ class Lease:
         """
         self._holding.release()
 
+    async def arelease(self) -> None:
+        """The same, without blocking the event loop; if this is cancelled, it is given back all the same."""
+        await coroutines.release(self._holding)
+
 
 def task_id_of(lease: Lease) -> str | None:
     """That of the run that has it; None if it is no task's."""
@@ -159,10 +164,15 @@ def live_holds() -> KnownHolds:
     return tuple([known for known in holds.get() if (hold := known()) is not None and hold.lasts])
 
 
-def give_back(hold: Hold) -> None:
-    """End it, and release its lease unless that was done."""
+def forget(hold: Hold) -> None:
+    """End it; its lease is released otherwise, or was."""
     holds.set(tuple([known for known in holds.get() if known() is not hold]))
     if (lock := hold.lock()) is not None:
         lock._blocks.pop(hold, None)  # noqa: SLF001 (it is this library's)
+
+
+def give_back(hold: Hold) -> None:
+    """End it, and release its lease unless that was done."""
+    forget(hold)
     if hold.lasts:
         hold.lease.release()

@@ -8,6 +8,7 @@ seconds, and a crowd costs little.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import nsmallest
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import Background
@@ -19,6 +20,7 @@ from celery_singleton_lock.stores.redis.store import Store
 # parts/queue.lua has these numbers, too.
 _NEXT_FEW = 3
 _CALLED = "free"
+_A_FEW = 8
 # Seconds between two looks of one that is among the next few.
 _SOON = 2.0
 # After a call, the next one may be due as well.
@@ -53,8 +55,10 @@ class _OfOneLock:
     looks_at: float = float("inf")
 
     @property
-    def first(self) -> InLine:
-        return min((each for ones in self.by_channel.values() for each in ones), key=lambda one: one.claim.ticket)
+    def first(self) -> list[InLine]:
+        """The first one; or a few of the first, if the others' looks call none of them."""
+        ones = [each for ones in self.by_channel.values() for each in ones]
+        return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=lambda one: one.claim.ticket)
 
 
 class Line:
@@ -114,6 +118,7 @@ class Line:
             # Its run tells of it, if it is still so when that asks.
             pass
         else:
+            one.claim.ticket = place.ticket or one.claim.ticket
             if place.comes:
                 one.come()
                 pause = _AT_ONCE
@@ -133,5 +138,5 @@ class Line:
     def _look_by_itself(self, lock: _OfOneLock, at: float) -> None:
         if lock.looks_at == at:
             lock.looks_at = float("inf")
-            if lock.by_channel:
-                self._look(lock, lock.first)
+            for one in lock.first:
+                self._look(lock, one)

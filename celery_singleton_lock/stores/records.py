@@ -178,6 +178,7 @@ class Place:
     """The place of a message in the line for a lock."""
 
     comes: bool  # now, to take its turn, or because it has none any more
+    ticket: int  # 0 if it has no turn; it may have changed, because others were refused in the same moment
     ahead: int  # how many turns may go before
     free_in: float  # if nobody renews
 

@@ -78,6 +78,7 @@ one_of_two, shares_the_name = (
 )
 raising_without_store = ran("raising_without_store", lock_on_store_error="raise")
 skipping_without_store = ran("skipping_without_store", lock_on_store_error="skip")
+warned = ran("warned", lock_on_lost="warn")
 three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
 
 
@@ -187,7 +188,6 @@ def retrying_with(mode: str) -> Any:
 
 retrying_by_mode = {mode: retrying_with(mode) for mode in by_mode}
 rescheduled_in_queue = task_with("reschedule", lock_mode="until_and_while_executing", name="rescheduled_in_queue")
-refusing_duplicates = task_with("raise", lock_mode="until_executed", name="refusing_duplicates")
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="rerun", max_retries=3)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import click
 import pytest
 from celery import Celery
 from celery.bin.base import CLIContext
@@ -204,13 +203,17 @@ def test_all_about_a_lock_is_shown(tasks: Any, operate: Operate, store: Store) -
     assert all(word in said for word in (key, "id-a", "id-b", "id-q", "queued", "cooldown", "id-w", "waiting"))
 
 
-def test_a_lock_is_found_by_its_task_and_the_arguments(tasks: Any, operate: Operate, store: Store) -> None:
-    key = tasks.skipped.lock_key_for("k", seconds=2)
+def test_a_lock_is_found_by_its_task_or_a_beginning_of_its_name_and_the_arguments(
+    tasks: Any, operate: Operate, store: Store
+) -> None:
+    key = tasks.three_at_once.lock_key_for("k", seconds=2)
     store.acquire(claim(key, "id-1"))
-    name = tasks.skipped.name
+    name = tasks.three_at_once.name
 
     for call in (["-a", '["k"]'], ["-k", '{"key": "k"}'], ["-a", '["k"]', "-k", '{"seconds": 5}']):
         assert json.loads(operate("show", name, *call, "--json").stdout)["key"] == key
+    plan = json.loads(operate("break", name[:-2], "-a", '["k"]', "--dry-run", "--json").stdout)
+    assert plan["asked"] == ["id-1"]
 
 
 @pytest.mark.parametrize("command", ["list", "doctor"])
@@ -336,37 +339,21 @@ def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(tasks: Any, op
     assert done.stderr.rstrip().endswith("refused.")
 
 
-# Numbers.
-
-NUMBERS = [
-    (name, each.opts[0])
-    for name, command in sorted(singleton.commands.items())
-    for each in command.params
-    if isinstance(each.type, click.types.FloatParamType | click.types.IntParamType)
-]
-
-
-def test_the_options_that_are_numbers_are_known() -> None:
-    assert NUMBERS == [("break", "--wait"), ("doctor", "--timeout"), ("watch", "--interval")]
-
-
 @pytest.mark.parametrize("value", ["-inf", "-1", "soon"])
-@pytest.mark.parametrize(("command", "option"), NUMBERS)
-def test_what_is_no_number_of_seconds_is_refused(
-    tasks: Any, operate: Operate, command: str, option: str, value: str
-) -> None:
-    # Then what is not refused ends at once.
-    tasks.app.conf.singleton_lock_url = "ftp://somewhere"
-    words = [command, *(["KEY", "--yes"] if command == "break" else [])]
-
-    assert f"Invalid value for '{option}'" in operate(*words, option, value, code=USAGE).stderr
+@pytest.mark.parametrize(
+    "words", [["break", "KEY", "--yes", "--wait"], ["doctor", "--timeout"], ["watch", "--interval"]]
+)
+def test_what_is_no_number_of_seconds_is_refused(operate: Operate, words: list[str], value: str) -> None:
+    assert f"Invalid value for '{words[-1]}'" in operate(*words, value, code=USAGE).stderr
 
 
 # The store is away.
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["show", "some-id"], ["break", "KEY", "--yes"]])
+@pytest.mark.parametrize(
+    "command", [["list"], ["show", "KEY"], ["show", "some-id"], ["break", "KEY", "--yes"], ["watch"]]
+)
 def test_a_store_that_is_away_is_told_by_the_exit_code(tasks: Any, operate: Operate, command: list[str]) -> None:
     key = tasks.skipped.lock_key_for("k")
     port = free_port()
@@ -376,6 +363,7 @@ def test_a_store_that_is_away_is_told_by_the_exit_code(tasks: Any, operate: Oper
 
     assert done.stdout == ""
     assert f"127.0.0.1:{port}" in done.stderr
+    assert "did not answer" in done.stderr
     assert "pa55" not in done.stderr
 
 
@@ -519,7 +507,7 @@ def test_a_break_of_nothing_is_a_no(tasks: Any, operate: Operate) -> None:
         assert "Nothing to break" in operate("break", key, "--yes", *more, code=NO).stderr
 
 
-def test_a_dry_run_does_nothing(tasks: Any, operate: Operate, store: Store) -> None:
+def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(tasks: Any, operate: Operate, store: Store) -> None:
     key = tasks.skipped.lock_key_for("k")
     store.acquire(claim(key, "id-1"))
     store.mark_queued(key, "id-q", 60.0, limit=0, cooldown=30.0)
@@ -529,19 +517,10 @@ def test_a_dry_run_does_nothing(tasks: Any, operate: Operate, store: Store) -> N
         plan = json.loads(operate("break", key, "--dry-run", "--json", *more).stdout)
         expected = {"asked": ["id-1"], "dropped": ["queued", "quiet"], "gone": False, "seconds": 0.0}
         assert plan == {"key": key, **expected}
+    assert "--yes" in operate("break", key, code=NO).stderr
 
     after = store.survey([key])[0]
     assert [mark.state for mark in after.marks] == [mark.state for mark in before.marks]
-    assert store.broken_by(claim(key)) is None
-
-
-def test_without_a_terminal_nothing_is_done_unless_one_says_yes(tasks: Any, operate: Operate, store: Store) -> None:
-    key = tasks.skipped.lock_key_for("k")
-    store.acquire(claim(key, "id-1"))
-
-    done = operate("break", key, code=NO)
-
-    assert "--yes" in done.stderr
     assert store.broken_by(claim(key)) is None
 
 

@@ -98,7 +98,6 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reade
     # It is due since the publication, and 60 of its 3600 seconds are left.
     assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - 59m\d\ds", said)
     assert "Held 1 Waiting 2 Queued 1" in said
-    assert re.search(rf"By task .* {re.escape(tasks.skipped.name)} 1 2 0 \d+\.\ds", said)
 
 
 def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor, store: Store) -> None:

@@ -11,7 +11,6 @@ import pytest
 from celery import chain, chord, group
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
@@ -83,15 +82,6 @@ def test_a_body_of_until_executing_runs_without_a_lock_and_its_call_is_queued_no
         assert task.delay("k", 2).get(timeout=PROMPTLY) == 2
         open_gate(recorder, "they end")
         assert first.get(timeout=PROMPTLY) == 1
-
-
-def test_with_raise_a_duplicate_is_refused_where_it_is_published(tasks: Any) -> None:
-    task = tasks.refusing_duplicates
-    first = task.delay("k")
-
-    with pytest.raises(LockHeld, match=first.id):
-        task.delay("k")
-    task.delay("other")
 
 
 @every_mode

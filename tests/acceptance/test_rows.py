@@ -223,15 +223,6 @@ def test_a_queued_call_is_broken_alone(operate: Operate, store: Store) -> None:
     assert store.survey([KEY])[0].asked_by == {}
 
 
-def test_a_lock_is_broken_by_its_task_and_arguments(tasks: Any, operate: Operate, store: Store) -> None:
-    task = tasks.three_at_once
-    store.acquire(Claim(task.lock_key_for("k"), "t", 60.0, facts=Facts("id-1")))
-
-    for name in (task.name, task.name[:-2]):
-        plan = json.loads(operate("break", name, "-a", '["k"]', "--dry-run", "--json").stdout)
-        assert plan["asked"] == ["id-1"]
-
-
 @pytest.mark.parametrize("command", [["show"], ["break", "--yes"]])
 def test_what_is_ambiguous_or_empty_is_refused_and_says_which(
     operate: Operate, store: Store, command: list[str]

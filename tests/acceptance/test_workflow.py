@@ -107,7 +107,7 @@ def test_a_call_that_is_sent_all_the_same_comes_again_until_the_workflow_has_end
     with workers(APP, env, 1, concurrency=3):
         first = begun(recorder, task, "chain")
         second = tasks.app.send_task(task.name, ("k",))
-        until(lambda: second.state == "RETRY", "it comes again", timeout=SOON)
+        until(lambda: second.state == "RETRY", "it is requeued", timeout=SOON)
         open_gate(recorder, GATE)
 
         assert first.get(timeout=SOON) == "done"

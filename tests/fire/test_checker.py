@@ -83,11 +83,8 @@ def promises(events: list[Event], *calls: Call, **more: Any) -> list[str]:
         (run(1, None) + dies(2) + b(2, 3), ""),
         (run(1, None) + b(2, 3) + dies(2.5), "one at a time"),
         # Up to the limit, and no more; tasks may share a lock, and one of a queue mode has none around its body.
-        ([event for number in range(3) for event in run(1, 5, f"{number}", number, number + 1, "gates")], ""),
-        (
-            [event for number in range(4) for event in run(1, 5, f"{number}", number, number + 1, "gates")],
-            "one at a time",
-        ),
+        (gates(3), ""),
+        (gates(4), "one at a time"),
         (run(1, 3, task="skip") + b(2, 4, task="wait"), "one at a time"),
         (run(1, 3, task="until_executing", fence=0) + b(2, 4, task="until_executing", fence=0), ""),
         # While it is stopped beyond its lease, and no longer.

@@ -1,7 +1,7 @@
 """A shop in FastAPI whose imports are unique in the queue, and run once at a time."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated
 
 from celery import Celery
@@ -42,8 +42,8 @@ def state(task_id: str) -> dict[str, str]:
 prices = Lock("prices", app=app, timeout=1)
 
 
-def alone() -> Iterator[Lease]:
-    with prices as lease:
+async def alone() -> AsyncIterator[Lease]:
+    async with prices as lease:
         yield lease
 
 
@@ -53,5 +53,11 @@ def refuse(_: Request, error: LockHeld) -> Response:
 
 
 @api.put("/prices/{percent}")
-def set_prices(percent: int, lease: Annotated[Lease, Depends(alone)]) -> bool:
+async def set_prices(percent: int, lease: Annotated[Lease, Depends(alone)]) -> bool:
     return lease.held
+
+
+@api.post("/orders")
+async def order() -> bool:
+    async with Lock("stock", app=app) as lease:
+        return lease.held

@@ -1,9 +1,20 @@
 """FastAPI: endpoints publish without blocking the event loop, and a duplicate is not published."""
 
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import httpx
+
+from celery_singleton_lock import Lock
 from tests.frameworks.stage import visited
 from tests.gates import open_gate
+from tests.servers import free_port
 from tests.waiting import until
 from tests.workers import workers
 
@@ -60,3 +71,43 @@ def set_prices() -> Any:
 
 def test_a_dependency_holds_a_lock_for_its_request(env: dict[str, str]) -> None:
     assert visited(set_prices, env) == [True, True, 409, True, 0]
+
+
+@contextmanager
+def served(env: dict[str, str], log: Path) -> Iterator[str]:
+    """The URL of the shop, under uvicorn with two processes."""
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = [sys.executable, "-m", "uvicorn", f"{SHOP}:api", "--workers", "2", "--port", str(port)]
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, env={**os.environ, **env}, stdout=output, stderr=output)
+    try:
+        until(lambda: log.read_text().count("startup complete") == 2, "both have started", timeout=60)
+        yield url
+    finally:
+        server.terminate()
+        assert server.wait(60) is not None
+
+
+def test_hundreds_of_requests_wait_for_one_lock_and_clients_that_hang_up_leave_nothing(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    lock = Lock("stock", url=env["SHOP_REDIS"])
+
+    async def visit(url: str) -> list[int]:
+        limits, timeout = httpx.Limits(max_connections=None), httpx.Timeout(120)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout) as client:
+            async with lock:
+                visits = [asyncio.create_task(client.post("/orders")) for _ in range(200)]
+                await asyncio.to_thread(until, lambda: lock.state().waiting == len(visits), "all wait", 60)
+                for hangs_up in visits[::4]:
+                    hangs_up.cancel()
+            answers = await asyncio.gather(*visits, return_exceptions=True)
+        return [each.status_code for each in answers if isinstance(each, httpx.Response) and each.json() is True]
+
+    log = tmp_path / "uvicorn"
+    with served(env, log) as url:
+        codes = asyncio.run(visit(url))
+        until(lambda: not lock.state().holders and not lock.state().waiting, "nothing is held", timeout=60)
+
+    assert codes == [200] * 150
+    assert "Traceback" not in log.read_text()

@@ -1,11 +1,15 @@
 """The how-to pages: each does what it says."""
 
 import asyncio
+import sys
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.beat import Scheduler
 
 from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
 from celery_singleton_lock.settings import store_of
@@ -114,6 +118,110 @@ def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
     assert second.get(timeout=SOON) == "published 4"
 
 
+def refused(result: Any) -> bool:
+    with pytest.raises(CallRevoked, match=HELD_BY_TEST):
+        result.get(timeout=SOON)
+    return True
+
+
+def test_lock_for_each_tenant_that_is_an_argument(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/tenants.md")
+    worker()
+
+    with hold(module.invite, "north", 1):
+        assert refused(module.invite.delay("north", 1, text="hi"))
+        assert refused(module.app.send_task("shop.invite", ("north",), {"user": 1}))
+        assert module.invite.delay("south", 1).get(timeout=SOON) == "south 1"
+
+
+RETRYING = """
+@app.task(base=TenantTask, bind=True, lock_mode="until_executed", lock_key=of_the_tenant)
+def retrying(self, user):
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+    return f"{tenant_now.get()} {user}"
+"""
+
+
+def test_lock_for_each_tenant_that_is_in_a_context(shop: Program, worker: StartWorker, folder: Path) -> None:
+    module = shop("docs/how-to/tenants.md")
+    exec(RETRYING, vars(module))
+    with (folder / "shop.py").open("a") as program:
+        program.write(RETRYING)
+    bill, entries = module.bill, list(Scheduler(module.app).get_schedule().values())
+    scheduler = Scheduler(module.app, lazy=True)
+
+    with module.tenant("north"):
+        north = bill.delay(1)
+        assert bill.delay(1).id == north.id
+    with module.tenant("south"):
+        south = bill.delay(1)
+    assert south.id != north.id
+    # Of the two entries of a tenant one is sent.
+    sent = [scheduler.apply_async(entry, advance=False) for entry in entries]
+    assert len(entries) == 4
+    assert len({each.id for each in sent}) == 2
+    with module.tenant("north"):
+        retried = [module.retrying.delay(1)]
+    with module.tenant("south"):
+        retried.append(module.retrying.delay(1))
+
+    worker()
+    assert [each.get(timeout=SOON) for each in (north, south)] == ["north 1", "south 1"]
+    assert sorted(each.get(timeout=SOON) for each in {each.id: each for each in sent}.values()) == [
+        "north 7",
+        "south 7",
+    ]
+    assert [each.get(timeout=SOON) for each in retried] == ["north 1", "south 1"]
+    with module.tenant("north"), hold(bill, 2):
+        assert refused(module.app.send_task("shop.bill", (2,), headers={"tenant": "north"}))
+        found = module.app.send_task("shop.bill", (2,), headers={"tenant": "south"})
+        assert found.get(timeout=SOON) == "south 2"
+    with pytest.raises(LookupError):
+        bill.delay(1)
+
+
+def test_lock_for_each_tenant_where_a_class_changes_the_arguments(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/tenants.md")
+
+    north, again, south = (module.remind.delay(1, _tenant=name) for name in ("north", "north", "south"))
+    assert again.id == north.id != south.id
+    worker()
+    assert [each.get(timeout=SOON) for each in (north, south)] == ["north 1", "south 1"]
+
+
+VENDOR = """
+from celery import shared_task
+
+@shared_task(bind=True, autoretry_for=(OSError,), retry_kwargs={"countdown": 0}, max_retries=2)
+def clean_up(self, folder, dry=False):
+    if self.request.retries < 2:
+        raise OSError("busy")
+    return f"{folder} {self.lock.held}"
+"""
+
+
+def test_lock_the_tasks_of_another_package(
+    shop: Program, worker: StartWorker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "vendor").mkdir()
+    (folder / "vendor" / "tasks.py").write_text(VENDOR)
+    module = shop("docs/how-to/third-party-tasks.md")
+    module.app.finalize()
+    vendor = import_module("vendor.tasks")
+    for name in ("vendor", "vendor.tasks"):
+        monkeypatch.delitem(sys.modules, name)
+    clean_up = module.app.tasks["vendor.tasks.clean_up"]
+
+    worker()
+    assert "clean_up [lock_key=('folder',)]" in str(module.app.control.inspect().registered("lock_key"))
+    assert vendor.clean_up.delay("a").get(timeout=SOON) == "a True"
+    with hold(clean_up, "a"):
+        assert refused(vendor.clean_up.delay("a", dry=True))
+        assert refused(module.app.send_task("vendor.tasks.clean_up", ("a",)))
+        assert vendor.clean_up.delay("b").get(timeout=SOON) == "b True"
+
+
 def test_use_the_fence(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/use-the-fence.md")
     worker()
@@ -145,8 +253,8 @@ def test_lock_without_a_task(shop: Program) -> None:
     module = shop("docs/how-to/lock-without-a-task.md")
 
     assert len(set(module.fences)) == 2
-    assert module.lock.acquire(timeout=5) is not None
-    module.lock.release()
+    assert asyncio.run(module.count_stock())
+    assert asyncio.run(module.reserve())
 
 
 def test_who_is_cancelled_while_it_waits_in_an_event_loop_keeps_no_lock(shop: Program, valkey: Server) -> None:
@@ -154,13 +262,13 @@ def test_who_is_cancelled_while_it_waits_in_an_event_loop_keeps_no_lock(shop: Pr
     other = Lock("stock", url=valkey.url)
 
     async def hang_up() -> None:
-        asks = asyncio.create_task(module.count_stock())
-        with valkey.client() as client:
-            await asyncio.to_thread(until, client.pubsub_channels, "it waits")
-        asks.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asks
-        await asyncio.to_thread(held.release)
+        for wait in (module.count_stock, module.reserve):
+            asks = asyncio.create_task(wait())
+            await asyncio.to_thread(until, lambda: other.state().waiting, "it waits")
+            asks.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asks
+        await held.arelease()
 
     held = other.acquire(timeout=10)
     assert held is not None

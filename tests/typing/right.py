@@ -84,6 +84,21 @@ def count_stock(shelf: int, *, again: bool = False) -> str:
     return "42"
 
 
+@Lock("stock")
+async def count_later(shelf: int) -> str:
+    return "42"
+
+
+async def in_a_loop() -> None:
+    assert_type(await count_later(1), str)
+    async with Lock("stock") as lease:
+        assert_type(lease, Lease)
+    taken = await Lock("stock").aacquire(timeout=timedelta(seconds=1))
+    assert_type(taken, Lease | None)
+    if taken is not None:
+        await taken.arelease()
+
+
 assert_type(count_stock(1, again=True), str)
 
 with Lock("stock", ttl=timedelta(seconds=5)) as lease:

@@ -293,6 +293,8 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 ABOUT_NO_LOCK = (
     "lock.clock ",
     "lock.heartbeat_error:",
+    "lock.listener_error:",
+    "lock.not_subscribed ",
     "lock.misconfigured:",
     "lock.moved ",
     "lock.listener_error",

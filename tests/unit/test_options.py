@@ -9,7 +9,6 @@ from celery import Celery, Task
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.signals import lock_acquired
-from celery_singleton_lock.testing import hold
 
 NOT_A_DURATION = [True, float("nan"), float("inf"), "30", [30]]
 APP_WIDE = (
@@ -353,14 +352,6 @@ def test_the_default_prefix_takes_the_global_keyprefix_in(app: Celery, settings:
     app.conf.update(settings)
 
     assert make(app).lock_key_for(1).startswith(f"{prefix}:v3:")
-
-
-@pytest.mark.parametrize(("options", "state"), [({}, "REVOKED"), ({"lock_skip_result": None}, "SUCCESS")])
-def test_a_skip_result_of_none_counts_as_set(app: Celery, options: dict[str, Any], state: str) -> None:
-    task = make(app, **options)
-
-    with hold(task, 1):
-        assert task.apply((1,)).state == state
 
 
 @pytest.mark.parametrize("option", ["lock_label", "lock_key", "lock_name", "lock_on_conflict"])

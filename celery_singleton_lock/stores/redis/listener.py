@@ -143,12 +143,15 @@ class _Thread(DaemonThread):
             # The locks of the log are those of greenlets.
             self._untold.append(line)
 
+    def _report(self, error: Exception) -> None:
+        self._log(partial(logger.error, "lock.listener_error: the thread goes on", exc_info=error))
+
     def _step(self) -> bool:
         with self._alone:
             try:
                 return self._listen()
             except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
-                self._log(partial(logger.error, "lock.listener_error: the thread goes on", exc_info=error))
+                self._report(error)
                 self._hang_up()
                 self._changed.extend(list(self.heard))
                 original("time", "sleep")(_PATIENCE)
@@ -313,4 +316,4 @@ class _Thread(DaemonThread):
             if (heard := self.heard.get(channel)) is not None:
                 heard(what)
         except Exception as error:  # noqa: BLE001 (it harms no other)
-            self._log(partial(logger.error, "lock.listener_error channel=%s", channel, exc_info=error))
+            self._report(error)

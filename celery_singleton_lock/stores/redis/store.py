@@ -188,7 +188,11 @@ class Store:
 
     def waiter(self, claim: Claim) -> Waiter:
         """Queue for a place: first come, first served, woken by the release."""
-        return Waiter(self.servers, claim, partial(self._acquire, claim, waits=True))
+        return Waiter(self.servers, claim, partial(self.take_turn, claim))
+
+    def take_turn(self, claim: Claim, bound: float = ACQUIRE_BOUND) -> Grant | Conflict | Done | float:
+        """The same, once, for a caller who listens at `<key>:<token>` by itself; see `Waiter.ask`."""
+        return self._acquire(claim, bound, waits=True)
 
     def _acquire(
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False

@@ -156,8 +156,8 @@ class Marks(Contract):
         self.nothing_is_left(store)
 
     def test_an_older_call_ends_in_favour_of_the_queued_one_and_of_that_once_it_has_ended(self, store: Store) -> None:
-        for each in (self.OLDER, self.NEWER, self.NEWEST):
-            assert mark_newest(store, each) is None
+        for each in (self.OLDER, self.NEWER, self.NEWEST, self.NEWEST):
+            assert mark_newest(store, each) is None, "also if a reply is lost"
 
         assert refused(store.acquire(self.OLDER)).successor == "newest"
         store.release(self.NEWEST, granted(store.acquire(self.NEWEST)).place)
@@ -180,6 +180,14 @@ class Marks(Contract):
 
         assert begin(store, self.NEWER) is None
         assert refused_by(begin(store, self.OLDER)) == "newer"
+
+    def test_a_run_that_was_sent_without_a_mark_supersedes_no_call_that_has_yet_to_ask(self, store: Store) -> None:
+        # Nothing tells when it was published, so it is as old as its grant.
+        granted(store.acquire(call("sent")))
+        mark_newest(store, self.OLDER)
+
+        early = dataclasses.replace(self.OLDER, asked_early=True)
+        assert refused(store.acquire(early)).successor == "older"
 
     def test_a_call_whose_newer_one_ends_without_a_run_runs(self, store: Store) -> None:
         mark_newest(store, self.OLDER)
@@ -204,7 +212,7 @@ class Marks(Contract):
 
         self.nothing_is_left(store)
 
-    def test_a_cool_down_of_the_queued_call_goes_over_to_the_newest_and_one_of_a_run_keeps_it_out(
+    def test_the_cool_down_of_a_queued_call_does_not_keep_the_newest_out_and_that_of_a_run_does(
         self, store: Store
     ) -> None:
         mark_newest(store, self.OLDER, cooldown=600.0)

@@ -23,8 +23,8 @@
 --          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
 --          {2, now, wait}                      queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}          done: a run of this message has ended
---          {4, now, comes, ahead, wait}        looked: 1 if the message has to come; how many turns may go before; after
---                                              how many microseconds a place is free if nobody renews
+--          {4, now, comes, ticket, ahead, wait}  looked: 1 if the message has to come; its ticket, or 0; how many turns may
+--                                              go before; after how many microseconds a place is free if nobody renews
 --          {0, now, next, holders, ticket}     held: a few holders, or else those that go before; seven values each. For
 --                                              `rerun` and `replace`, the call that runs next, this one or one that
 --                                              has superseded it; an empty text while neither is known. The ticket of
@@ -140,7 +140,7 @@ end
 local its_relation, heeds = relation(this_call, successor), string.find(words, 'heeds', 1, true)
 local newer = newer_call(this_call, heeds and queued, successor)
 if newer and looks then
-  return {4, now, 1, 0, 0}
+  return {4, now, 1, 0, 0, 0}
 elseif newer then
   local holders = described(key, places, A_FEW)
   newer.deadline = math.max(newer.deadline, now)
@@ -195,7 +195,7 @@ if looks then
     end
   end
   local comes = free > #before or not (ticket or is_next)
-  return {4, now, comes and 1 or 0, ticket and first and ticket - first or 0, math.max(0, soonest - now)}
+  return {4, now, comes and 1 or 0, ticket or 0, ticket and first and ticket - first or 0, math.max(0, soonest - now)}
 end
 
 -- 5. Is a place left?
@@ -275,7 +275,8 @@ end
 -- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
 -- broker.
 local next_one
-if policy == 'replace' or policy and this_call.asked and not is_coming(successor) then
+local has_asked = this_call.asked and not string.find(words, 'early', 1, true)
+if policy == 'replace' or policy and has_asked and not is_coming(successor) then
   next_one = newer_run(key, places, this_call)
 end
 if policy and not next_one and not (policy == 'rerun' and its_relation == 'stranger') then
@@ -288,7 +289,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
     call_successor(key, successor)
   end
   set_successor(key, this_call)
-  if policy == 'replace' and this_call.asked and not string.find(words, 'early', 1, true) then
+  if policy == 'replace' and has_asked then
     ask_oldest_to_stop(key, places)
   end
   next_one = task_id

@@ -27,8 +27,10 @@ end
 -- From here on: everything that is not usual.
 -- @include lock
 -- @include marks
--- @include successor
-local limit, sent = tonumber(string.match(ARGV[3], '^%d+')), string.match(ARGV[3], '[ao][nv]%a+') or ''
+local function says(word)
+  return string.find(ARGV[3], word, 1, true)
+end
+local limit = tonumber(string.match(ARGV[3], '^%d+'))
 if is_first then
   set_mark(key, 'cooldown', ARGV[4], mine)
   return 1
@@ -45,16 +47,15 @@ local function refuse(holders)
   return {0, now, '', holders}
 end
 
-local older = queued and string.find(ARGV[3], 'newest', 1, true) and queued.published < mark_of(mark).published
-  and queued.task_id ~= mine and queued
-if queued and queued.task_id ~= mine and sent ~= 'over' and not older then
-  return refuse(described_turns({queued}))
-end
-if older then
-  labelled = labelled .. ',' .. integer(math.max(older.deadline, older.supersedes))
-  if cooldown and cooldown.task_id == older.task_id then
-    cooldown.task_id = mine
-    redis.call('HSET', key, 'cooldown', integer(cooldown.deadline) .. ' ' .. mine)
+local older_until = queued and queued.supersedes or 0
+if queued and queued.task_id ~= mine then
+  if says('newest') and queued.published < mark_of(mark).published then
+    older_until = math.max(queued.deadline, older_until)
+    if cooldown and cooldown.task_id == queued.task_id then
+      cooldown = nil -- the cool-down begins anew
+    end
+  elseif not says('over') then
+    return refuse(described_turns({queued}))
   end
 end
 local places, held = {}, 0
@@ -66,9 +67,12 @@ if not is_repeated and (limit > 0 or cooldown) then
 end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
-elseif cooldown and cooldown.task_id ~= mine and sent == '' then
+elseif cooldown and cooldown.task_id ~= mine and not (says('anyway') or says('over')) then
   cooldown.token = '~' -- as in a place that a cool-down keeps
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({cooldown}))
+end
+if says('newest') and older_until > 0 then
+  labelled = labelled .. ',' .. integer(older_until)
 end
 set_mark(key, 'queued', ARGV[2], labelled)
 if ARGV[4] ~= '0' and not (cooldown and cooldown.task_id ~= mine) then

@@ -1,0 +1,186 @@
+"""Asking for a lease, waiting for it and giving it back without blocking an event loop.
+
+The store is asked in a few threads of our own, and never in those of the loop. Whoever waits costs one channel of the
+store's listener, and no thread. A coroutine can be cancelled at each `await`; a request that is under way goes on, and
+what it brings is given back.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Conflict, Done, Grant
+from celery_singleton_lock.stores.redis.listener import DEAF
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.leases.holding import Holding
+
+T = TypeVar("T")
+
+_THREADS = 8
+# Seconds for which it waits until its channel is heard, so that the release of which it is told finds it.
+_LONGEST_START = 2.0
+# Seconds between two looks where no channel is heard.
+_LOOK_EVERY = 1.0
+# By process: after a fork the threads are the parent's.
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+async def acquire(lease: "Holding", patience: float | None) -> Grant | Conflict | Done:
+    """Take it, or queue for it for *patience* seconds; None waits for as long as it takes.
+
+    Unless it is granted, nothing is left in the store, or will not be soon.
+    """
+    requests = _Requests(lease)
+    try:
+        answer = await requests.make(lease.acquire)
+        if isinstance(answer, Conflict) and patience != 0:
+            answer = await _wait(lease, answer, patience, requests)
+            if not isinstance(answer, Grant):
+                await requests.make(requests.give_back)
+    except BaseException:
+        requests.give_back_last()
+        raise
+    return answer
+
+
+async def release(lease: "Holding") -> None:
+    """Give it back; if this is cancelled, it is given back all the same. See `Lease.release`."""
+    _loop(lease.key)
+    if lease.let_go():
+        # Now, so that nobody releases it twice.
+        lease.stop()
+        await _Requests(lease).make(lease.give_back)
+
+
+def release_soon(lease: "Holding") -> None:
+    """The same, for a coroutine that is closed and cannot wait any more."""
+    if lease.let_go():
+        lease.stop()
+        _soon(partial(_submit, lease.give_back))
+
+
+async def _wait(
+    lease: "Holding", conflict: Conflict, patience: float | None, requests: "_Requests"
+) -> Grant | Conflict | Done:
+    began_at = clock()
+    give_up_at = float("inf") if patience is None else began_at + patience
+    channel, listener = f"{lease.key}:{lease.claim.token}", lease.store.listener
+
+    def end() -> None:
+        listener.remove(channel)
+        requests.give_back_last()
+
+    bell = _Bell(end)
+    try:
+        listener.add(channel, bell.ring)
+        await bell.wait(min(_LONGEST_START, give_up_at - began_at))
+        while True:
+            answer = await requests.make(partial(lease.ask_turn, partial(lease.store.take_turn, lease.claim)))
+            if not isinstance(answer, float):
+                return answer
+            now = clock()
+            if now >= give_up_at:
+                return replace(conflict, at=conflict.at + round((now - began_at) * 1_000_000))
+            await bell.wait(min(answer, give_up_at - now, _LOOK_EVERY if bell.is_broken else answer))
+    finally:
+        listener.remove(channel)
+
+
+def _loop(key: str) -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as error:
+        raise SingletonLockError(
+            f"the lock key={key} can be awaited only where an event loop of asyncio runs (that of uvloop is one); "
+            "elsewhere use `with lock`, lock.acquire() and lease.release()"
+        ) from error
+
+
+class _Requests:
+    """Requests about a lease, in threads, one after the other."""
+
+    _last: "Future[Any] | None" = None
+
+    def __init__(self, lease: "Holding") -> None:
+        self._lease = lease
+
+    async def make(self, call: Callable[[], T]) -> T:
+        """What *call* returns; it is made to its end, even if this is cancelled."""
+        loop = _loop(self._lease.key)
+        answer: asyncio.Future[T] = loop.create_future()
+
+        def settle() -> None:
+            if answer.cancelled():
+                return
+            if (error := request.exception()) is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(request.result())
+
+        self._last = request = _submit(call)
+        request.add_done_callback(lambda _: _call_in(loop, settle, self.give_back))
+        return await answer
+
+    def give_back_last(self) -> None:
+        """After the request that is under way; nobody waits for it."""
+        if (last := self._last) is not None:
+            _soon(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
+
+    def give_back(self) -> None:
+        if self._lease.unreleased:
+            self._lease.give_back()
+
+
+class _Bell:
+    """Wakes a coroutine, from any thread, also while it does not sleep; *is_gone* is called if its loop was closed."""
+
+    is_broken = True
+    """It may be rung by nobody, or in vain."""
+
+    def __init__(self, is_gone: Callable[[], None]) -> None:
+        self._loop, self._is_gone = asyncio.get_running_loop(), is_gone
+        self._rung = asyncio.Event()
+
+    def ring(self, what: str) -> None:
+        def note() -> None:
+            self.is_broken = what == DEAF
+            self._rung.set()
+
+        _call_in(self._loop, note, self._is_gone)
+
+    async def wait(self, seconds: float) -> None:
+        """Return once it has been rung since the last time, and at the latest after *seconds*."""
+        # Not `wait_for`, which loses a cancellation that comes together with the ringing, before Python 3.12.
+        alarm = self._loop.call_later(seconds, self._rung.set)
+        try:
+            await self._rung.wait()
+            self._rung.clear()
+        finally:
+            alarm.cancel()
+
+
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        # It was closed, so whoever waits there will never hear of it.
+        otherwise()
+
+
+def _soon(call: Callable[[], object]) -> None:
+    # Whoever calls may be the garbage collector, which ends a coroutine anywhere, also where the pool's lock is held.
+    background.submit(call)
+
+
+def _submit(call: Callable[[], T]) -> "Future[T]":
+    pid = os.getpid()
+    pool = _pools.get(pid) or _pools.setdefault(pid, ThreadPoolExecutor(_THREADS, "singleton-lock"))
+    return pool.submit(call)

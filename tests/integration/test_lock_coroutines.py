@@ -1,0 +1,503 @@
+"""`async with lock`: a lock in coroutines, which blocks no event loop, and of which a cancellation leaves nothing."""
+
+import asyncio
+import gc
+import random
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+import uvloop
+
+from celery_singleton_lock import ConfigurationError, Lease, Lock, LockHeld, SingletonLockError, StoreError
+from celery_singleton_lock.stores import store_from_url
+from tests.forks import in_a_fork
+from tests.proxy import Proxy
+from tests.servers import SERVERS, Server, running
+from tests.waiting import until
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+SOON = 30.0
+
+
+@pytest.fixture(params=(*SERVERS, "memory"))
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty store of each kind, in turn."""
+    if request.param == "memory":
+        store_from_url("memory://coroutines").clear()  # type: ignore[attr-defined]
+        return "memory://coroutines"
+    server: Server = request.getfixturevalue(f"{request.param}_process")
+    with server.client() as client:
+        client.flushall()
+    return server.url
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """As `asyncio.run` does, in an event loop of each kind."""
+
+    def run(main: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            return runner.run(asyncio.wait_for(main, 2 * SOON))
+
+    return run
+
+
+async def become(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for it, while the loop goes on."""
+    return await asyncio.to_thread(until, condition, what, SOON)
+
+
+def waiters(lock: Lock) -> int:
+    return int(lock.state().waiting)
+
+
+def nothing_is_left(lock: Lock) -> bool:
+    state = lock.state()
+    return not state.holders and not state.waiting
+
+
+def test_a_block_holds_the_lock_and_gives_it_back(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def main() -> None:
+        async with lock as lease:
+            assert lease.held
+            lease.check()
+            assert [holder.token for holder in lock.state().holders] == [lease.token]
+        assert not lease.held
+
+    run(main())
+    assert nothing_is_left(lock)
+
+
+def test_acquire_and_release(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def main() -> None:
+        lease = await lock.aacquire()
+        assert lease is not None
+        assert await lock.aacquire(timeout=0) is None
+        assert await lock.aacquire(timeout=0.2) is None
+        # In any task.
+        await asyncio.create_task(lease.arelease())
+        assert not lease.held
+        with pytest.raises(SingletonLockError, match="released already"):
+            await lease.arelease()
+
+    run(main())
+    assert nothing_is_left(lock)
+
+
+def test_a_block_waits_as_long_as_it_was_told_and_says_who_holds_the_lock(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def main() -> None:
+        for timeout in (0, 0.3):
+            with pytest.raises(LockHeld, match="stock"):
+                async with Lock("stock", url=url, timeout=timeout):
+                    raise AssertionError("it is held")
+
+    with lock:
+        run(main())
+        assert waiters(lock) == 0
+
+
+def test_a_release_wakes_the_next_one_in_the_order_of_their_arrival(url: str, run: Run) -> None:
+    lock, order = Lock("stock", url=url), list[str]()
+
+    async def wait(name: str) -> None:
+        async with Lock("stock", url=url):
+            order.append(name)
+
+    def wait_in_a_thread() -> None:
+        with Lock("stock", url=url):
+            order.append("thread")
+
+    async def main() -> float:
+        thread = threading.Thread(target=wait_in_a_thread)
+        async with asyncio.TaskGroup() as group:
+            async with lock:
+                for number in range(6):
+                    group.create_task(wait(str(number)))
+                    await become(lambda number=number: waiters(lock) == number + 1, "it is queued")
+                thread.start()
+                await become(lambda: waiters(lock) == 7, "the thread is queued")
+                group.create_task(wait("last"))
+                await become(lambda: waiters(lock) == 8, "it is queued")
+            began = time.monotonic()
+        await asyncio.to_thread(thread.join)
+        return time.monotonic() - began
+
+    # Far less than a lease lasts, so nobody has waited for its end.
+    assert run(main()) < 15
+    assert order == [*map(str, range(6)), "thread", "last"]
+    assert nothing_is_left(lock)
+
+
+def test_hundreds_wait_on_one_connection_and_the_loop_goes_on(valkey: Server, run: Run) -> None:
+    lock, inside = Lock("stock", url=valkey.url), list[int]()
+    crowd = 300
+
+    async def wait() -> None:
+        async with lock:
+            inside.append(1)
+            assert len(inside) == 1
+            await asyncio.sleep(0)
+            inside.pop()
+
+    async def main() -> tuple[int, int]:
+        threads = threading.active_count()
+        async with asyncio.TaskGroup() as group, lock:
+            for _ in range(crowd):
+                group.create_task(wait())
+            await become(lambda: waiters(lock) == crowd, "all are queued")
+            with valkey.client() as client:
+                listening = len(client.client_list(_type="pubsub"))
+            return listening, threading.active_count() - threads
+
+    listening, threads = run(main())
+    assert listening == 1
+    # Those that ask the store, that of the listener, that of the heartbeat and one of this test.
+    assert threads < 16
+    assert nothing_is_left(lock)
+
+
+def test_a_decorated_coroutine_function(url: str, run: Run) -> None:
+    lock, inside = Lock("stock", url=url), list[int]()
+
+    class Shop:
+        @lock
+        async def count(self, more: int) -> int:
+            """How many."""
+            inside.append(more)
+            assert len(inside) == 1
+            await asyncio.sleep(0.01)
+            return inside.pop()
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(Shop().count(number) for number in range(5)))
+
+    assert run(main()) == list(range(5))
+    assert (Shop.count.__name__, Shop.count.__doc__) == ("count", "How many.")
+    assert asyncio.iscoroutinefunction(Shop.count)
+    assert nothing_is_left(lock)
+
+
+def test_the_task_that_holds_it_may_acquire_it_again_and_no_other(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url, reentrant=True)
+
+    async def main() -> None:
+        async with lock as lease:
+            async with lock as again:
+                assert again is lease
+                assert await asyncio.create_task(lock.aacquire(timeout=0)) is None
+            assert lease.held
+
+    run(main())
+    assert nothing_is_left(lock)
+
+
+def test_a_block_of_a_generator_ends_in_any_task(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def steps() -> AsyncIterator[Lease]:
+        async with lock as lease:
+            yield lease
+
+    async def main() -> None:
+        held = steps()
+        lease = await asyncio.create_task(anext(held))  # type: ignore[arg-type, var-annotated]
+        assert lease.held
+        await asyncio.create_task(held.aclose())  # type: ignore[attr-defined]
+        assert not lease.held
+        async with lock:
+            pass
+
+    run(main())
+    assert nothing_is_left(lock)
+
+
+def test_an_error_in_the_block_releases_the_lock(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def main() -> None:
+        async with lock:
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError):
+        run(main())
+    assert nothing_is_left(lock)
+
+
+# Cancellation.
+
+
+def test_whenever_a_task_is_cancelled_nothing_is_held(url: str, run: Run) -> None:
+    lock, chance = Lock("stock", url=url), random.Random(3)
+
+    async def hold(seconds: float) -> None:
+        async with lock:
+            await asyncio.sleep(seconds)
+
+    async def main() -> None:
+        for _ in range(25):
+            tasks = [asyncio.create_task(hold(chance.uniform(0, 0.004))) for _ in range(6)]
+            for task in tasks:
+                # A step of the loop, or so long that some are in each stage.
+                await asyncio.sleep(chance.choice([0, 0, chance.uniform(0, 0.02)]))
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        await become(lambda: nothing_is_left(lock), "nothing is held, and nobody waits")
+
+    run(main())
+
+
+def test_a_waiter_that_is_cancelled_gives_back_its_turn(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def main() -> None:
+        async with lock:
+            waits = asyncio.create_task(lock.aacquire())
+            await become(lambda: waiters(lock) == 1, "it is queued")
+            waits.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waits
+            await become(lambda: waiters(lock) == 0, "its turn is given back")
+
+    run(main())
+    assert nothing_is_left(lock)
+
+
+def test_a_waiter_that_is_cancelled_in_the_moment_of_its_grant_holds_nothing(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def main() -> None:
+        for _ in range(20):
+            lease = await lock.aacquire()
+            assert lease is not None
+            waits = asyncio.create_task(lock.aacquire())
+            await become(lambda: waiters(lock) == 1, "it is queued")
+            lease.release()
+            while not lock.state().holders:
+                await asyncio.sleep(0)
+            # As a rule the answer is still on its way to the loop.
+            waits.cancel()
+            with suppress(asyncio.CancelledError):
+                given = await waits
+                assert given is not None
+                await given.arelease()
+            await become(lambda: nothing_is_left(lock), "it is given back")
+
+    run(main())
+
+
+def test_a_release_that_is_cancelled_is_made(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+
+    async def main() -> None:
+        for _ in range(20):
+            lease = await lock.aacquire()
+            assert lease is not None
+            releases = asyncio.create_task(lease.arelease())
+            await asyncio.sleep(0)
+            releases.cancel()
+            with suppress(asyncio.CancelledError):
+                await releases
+            assert not lease.held
+            await become(lambda: nothing_is_left(lock), "it is given back")
+
+    run(main())
+
+
+def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_loop(url: str, run: Run) -> None:
+    lock = Lock("stock", url=url)
+    loop = asyncio.new_event_loop()
+    lease = loop.run_until_complete(lock.aacquire())
+    assert lease is not None
+
+    async def begin_to_wait() -> "asyncio.Task[Lease | None]":
+        waits = asyncio.create_task(lock.aacquire())
+        await become(lambda: waiters(lock) == 1, "it is queued")
+        return waits
+
+    waits = loop.run_until_complete(begin_to_wait())
+    loop.close()
+
+    async def main() -> None:
+        other = asyncio.create_task(lock.aacquire(timeout=SOON))
+        # So that it is queued behind the other one, as a rule.
+        await asyncio.sleep(0.1)
+        lease.release()
+        given = await other
+        assert given is not None
+        # Less than a lease lasts.
+        assert given.waited < 15
+        await given.arelease()
+
+    run(main())
+    # Nobody can await it any more.
+    waits._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_coroutines_that_are_thrown_away_give_back_what_they_hold_and_their_turns(url: str) -> None:
+    lock = Lock("stock", url=url)
+
+    async def hold() -> None:
+        async with lock:
+            await asyncio.Event().wait()
+
+    async def begin() -> None:
+        tasks = [asyncio.create_task(hold()) for _ in range(3)]
+        await become(lambda: waiters(lock) == 2, "one holds it, and two are queued")
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(begin())
+    loop.close()
+    del loop
+    gc.collect()
+
+    until(lambda: nothing_is_left(lock), "nothing is held, and nobody waits", SOON)
+
+
+def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(url: str) -> None:
+    """Such a scope cancels each `await` in it, those of the release too."""
+    lock, other = Lock("stock", url=url), Lock("stock", url=url)
+
+    async def main() -> None:
+        async with other:
+            with anyio.move_on_after(0.2):
+                async with lock:
+                    raise AssertionError("it is held")
+            await become(lambda: waiters(lock) == 0, "its turn is given back")
+        for _ in range(5):
+            with anyio.CancelScope() as scope:
+                async with lock:
+                    scope.cancel()
+                    await anyio.sleep(SOON)
+            await become(lambda: nothing_is_left(lock), "it is given back")
+
+    anyio.run(main)
+
+
+# Loops, threads and processes.
+
+
+def test_loops_of_several_threads_exclude_one_another(url: str) -> None:
+    lock, inside = Lock("stock", url=url), list[int]()
+
+    async def hold() -> None:
+        async with lock:
+            inside.append(1)
+            assert len(inside) == 1
+            await asyncio.sleep(0.001)
+            inside.pop()
+
+    async def main() -> None:
+        await asyncio.gather(*(hold() for _ in range(10)))
+
+    failures = list[BaseException]()
+
+    def run_one() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=run_one) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * SOON)
+    assert failures == []
+    assert nothing_is_left(lock)
+
+
+def test_a_forked_child_waits_for_its_parent(valkey: Server) -> None:
+    lock = Lock("stock", url=valkey.url)
+
+    async def ask(timeout: float) -> bool:
+        lease = await lock.aacquire(timeout=timeout)
+        if lease is not None:
+            await lease.arelease()
+        return lease is not None
+
+    async def main() -> tuple[str, str]:
+        async with lock:
+            assert not await ask(0.2)
+            loop = asyncio.get_running_loop()
+            # In a thread of its own, where no loop runs; so none runs in the child.
+            refused = await loop.run_in_executor(None, in_a_fork, lambda: asyncio.run(ask(0.2)))
+        granted = await loop.run_in_executor(None, in_a_fork, lambda: asyncio.run(ask(SOON)))
+        return refused, granted
+
+    assert asyncio.run(main()) == ("False", "True")
+    assert nothing_is_left(lock)
+
+
+def test_where_no_loop_runs_the_error_says_what_to_do(url: str) -> None:
+    lock = Lock("stock", url=url)
+
+    with pytest.raises(SingletonLockError, match="with lock"):
+        lock.aacquire().send(None)
+
+    assert nothing_is_left(lock)
+
+
+# A store that is silent, or refuses.
+
+
+def test_where_nobody_may_listen_it_looks_from_time_to_time(run: Run) -> None:
+    with running("valkey") as server:
+        with server.client() as client:
+            client.execute_command("ACL", "SETUSER", "deaf", "on", ">secret", "~*", "+@all", "resetchannels")
+        holds = Lock("stock", url=server.url)
+        lock = Lock("stock", url=f"redis://deaf:secret@127.0.0.1:{server.port}/0")
+
+        async def main() -> None:
+            async with holds:
+                assert await lock.aacquire(timeout=0.3) is None
+                waits = asyncio.create_task(lock.aacquire())
+                await become(lambda: waiters(holds) == 1, "it is queued")
+            lease = await waits
+            assert lease is not None
+            # Not only as the holder's lease would have ended.
+            assert lease.waited < 15
+            await lease.arelease()
+
+        run(main())
+        assert nothing_is_left(holds)
+
+
+def test_a_silent_store_is_an_error_and_the_loop_goes_on(valkey: Server, run: Run) -> None:
+    async def main(lock: Lock) -> int:
+        ticks = 0
+        asks = asyncio.create_task(lock.aacquire(timeout=1))
+        while not asks.done():
+            ticks += 1
+            await asyncio.sleep(0.01)
+        with pytest.raises(StoreError):
+            await asks
+        return ticks
+
+    with Proxy(valkey.port) as proxy:
+        lock = Lock("stock", url=f"redis://127.0.0.1:{proxy.port}/0")
+        with lock:
+            pass
+        proxy.black_hole()
+        assert run(main(lock)) > 50
+
+
+def test_a_generator_is_not_decorated(url: str) -> None:
+    async def steps() -> AsyncIterator[int]:
+        yield 1
+
+    with pytest.raises(ConfigurationError, match="take the lock inside"):
+        Lock("stock", url=url)(steps)
