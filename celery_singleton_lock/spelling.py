@@ -121,7 +121,7 @@ def _fault_in_name(name: str) -> str:
 
 def _of_others(name: str, kind: str) -> str:
     library, counterpart = {**_OF_OTHERS, **_METHODS_OF_OTHERS}[name]
-    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"
+    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}how-to/migrate/#from-{library}"
 
 
 def _meant(name: str) -> str:

@@ -106,10 +106,21 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A holder of a lock, as it described itself when it took it."""
+    """A holder of a lock, as it described itself when it took it.
+
+    Attributes:
+        key: The lock key.
+        token: Who has it can release the lock, so it is in no log.
+        fence: A number greater than that of any earlier holder.
+        acquired_at: When it was granted, by the store's clock.
+        expires_in: Seconds for which its lease lasts unless it is renewed.
+        task_id: Of its call; None if it is no task.
+        attempt: How many retries came before.
+        published: When its call was published first, in microseconds.
+        label: What its `lock_label` shows of the call.
+    """
 
     key: str
-    # Its owner can release the lock with it, so it is in no log.
     token: str = field(repr=False)
     fence: int
     acquired_at: datetime
@@ -221,7 +232,8 @@ class LockState:
         turns: Of those among the first 200 tickets, in their order.
         asked_by: Who has asked a holder to end, by its token.
         holders: Who holds the lock.
-        queued, next: Task id of the call that is queued, and of the one that runs next; None if there is none.
+        queued: Task id of the call that is queued; None if there is none.
+        next: The same of the call that runs next.
         waiting: How many wait for it.
         cooldown_until: When its last cool-down ends; None if there is none.
         problem: Why nothing else is known: the key is another program's, or damaged.

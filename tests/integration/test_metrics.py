@@ -24,7 +24,7 @@ from tests.servers import Server
 DOCS = Path(__file__).parents[2] / "docs"
 DASHBOARD = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
 ALERTS = (DOCS / "alerts.yml").read_text(encoding="utf-8")
-OPERATIONS = (DOCS / "operations.md").read_text(encoding="utf-8")
+METRICS = (DOCS / "how-to" / "page-and-metrics.md").read_text(encoding="utf-8")
 COUNTED = {
     "acquired::shop.sync": 5,
     "conflicts:skipped:shop.sync": 2,
@@ -126,7 +126,7 @@ def test_docs_dashboard_and_alerts_know_what_is_told_and_nothing_else(app: Celer
     assert len(asked) > 10
     assert asked <= names
     assert alerts
-    assert [each for each in (*series, *alerts) if f"`{each}`" not in OPERATIONS] == []
+    assert [each for each in (*series, *alerts) if f"`{each}`" not in METRICS] == []
 
 
 # Prometheus' own judgement, where Debian's `prometheus` is installed.

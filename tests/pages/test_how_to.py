@@ -300,8 +300,8 @@ def test_observe(shop: Program, worker: StartWorker, request: pytest.FixtureRequ
     assert "trace_runs" not in traced.log()
 
 
-def test_see_and_free_locks(shop: Program) -> None:
-    module = shop("docs/operations.md")
+def test_page_and_metrics(shop: Program) -> None:
+    module = shop("docs/how-to/page-and-metrics.md")
 
     page = module.site.test_client().get("/locks/")
 
@@ -313,7 +313,7 @@ def test_see_and_free_locks(shop: Program) -> None:
 def test_where_the_locks_are() -> None:
     told: dict[str, Any] = {}
     schemes = []
-    for block in programs_of("docs/topologies.md"):
+    for block in programs_of("docs/how-to/topologies.md"):
         exec(block, told)
         schemes.append(store_of(told["app"]).address.partition("://")[0])
 
