@@ -127,7 +127,7 @@ def test_who_may_hear_no_channel_is_told_and_the_log_says_it_once(
         store.listener.remove(channel)
 
     (line,) = [line for line in caplog.messages if line.startswith("lock.not_subscribed")]
-    assert "ACL SETUSER" in line
+    assert "give the user shop that right with ACL SETUSER" in line
 
 
 def test_who_may_not_unsubscribe_is_counted_as_a_listener_no_longer(server: Server) -> None:

@@ -85,8 +85,9 @@ class _Line:
         return min(self.retry_at, self.heard_at + (_PATIENCE if self.asked else _ASK_EVERY))
 
     def try_later(self) -> None:
-        self.retry_at = min(self.retry_at, clock() + self.pause)
-        self.pause = min(2 * self.pause, _LONGEST_PAUSE)
+        if self.retry_at == _NEVER:
+            self.retry_at = clock() + self.pause
+            self.pause = min(2 * self.pause, _LONGEST_PAUSE)
 
     def hang_up(self) -> None:
         if self.connection is not None:
@@ -225,6 +226,7 @@ class _Thread(DaemonThread):
 
     def _read(self, line: _Line) -> None:
         while (connection := line.connection) is not None and connection.can_read(timeout=0):
+            line.heard_at = clock()
             try:
                 reply = connection.read_response()
             except exceptions.ResponseError as error:
@@ -236,7 +238,6 @@ class _Thread(DaemonThread):
                     raise
                 self._refused(line, channel, error)
                 continue
-            line.heard_at = clock()
             word, channel, text = reply
             if is_expected := bool(line.asked) and line.asked[0] == (word, channel):
                 line.asked.popleft()
@@ -259,7 +260,8 @@ class _Thread(DaemonThread):
         if not self._has_told:
             self._has_told = True
             event = "lock.not_subscribed store=%s: %s; whoever waits looks from time to time instead: %s"
-            facts = self._servers.address, problem_of(error), advice_about(error)
+            user = self._servers.pool.connection_kwargs.get("username") or "default"
+            facts = self._servers.address, problem_of(error), advice_about(error, user)
             self._log(partial(logger.warning, event, *facts))
         self._tell(channel, DEAF)
 
