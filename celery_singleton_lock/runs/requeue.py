@@ -118,26 +118,20 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
         Exception: It cannot be published, and was acknowledged already.
     """
     task, request = run.task, run.request
-    known = notes_of(request).dated()
+    noted = {
+        "key": run.key,
+        "task_id": text_of(request.id or ""),
+        "tries": notes_of(request).tries + 1,
+        "is_copy": run.way is Way.COPY,
+        "unanswered": 0,
+        "ticket": 0,
+        **notes,
+    }
     again = task.signature_from_request(
         request,
         retries=request.retries,
         countdown=_possible(task, delay),
-        headers=with_notes(
-            headers_of(request),
-            replace(
-                known,
-                **{
-                    "key": run.key,
-                    "task_id": text_of(request.id or ""),
-                    "tries": known.tries + 1,
-                    "is_copy": run.way is Way.COPY,
-                    "unanswered": 0,
-                    "ticket": 0,
-                    **notes,
-                },
-            ),
-        ),
+        headers=with_notes(headers_of(request), replace(notes_of(request).dated(), **noted)),
         retry=True,
         **_as_it_came(task),
     )
