@@ -28,7 +28,7 @@ help:
 	@echo "make prove   the depth, of which each part is a target of its own:"
 	@echo "             depth       the folders of make test: what takes longer, and on Redis and RabbitMQ, with TLS, with clocks that are set"
 	@echo "             faults      a held lock while its server or the network misbehaves"
-	@echo "             endings     every ending on every pool (WRITE_DOCS=1 writes docs/endings.md)"
+	@echo "             endings     every ending on every pool (WRITE_DOCS=1 writes docs/reference/endings.md)"
 	@echo "             topologies  Sentinel, replicas and clusters, whose masters are killed, stopped and replaced"
 	@echo "             seeds       fire, combinations and a part of Celery's own tests, from fixed seeds"
 	@echo "             load        a crowd on one key, and what one worker can carry"
@@ -40,11 +40,11 @@ help:
 	@echo "make combinations  all options with each other, drawn by a machine (SEED=7 PROGRAMS=100, or REPLAY='...')"
 	@echo "                   under another Celery with CELERY=5.4"
 	@echo "make celery-suite  Celery's own tests with the lock and without it (twenty minutes)"
-	@echo "make bench   what a lock costs, beside the others (ten minutes)"
+	@echo "make bench   what a lock costs, beside the others, in instructions and in time (twenty minutes; needs valgrind)"
 	@echo "make scenarios  what goes wrong, with each library (four minutes)"
 	@echo "make scale   what one process and one worker can carry (ten minutes)"
-	@echo "make compare write the comparison, README's table of it and docs/scale.md"
-	@echo "make seen    write docs/what-you-see.md (half a minute)"
+	@echo "make compare write the comparison, README's table of it and docs/reference/scale.md"
+	@echo "make seen    write docs/reference/what-you-see.md (half a minute)"
 	@echo "make page    the page of the locks in a real browser, and its pictures for the docs (needs chromium)"
 	@echo "make docs    the site, in build/site; a dead link is an error (under a minute)"
 	@echo "make dist    sdist and wheel, built twice to the same bytes, checked, and installed"
@@ -109,6 +109,7 @@ page: $(VENV)/.develop
 	WRITE_DOCS=1 $(BIN)/python -m pytest tests/page $(ARGS)
 
 bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.instructions --out $(RESULTS)/instructions.json
 	$(BIN)/python -m benchmarks.locks --out $(RESULTS)/locks.json $(ARGS)
 	$(BIN)/python -m benchmarks.tasks --out $(RESULTS)/tasks.json $(ARGS)
 

@@ -9,15 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.candidates import OURS
-from benchmarks.comparison import COLUMNS, ROOT, times
+from benchmarks.comparison import ADDED, COLUMNS, ROOT, added, thousands, times
 from benchmarks.libraries import OURS_QUEUED
-from benchmarks.report import PROCESSOR, PUBLISHED_AND_RUN, TASK_TRIPS, text
+from benchmarks.report import PUBLISHED_AND_RUN, TASK_TRIPS, text
 
 PATH = ROOT / "docs" / "costs.svg"
 PANELS = {
-    PUBLISHED_AND_RUN: "tasks/s, share of plain Celery's",
-    PROCESSOR: "processor time, multiple of plain Celery's",
-    TASK_TRIPS: "round trips to Redis per task",
+    ADDED: "thousand instructions added",
+    PUBLISHED_AND_RUN: "share of plain Celery's rate",
+    TASK_TRIPS: "round trips to Redis",
 }
 # Legible on white and on black.
 INK, OTHERS, MINE = "#7d8590", "#8b949e", "#3b82f6"
@@ -28,6 +28,7 @@ def draw(tasks: Mapping[str, Any], path: Path = PATH) -> None:
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "costs", "font.size": 9, "font.family": "sans-serif"})
     labels = [label for label in reversed(COLUMNS) if label not in tasks["problems"]]
     rows = {row["what"]: row["values"] for row in tasks["rows"]}
+    rows[ADDED] = {label: dict.fromkeys(("low", "median", "high"), added(label)) for label in labels}
     figure = Figure(figsize=(9, 2.4), layout="constrained")
     for axes, (what, title) in zip(figure.subplots(1, len(PANELS), sharey=True), PANELS.items(), strict=True):
         _bars(axes, [rows[what][label] for label in labels], title)
@@ -45,11 +46,9 @@ def _bars(axes: Axes, spreads: list[Mapping[str, float]], title: str) -> None:
         [spread["high"] - spread["median"] for spread in spreads],
     ]
     axes.barh(range(len(spreads)), medians, height=0.6, xerr=errors, ecolor=INK, error_kw={"elinewidth": 1})
-    if max(medians) > 50:
-        axes.set_xscale("log")
     for number, spread in enumerate(spreads):
         axes.annotate(
-            times(spread["median"]) if spread["low"] != spread["high"] else text(spread["median"]),
+            _told(spread),
             (spread["high"], number),
             xytext=(4, 0),
             textcoords="offset points",
@@ -62,3 +61,9 @@ def _bars(axes: Axes, spreads: list[Mapping[str, float]], title: str) -> None:
     axes.xaxis.set_visible(False)
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def _told(spread: Mapping[str, float]) -> str:
+    if spread["low"] != spread["high"]:
+        return times(spread["median"])
+    return thousands(spread["median"]) if spread["median"] >= 100 else text(spread["median"])

@@ -1,4 +1,4 @@
-"""Write the comparison and what the README has of it, the chart, and `docs/scale.md`, from `benchmarks/results`."""
+"""Write the comparison, README's part of it, the chart, and `docs/reference/scale.md`, from `benchmarks/results`."""
 
 from benchmarks import chart, comparison, scale_page
 

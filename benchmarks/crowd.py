@@ -21,7 +21,7 @@ SERVERS = ("broker", "backend", "store")
 PROCESSES = 4
 PATIENCE = 180
 A_MOMENT = 3.0
-# The longest delay of those that come again, by a ttl of 30 s, and a bit.
+# The longest delay of those that are requeued, by a ttl of 30 s, and a bit.
 SETTLED = 12.0
 COUNTED = {"commands": ("tot-cmds",), "bytes": ("tot-net-in", "tot-net-out")}
 

@@ -1,28 +1,23 @@
-"""`docs/scale.md`, written from what was counted."""
+"""`docs/reference/scale.md`, written from what was counted."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.report import text
 
-PAGE = "scale.md"
+PAGE = "reference/scale.md"
 BEGIN, END = "<!-- written by `make compare` -->", "<!-- end of what `make compare` writes -->"
 SERVERS = ("broker", "backend", "store")
 OWNED = {"bytes": "memory, MB", "threads": "threads", "descriptors": "descriptors"}
 MEGABYTE = 1_000_000
 
-OWNED_BY_A_WORKER = (
-    "What a worker, its main process and its pool together, has after its first tasks and after many: of plain Celery, "
-    "and then of this library."
-)
-CONNECTED = (
-    "A pool process has {pool process} connections to the store, one of them for renewals and counts; the main process "
-    "has {main process}."
-)
+KINDS = ("plain", "singleton")
+
+OWNED_BY_A_WORKER = "What a worker, main process and pool together, has after {few:,} tasks and after {many:,}."
+CONNECTED = "A pool process has {pool process} connections to the store, the main process has {main process}."
 WAITING = (
-    "So many calls of one key are sent while one of them holds it, with a `lock_ttl` of 30 s. Broker, result backend "
-    "and store are servers of their own, and count for {counted} s; what the holder costs without them is taken off. "
-    "The worker has {processes} pool processes."
+    "100 or 1,000 calls of one key are sent while one of them holds it, with a `lock_ttl` of 30 s, to {processes} pool "
+    "processes. Counted for {counted} s, without what the holder costs, and told for one message."
 )
 
 Found = Mapping[str, Any]
@@ -47,9 +42,7 @@ def _leases(found: Found) -> str:
         ["leases in one process", f"{found['leases']:,}, with a `ttl` of {text(found['ttl'])} s"],
         ["lost", text(found["lost"])],
         ["longest renewal", f"under {_bound(found['longest renewal'] / found['ttl'])} of the `ttl`"],
-        ["least that remained of a lease", f"{text(100 * found['least remaining'] / found['ttl'])} % of the `ttl`"],
-        ["connections", text(found["sockets"])],
-        ["threads that were added", text(found["threads"])],
+        ["connections, and threads", f"{text(found['sockets'])}, {text(found['threads'])}"],
         ["memory of a lease with its `Lock`", f"{text(found['bytes of a lease'] / 1000)} kB"],
         ["processor time", f"{text(100 * found['processor'])} % of one core"],
     ]
@@ -62,17 +55,16 @@ def _bound(share: float) -> str:
 
 def _tasks(found: Found, plan: Found) -> list[str]:
     few, many = plan["few"], plan["tasks"]
-    rows = [
-        [f"{words}, {kind}", *(text(found[kind][f"{what} after {number}"] / unit) for number in (few, many))]
-        for what, words in OWNED.items()
-        for unit in [MEGABYTE if what == "bytes" else 1]
-        for kind in ("plain", "singleton")
-    ]
+    rows = []
+    for what, words in OWNED.items():
+        unit = MEGABYTE if what == "bytes" else 1
+        had = [[text(found[kind][f"{what} after {number}"] / unit) for number in (few, many)] for kind in KINDS]
+        rows.append([words, *(f"{first}, {last}" for first, last in had)])
     links = found["connections"]
     return [
         "## Tasks of one worker",
-        OWNED_BY_A_WORKER,
-        _table(["", f"after {few:,} tasks", f"after {many:,} tasks"], rows),
+        OWNED_BY_A_WORKER.format(few=few, many=many),
+        _table(["", "plain Celery", "this library"], rows),
         CONNECTED.format(**links),
     ]
 
@@ -83,50 +75,16 @@ def _waiting(found: Found) -> list[str]:
         "## What a waiting message costs",
         WAITING.format(counted=text(plan["counted"]), processes=next(iter(found["waiting"].values()))["processes"]),
         _table(
-            [
-                "`lock_on_conflict`",
-                "sent",
-                "wait",
-                *(f"{name}, commands/s" for name in SERVERS),
-                "lines in the log/s",
-                "cores",
-            ],
-            [_load(policy, *each) for policy, seen in found["waiting"].items() for each in seen["crowds"].items()],
-        ),
-        "Of that, one waiting message has this share, and so much is kept for it:",
-        _table(
-            [
-                "`lock_on_conflict`",
-                "wait",
-                *(f"{name}, commands/min" for name in SERVERS),
-                *(f"{name}, bytes/s" for name in SERVERS),
-                *(f"{name}, bytes kept" for name in SERVERS),
-            ],
+            ["`lock_on_conflict`", "wait", *(f"{name}, commands/min" for name in SERVERS), "cores, in all"],
             [_share(policy, *each) for policy, seen in found["waiting"].items() for each in seen["crowds"].items()],
         ),
-    ]
-
-
-def _load(policy: str, sent: str, seen: Found) -> list[str]:
-    rates = seen["rates"]
-    commands = [_rate(rates[name]["commands"]) for name in SERVERS]
-    return [
-        f"`{policy}`",
-        sent,
-        str(seen["waiting"]),
-        *commands,
-        _rate(rates["worker"]["lines"]),
-        _rate(rates["worker"]["processor"]),
     ]
 
 
 def _share(policy: str, _: str, seen: Found) -> list[str]:
     waiting, rates = max(1, seen["waiting"]), seen["rates"]
     commands = [_rate(60 * rates[name]["commands"] / waiting) for name in SERVERS]
-    sent = [_rate(rates[name]["bytes"] / waiting) for name in SERVERS]
-    # What comes and goes with a single message is less than what a server's own memory sways by.
-    kept = [text(max(0, seen["kept"][name]) / waiting) if waiting >= 100 else "" for name in SERVERS]
-    return [f"`{policy}`", str(seen["waiting"]), *commands, *sent, *kept]
+    return [f"`{policy}`", str(seen["waiting"]), *commands, _rate(rates["worker"]["processor"])]
 
 
 def _rate(number: float) -> str:
@@ -140,4 +98,4 @@ def _seen(found: Found) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["---"] * len(heading), *rows))
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["-"] * len(heading), *rows))

@@ -1,6 +1,6 @@
 """One run at a time for Celery tasks, across all workers."""
 
-from celery_singleton_lock import receivers, signals
+from celery_singleton_lock import signals
 from celery_singleton_lock.errors import (
     ConfigurationError,
     LockHeld,
@@ -31,6 +31,5 @@ __all__ = [
     "SingletonTask",
     "StoreError",
     "current_lease",
-    "receivers",
     "signals",
 ]

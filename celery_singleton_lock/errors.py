@@ -17,12 +17,12 @@ NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""
 
 
-HolderState = Literal["held", "quiet", "queued", "ended"]
+HolderState = Literal["held", "cooldown", "queued", "ended"]
 """It has a lease; has left a cool-down; is queued or waits, and goes before; or has just ended."""
 
 _STATES: dict[HolderState, str] = {
     "held": "is held by task_id={}; its lease lasts another {:.1f} s unless it is renewed",
-    "quiet": "is in the cool-down of task_id={}; that lasts another {:.1f} s",
+    "cooldown": "is in the cool-down of task_id={}; that lasts another {:.1f} s",
     "queued": "goes to task_id={} first, which is queued; it counts as queued for another {:.1f} s at most",
     "ended": "was held by task_id={}, which has just ended",
 }
@@ -39,7 +39,7 @@ class LockHeld(SingletonLockError):
         key: The lock key that was wanted.
         holder_task_id: Task id of the one that has it, or goes before; None if it is not a task.
         expires_in: Seconds until the first place is free if no holder renews.
-        state: `held`, `quiet` in a cool-down, `queued` if that one goes before, or `ended`.
+        state: `held`, `cooldown`, `queued` if that one goes before, or `ended`.
     """
 
     reason = "raised"

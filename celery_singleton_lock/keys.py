@@ -90,10 +90,10 @@ def plain(value: Any) -> Any:
     """*value* as it looks after a trip over the wire; other types are left to kombu."""
     if type(value) in _PLAIN:
         return value
-    if isinstance(value, Enum):
-        return plain(value.value)
     if type(value) is dict and _are_plain(value.values()) and _TEXT.issuperset(map(type, value)):
         return value
+    if isinstance(value, Enum):
+        return plain(value.value)
     if isinstance(value, Mapping):
         names = [name if isinstance(name, str) else json.dumps(name) for name in map(plain, value)]
         return dict(zip(names, map(plain, value.values()), strict=True))
@@ -111,19 +111,27 @@ class KeyMaker:
         choice: Which arguments count, see `lock_key`.
         receive: Turns the arguments of a call into those that the function receives; None if they are the same.
         label: A format string for what operators read beside a key.
+        binds: Whether the arguments of a call are those of the function; not with `typing=False`.
     """
 
     def __init__(
-        self, name: str, signature: inspect.Signature, choice: KeyChoice, receive: Receive | None, label: str | None
+        self,
+        name: str,
+        signature: inspect.Signature,
+        choice: KeyChoice,
+        receive: Receive | None,
+        label: str | None,
+        *,
+        binds: bool = True,
     ) -> None:
-        self._name, self._signature = checked_name(name), signature
+        self._name, self._signature, self._binds = checked_name(name), signature, binds
         self._choice, self._receive, self._label = choice, receive, label
         self._counting = _names_in_choice(choice, signature)
         if isinstance(label, str):
             _check_names("lock_label", label, _fields("lock_label", label), signature)
         parameters = signature.parameters
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
-        self._names = list(parameters)
+        self._names = dict.fromkeys(parameters).keys()
         self._defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
         self._needs_only_arguments = not self.runs_user_code and _are_plain(self._defaults.values())
 
@@ -133,7 +141,8 @@ class KeyMaker:
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
         if callable(choice):
-            self._signature.bind(*args, **kwargs)
+            if self._binds:
+                self._signature.bind(*args, **kwargs)
             return key_of(prefix, self._name, _made_by_user(choice, lambda: choice(*args, **kwargs)))
         return key_of(prefix, self._name, self._chosen(self._bound(args, kwargs)))
 
@@ -176,9 +185,9 @@ class KeyMaker:
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
         """The arguments by the names of their parameters, defaults filled in."""
         if self._is_usual and len(args) <= len(self._names):
-            given = {**dict(zip(self._names, args, strict=False)), **kwargs}
-            arguments = {**self._defaults, **given}
-            if len(given) == len(args) + len(kwargs) and arguments.keys() == self._signature.parameters.keys():
+            by_position = dict(zip(self._names, args, strict=False))
+            arguments = {**self._defaults, **by_position, **kwargs}
+            if arguments.keys() == self._names and by_position.keys().isdisjoint(kwargs):
                 # What `bind` does, in a fraction of the time.
                 return arguments
         bound = self._signature.bind(*args, **kwargs)
@@ -300,8 +309,9 @@ def key_maker_of(task: Any) -> KeyMaker:
         # Celery leaves `self` on the class.
         signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     receive = _receiver_of(task, function, signature)
+    choice, label, binds = option_of(task, "key"), option_of(task, "label"), task.typing is not False
     try:
-        return KeyMaker(lock_name_of_task(task), signature, option_of(task, "key"), receive, option_of(task, "label"))
+        return KeyMaker(lock_name_of_task(task), signature, choice, receive, label, binds=binds)
     except ConfigurationError as error:
         raise ConfigurationError(f"task {task.name}: {error}") from None
 

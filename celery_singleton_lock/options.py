@@ -59,6 +59,13 @@ def count(name: str, value: Any) -> int:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """*value*, if it is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}={given(value)} is not allowed: give True or False")
+    return value
+
+
 def given(value: Any) -> str:
     """*value* for a message; with its type if it is no text, and looks like one."""
     text = ""
@@ -142,6 +149,7 @@ class SingletonOptions(TypedDict, total=False):
     lock_on_lost: Annotated[OnLost | None, Option("abort", on_lost)]
     lock_on_store_error: Annotated[OnStoreError | None, Option("reschedule", partial(one_of, words=OnStoreError))]
     lock_min_hold: Annotated[Duration | None, Option(0, partial(seconds, least=0))]
+    lock_min_hold_on_failure: Annotated[bool | None, Option(True, flag)]
     lock_queue_ttl: Annotated[Duration | None, Option(3600, partial(seconds, least=1))]
     lock_label: Annotated[str | None, Option(None, label, app_wide=False)]
 
@@ -162,6 +170,20 @@ SETTINGS = (
 )
 
 
+_NOT_SENT = (
+    "in which an equal call is not sent and gets the result of the one that is queued; use 'skip', 'raise', "
+    "'reschedule' or 'wait', or "
+)
+_NO_SUCCESSOR = _NOT_SENT + "lock_mode='until_and_while_executing', in which the newest call runs next"
+# What can never work, why, and what to use.
+_REFUSED_PAIRS = {
+    **{(mode, "join"): _NOT_SENT + "lock_mode='while_executing'" for mode in get_args(Mode)[1:]},
+    **{("until_executed", policy): _NO_SUCCESSOR for policy in ("rerun", "replace")},
+    ("until_executing", "replace"): "in which a run has no lock and so cannot be asked to stop; use 'rerun', or "
+    "lock_mode='until_and_while_executing'",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class LockOptions:
     """The options of one task, checked, and the app's settings that each of its runs needs. Durations are seconds.
@@ -178,6 +200,7 @@ class LockOptions:
     on_lost: OnLost
     on_store_error: OnStoreError
     min_hold: float
+    min_hold_on_failure: bool
     queue_ttl: float
     prefix: str
     label: str | None
@@ -189,6 +212,11 @@ class LockOptions:
     def unique_in_queue(self) -> bool:
         """Equal calls of the task are found when they are published."""
         return self.mode != "while_executing"
+
+    @property
+    def newest_wins(self) -> bool:
+        """A later call takes the place of one that waits or is queued."""
+        return self.on_conflict in ("rerun", "replace")
 
     @property
     def skips_with_result(self) -> bool:
@@ -229,13 +257,9 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
         except ConfigurationError as error:
             faults.append(str(error) if own is None else f"task {task.name}: {error}")
     mode, on_conflict = values.get("mode", "while_executing"), values.get("on_conflict")
-    if mode != "while_executing" and on_conflict in ("join", "rerun", "replace"):
+    if refused := _REFUSED_PAIRS.get((mode, str(on_conflict))):
         where = "singleton_lock_on_conflict" if option_of(task, "on_conflict") is None else "lock_on_conflict"
-        faults.append(
-            f"task {task.name}: {where}={on_conflict!r} does not go with lock_mode={mode!r}, in which an equal call is "
-            "not sent and gets the result of the one that is queued; use 'skip', 'raise', 'reschedule' or 'wait', or "
-            "lock_mode='while_executing'"
-        )
+        faults.append(f"task {task.name}: {where}={on_conflict!r} does not go with lock_mode={mode!r}, {refused}")
     return values, faults
 
 
@@ -272,10 +296,7 @@ def prefix_of(app: Celery) -> str:
 
 def logs_labels(app: Celery) -> bool:
     """The labels of calls stand in the log as well."""
-    value = app.conf.get("singleton_lock_log_labels", False)
-    if not isinstance(value, bool):
-        raise ConfigurationError(f"singleton_lock_log_labels={value!r} is not allowed: give True or False")
-    return value
+    return flag("singleton_lock_log_labels", app.conf.get("singleton_lock_log_labels", False))
 
 
 def as_set(app: Celery, text: str) -> str:

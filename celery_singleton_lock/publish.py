@@ -19,8 +19,8 @@ from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
-from celery_singleton_lock.runs.endings import CallRevoked, final_result, has_result, why_unreadable
-from celery_singleton_lock.runs.marks import seconds_until, unmark, unmark_later, until_expired
+from celery_singleton_lock.runs.endings import CallRevoked, has_result, why_unreadable
+from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, unmark_later, until_expired
 from celery_singleton_lock.runs.notes import DUE_HEADER, HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
@@ -194,14 +194,17 @@ def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any]
     counts_as_queued = bool(key and is_marked)
     # A requeued call has its mark already, or had it.
     notes.marked = notes.marked if notes.tries else counts_as_queued
+    # Others may end in its favour from now on.
+    notes.asked = notes.asked or (counts_as_queued and wanted.newest_wins and not notes.continues)
     noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:
         return send(**noted)
     # A main process makes none, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     # A caller may have used an id of its own before.
-    published = notes.published if options.get("task_id") else 0
-    return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, label, published))
+    has_own_id = bool(options.get("task_id"))
+    published = (notes.continues_from or notes.published) if has_own_id or wanted.newest_wins else 0
+    return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, label, published, has_own_id=has_own_id))
 
 
 def _is_always_sent(options: Mapping[str, Any]) -> bool:
@@ -221,7 +224,7 @@ def _is_body_of_chord(task_id: Any) -> bool:
 
 
 def _publish_marked(
-    task: Task, key: str, options: dict[str, Any], send: Send, label: str, published: int
+    task: Task, key: str, options: dict[str, Any], send: Send, label: str, published: int, *, has_own_id: bool
 ) -> AsyncResult:
     sent: PublishMode = ""
     if _is_always_sent(options):
@@ -231,8 +234,8 @@ def _publish_marked(
     is_asking = True
     try:
         found = mark()
-        if found is not None and not sent and _has_ended(task, found):
-            unmark(store_of(task.app), key, str(found.task_id), quiet=False)
+        if found is not None and not sent and has_ended(task, found):
+            unmark(store_of(task.app), key, str(found.task_id), ends_cooldown=False)
             found = mark()
         is_asking = False
         if found is None or sent:
@@ -242,7 +245,7 @@ def _publish_marked(
         if not (is_asking and isinstance(error, SingletonLockError)):
             unmark(store_of(task.app), key, text_of(options["task_id"]), may_arrive=is_asking)
         raise
-    if published:
+    if has_own_id:
         _revoke_unsent(task, key, options, found)
     _report_unpublished(task, key, found)
     result = task.AsyncResult(found.task_id)
@@ -281,12 +284,6 @@ def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
     return result
 
 
-def _has_ended(task: Task, found: Holder) -> bool:
-    """The queued call never runs: for example, Celery stores REVOKED long before the message of the call comes."""
-    is_queued = found.task_id is not None and not found.fence
-    return is_queued and final_result(task, str(found.task_id), found.published) is not None
-
-
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     """Let the call end for its caller like one that is sent and skipped."""
     state, value = states.SUCCESS, task.lock_options.skip_result
@@ -301,12 +298,12 @@ def _mark(
 ) -> Holder | None:
     """Mark the call as queued, or find the one that is in its way.
 
-    It was *published* then, if it has an id that its caller has chosen; else 0.
+    It was *published* then, if it has an id that its caller has chosen, or is to be the newest; else 0.
     """
     wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
     limit = wanted.limit if wanted.mode == "until_executed" and not sent else 0
     seconds, due_for = _times_queued(task, options)
-    quiet = 0.0 if options.get("retries") else wanted.min_hold
+    cooldown = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)
     silence = _silence_of(part)
     if silence is not None:
@@ -314,7 +311,8 @@ def _mark(
         return None
     try:
         about: dict[str, Any] = {"label": label, "published": published, "due_for": due_for}
-        found = store.mark_queued(key, task_id, seconds, limit=limit, quiet=quiet, sent=sent, **about)
+        about["newest"] = wanted.newest_wins
+        found = store.mark_queued(key, task_id, seconds, limit=limit, cooldown=cooldown, sent=sent, **about)
     except StoreRefused:
         # It will the next time.
         if sent:
@@ -324,7 +322,7 @@ def _mark(
         _silences[part] = clock(), StoreError(*error.args)
         # It may have been marked all the same, or will be once the call has ended: then nothing would end the mark.
         # But a retry goes on with the cool-down that its first publishing has begun.
-        unmark_later(store, key, task_id, quiet=not options.get("retries"), may_arrive=True)
+        unmark_later(store, key, task_id, ends_cooldown=not options.get("retries"), may_arrive=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
         return None
     _silences.pop(part, None)

@@ -106,11 +106,11 @@ if VERSION < (5, 7):
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
     """Refuse to start with what cannot work, and keep what runs if the connection to the broker is lost."""
-    from celery_singleton_lock.steps import LostConnection, Start  # noqa: PLC0415 (of no use but in a worker)
+    from celery_singleton_lock.steps import CallsThatWait, LostConnection, Start  # noqa: PLC0415 (of no use but in a worker)
 
     remember_limits(sender)
     sender.app.steps["worker"].add(Start)
-    sender.app.steps["consumer"].add(LostConnection)
+    sender.app.steps["consumer"].update((LostConnection, CallsThatWait))
 
 
 @beat_init.connect(weak=False)

@@ -43,8 +43,8 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
     """What the classes of a task call as no option is called.
 
     A method or a property is the user's own, unless it has done the work of another library; and so is any name that
-    a class behind has as well. An option without
-    its prefix, such as `ttl`, counts only as an argument of the decorator and in `task_annotations`.
+    a class behind has as well. An option without its prefix, such as `ttl`, counts only as an argument of the decorator
+    and in `task_annotations`.
     """
     ours = base_in(cls).__mro__
     for number, each in enumerate(cls.__mro__):
@@ -73,10 +73,11 @@ def check_name(task: Any, name: str) -> None:
 
 def check_call_options(task: str, options: Mapping[str, Any]) -> None:
     """Refuse an option of the task that is given with a call."""
-    for name in options.keys() - set(options.get("stamped_headers") or ()):
-        if name in _OF_OTHERS:
+    stamps = options.get("stamped_headers") or ()
+    for name in options:
+        if name in _OF_OTHERS and name not in stamps:
             raise ConfigurationError(f"task {task}: {_of_others(name, 'an option')}")
-        if name.startswith(_PREFIXES):
+        if name.startswith(_PREFIXES) and name not in stamps:
             raise ConfigurationError(
                 f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
                 f"`@app.task(base=SingletonTask, {_meant(name) or 'lock_...'}=...)`"
@@ -120,7 +121,7 @@ def _fault_in_name(name: str) -> str:
 
 def _of_others(name: str, kind: str) -> str:
     library, counterpart = {**_OF_OTHERS, **_METHODS_OF_OTHERS}[name]
-    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}migrate/#from-{library}"
+    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}how-to/migrate/#from-{library}"
 
 
 def _meant(name: str) -> str:

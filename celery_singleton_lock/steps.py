@@ -9,6 +9,7 @@ from typing import Any
 
 from celery.bootsteps import StartStopStep, Step
 from celery.concurrency.solo import TaskPool as SoloPool
+from celery.signals import worker_shutting_down
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 
@@ -17,6 +18,7 @@ from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import SingletonRequest, active_requests
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -69,6 +71,30 @@ class LostConnection(StartStopStep):
         if state.should_stop is None and state.should_terminate is None:
             running = [request for request in active_requests() if isinstance(request, SingletonRequest)]
             background.submit(partial(_expect_copies, running))
+
+
+class CallsThatWait(StartStopStep):
+    """A step of the consumer: messages that wait here for their turns are called."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **kwargs: Any) -> None:
+        super().__init__(consumer, **kwargs)
+        self.messages = consumer.waiting_messages = WaitingMessages(consumer)
+
+    def start(self, consumer: Any) -> None:  # noqa: ARG002
+        """Call them."""
+        self.messages.open()
+        # While a worker ends softly, it starts nothing more.
+        worker_shutting_down.connect(self._leave_line)
+
+    def stop(self, consumer: Any) -> None:  # noqa: ARG002
+        """Forget them: the broker delivers them again, here or elsewhere."""
+        worker_shutting_down.disconnect(self._leave_line)
+        self.messages.close()
+
+    def _leave_line(self, **_: Any) -> None:
+        self.messages.leave_line()
 
 
 def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:

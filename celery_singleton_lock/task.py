@@ -38,6 +38,7 @@ from celery_singleton_lock.runs.admission import admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
+from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.runs.policies import Ended, handing_on
 from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
@@ -80,32 +81,28 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     continues under the lease it has. Tasks of Celery itself are never locked.
 
     Attributes:
-        lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in
-            the queue, until the body starts, which runs without a lock. `"until_executed"`: unique in the queue and
-            while it runs. `"until_and_while_executing"`: unique in the queue, and one at a time.
-        lock_key: Which arguments make two calls the same. None: all of them. A list of parameter names: those;
-            `()`: none, the task as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
+        lock_mode: `"while_executing"` (default): one at a time. `"until_executing"`: unique in the queue, until the
+            body starts, which runs without a lock. `"until_executed"`: unique in the queue and while it runs.
+            `"until_and_while_executing"`: unique in the queue, and one at a time.
+        lock_key: Which arguments make two calls the same. None: all of them. A list of parameter names; `()`: the task
+            as a whole. A format string: `"{customer_id}"`. A callable `(*args, **kwargs)`.
         lock_name: First part of the key, by default the task's name. Tasks that share it exclude one another.
-        lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30, so that a
-            killed worker blocks no other run for long and a lease survives two missed renewals.
-        lock_limit: How many may run at once, by default 1. A run begins if fewer runs than its own limit hold the lock.
-        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in place, first come, first
-            served, which occupies a place in the pool for at most a quarter of a time limit at once, `"join"`,
-            which ends with the holder's own result or error, `"rerun"`, one more run after the present one,
-            that of the call published last, or `"replace"`, which also cancels the holder.
+        lock_ttl: Seconds a lease lasts without renewal, at least 1; by default 30.
+        lock_limit: A run begins if fewer than so many hold the lock; by default 1.
+        lock_on_conflict: `"skip"` (default), `"raise"`, `"reschedule"`, `"wait"` in its place in the pool, `"join"`:
+            ends with the holder's result or error, `"rerun"`: one more run after the present one, that of the call
+            published last, or `"replace"`: the same, and the holder is asked to stop.
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
-        lock_wait_timeout: Seconds after which a call that waits or is requeued gives up with
-            `LockHeld`; by default never, and never with `"join"`, `"rerun"` and `"replace"`. With any
-            policy, also seconds after which a call that cannot reach the store fails with `StoreError`.
-        lock_min_hold: Seconds for which the key stays taken, counted from the start of a run, or from the publishing
-            if it is unique in the queue, even if the run ends earlier. A run that dies does not count.
+        lock_wait_timeout: Seconds after which a call that waits or is requeued fails with `LockHeld`, not with
+            `"join"`, `"rerun"` and `"replace"`; or with `StoreError` if it cannot reach the store. By default never.
+        lock_min_hold: Seconds for which the key stays taken at least, from the start of a run, or from the publishing
+            if it is unique in the queue. A run that dies does not count.
+        lock_min_hold_on_failure: False: nor does a run that fails or loses its lease, so the next call may run at once.
         lock_on_lost: `"abort"` (default) raises `LockLost` in the body, `"warn"` leaves it to the log, the signal and
-            `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline, even if it is stopped,
-            frozen or stuck in C (prefork on Linux; a `ConfigurationError` elsewhere).
-        lock_on_store_error: `"reschedule"` (default), `"raise"`, `"run"`
-            (unlocked) or `"skip"`, if Redis gives no answer within 5 s. A publisher waits for 2 s.
-        lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by
-            default 3600. A call of `"rerun"` or `"replace"` supersedes older ones for at least as long.
+            `self.lock.check()`, `"kill"` has the kernel kill the pool child at the deadline (prefork on Linux).
+        lock_on_store_error: If Redis gives no answer within 5 s: `"reschedule"` (default), `"raise"`, `"run"` without a
+            lock, or `"skip"`. A publisher waits for 2 s.
+        lock_queue_ttl: Seconds for which a call counts as queued if its message is lost, by default 3600.
         lock_label: A format string, `"supplier {supplier_id}"`: what operators read beside the key. None: nothing.
 
     None means the app's `singleton_lock_*` setting, and without one the default.
@@ -125,6 +122,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     lock_on_lost: OnLost | None
     lock_on_store_error: OnStoreError | None
     lock_min_hold: Duration | None
+    lock_min_hold_on_failure: bool | None
     lock_queue_ttl: Duration | None
     lock_label: str | None
 
@@ -284,12 +282,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             raise
 
     def replace(self, sig: Any) -> Any:
-        """As Celery's; a run that its successor has replaced must not replace itself."""
+        """As Celery's; a run that was replaced must not replace itself. `until_executed` includes what replaces it."""
         run = run_of(self.request)
         if run is None:
             return super().replace(sig)
         run.check_not_replaced()
-        with handing_on(run), continuing(run.key, run.lease.fence, run.published):
+        is_continued = continuing(run.key, run.lease.fence, run.published)
+        with handing_on(run), queued_until_its_workflow_ends(run), is_continued:
             return super().replace(sig)
 
     def push_request(self, *args: Any, **kwargs: Any) -> None:
@@ -319,7 +318,15 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
         vars(self)["Request"] = request_class_of(self)
-        return super().start_strategy(app, consumer, **kwargs)
+        messages = getattr(consumer, "waiting_messages", None)
+        if messages is None:
+            return super().start_strategy(app, consumer, **kwargs)
+        # A strategy takes what it needs of its consumer as it is made.
+        timer, consumer.timer = consumer.timer, messages.timer
+        try:
+            return super().start_strategy(app, consumer, **kwargs)
+        finally:
+            consumer.timer = timer
 
     @classmethod
     def on_bound(cls, app: Celery) -> None:

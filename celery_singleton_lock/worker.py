@@ -28,6 +28,7 @@ from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
+from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.marks import unmark_later
@@ -85,7 +86,7 @@ class SingletonRequest(Request):
         if isinstance(error, WorkerLostError | Terminated):
             ran = time.monotonic() - self._accepted_at
             background.submit(partial(self._tell_of_death, ran if "SIGKILL" in str(error) else 0.0))
-            self._release_once_dead(comes_again=self._comes_again())
+            self._release_once_dead(is_redelivered=self._is_redelivered())
         # Celery may publish a retry for it here.
         with for_a_dead_run(self._notes()):
             return super().on_failure(exc_info, send_failed_event=send_failed_event, return_ok=return_ok)
@@ -97,7 +98,7 @@ class SingletonRequest(Request):
             task = self.task
             # Celery 5.7 has an option for timeouts alone, which follows the older option if it is not set.
             is_acknowledged = getattr(task, "acks_on_timeout", task.acks_on_failure_or_timeout)
-            self._release_once_dead(comes_again=task.acks_late and not is_acknowledged)
+            self._release_once_dead(is_redelivered=task.acks_late and not is_acknowledged)
 
     def _announce_revoked(self, reason: str, terminated: bool, signum: Any, expired: bool) -> None:
         """A call that never runs, because it is revoked or expired, leaves no mark."""
@@ -139,6 +140,12 @@ class SingletonRequest(Request):
         token, facts = self.request_dict[DELIVERY][0], Facts(task_id=text_of(self.id))
         return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
 
+    @property
+    def claim_in_line(self) -> Claim | None:
+        """What its run will ask for, if it waits for its turn; None if it does not, or if that cannot be known."""
+        notes, claim = self._notes(), self.claim
+        return None if claim is None else claim_in_line(self.task, claim, notes, self.request_dict)
+
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())
 
@@ -164,14 +171,14 @@ class SingletonRequest(Request):
         if not is_told and self._runs_in_a_child() and _state_of(self.worker_pid) in _DEAD and self.claim is not None:
             (self._lock_at_death,) = store_of(self.app).survey([self.claim.key])
 
-    def _release_once_dead(self, *, comes_again: bool) -> None:
+    def _release_once_dead(self, *, is_redelivered: bool) -> None:
         pid, claim = self.worker_pid, self.claim
         if not self._runs_in_a_child() or claim is None:
             return
         with suppress(SingletonLockError):
             # It may have died while it asked.
             release_claim_later(store_of(self.app), claim, may_release=lambda: _state_of(pid) in _DEAD, may_arrive=True)
-        if not comes_again:
+        if not is_redelivered:
             self._unmark()
 
     def _tell_of_death(self, ran: float) -> None:
@@ -201,7 +208,7 @@ class SingletonRequest(Request):
                 is_taken = not mine and len(state.holders) >= claim.limit
                 _report_lost(task, store, claim, "taken" if is_taken else "expired")
 
-    def _comes_again(self) -> bool:
+    def _is_redelivered(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""
         task, retries = self.task, self.request_dict.get("retries") or 0
         is_rejected = task.acks_late and task.reject_on_worker_lost

@@ -103,7 +103,7 @@ def test_every_link_of_the_description_leads_somewhere_on_the_page_of_the_packag
     assert len(targets) == len(LINK.findall(readme)) > 10
     assert all(target.startswith(("#", f"{home}/")) for target in targets)
     assert all((SOURCE / file).exists() for file in files)
-    assert f"{home}/raw/main/docs/costs.svg" in targets
+    assert f"{home}/raw/main/docs/timeline.svg" in targets
 
 
 # After the example of the README: somebody else holds the key of supplier 7.

@@ -12,7 +12,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock.leases.lines import shown
-from celery_singleton_lock.operations.rows import Locks, Row, duration, rows_of, worker_of
+from celery_singleton_lock.operations.rows import Locks, Row, duration, in_json, rows_of, worker_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState
 from celery_singleton_lock.stores.redis.inventory import Inventory
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         name: That of the one call, or `Lock`, that is meant; without one, all are, but for turns whose owners live.
-        dropped: `queued`, `next`, `quiet` and `turns`.
+        dropped: `queued`, `next`, `cooldown` and `turns`.
         problem: Why the lock cannot be read.
     """
 
@@ -53,7 +53,7 @@ class Plan:
         states = {row.state for row in rows_of(lock) if name in (None, row.about.task_id)}
         # Behind a holder, its release passes over those that are dead.
         turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
-        dropped = [state for state in ("queued", "next", "quiet") if state in states] + ["turns"] * bool(turns)
+        dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
         return cls(lock.key, name, holders, dropped, turns, lock.problem)
 
     def __bool__(self) -> bool:
@@ -62,7 +62,8 @@ class Plan:
     def as_json(self, *, gone: bool = False, seconds: float = 0.0) -> dict[str, Any]:
         """In the words of the docs."""
         asked = [name_of(holder) for holder in self.holders]
-        return {"key": self.key, "asked": asked, "dropped": self.dropped, "gone": gone, "seconds": round(seconds, 3)}
+        dropped = list(map(in_json, self.dropped))
+        return {"key": self.key, "asked": asked, "dropped": dropped, "gone": gone, "seconds": round(seconds, 3)}
 
     def text(self, *, force: bool) -> str:
         """For people, with its risk."""
@@ -149,7 +150,7 @@ def drop_marks(locks: Locks, agreed: Sequence[Row]) -> tuple[list[Row], int]:
     dropped = [row for row in marks if (row.lock.key, row.about.task_id) in calls]
     for row in dropped:
         # By its task id, so neither a lease nor the mark of a call that has come since is touched.
-        locks.store.unmark(row.lock.key, row.about.task_id or "", quiet=False)
+        locks.store.unmark(row.lock.key, row.about.task_id or "", ends_cooldown=False)
     return dropped, held
 
 

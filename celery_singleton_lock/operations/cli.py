@@ -318,7 +318,7 @@ def _show_lock(app: Celery, locks: Locks, survey: LockState, *, is_json: bool) -
             "waiters": survey.waiters,
             "queued": survey.queued,
             "next": survey.next,
-            "quiet_for": max((round(row.about.expires_in, 3) for row in rows if row.state == "quiet"), default=None),
+            "quiet_for": max((round(row.about.expires_in, 3) for row in rows if row.state == "cooldown"), default=None),
             "turns": [turn.task_id or None for turn in survey.turns],
         }
         click.echo(json.dumps(known | ({"problem": survey.problem} if survey.problem else {})))

@@ -48,7 +48,7 @@ class Row:
 
     @property
     def state(self) -> str:
-        """`held`, `queued`, `next`, `quiet`, `waiting` or `unreadable`. A cool-down is quiet."""
+        """`held`, `queued`, `next`, `cooldown`, `waiting` or `unreadable`."""
         return self.about.state
 
     @property
@@ -80,15 +80,25 @@ class Row:
         return self.lock.problem or self.about.label
 
     @property
+    def place(self) -> int | None:
+        """In the line of those that wait, from 1."""
+        return self.lock.turns.index(self.about) + 1 if self.about in self.lock.turns else None
+
+    @property
     def asked_by(self) -> str | None:
         """Who has asked the holder to stop."""
         return None if isinstance(self.about, LeftMark) else self.lock.asked_by.get(self.about.token)
 
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
-        known = {"key": self.lock.key, "state": self.state, **facts_of(self.about), "waiters": self.lock.waiters}
+        known = {
+            "key": self.lock.key,
+            "state": in_json(self.state),
+            **facts_of(self.about),
+            "waiters": self.lock.waiters,
+        }
         queued_for = None if self.queued_for is None else round(self.queued_for, 3)
-        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "problem": self.lock.problem}
+        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "place": self.place, "problem": self.lock.problem}
         return known | {name: value for name, value in rare.items() if value is not None}
 
 
@@ -177,6 +187,11 @@ def tasks_by_lock(app: Celery) -> dict[str, Any]:
     return {name: task for name, task in named if isinstance(name, str)}
 
 
+def in_json(state: str) -> str:
+    """The word for a state in JSON, where programs read `quiet` for a cool-down."""
+    return "quiet" if state == "cooldown" else state
+
+
 def facts_of(about: Holder | LeftMark) -> dict[str, Any]:
     """What JSON has of it, in the words of the docs."""
     facts = {name: getattr(about, name, None) for name in _FACTS}
@@ -224,20 +239,24 @@ def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], li
 
 def call_text(call: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """The same for people, with what it does if it has not ended."""
-    now = next((_NOW[row.state] for row in rows if row.state in _NOW), None)
-    comes_again = call["state"] == states.RETRY
-    if comes_again and now is None:
-        now = f"comes again, and waits for {call['holder_task_id'] or 'the lock'}" if call["key"] else "comes again"
+    now = next((_now(row) for row in rows if row.state in _NOW), None)
+    is_requeued = call["state"] == states.RETRY
+    if is_requeued and now is None:
+        now = f"is requeued, and waits for {call['holder_task_id'] or 'the lock'}" if call["key"] else "is requeued"
     facts = {
         "call": call["task_id"],
         "state": call["state"],
         "now": now,
         "reason": call["reason"],
         "key": call["key"],
-        "holder": None if comes_again else call["holder_task_id"],
+        "holder": None if is_requeued else call["holder_task_id"],
         "text": call["text"],
     }
     return facts_and_rows(facts, rows)
+
+
+def _now(row: Row) -> str:
+    return _NOW[row.state] if row.place is None else f"{_NOW[row.state]}, in place {row.place}"
 
 
 # For people: only the printable characters of keys and names reach a terminal.

@@ -1,19 +1,24 @@
 """Admission of a run: one order of questions for every policy."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from celery import Task
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count
-from celery_singleton_lock.options import OnStoreError
+from celery_singleton_lock.options import LockOptions, OnStoreError
 from celery_singleton_lock.runs.delivery import Way, has_copies, redelivered_within
+from celery_singleton_lock.runs.marks import has_ended, unmark
+from celery_singleton_lock.runs.notes import Notes
 from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
 from celery_singleton_lock.runs.redelivery import finish_copy
-from celery_singleton_lock.runs.requeue import jittered, requeue
+from celery_singleton_lock.runs.requeue import broker_delays, jittered, requeue
 from celery_singleton_lock.runs.run import Phase, Run
-from celery_singleton_lock.stores.records import Conflict, Done, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -59,7 +64,8 @@ def admit(run: Run) -> Admitted | Ended:
         mode = run.options.mode
         if mode == "until_executing":
             return _begin_without_lease(run, policy)
-        if mode != "while_executing" or run.way is Way.COPY or run.notes.joins or policy.kind is not None:
+        is_usual = mode == "while_executing" and not (policy.takes_turns or policy.kind)
+        if not is_usual or run.way is Way.COPY or run.notes.joins:
             ended = _prepare(run, policy)
             if isinstance(ended, Ended):
                 return ended
@@ -74,7 +80,11 @@ def admit(run: Run) -> Admitted | Ended:
 
 def _prepare(run: Run, policy: Policy) -> Ended | Asks:
     """Do what comes before the question."""
-    _complete_claim(run, policy)
+    _complete(run.claim, policy, run.options, continues=run.continues)
+    if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
+        # Its message is back before that.
+        run.claim.turn_for = run.options.visibility_timeout / 2
+        run.claim.ticket = run.notes.ticket
     if run.way is Way.COPY and run.notes.joins:
         _look_for_its_run(run)
     return policy.before_acquire(run)
@@ -87,21 +97,38 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
         run.way = Way.COPY
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
+    if isinstance(answer, Conflict) and run.options.mode == "until_executed" and _passes_over(run, answer.first):
+        answer = run.lease.acquire()
     if isinstance(answer, Conflict) and not _is_of_its_call(run, answer):
         answer = policy.on_conflict(run, answer)
     return UNDER_LEASE if isinstance(answer, Grant) else _finish_refused(run, policy, answer)
 
 
+def _passes_over(run: Run, queued: Holder) -> bool:
+    """The run may go before that call: it is a step of the workflow that replaces the call, or that has ended."""
+    if queued.fence or queued.token:
+        return False
+    if run.request.replaced_task_nesting or queued.task_id == run.request.root_id:
+        run.claim.heeds_queued = False
+        return True
+    if not has_ended(run.task, queued):
+        return False
+    unmark(run.store, run.key, str(queued.task_id), ends_cooldown=False)
+    return True
+
+
 def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     """Begin a run of `until_executing`: its call is queued no longer. Only another queued call is in its way."""
-    # A message that was delivered before may have begun, and must not end its call in favour of a later one.
-    is_new = not (run.continues or has_copies(run.request, run.notes, run.delivery, run.options))
-    heeds = is_new and not policy.occupies_a_slot
+    # A message that was delivered before may have begun, and must not end its call in favour of a later one, unless the
+    # newest one counts.
+    is_copy = policy.kind is None and has_copies(run.request, run.notes, run.delivery, run.options)
+    heeds = not (run.continues or is_copy or policy.occupies_a_slot)
+    _complete(run.claim, policy, run.options, continues=run.continues)
     if heeds or run.notes.marked:
-        conflict = run.store.unmark(run.key, run.task_id, quiet=False, heeds=heeds)
+        conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
             return _finish_refused(run, policy, conflict)
-        run.notes.marked = False
+        run.notes.marked = run.notes.asked = False
     return UNLOCKED
 
 
@@ -130,11 +157,14 @@ def _is_of_its_call(run: Run, conflict: Conflict) -> bool:
     return run.can_be_requeued and (conflict.is_own or has_its_id or is_continued)
 
 
+def _as_it_asked(policy: Policy, notes: Notes) -> Policy:
+    """Its task had that policy when the call asked, and other calls may have ended in its favour."""
+    return POLICIES["rerun"] if notes.asked and policy.kind is None else policy
+
+
 def _nearest(run: Run, policy: Policy) -> Policy:
     """The policy of the task, or the nearest one that publishes nothing, if the message cannot be requeued."""
-    if run.notes.asked and policy.kind is None:
-        # Its task had that policy when it asked, and other calls may have ended in its favour.
-        policy = POLICIES["rerun"]
+    policy = _as_it_asked(policy, run.notes)
     if run.can_be_requeued:
         return policy
     if run.way is Way.BROADCAST and run.continues:
@@ -143,14 +173,31 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     return policy.without_broker(run)
 
 
-def _complete_claim(run: Run, policy: Policy) -> None:
-    claim = run.claim
+def _complete(claim: Claim, policy: Policy, options: LockOptions, *, continues: bool) -> None:
     # A later attempt is no new call. And a run that occupies its slot while it waits must not wait for a message.
-    claim.heeds_queued = run.options.unique_in_queue and not run.continues and not policy.occupies_a_slot
-    if policy.kind is not None and not run.continues:
+    claim.heeds_queued = options.unique_in_queue and not continues and not policy.occupies_a_slot
+    if policy.kind is not None and not continues:
         claim.succeeds = policy.kind
         # A message that waits in a queue for long is still older than the call that has superseded it.
-        claim.supersedes_for = max(run.options.queue_ttl, redelivered_within(run.options))
+        claim.supersedes_for = max(options.queue_ttl, redelivered_within(options))
+
+
+def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim | None:
+    """The claim of the run that a message will have, if it waits for its turn; None if it does not.
+
+    A main process knows a part of it; the rest is in our notes on the message, and in what Celery has written there.
+    """
+    if not (notes.ticket or (notes.asked and notes.tries)) or notes.joins:
+        return None
+    options = task.lock_options
+    policy = _as_it_asked(POLICIES[options.on_conflict], notes)
+    claim.ticket = notes.ticket
+    claim.asked = notes.asked
+    claim.facts.task_name = options.holder_name
+    claim.facts.published = notes.continues_from or notes.published
+    continues = message.get("retries") or message.get("replaced_task_nesting") or notes.continues
+    _complete(claim, policy, options, continues=bool(continues))
+    return claim
 
 
 def _finish_refused(run: Run, policy: Policy, answer: Conflict | Done) -> Ended:

@@ -149,14 +149,13 @@ def hands_over(request: Context) -> bool:
 
 def is_unusual(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
     """The message has come by an exchange, again, late or for later, or goes on with a task; most have not."""
-    known = vars(request)
-    info = known.get("delivery_info") or {}
+    info = request.delivery_info or {}
     return bool(
-        known.get("is_eager")
-        or known.get("retries")
-        or known.get("eta")
-        or known.get("replaced_task_nesting")
-        or _STATE in known
+        request.is_eager
+        or request.retries
+        or request.eta
+        or request.replaced_task_nesting
+        or _STATE in vars(request)
         or info.get("redelivered")
         or info.get("exchange")
         or not delivery.token

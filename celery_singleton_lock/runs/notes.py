@@ -43,11 +43,12 @@ class Notes:
     task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
     marked: bool = False  # it was published as queued, even if its task has another mode by now
     continues_from: int = 0  # the publication of the run that it replaces
+    ticket: int = 0  # of its turn in the queue of the lock
 
     @property
     def left_something(self) -> bool:
         """Its call may have left something in the store that is to end with its message."""
-        return self.marked or self.asked
+        return self.marked or self.asked or self.ticket > 0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":

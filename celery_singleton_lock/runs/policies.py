@@ -17,7 +17,15 @@ from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import Way, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
-from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, delay_of, requeue
+from celery_singleton_lock.runs.requeue import (
+    JOINED,
+    NEXT,
+    REFUSED,
+    broker_delays,
+    delay_in_line,
+    delay_of,
+    requeue,
+)
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder, LockState, Succession
 
@@ -57,6 +65,8 @@ class Policy(ABC):
     occupies_a_slot = False
     # By which rule its runs become the successor, if they do.
     kind: Succession | None = None
+    # Its messages keep their turns in the queue of the lock while they are in the broker.
+    takes_turns = False
 
     def without_broker(self, run: Run) -> "Policy":  # noqa: ARG002
         """The nearest policy for a run whose message cannot go back to the broker."""
@@ -117,10 +127,13 @@ class Requeues(Policy):
 
 
 class Reschedule(Requeues):
-    """`reschedule`: back to the broker, as often as it takes."""
+    """`reschedule`: back to the broker, where it waits for its turn."""
+
+    takes_turns = True
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         """Requeue it, unless it has waited long enough."""
+        run.notes.ticket = conflict.ticket
         if _waiting_left(run, conflict) < REFUSED.first:
             _raise_held(run, conflict.first)
         _requeue(run, conflict)
@@ -204,8 +217,14 @@ def _raise_held(run: Run, holder: Holder) -> NoReturn:
 def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     holder = conflict.first
     run.report_conflict(holder, "rescheduled")
-    delay = delay_of(run, NEXT if conflict.successor == run.task_id else REFUSED, holder.expires_in)
-    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, **notes)
+    is_next = conflict.successor == run.task_id
+    # A call that is queued, or its workflow, may end without a call for those that wait for it.
+    has_turn = conflict.ticket > 0 and bool(holder.fence or holder.token)
+    if has_turn or (is_next and not broker_delays(run.task.app)):
+        delay = delay_in_line(run, _waiting_left(run, conflict))
+    else:
+        delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)
+    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, ticket=conflict.ticket, **notes)
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:

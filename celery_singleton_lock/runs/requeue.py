@@ -6,18 +6,28 @@ import re
 import time
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
-from celery import Task
+from celery import Celery, Task
 from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
 from celery_singleton_lock.runs.delivery import Way, delivery_of, headers_of, notes_of
+from celery_singleton_lock.runs.marks import until_expired
 from celery_singleton_lock.runs.notes import text_of, with_notes
 from celery_singleton_lock.runs.run import PublishedRetry, Run
 from celery_singleton_lock.stores.clock import clock
 
+try:
+    from celery.utils.quorum_queues import detect_quorum_queues
+except ImportError:
+    # It is new in Celery 5.5.
+    detect_quorum_queues = None
+
 logger = logging.getLogger("celery_singleton_lock")
+
+_delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
 
 
 class Backoff(NamedTuple):
@@ -55,6 +65,12 @@ def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> fl
         longest *= 2.0 ** min(max(0, tries - _A_FEW), _A_FEW)
     delay = jittered(run, min(longest, run.options.ttl / 3, backoff.first * 2 ** min(tries, 10)))
     return min(delay, max(backoff.first / 5, expires_in))
+
+
+def delay_in_line(run: Run, left: float) -> float:
+    """Seconds until the run asks again if it is not called before; at most those that are *left* of its wait."""
+    # It is discarded as soon as it has expired.
+    return min(jittered(run, float("inf")), left, until_expired(run.task, run.request.expires))
 
 
 def jittered(run: Run, delay: float) -> float:
@@ -102,25 +118,20 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
         Exception: It cannot be published, and was acknowledged already.
     """
     task, request = run.task, run.request
-    known = notes_of(request).dated()
+    noted = {
+        "key": run.key,
+        "task_id": text_of(request.id or ""),
+        "tries": notes_of(request).tries + 1,
+        "is_copy": run.way is Way.COPY,
+        "unanswered": 0,
+        "ticket": 0,
+        **notes,
+    }
     again = task.signature_from_request(
         request,
         retries=request.retries,
         countdown=_possible(task, delay),
-        headers=with_notes(
-            headers_of(request),
-            replace(
-                known,
-                **{
-                    "key": run.key,
-                    "task_id": text_of(request.id or ""),
-                    "tries": known.tries + 1,
-                    "is_copy": run.way is Way.COPY,
-                    "unanswered": 0,
-                    **notes,
-                },
-            ),
-        ),
+        headers=with_notes(headers_of(request), replace(notes_of(request).dated(), **noted)),
         retry=True,
         **_as_it_came(task),
     )
@@ -165,9 +176,12 @@ def _queue_of(task: Task) -> str | None:
 
 def _possible(task: Task, delay: float) -> float:
     """*delay*, or whole seconds where RabbitMQ itself delays the message."""
-    try:
-        from celery.utils.quorum_queues import detect_quorum_queues  # noqa: PLC0415 (new in Celery 5.5)
-    except ImportError:
-        return delay
-    driver = task.app.producer_pool.connections.connection.transport.driver_type
-    return max(1, round(delay)) if detect_quorum_queues(task.app, driver)[0] else delay
+    return max(1, round(delay)) if broker_delays(task.app) else delay
+
+
+def broker_delays(app: Celery) -> bool:
+    """RabbitMQ itself delays messages, so no worker has one before its time, and none can be called."""
+    if app not in _delaying:
+        driver = app.producer_pool.connections.connection.transport.driver_type
+        _delaying[app] = detect_quorum_queues is not None and bool(detect_quorum_queues(app, driver)[0])
+    return _delaying[app]

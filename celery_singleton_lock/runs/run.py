@@ -28,7 +28,7 @@ from billiard import current_process
 from celery import Task
 from celery.app import task as celery_task
 from celery.app.task import Context
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
@@ -183,7 +183,7 @@ class Run:
         if self.way is Way.COPY or (self.continues and self.way is not Way.BROADCAST):
             claim.may_be_copy = True
         if notes.asked:
-            claim.asked = True
+            claim.asked, claim.asked_early = True, not notes.tries
         if notes.marked:
             claim.queued_for = options.queue_ttl
             if options.on_conflict != "wait":
@@ -314,8 +314,25 @@ class Run:
         if isinstance(error, Retry) and self._is_stored_as_retry_next():
             self.go_to(Phase.ENDED)
             return
+        if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
+            self._end_cooldown()
         self.give_back()
         self.go_to(Phase.OVER if self.ending is None else Phase.ENDED)
+
+    def _has_failed(self, error: BaseException | None) -> bool:
+        """Its body has begun, and has ended with an error, without its lease or as REVOKED; a retry is no end."""
+        goes_on = self.retry is not None and self.retry.key is not None and not self.was_replaced
+        if self.phase is Phase.ASKING or goes_on:
+            return False
+        if isinstance(error, Ignore | Reject | Retry):
+            return isinstance(error, Revoked)
+        return error is not None or self.lease.lost_reason is not None
+
+    def _end_cooldown(self) -> None:
+        """Let the next call come at once: in a queue mode its cool-down began as it was published."""
+        self.claim.min_hold = 0.0
+        if self.options.unique_in_queue:
+            unmark(self.store, self.key, self.task_id)
 
     def _is_stored_as_retry_next(self) -> bool:
         """Celery stores RETRY after this, so the next attempt must not begin: it could end before that.

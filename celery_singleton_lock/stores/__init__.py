@@ -53,7 +53,7 @@ def one_url(given: Any) -> str:
             "singleton_lock_url: several stores are not allowed: a majority of independent masters has two holders as "
             "soon as one of them forgets a grant (it restarts without its data, its clock jumps), its fences fall, and "
             "its limits do not hold; give one URL: if a server may die, sentinel:// with singleton_lock_replicas, see "
-            f"{DOCS}topologies/"
+            f"{DOCS}how-to/topologies/"
         )
     if not isinstance(given, str):
         # Do not quote the value: there may be a password in it.

@@ -44,7 +44,10 @@ class Claim:
     succeeds: Succession | None = None  # becomes the successor if it is refused
     supersedes_for: float = 0.0  # for how long older calls then end in its favour
     asked: bool = False  # before, to be the successor
+    asked_early: bool = False  # by its publishing only, so its message is not back in the broker yet
     queued_for: float = 0.0  # for how long it still counts as queued if it is refused
+    turn_for: float = 0.0  # for how long its message keeps a turn if it is refused
+    ticket: int = 0  # of the turn that its message has had
     patience: float = float("inf")  # for how long it may ask at most, all tries together
 
     @property
@@ -103,10 +106,21 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A holder of a lock, as it described itself when it took it."""
+    """A holder of a lock, as it described itself when it took it.
+
+    Attributes:
+        key: The lock key.
+        token: Who has it can release the lock, so it is in no log.
+        fence: A number greater than that of any earlier holder.
+        acquired_at: When it was granted, by the store's clock.
+        expires_in: Seconds for which its lease lasts unless it is renewed.
+        task_id: Of its call; None if it is no task.
+        attempt: How many retries came before.
+        published: When its call was published first, in microseconds.
+        label: What its `lock_label` shows of the call.
+    """
 
     key: str
-    # Its owner can release the lock with it, so it is in no log.
     token: str = field(repr=False)
     fence: int
     acquired_at: datetime
@@ -131,9 +145,9 @@ class Holder:
 
     @property
     def state(self) -> HolderState:
-        """`held`; `quiet` in a cool-down; `queued` if it goes before, and holds nothing yet; or `ended`."""
+        """`held`; `cooldown`; `queued` if it goes before, and holds nothing yet; or `ended`."""
         if self.fence or self.is_on_hold:
-            return "quiet" if self.is_on_hold else "held"
+            return "cooldown" if self.is_on_hold else "held"
         return "queued" if self.expires_in > 0 else "ended"
 
     @property
@@ -151,11 +165,22 @@ class Conflict:
     successor: str | None = None  # task id of the call that runs next, for a claim that `succeeds`; it may be its own
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
+    ticket: int = 0  # of the turn that its message keeps, for a claim with `turn_for`; 0 for none
 
     @property
     def first(self) -> Holder:
         """The holder whose lease ends first if nobody renews."""
         return self.holders[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a message in the line for a lock."""
+
+    comes: bool  # now, to take its turn, or because it has none any more
+    ticket: int  # 0 if it has no turn; it may have changed, because others were refused in the same moment
+    ahead: int  # how many turns may go before
+    free_in: float  # if nobody renews
 
 
 class Answer(IntEnum):
@@ -175,7 +200,7 @@ class LeftMark:
     """What a call that holds no lease has in the store: a mark, or a turn.
 
     Attributes:
-        state: `queued`, `next` or `quiet`; of a turn, `waiting`; of a key that cannot be read, `unreadable`.
+        state: `queued`, `next` or `cooldown`; of a turn, `waiting`; of a key that cannot be read, `unreadable`.
         task_id: The call's; empty for a `Lock` that waits.
         expires_in: Seconds until it means nothing any more.
         task_name: The task's name, if it is known.
@@ -184,7 +209,7 @@ class LeftMark:
         token: Of a turn.
     """
 
-    state: Literal["queued", "next", "quiet", "waiting", "unreadable"]
+    state: Literal["queued", "next", "cooldown", "waiting", "unreadable"]
     task_id: str
     expires_in: float
     task_name: str | None = None
@@ -207,7 +232,8 @@ class LockState:
         turns: Of those among the first 200 tickets, in their order.
         asked_by: Who has asked a holder to end, by its token.
         holders: Who holds the lock.
-        queued, next: Task id of the call that is queued, and of the one that runs next; None if there is none.
+        queued: Task id of the call that is queued; None if there is none.
+        next: The same of the call that runs next.
         waiting: How many wait for it.
         cooldown_until: When its last cool-down ends; None if there is none.
         problem: Why nothing else is known: the key is another program's, or damaged.
@@ -242,7 +268,7 @@ class LockState:
     @property
     def cooldown_until(self) -> datetime | None:
         ends_in = [place.expires_in for place in self.places if place.is_on_hold]
-        ends_in += [mark.expires_in for mark in self.marks if mark.state == "quiet"]
+        ends_in += [mark.expires_in for mark in self.marks if mark.state == "cooldown"]
         return datetime.fromtimestamp(self.at / 1_000_000 + max(ends_in), UTC) if ends_in else None
 
     def _marked(self, state: str) -> str | None:

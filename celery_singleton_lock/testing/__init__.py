@@ -281,7 +281,7 @@ def _leased(target: _Target) -> Iterator[Holder]:
 @contextmanager
 def _queued(target: _Target) -> Iterator[Holder]:
     assert target.options is not None
-    found = target.store.mark_queued(target.key, HELD_BY_TEST, target.options.queue_ttl, limit=0, quiet=0.0)
+    found = target.store.mark_queued(target.key, HELD_BY_TEST, target.options.queue_ttl, limit=0, cooldown=0.0)
     if found is not None:
         raise _taken(target, found)
     try:

@@ -47,7 +47,7 @@ _HISTOGRAMS = {
 }
 _GAUGES = {
     "held": ("singleton_lock_holders", "Holders of a lease now."),
-    "waiting": ("singleton_lock_waiters", "Waiters in the pool, or as a Lock, now."),
+    "waiting": ("singleton_lock_waiters", "Calls and Locks in line for a lock, now."),
     "queued": ("singleton_lock_queued", "Calls that are queued, or are next."),
     "longest": ("singleton_lock_oldest_held_seconds", "The time for which the oldest holder has held its lease."),
     "queued_for": ("singleton_lock_oldest_queued_seconds", "The time for which the oldest queued call is due."),

@@ -55,7 +55,7 @@ class SnapshotCache:
 
 @dataclass
 class Total:
-    """The present numbers of one task; without a task, of a lock's name."""
+    """The present numbers of the locks that have one name."""
 
     name: str
     held: int = 0
@@ -64,14 +64,8 @@ class Total:
     longest: float = 0.0
     queued_for: float = 0.0
 
-    @property
-    def longest_held(self) -> str:
-        return duration(self.longest or None)
 
-
-def totals_of(
-    rows: Iterable[Row], name_of: Callable[[Row], str] = lambda row: row.about.task_name or row.name
-) -> list[Total]:
+def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> list[Total]:
     """The totals, by name; the lease of a beat is that of no run."""
     totals: dict[str, Total] = {}
     counted = set()
@@ -98,20 +92,19 @@ def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
         rows, locks = snapshots.matching(pattern), Locks(snapshots.app)
     except (StoreError, ConfigurationError) as error:
         return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(snapshots.app, str(error))}
-    totals = totals_of(rows)
+    total = next(iter(totals_of(rows, lambda _: "")), Total(""))
     return {
         **facts,
         "address": locks.store.address,
         "alone": OF_ONE_PROCESS if locks.is_of_one_process else None,
         "sums": {
-            "Held": sum(total.held for total in totals),
-            "Waiting": sum(total.waiting for total in totals),
-            "Queued": sum(total.queued for total in totals),
-            "Longest held": duration(max((total.longest for total in totals), default=0.0) or None),
+            "Held": total.held,
+            "Waiting": total.waiting,
+            "Queued": total.queued,
+            "Longest held": duration(total.longest or None),
         },
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
-        "totals": totals,
     }
 
 

@@ -78,6 +78,7 @@ one_of_two, shares_the_name = (
 )
 raising_without_store = ran("raising_without_store", lock_on_store_error="raise")
 skipping_without_store = ran("skipping_without_store", lock_on_store_error="skip")
+warned = ran("warned", lock_on_lost="warn")
 three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
 
 
@@ -136,9 +137,41 @@ by_policy = {
     policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
 at_most_every_six_seconds = task_with("skip", lock_min_hold=6)
+one_in_a_second = task_with("reschedule", lock_min_hold=1)
+impatient = task_with("reschedule", lock_name="reschedule", lock_wait_timeout=2)
 by_mode = {
     mode: task_with("skip", lock_mode=mode, name=mode)
     for mode in ("until_executing", "until_executed", "until_and_while_executing")
+}
+
+newest_of = {
+    f"{policy} {mode}": task_with(policy, lock_mode=mode, name=f"newest_of-{policy}-{mode}")
+    for policy, mode in (
+        ("rerun", "until_executing"),
+        ("rerun", "until_and_while_executing"),
+        ("replace", "until_and_while_executing"),
+    )
+}
+newest_retried = task_with(
+    "rerun",
+    name="newest_retried",
+    lock_mode="until_and_while_executing",
+    autoretry_for=(ValueError,),
+    max_retries=1,
+    default_retry_delay=0,
+)
+cooling_after_success = {
+    f"{mode}{retries}": task_with(
+        "skip",
+        name=f"cooling_after_success-{mode}{retries}",
+        lock_mode=mode,
+        lock_min_hold=600,
+        lock_min_hold_on_failure=False,
+        autoretry_for=(ValueError,) if retries else (),
+        retry_kwargs={"countdown": 600},
+    )
+    for mode in ("while_executing", *by_mode)
+    for retries in ("", " with retries")
 }
 
 
@@ -155,7 +188,6 @@ def retrying_with(mode: str) -> Any:
 
 retrying_by_mode = {mode: retrying_with(mode) for mode in by_mode}
 rescheduled_in_queue = task_with("reschedule", lock_mode="until_and_while_executing", name="rescheduled_in_queue")
-refusing_duplicates = task_with("raise", lock_mode="until_executed", name="refusing_duplicates")
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="rerun", max_retries=3)

@@ -1,4 +1,4 @@
-"""Tasks for `docs/what-you-see.md`: one body, and the options of each situation."""
+"""Tasks for `docs/reference/what-you-see.md`: one body, and the options of each situation."""
 
 from typing import Any
 
@@ -13,31 +13,18 @@ def importing(name: str, **options: Any) -> Any:
     """A task that imports the catalogue of a supplier; it may wait at the supplier's gate."""
 
     @app.task(base=SingletonTask, bind=True, name=f"seen: {name}", lock_key=("supplier",), **options)
-    def import_catalogue(
-        self: Any, supplier: str, number: int = 0, waits: bool = False, swallows: bool = False, **_: Any
-    ) -> int:
+    def import_catalogue(self: Any, supplier: str, number: int = 0, waits: bool = False, **_: Any) -> int:
         with recorder.body(supplier, self.request.id):
-            try:
-                if waits:
-                    wait_at(recorder, supplier)
-            except Exception:
-                if not swallows:
-                    raise
+            if waits:
+                wait_at(recorder, supplier)
         return number
 
     return import_catalogue
 
 
 skip = importing("skip")
-skip_with_result = importing("skip with a result", lock_skip_result="skipped")
-fail = importing("raise", lock_on_conflict="raise")
 reschedule = importing("reschedule", lock_on_conflict="reschedule")
-impatient = importing("impatient", lock_on_conflict="reschedule", lock_wait_timeout=0.5)
-wait = importing("wait", lock_on_conflict="wait")
-join = importing("join", lock_on_conflict="join")
 rerun = importing("rerun", lock_on_conflict="rerun")
 replace = importing("replace", lock_on_conflict="replace")
 unique = importing("unique", lock_mode="until_executed")
 unique_or_fail = importing("unique or fail", lock_mode="until_executed", lock_on_conflict="raise")
-fail_without_store = importing("fail without store", lock_on_store_error="raise")
-run_without_store = importing("run without store", lock_on_store_error="run")

@@ -1,23 +1,16 @@
-"""The situations of `docs/what-you-see.md`, each played with real parts.
+"""The situations of `docs/reference/what-you-see.md`, each played with real parts.
 
 A situation is one function under `@situation`: it brings the situation about, and returns what is seen of it. Its
 docstring is what the page says of it.
 """
 
-import json
 import logging
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from inspect import getdoc
 from typing import Any
 
-from celery import Celery
-
-from celery_singleton_lock import ConfigurationError, SingletonTask
 from tests.acceptance import seen_app as tasks
 from tests.gates import open_gate
 from tests.recorder import Recorder
@@ -33,11 +26,9 @@ AWAY = "away"
 _LINE = re.compile(r"^\[[^\]]*: ([A-Z]+)/[^\]]*\] ((?:lock|beat)\..*)$", re.MULTILINE)
 _VOLATILE = [
     (r"redis://[^\s/]*/\d+", "<store>"),
-    (r"(?<==)\d+\.\d\b", "<n>"),
-    (r"(?<=fence=)\d+", "<n>"),
+    (r" (fence|age|remaining|waited)=\S+", ""),
     (r"\b\d+\.\d(?= s\b)", "<n>"),
     (r"(did not answer: ).*", r"\1<why>"),
-    (r"(refuses us )\(.*\)(?=: )", r"\1(<why>)"),
 ]
 
 
@@ -76,10 +67,6 @@ def situation(name: str) -> Callable[[Callable[["Scene"], Seen]], Callable[["Sce
         return play
 
     return add
-
-
-def import_catalogue() -> None:
-    """A body for what needs none."""
 
 
 class Log(logging.Handler):
@@ -169,7 +156,7 @@ class Scene:
         mine = [(level, text) for level, text in lines if re.search(rf"{re.escape(about)}({result.id}|None)\b", text)]
         # Of the machine that plays it, if that was paused, and of no situation.
         mine = [(level, text) for level, text in mine if not text.startswith("lock.late")]
-        # A call that comes again says the same each time.
+        # A call that is requeued says the same each time.
         return tuple(dict.fromkeys(f"{level} {self.plain(text, task)}" for level, text in mine))
 
 
@@ -180,79 +167,25 @@ class Scene:
 def skipped(scene: Scene) -> Seen:
     """`lock_on_conflict="skip"`, the default: another run has the key.
 
-    Nothing to do. [The result names the holder](results.md), so a web page can say which call runs. Celery's own line
-    `Task ... ignored` follows.
+    [The result names the holder](../how-to/results.md). Celery's own line `Task ... ignored` follows.
     """
     return _ends_beside_its_holder(scene, tasks.skip)
 
 
-@situation("A call is skipped and has a result")
-def skipped_with_result(scene: Scene) -> Seen:
-    """`lock_on_conflict="skip"` with `lock_skip_result="skipped"`.
-
-    Nothing to do. Only the value distinguishes it from a run.
-    """
-    return _ends_beside_its_holder(scene, tasks.skip_with_result)
-
-
-@situation("A call fails because the key is held")
-def raised(scene: Scene) -> Seen:
-    """`lock_on_conflict="raise"`. Celery logs the failure as well, with a traceback.
-
-    Nothing to do, if the caller is prepared for `LockHeld`. Otherwise choose another policy.
-    """
-    return _ends_beside_its_holder(scene, tasks.fail)
-
-
-@situation("A call comes again")
+@situation("A call is requeued")
 def rescheduled(scene: Scene) -> Seen:
     """`lock_on_conflict="reschedule"`. The line comes each time, until the holder has ended.
 
-    Nothing to do. If it takes too long, check what the holder does (`task.lock_holders(...)`), and set
-    `lock_wait_timeout`.
+    If it takes too long, check what the holder does (`task.lock_holders(...)`), and set `lock_wait_timeout`.
     """
     return _ends_after_its_holder(scene, tasks.reschedule)
-
-
-@situation("A call gives up")
-def gives_up(scene: Scene) -> Seen:
-    """`lock_on_conflict="reschedule"` with `lock_wait_timeout`, which has passed.
-
-    Check what the holder does. If that is all right, raise `lock_wait_timeout`.
-    """
-    return _ends_beside_its_holder(scene, tasks.impatient)
-
-
-@situation("A call waits in the pool")
-def waits(scene: Scene) -> Seen:
-    """`lock_on_conflict="wait"`. It occupies a place in the pool meanwhile, for a quarter of its time limit at most.
-
-    If all places are occupied by calls that wait, choose `reschedule`, or a larger pool.
-    """
-    scene.hold(tasks.wait)
-    result = scene.call(tasks.wait, 2)
-    with scene.server.client(database=2) as client:
-        key = tasks.wait.lock_key_for(scene.key)
-        until(lambda: client.hexists(key, "first"), "it waits", PATIENCE)
-    before = result.state
-    scene.open_gate()
-    return scene.end(tasks.wait, result, before)
-
-
-@situation("A call joins the run")
-def joined(scene: Scene) -> Seen:
-    """`lock_on_conflict="join"`: it ends with the result of the holder, which is 1 here.
-
-    Nothing to do.
-    """
-    return _ends_after_its_holder(scene, tasks.join)
 
 
 @situation("A newer call runs in place of one that waits")
 def superseded(scene: Scene) -> Seen:
     """`lock_on_conflict="rerun"` or `"replace"`: this call waited to be the next run, and a newer one came.
 
-    Nothing to do. [The result names the newer call](results.md).
+    [The result names the newer call](../how-to/results.md).
     """
     scene.hold(tasks.rerun)
     older = scene.call(tasks.rerun, 2)
@@ -268,7 +201,7 @@ def superseded(scene: Scene) -> Seen:
 def replaced(scene: Scene) -> Seen:
     """`lock_on_conflict="replace"`: a later call has taken over. This is what is seen of the run that had to end.
 
-    Nothing to do. [The result names the successor](results.md).
+    [The result names the successor](../how-to/results.md).
     """
     first = scene.hold(tasks.replace, "this call")
     scene.call(tasks.replace, 2, "the successor")
@@ -298,10 +231,9 @@ def _ends_after_its_holder(scene: Scene, task: Any) -> Seen:
 
 @situation("A call is not sent")
 def unpublished(scene: Scene) -> Seen:
-    """A mode that begins with `until_`: another call is queued or runs, and its result is what the caller gets.
-    The line is in the log of the publisher.
+    """A mode that begins with `until_`: another call is queued or runs.
 
-    Nothing to do.
+    Its result is what the caller gets. The line is in the log of the publisher.
     """
     scene.hold(tasks.unique)
     result = scene.call(tasks.unique, 2, "the holder")
@@ -313,7 +245,7 @@ def unpublished(scene: Scene) -> Seen:
 def refused(scene: Scene) -> Seen:
     """A mode that begins with `until_`, with `lock_on_conflict="raise"`. The line is in the log of the publisher.
 
-    Catch `LockHeld` where `delay()` is called. [It names the holder](results.md).
+    Catch `LockHeld` where `delay()` is called. [It names the holder](../how-to/results.md).
     """
     task = tasks.unique_or_fail
     holder = scene.hold(task)
@@ -333,43 +265,12 @@ def refused(scene: Scene) -> Seen:
 def unanswered(scene: Scene) -> Seen:
     """`lock_on_store_error="reschedule"`, the default. The line comes each time.
 
-    Check and restore Redis. The call runs when Redis answers again.
+    Restore Redis. The call runs when it answers again.
     """
     result = scene.call(tasks.skip, 2, queue=AWAY)
     scene.is_in_state(result, "RETRY")
     lines = scene._lines(tasks.skip, result)
     return Seen(lines, "`RETRY`", "`.get()` waits until Redis answers and the call has run")
-
-
-@situation("Redis does not answer, and the call fails")
-def unanswered_and_raised(scene: Scene) -> Seen:
-    """`lock_on_store_error="raise"`.
-
-    Check and restore Redis, and publish the call again.
-    """
-    return scene.end(tasks.fail_without_store, scene.call(tasks.fail_without_store, 2, queue=AWAY))
-
-
-@situation("Redis does not answer, and the call runs without a lock")
-def unanswered_and_run(scene: Scene) -> Seen:
-    """`lock_on_store_error="run"`.
-
-    Check and restore Redis. Until it answers again, the same call may run several times at once.
-    """
-    return scene.end(tasks.run_without_store, scene.call(tasks.run_without_store, 2, queue=AWAY))
-
-
-@situation("Redis wants another password")
-def another_password(scene: Scene) -> Seen:
-    """The user or the password in `singleton_lock_url` is wrong. Redis is not asked again, whatever
-    `lock_on_store_error` says.
-
-    Do what the text says. The same is said of a certificate or a right that is missing.
-    """
-    app = Celery("seen", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.singleton_lock_url = scene.server.url.replace("://", "://nobody:wrong@").replace("/0", "/2")
-    result = app.task(base=SingletonTask, shared=False)(import_catalogue).apply(throw=False)
-    return Seen((), f"`{result.state}`", f"`.get()` raises `{scene.plain(scene.described(result.result))}`")
 
 
 @situation("A lease is lost")
@@ -382,67 +283,3 @@ def lost(scene: Scene) -> Seen:
     result = scene.hold(tasks.skip, "this call")
     scene.lose_lease(tasks.skip)
     return scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired")
-
-
-@situation("A body runs on without its lease")
-def outlived(scene: Scene) -> Seen:
-    """The lease was lost, and the body has caught `LockLost`, with `except Exception` for example, and run to its
-    end. With `lock_on_lost="warn"` the same is seen.
-
-    Let `LockLost` through in the body. Check whether another run has done the same work meanwhile.
-    """
-    result = scene.hold(tasks.skip, "this call", swallows=True)
-    scene.lose_lease(tasks.skip)
-    seen = scene.end(tasks.skip, result, log_has=f"task_id={result.id} reason=expired: the body")
-    # Two threads write them.
-    return replace(seen, log=tuple(sorted(seen.log, key=lambda line: "outlived" in line)))
-
-
-@situation("An option has a value that is not allowed")
-def bad_value(scene: Scene) -> Seen:
-    """`lock_on_conflict="skpi"`. The line is that of a worker or a beat, which does not start. In any other process
-    `@app.task(...)` itself raises nothing, because Celery makes a task when it is first needed: the first use of the
-    task does, and so does the first use of another one, with which Celery makes all tasks of the app. With
-    `lazy=False`, or once the app is finalised, it is made at once, and `@app.task(...)` raises.
-
-    Do what the text says.
-    """
-    return _refused(scene, lock_on_conflict="skpi")
-
-
-@situation("An option is misspelt")
-def misspelt(scene: Scene) -> Seen:
-    """`lock_on_confict="raise"`. It is reported when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
-
-    Do what the text says.
-    """
-    return _refused(scene, lock_on_confict="raise")
-
-
-@situation("An option is another library's")
-def foreign(scene: Scene) -> Seen:
-    """`unique_on=["supplier_id"]`. It is reported when [a wrong value](#an-option-has-a-value-that-is-not-allowed) is.
-
-    Do what the text says.
-    """
-    return _refused(scene, unique_on=["supplier_id"])
-
-
-def _refused(scene: Scene, **options: Any) -> Seen:
-    app = Celery("seen", broker="memory://", set_as_current=False)
-    task = app.task(base=SingletonTask, name="import_catalogue", shared=False, **options)(import_catalogue)
-    try:
-        task.delay()
-    except ConfigurationError as error:
-        raised = error
-    tasks_of_worker = json.dumps([{"name": "import_catalogue", **options}])
-    worker = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "tests.acceptance.start_app", "worker", "--pool", "solo"],
-        env={**os.environ, "TEST_STORE": scene.server.url, "TEST_TASKS": tasks_of_worker},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert worker.returncode == 1
-    lines = tuple(f"{level} {text}" for level, text in _LINE.findall(worker.stderr))
-    return Seen(lines, "", f"`delay()` raises `{scene.described(raised)}`")

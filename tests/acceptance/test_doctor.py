@@ -217,17 +217,6 @@ def test_a_store_that_is_silent_keeps_the_doctor_for_seconds(own: Server, app_of
     assert time.monotonic() - began < LONG
 
 
-def test_a_wrong_password_is_told(own: Server, app_of: AppOf) -> None:
-    with own.client() as client:
-        client.config_set("requirepass", "right-secret")
-
-    diagnosis = examined(app_of(f"redis://:wr0ng-secret@127.0.0.1:{own.port}/0"), *AT_LEISURE)
-
-    assert (diagnosis.code, diagnosis.wrong) == (AWAY, ["store"])
-    assert "singleton_lock_url" in diagnosis.of("store")[1]
-    assert "secret" not in diagnosis.text
-
-
 def test_a_replica_is_told(own: Server, app_of: AppOf) -> None:
     with own.client() as client:
         client.execute_command("REPLICAOF", "127.0.0.1", str(free_port()))
@@ -363,29 +352,15 @@ def test_a_server_that_has_hardly_any_connection_left_is_told(own: Server, app_o
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(
-    ("tasks", "settings", "says"),
-    [
-        ([{"lock_on_conflict": "skpi"}], {}, ["task-0", "lock_on_conflict='skpi'"]),
-        ([{"lock_tll": 5, "is_shared": True}], {}, ["task-0", "lock_tll"]),
-        ([{"lock_name": ["shop"]}], {}, ["task-0", "lock_name=['shop']"]),
-        ([{"lock_on_conflict": "join"}], {}, ["task-0", "join", "result_backend"]),
-        (
-            [{"lock_on_conflict": "join", "ignore_result": True}],
-            {"result_backend": "cache+memory://"},
-            ["ignore_result"],
-        ),
-        ([{}], {"singleton_lock_ttl": "30s"}, ["singleton_lock_ttl='30s'"]),
-    ],
-    ids=["policy", "option", "name", "no results", "ignored results", "setting"],
-)
-def test_a_task_that_cannot_work_is_told(
-    valkey: Server, tasks: list[dict[str, Any]], settings: dict[str, Any], says: list[str]
-) -> None:
-    diagnosis = on_command_line(env_of(valkey, *tasks, **NOWHERE, **settings), *AT_LEISURE)
+def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
+    results = {"result_backend": "cache+memory://"}
+    tasks: list[dict[str, Any]] = [{"lock_name": ["shop"]}, {"lock_on_conflict": "join", "ignore_result": True}]
+
+    diagnosis = on_command_line(env_of(valkey, *tasks, **NOWHERE, **results, singleton_lock_ttl="30s"), *AT_LEISURE)
 
     assert (diagnosis.code, diagnosis.wrong) == (NO, ["tasks"])
-    assert all(word in diagnosis.of("tasks")[1] for word in says)
+    said = diagnosis.of("tasks")[1]
+    assert all(word in said for word in ("lock_name=['shop']", "ignore_result", "singleton_lock_ttl='30s'"))
 
 
 # Workers and holders.
@@ -594,7 +569,7 @@ def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: 
 
     def queued(number: int, seconds: float) -> str:
         key = f"singleton:v3:{{task-0:{number:032x}}}"
-        store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, quiet=0.0)
+        store.mark_queued(key, f"id-{number}", 3600.0 - seconds, limit=0, cooldown=0.0)
         return key
 
     # One that has just been published, and one behind a run.
@@ -609,7 +584,7 @@ def test_calls_that_are_queued_for_long_while_a_worker_is_idle_are_told(valkey: 
     assert all(words in said for words in ("queued for more than 10 minutes", "task-0 (2)", "--marks"))
 
 
-def test_a_cause_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
+def test_a_wrong_password_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
     with own.client() as client:
         client.config_set("requirepass", "right-secret")
 
@@ -623,6 +598,9 @@ def test_a_cause_is_told_to_people_once(own: Server, app_of: AppOf) -> None:
         ("-", "workers"),
         ("note", "advice"),
     ]
+    assert done.exit_code == AWAY
+    assert "singleton_lock_url" in lines[0][2]
+    assert "secret" not in done.stdout
     assert done.stdout.count("refuses us") == 1
     assert all(name in lines[1][2] for name in ("locking", *OF_THE_SERVER, "clock", "holders"))
 

@@ -122,6 +122,3 @@ def test_a_newline_in_a_name_or_an_id_begins_no_line(valkey: Server, caplog: pyt
 
     assert len(caplog.messages) >= 4
     assert all(message.isprintable() for message in caplog.messages)
-
-
-# What it costs.

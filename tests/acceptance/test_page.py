@@ -87,7 +87,7 @@ def test_a_page_without_locks_says_so(reader: Visitor) -> None:
 def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reader: Visitor, store: Store) -> None:
     held, queued = tasks.skipped.lock_key_for("k"), tasks.refused.lock_key_for("k")
     store.acquire(claim(held, "id-1"))
-    store.mark_queued(queued, "id-q", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(queued, "id-q", 60.0, limit=0, cooldown=0.0)
     waits, lock = store.waiter(claim(held, "id-w", token="w")), store.waiter(claim(held, token="l"))
     with waits, lock:
         waits.ask()
@@ -98,7 +98,6 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reade
     # It is due since the publication, and 60 of its 3600 seconds are left.
     assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - 59m\d\ds", said)
     assert "Held 1 Waiting 2 Queued 1" in said
-    assert re.search(rf"By task .* {re.escape(tasks.skipped.name)} 1 2 0 \d+\.\ds", said)
 
 
 def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor, store: Store) -> None:
@@ -181,7 +180,7 @@ def test_health_is_that_of_the_store(reader: Visitor) -> None:
 def test_what_is_held_and_what_was_counted_is_told_to_prometheus(tasks: Any, reader: Visitor, store: Store) -> None:
     name = tasks.skipped.name
     store.acquire(claim(tasks.skipped.lock_key_for("k"), "id-1"))
-    store.mark_queued(tasks.one_of_two.lock_key_for("k"), "id-q", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(tasks.one_of_two.lock_key_for("k"), "id-q", 60.0, limit=0, cooldown=0.0)
     store.acquire(claim(f"singleton:v3:{{of-user-7:{0:032}}}"))
     store.count("singleton:v3:stats", {f"conflicts:skipped:{name}": 3}, 30.0)
 

@@ -11,7 +11,6 @@ import pytest
 from celery import chain, chord, group
 from kombu.exceptions import OperationalError
 
-from celery_singleton_lock import LockHeld
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
@@ -85,15 +84,6 @@ def test_a_body_of_until_executing_runs_without_a_lock_and_its_call_is_queued_no
         assert first.get(timeout=PROMPTLY) == 1
 
 
-def test_with_raise_a_duplicate_is_refused_where_it_is_published(tasks: Any) -> None:
-    task = tasks.refusing_duplicates
-    first = task.delay("k")
-
-    with pytest.raises(LockHeld, match=first.id):
-        task.delay("k")
-    task.delay("other")
-
-
 @every_mode
 def test_a_call_that_could_not_be_published_leaves_no_mark(tasks: Any, valkey: Server, mode: str) -> None:
     task, url = tasks.by_mode[mode], tasks.app.conf.broker_url
@@ -133,7 +123,7 @@ def test_a_call_that_the_broker_throws_away_unread_is_queued_no_more(tasks_by_br
     until(lambda: task.delay("k").id != first.id, "another is published", timeout=PROMPTLY)
 
 
-def test_a_call_that_comes_again_counts_as_queued_until_it_expires(
+def test_a_call_that_is_requeued_counts_as_queued_until_it_expires(
     tasks: Any, env: dict[str, str], recorder: Recorder
 ) -> None:
     task = tasks.rescheduled_in_queue
@@ -141,7 +131,7 @@ def test_a_call_that_comes_again_counts_as_queued_until_it_expires(
         task.delay("k", 1, gate="never")
         until(lambda: recorder.events("enter"), "it runs")
         second = task.apply_async(("k", 2), expires=5)
-        until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and comes again")
+        until(lambda: f"task_id={second.id} holder" in worker.log(), "it was refused, and is requeued")
         worker.kill()
 
     until(lambda: task.delay("k", 3).id != second.id, "another is published", timeout=PROMPTLY)

@@ -58,7 +58,7 @@ def test_rabbitmq_itself_delays_a_message(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "rerun", "join"])
-def test_a_message_comes_again_from_a_quorum_queue(worker: Worker, recorder: Recorder, policy: str) -> None:
+def test_a_message_of_a_quorum_queue_is_requeued(worker: Worker, recorder: Recorder, policy: str) -> None:
     task = quorum.by_policy[policy]
     holder = task.delay(policy, 1, gate=policy)
     until(lambda: of_key(recorder, policy), "the holder runs")

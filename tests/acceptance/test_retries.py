@@ -67,7 +67,7 @@ def test_a_retry_does_not_end_for_a_successor_that_has_yet_to_come(
 
 
 @pytest.mark.parametrize("by", ["its policy", "a retry"])
-def test_what_comes_again_keeps_the_key_that_its_publisher_has_made(
+def test_what_is_requeued_keeps_the_key_that_its_publisher_has_made(
     tasks: Any, worker: Worker, recorder: Recorder, by: str
 ) -> None:
     task, key = combined.keyed_by_what_is_no_json, f"sent by {by}"
@@ -78,7 +78,7 @@ def test_what_comes_again_keeps_the_key_that_its_publisher_has_made(
         first = task.delay((key,), gate=key)
         until(lambda: of_key(recorder, key), "the first one runs")
         second = task.delay((key,))
-        until(lambda: worker.log().count(f"[{second.id}] received") > 1, "the second comes again")
+        until(lambda: worker.log().count(f"[{second.id}] received") > 1, "the second is requeued")
         open_gate(recorder, key)
         assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (0, 0)
 

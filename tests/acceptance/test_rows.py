@@ -113,7 +113,7 @@ def test_queued_calls_have_their_task_and_their_age_and_are_sorted_by_it(
     ages = {"id-young": 5.0, "id-old": 500.0, "id-middle": 50.0}
     for number, (task_id, age) in enumerate(ages.items()):
         left = task.lock_options.queue_ttl - age
-        store.mark_queued(key_of(task.name, number), task_id, left, limit=0, quiet=0.0)
+        store.mark_queued(key_of(task.name, number), task_id, left, limit=0, cooldown=0.0)
 
     rows = json.loads(operate("list", "--json").stdout)
     planned = operate("break", "--marks", "*", "--dry-run").stdout
@@ -140,7 +140,7 @@ def test_a_queued_call_has_its_task_though_no_worker_has_imported_it(
     monkeypatch.syspath_prepend(tmp_path)
     app = importlib.import_module("late_app").app
     app.conf.singleton_lock_url = tasks.app.conf.singleton_lock_url
-    store.mark_queued(key_of("found.late"), "id-1", 3000.0, limit=0, quiet=0.0)
+    store.mark_queued(key_of("found.late"), "id-1", 3000.0, limit=0, cooldown=0.0)
 
     (row,) = json.loads(operated(app)("list", "--json").stdout)
 
@@ -202,7 +202,7 @@ NAMES = [KEY, KEY[:30], DIGEST[:8], f"{DIGEST[:8]}…", "id-of-a-call", "id-of",
 @pytest.mark.parametrize("what", NAMES)
 def test_a_lock_and_a_call_are_found_by_a_beginning(operate: Operate, store: Store, what: str) -> None:
     store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-of-a-call")))
-    store.mark_queued(KEY, "behind", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(KEY, "behind", 60.0, limit=0, cooldown=0.0)
 
     shown = operate("show", what).stdout
     plan = json.loads(operate("break", what, "--dry-run", "--json").stdout)
@@ -215,21 +215,12 @@ def test_a_lock_and_a_call_are_found_by_a_beginning(operate: Operate, store: Sto
 
 def test_a_queued_call_is_broken_alone(operate: Operate, store: Store) -> None:
     store.acquire(Claim(KEY, "t", 60.0, facts=Facts("id-of-a-call")))
-    store.mark_queued(KEY, "behind", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(KEY, "behind", 60.0, limit=0, cooldown=0.0)
 
     done = json.loads(operate("break", "behi", "--yes", "--json").stdout)
 
     assert (done["asked"], done["dropped"]) == ([], ["queued"])
     assert store.survey([KEY])[0].asked_by == {}
-
-
-def test_a_lock_is_broken_by_its_task_and_arguments(tasks: Any, operate: Operate, store: Store) -> None:
-    task = tasks.three_at_once
-    store.acquire(Claim(task.lock_key_for("k"), "t", 60.0, facts=Facts("id-1")))
-
-    for name in (task.name, task.name[:-2]):
-        plan = json.loads(operate("break", name, "-a", '["k"]', "--dry-run", "--json").stdout)
-        assert plan["asked"] == ["id-1"]
 
 
 @pytest.mark.parametrize("command", [["show"], ["break", "--yes"]])

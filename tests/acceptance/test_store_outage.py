@@ -28,7 +28,7 @@ def worker(env: dict[str, str], store: Server) -> Iterator[Worker]:
         yield worker
 
 
-def test_the_job_comes_again_until_the_store_is_back(
+def test_the_job_is_requeued_until_the_store_is_back(
     tasks: Any, worker: Worker, store: Server, recorder: Recorder
 ) -> None:
     result = tasks.skipped.delay("k")
@@ -39,7 +39,7 @@ def test_the_job_comes_again_until_the_store_is_back(
     assert len(recorder.events("enter")) == 1
 
 
-def test_a_job_that_does_not_come_again_ends_as_lock_on_store_error_says(
+def test_a_job_that_is_not_requeued_ends_as_lock_on_store_error_says(
     tasks: Any, worker: Worker, store: Server, recorder: Recorder
 ) -> None:
     ran = tasks.running_without_store.delay("k")

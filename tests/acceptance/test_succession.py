@@ -51,9 +51,7 @@ def test_the_retry_of_an_older_call_does_not_replace_a_newer_one(
     assert overlaps(of_key(recorder, key)) == []
 
 
-def test_a_replaced_run_with_automatic_retries_does_not_come_again(
-    tasks: Any, worker: Worker, recorder: Recorder
-) -> None:
+def test_a_replaced_run_with_automatic_retries_is_not_run_again(tasks: Any, worker: Worker, recorder: Recorder) -> None:
     task, key = combined.replace_autoretrying, "autoretrying"
     first = running(recorder, task, key, 1, seconds=30)
     second = task.delay(key, 2, seconds=2)
@@ -114,7 +112,7 @@ def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older
 
 
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
-def test_an_older_call_that_comes_again_after_the_newest_has_run_ends_and_names_it(
+def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_it(
     tasks: Any, env: dict[str, str], recorder: Recorder, policy: str
 ) -> None:
     task, key = combined.by_policy[policy], f"after-the-newest-{policy}"
@@ -138,7 +136,7 @@ def test_an_older_call_that_comes_again_after_the_newest_has_run_ends_and_names_
 
 
 @pytest.mark.parametrize("how", ["redelivered", "retried"])
-def test_a_successor_that_dies_comes_again(tasks: Any, worker: Worker, recorder: Recorder, how: str) -> None:
+def test_a_successor_that_dies_is_run_again(tasks: Any, worker: Worker, recorder: Recorder, how: str) -> None:
     if how == "retried" and not hasattr(Task, "retry_on_worker_lost"):
         pytest.skip("retry_on_worker_lost is new in Celery 5.7")
     task, key = combined.dying_rerun[how], f"dies-{how}"
@@ -186,7 +184,7 @@ def test_lock_wait_timeout_ends_no_successor(tasks: Any, worker: Worker, recorde
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace", "join"])
-def test_a_message_comes_again_in_the_serialiser_it_came_in(
+def test_a_message_is_requeued_in_the_serialiser_it_came_in(
     tasks: Any, worker: Worker, recorder: Recorder, policy: str
 ) -> None:
     task, key = combined.by_policy[policy], f"pickled-{policy}"

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
+from celery_singleton_lock import LockLost
+from celery_singleton_lock.testing import expire
 from tests.acceptance.conftest import APP
 from tests.gates import open_gate
 from tests.recorder import Recorder, most_at_once, overlaps
@@ -53,6 +55,56 @@ def test_a_key_stays_taken_for_its_min_hold(tasks: Any, env: dict[str, str], rec
     entered = recorder.events("enter")
     assert entered[1].at - entered[0].at > 5.9
     assert not entered[1].facts["took_over"]
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "while_executing",
+        "until_executed",
+        *(pytest.param(f"until_{each}", marks=pytest.mark.prove) for each in ("executing", "and_while_executing")),
+    ],
+)
+def test_a_run_that_fails_leaves_no_cool_down_where_only_a_success_starts_one(
+    tasks: Any, env: dict[str, str], recorder: Recorder, mode: str
+) -> None:
+    task, retried = (tasks.cooling_after_success[mode + retries] for retries in ("", " with retries"))
+    with workers(APP, env, 1):
+        with pytest.raises(ValueError, match="1"):
+            task.delay("k", 1, fails=True).get(timeout=30)
+        until(lambda: task.lock_state("k").cooldown_until is None, "it is over")
+        second = task.delay("k", 2)
+        assert second.get(timeout=30) == 2
+        assert did_not_run(task.delay("k", 3), second)
+
+        # A retry is no end.
+        first = retried.delay("k", 1, fails=True)
+        until(lambda: first.state == "RETRY", "it will come again")
+        assert did_not_run(retried.delay("k", 2), first)
+    assert [event.facts["number"] for event in recorder.events("enter")] == [1, 2, 1]
+
+
+def did_not_run(result: Any, other: Any) -> bool:
+    """It was not published, or was skipped, because of the other call."""
+    if result.id == other.id:
+        return True
+    with pytest.raises(TaskRevokedError, match=other.id):
+        result.get(timeout=30)
+    return True
+
+
+def test_a_run_that_loses_its_lease_leaves_no_cool_down_where_only_a_success_starts_one(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = tasks.cooling_after_success["until_executed"]
+    with workers(APP, env, 1):
+        first = task.delay("k", 1, gate="never")
+        until(lambda: recorder.events("enter"), "it runs")
+        expire(task, "k")
+        with pytest.raises(LockLost):
+            first.get(timeout=30)
+        until(lambda: task.lock_state("k").cooldown_until is None, "it is over")
+        assert task.delay("k", 2).get(timeout=30) == 2
 
 
 def queued(server: Server, key: str) -> int:

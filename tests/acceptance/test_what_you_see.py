@@ -1,4 +1,4 @@
-"""docs/what-you-see.md is what is seen: every situation is played, and its messages are compared with the page."""
+"""docs/reference/what-you-see.md is what is seen: each situation is played, and its messages are those of the page."""
 
 import logging
 import os
@@ -18,14 +18,12 @@ from tests.servers import Server
 from tests.workers import Worker
 
 APP = "tests.acceptance.seen_app"
-PAGE = Path(__file__).parents[2] / "docs" / "what-you-see.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "what-you-see.md"
 
 HEAD = """# What you see when ...
 
-Each section says what is in the log, which state the result has, and what its `.get()` does. The messages are those of
-real runs: `tests/acceptance/situations.py` plays each, and `make seen` writes this page. `<key>` is a lock key,
-`<n>` a number, and other words in angle brackets stand for task ids. [log.md](log.md) has every line of
-the log with its meaning, and [results.md](results.md) says how a program reads a result.
+The log, the state and the `.get()` of each situation, from real runs (`make seen` writes this page). `<key>` is a lock
+key, `<n>` a number, other words in angle brackets are task ids. [The log](log.md) has every line with its meaning.
 """
 
 

@@ -138,7 +138,7 @@ def work(seconds: float) -> None:
         time.sleep(0.05)
 
 
-def come_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> None:
+def send_again(task: Any, key: str, number: int, script: Mapping[str, Any]) -> None:
     """At the first attempt, do what the script says of retries."""
     once = {**script, "retries": "none"}
     if task.request.retries or script["retries"] == "none":
@@ -212,7 +212,7 @@ def make_task(app: Celery, task: Mapping[str, Any]) -> None:
             number, script = _execution.get().sent_as, Call().script
         with noted(self, key, number, script["seconds"]):
             work(script["seconds"])
-            come_again(self, key, number, script)
+            send_again(self, key, number, script)
             if task["autoretry"] and not self.request.retries:
                 raise AgainError(key)
             end(self, script["ending"])

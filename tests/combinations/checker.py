@@ -19,7 +19,7 @@ LOOPS = ("map", "starmap", "chunks")
 ITEMS = 2
 # A worker publishes these.
 STEPS = ("middle of a chain", "chord body")
-# Their calls come again until they run, or until a newer one runs in their place.
+# Their calls are requeued until they run, or until a newer one runs in their place.
 NEVER_GIVES_UP = {"rerun", "replace"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
@@ -183,7 +183,7 @@ def who_succeeds_has_run(known: Known) -> Iterator[str]:
         own = [body for body in known.bodies if body.task_id in ids]
         ran = sum(body.outcome in _COMPLETED for body in own)
         if place in LOOPS:
-            # In the place of one that was skipped there is None, and who would join or come again waits.
+            # In the place of one that was skipped there is None, and who would join or be requeued waits.
             ran += len(known.skipped(ids))
             # So there is in the place of one that made way: any other that has lost its lease fails the map.
             ran += sum(body.outcome == "LockLost" for body in own)
@@ -194,7 +194,7 @@ def who_succeeds_has_run(known: Known) -> Iterator[str]:
 
 
 def a_retry_makes_way_for_nobody_absent(known: Known) -> Iterator[str]:
-    """A run that has begun, and comes again, is skipped only for one that runs."""
+    """A run that has begun, and is requeued, is skipped only for one that runs."""
     if any(task["min_hold"] for task in known.program.tasks):
         return
     for answer in known.history.answers:
@@ -267,9 +267,9 @@ def _waits_for_its_turn(known: Known, answer: Answer) -> bool:
 
 
 def _ends_early(known: Known, call: Call) -> bool:
-    """Its program stops it for good; whose process dies comes again where it is acknowledged late."""
-    comes_again = call.ending == "kill" and known.program.tasks[call.task]["late"]
-    return call.timing == "expires" or (call.ending in _CUT_SHORT and not comes_again)
+    """Its program stops it for good; whose process dies is delivered again where it is acknowledged late."""
+    is_redelivered = call.ending == "kill" and known.program.tasks[call.task]["late"]
+    return call.timing == "expires" or (call.ending in _CUT_SHORT and not is_redelivered)
 
 
 def _published(known: Known, answer: Answer) -> float:
@@ -310,7 +310,7 @@ def an_attempt_is_completed_once(known: Known) -> Iterator[str]:
 
 
 def who_was_replaced_is_over(known: Known) -> Iterator[str]:
-    """A run that was interrupted to make way does not come again."""
+    """A run that was interrupted to make way is not requeued."""
     if "replace" not in known.program.policies:
         return
     # Of a map, one item makes way and the next one comes.
@@ -421,12 +421,12 @@ def may_fail_with(known: Known, answer: Answer) -> set[str]:
     call, policy = known.calls[answer.call], task["policy"]
     endings = {call.ending for call in known.calls} if policy == "join" else {call.ending}
     allowed = {error for ending in endings for error in _ERRORS.get(ending, ())}
-    # An item comes again by no broker, so it waits in its place.
+    # An item is requeued by no broker, so it waits in its place.
     gives_up = policy not in NEVER_GIVES_UP or call.place in LOOPS
     if policy == "raise" or (task["wait_timeout"] is not None and gives_up):
         allowed.add("LockHeld")
     if task["autoretry"] and call.place in LOOPS:
-        # An item is no message that could come again.
+        # An item is no message that could be requeued.
         allowed.add("AgainError")
     if task["autoretry"] and "LockHeld" in allowed:
         allowed.add("MaxRetriesExceededError")

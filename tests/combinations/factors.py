@@ -49,6 +49,11 @@ _LOOPS = ("map", "starmap", "chunks")
 _CHORDS = ("chord header", "chord body")
 _CHAINS = ("first of a chain", "middle of a chain")
 _AFTER_OTHERS = ("middle of a chain", "chord body")
+_REFUSED = [
+    *((mode, "join") for mode in ("until_executing", "until_executed", "until_and_while_executing")),
+    *(("until_executed", policy) for policy in ("rerun", "replace")),
+    ("until_executing", "replace"),
+]
 _BY_WORKERS = (*_LOOPS, *_AFTER_OTHERS)
 _ONLY_PREFORK = ("soft limit", "hard limit", "kill", "terminate")
 
@@ -155,9 +160,9 @@ REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
         ("results", "place", "ignore"),
         lambda row: row["results"] == "database" and row["place"] == "chord header" and row["ignore"],
     ),
-    "a queue mode goes with no policy for which the others end": (
+    "such a pair of mode and policy is refused": (
         ("mode", "policy"),
-        lambda row: row["mode"] != "while_executing" and row["policy"] in ("join", "rerun", "replace"),
+        lambda row: (row["mode"], row["policy"]) in _REFUSED,
     ),
     "in until_executing a run takes no lease, so its copies are Celery's": (
         ("mode", "redelivers"),

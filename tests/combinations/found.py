@@ -40,7 +40,7 @@ FOUND = {
     "an item of a map keeps its lease where it asks for a retry": (
         '{"stage": {}, "tasks": [{}], "calls": [{"place": "starmap", "retries": "countdown"}]}'
     ),
-    "a call that comes again has a key of its own": (
+    "a call that is requeued has a key of its own": (
         '{"stage": {}, "tasks": [{"policy": "reschedule", "keys": "by code"}], "calls": [{"seconds": 4}, {"number": '
         '1, "at": 0.4, "seconds": 1.2}]}'
     ),

@@ -340,7 +340,7 @@ def _got(result: Any, end: float) -> tuple[str, str, str]:
 
 
 def is_over(task_id: str, events: Sequence[Event]) -> bool:
-    """The last that is known of a call is that it has ended, and not that it comes again."""
+    """The last that is known of a call is that it has ended, and not that it is requeued."""
     over = False
     for event in list(events):
         if event.facts.get("task_id") != task_id:

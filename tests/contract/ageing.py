@@ -8,7 +8,7 @@ _MOVE = """
 -- Returns  the server's time
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local marks = {queued = true, quiet = true}
+local marks = {queued = true, cooldown = true}
 local older = ARGV[2] - (now - (ARGV[1] == '0' and now or ARGV[1]))
 
 local function moved(moment)

@@ -46,7 +46,7 @@ def call(name: str, published: float = 0.0, **more: Any) -> Claim:
 
 
 def again(wanted: Claim, **more: Any) -> Claim:
-    """The same, when it comes again after it has asked to be the successor."""
+    """The same, when it is requeued after it has asked to be the successor."""
     return dataclasses.replace(wanted, asked=True, **more)
 
 
@@ -78,9 +78,19 @@ def successor_of(store: Store) -> str | None:
 
 
 def mark_queued(
-    store: Store, task_id: str, *, seconds: float = 60.0, limit: int = 0, quiet: float = 0.0
+    store: Store, task_id: str, *, seconds: float = 60.0, limit: int = 0, cooldown: float = 0.0, **more: Any
 ) -> Holder | None:
-    return store.mark_queued(KEY, task_id, seconds, limit=limit, quiet=quiet)
+    return store.mark_queued(KEY, task_id, seconds, limit=limit, cooldown=cooldown, **more)
+
+
+def mark_newest(store: Store, wanted: Claim, **more: Any) -> Holder | None:
+    """Mark it in a mode in which the newest call takes the queued one's place."""
+    return mark_queued(store, wanted.facts.task_id, newest=True, published=wanted.facts.published, **more)
+
+
+def begin(store: Store, wanted: Claim) -> Conflict | None:
+    """Begin its body without a lease, unless a newer call is queued or has begun."""
+    return store.unmark(KEY, wanted.facts.task_id, ends_cooldown=False, heeds=True, claim=wanted)
 
 
 def found(holder: Holder | None) -> Holder:

@@ -99,7 +99,7 @@ CALLS: dict[str, tuple[Callable[[Store], Any], float]] = {
     "renew many": (lambda store: store.renew([MINE] * 300, 1.0), 1.0),
     "holders": (lambda store: store.holders(KEY), 2.0),
     "now": (lambda store: Inventory(store).now(), 2.0),
-    "mark_queued": (lambda store: store.mark_queued(KEY, "a", 60.0, limit=1, quiet=0.0), 2.0),
+    "mark_queued": (lambda store: store.mark_queued(KEY, "a", 60.0, limit=1, cooldown=0.0), 2.0),
     "unmark": (lambda store: store.unmark(KEY, "a"), 2.0),
     "mark_done": (lambda store: store.mark_done(KEY, "done:a:0", 0, "stored", 60.0), 2.0),
 }

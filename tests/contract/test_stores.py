@@ -30,6 +30,7 @@ from tests.contract.chapters.release import Release
 from tests.contract.chapters.renew import Renew
 from tests.contract.chapters.slots import Slots
 from tests.contract.chapters.succession import Succession
+from tests.contract.chapters.turns import Turns
 from tests.contract.chapters.waking import Waking
 from tests.servers import Server
 
@@ -40,6 +41,7 @@ class StoreContract(
     Renew,
     Limit,
     Queue,
+    Turns,
     Waking,
     Hearing,
     Hold,

@@ -1,31 +1,39 @@
-"""docs/endings.md, written from what the tests have found."""
+"""docs/reference/endings.md, written from what the tests have found."""
 
 from pathlib import Path
 
-from tests.endings.cases import BOUNDS, COLUMNS, ENDINGS, SHORT
+from tests.endings.cases import BOUNDS, COLUMNS, ENDINGS
 
-PATH = Path(__file__).parents[2] / "docs" / "endings.md"
+PATH = Path(__file__).parents[2] / "docs" / "reference" / "endings.md"
 
 _HEAD = f"""# How a run can end
 
-However a run ends, its key comes free, nobody else has run meanwhile, nothing renews the
-lease afterwards, and the next call runs. Each cell below was found on a real worker by
-`tests/endings`, which also writes this table (`make endings WRITE_DOCS=1 ARGS=-n0`).
+However a run ends, its key comes free, nobody else has run meanwhile, nothing renews the lease afterwards, and the
+next call runs. Each cell was found on a real worker by `tests/endings` (`make endings WRITE_DOCS=1 ARGS=-n0`).
 
 * *at once*: the process that runs the body releases the key when the body ends.
-* *within seconds*: {BOUNDS["within seconds"]:.0f} s at most, whatever the ttl (the test's is 60 s). The process
-  that ran the body is dead; the main process of the worker notices, and releases the key for it.
-* *within the ttl*: nobody is left to release it, so the lease ends by itself, one
-  `lock_ttl` after the last renewal (30 s by default, {SHORT:.0f} s in the test).
-
-Anything else says why there is nothing to promise.
+* *within seconds*: that process is dead; the main process of the worker notices, and releases the key for it, within
+  {BOUNDS["within seconds"]:.0f} s whatever the ttl.
+* *within the ttl*: nobody is left to release it, so the lease ends by itself, one `lock_ttl` after the last renewal.
 """
 
 
 def text() -> str:
     """The page."""
-    rows = [["", *COLUMNS], ["---"] * (len(COLUMNS) + 1)]
+    notes: dict[str, str] = {}
+    alike: dict[tuple[str, ...], list[str]] = {}
     for ending in ENDINGS:
         cells = [ending.cell(column) for column in COLUMNS]
-        rows.append([ending.name, *(cell if cell in BOUNDS else f"— ({cell})" for cell in cells)])
-    return _HEAD + "\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+        for cell in cells:
+            if cell not in BOUNDS:
+                notes.setdefault(cell, f"—{chr(ord('a') + len(notes))}")
+        alike.setdefault(tuple(notes.get(cell, cell) for cell in cells), []).append(ending.name)
+    # Pools on which all is the same have one column.
+    columns: dict[tuple[str, ...], list[str]] = {}
+    for name, cells in zip(COLUMNS, zip(*alike, strict=True), strict=True):
+        columns.setdefault(cells, []).append(name)
+    heads = ["; ".join(names) for names in columns.values()]
+    body = [["; ".join(names), *cells] for names, cells in zip(alike.values(), zip(*columns, strict=True), strict=True)]
+    rows = [["", *heads], ["-"] * (len(heads) + 1), *body]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return f"{_HEAD}\n{table}\n\n" + "".join(f"* {letter}: {why}.\n" for why, letter in notes.items())

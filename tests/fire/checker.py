@@ -21,7 +21,7 @@ _INHERITED = ("LockLost", "LockHeld", "ChordError", "CallRevoked", "TaskRevokedE
 _BROUGHT_ABOUT = {"LockLost": "told", "StruckError": "struck"}
 # With these a body has ended that was told, or that a signal struck meanwhile.
 _BROKEN_OFF = ("LockLost", "SystemExit", "StruckError")
-# After these a message comes again, or is none of the call's own.
+# After these a message is requeued, or is none of the call's own.
 _NO_END = ("", "Retry", "Ignore", "Reject", "SystemExit")
 _KINDS = {**KINDS, GATHER.name: GATHER}
 
@@ -412,7 +412,7 @@ def _has_lost_its_next_step(call: Call, traces: Traces) -> bool:
 
 
 def _may_count_twice(member: Traces) -> bool:
-    """Its process died as it stored its end, and its message came again."""
+    """Its process died as it stored its end, and its message was delivered again."""
     return len(member.runs) > 1 and any(run.ended < inf and run.was_cut_short for run in member.runs)
 
 

@@ -18,7 +18,7 @@ from tests.fire.watch import Watch
 from tests.servers import Server
 from tests.waiting import until
 
-# Longer than a message is ever away before it comes again.
+# Longer than a message is ever away before it is delivered again.
 _QUIET = 3.0
 
 

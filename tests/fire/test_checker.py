@@ -83,11 +83,8 @@ def promises(events: list[Event], *calls: Call, **more: Any) -> list[str]:
         (run(1, None) + dies(2) + b(2, 3), ""),
         (run(1, None) + b(2, 3) + dies(2.5), "one at a time"),
         # Up to the limit, and no more; tasks may share a lock, and one of a queue mode has none around its body.
-        ([event for number in range(3) for event in run(1, 5, f"{number}", number, number + 1, "gates")], ""),
-        (
-            [event for number in range(4) for event in run(1, 5, f"{number}", number, number + 1, "gates")],
-            "one at a time",
-        ),
+        (gates(3), ""),
+        (gates(4), "one at a time"),
         (run(1, 3, task="skip") + b(2, 4, task="wait"), "one at a time"),
         (run(1, 3, task="until_executing", fence=0) + b(2, 4, task="until_executing", fence=0), ""),
         # While it is stopped beyond its lease, and no longer.
@@ -152,7 +149,7 @@ def test_an_end_has_to_be_explained(call: Call, without: list[Event], explained_
 @pytest.mark.parametrize(
     ("call", "events"),
     [
-        # What comes again, or is acknowledged late, does not die with a process.
+        # What is requeued, or is acknowledged late, does not die with a process.
         (Call("a", "reschedule", "RETRY"), run(1, 2, task="reschedule", outcome="Retry") + dies(2.1)),
         (Call("a", "reschedule_late"), run(1, None) + dies(2)),
         (Call("a", "reschedule_late", "STARTED"), b(1, 2)),

@@ -188,7 +188,7 @@ def break_in_the_admin() -> Any:
     }
     before = [store.broken_by(all_of.held), all_of.noted()]
     asked = sent(operator, page, key, "the-holder")
-    store.mark_queued(all_of.free, "the-queued", 60.0, limit=0, quiet=0.0)
+    store.mark_queued(all_of.free, "the-queued", 60.0, limit=0, cooldown=0.0)
     return {
         "refused": refused,
         "before": before,

@@ -3,8 +3,8 @@
 import gc
 import re
 from collections.abc import Callable, Iterator
+from inspect import getdoc
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +18,6 @@ from celery_singleton_lock.stores.records import Claim
 from tests.servers import Server
 from tests.waiting import until
 
-API = Path(__file__).parents[2] / "docs" / "reference" / "api.md"
-
 
 @pytest.fixture
 def app(server: Server) -> Iterator[Celery]:
@@ -30,9 +28,8 @@ def app(server: Server) -> Iterator[Celery]:
 
 
 def documented() -> set[str]:
-    section = API.read_text(encoding="utf-8").partition("## Of a `Lease`")[2].partition("\n## ")[0]
-    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    return {name for cell in cells for name in re.findall(r"`(\w+)", cell)}
+    told = re.findall(r"^    (\w+): ", getdoc(Lease) or "", re.MULTILINE)
+    return {*told, *(name for name, value in vars(Lease).items() if not name.startswith("_") and value.__doc__)}
 
 
 def by_a_lock(app: Celery, see: Callable[[Any], None]) -> None:

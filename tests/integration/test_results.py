@@ -1,4 +1,4 @@
-"""docs/results.md: its example, as it stands there, run on a real server."""
+"""docs/how-to/results.md: its example, as it stands there, run on a real server."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from celery_singleton_lock import CallRevoked
 from tests.servers import Server
 from tests.tracing import tracer_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "results.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "results.md"
 
 
 @pytest.fixture

@@ -69,7 +69,7 @@ def shop(valkey: Store) -> Iterator[Celery]:
         label = f"supplier {supplier}" if name == "import_catalogue" else ""
         facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number, label=label)
         store.acquire(Claim(key(name, supplier), f"t{number}", 90.0, facts=facts))
-    store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 3840.0, limit=0, quiet=0.0)
+    store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 3840.0, limit=0, cooldown=0.0)
     waiting = Claim(key("import_catalogue", 7), "w", 30.0, facts=Facts(ids(0x6D2EA5), "", "w2@web", 14601))
     with store.waiter(waiting) as waiter:
         waiter.ask()

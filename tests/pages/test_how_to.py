@@ -1,11 +1,15 @@
 """The how-to pages: each does what it says."""
 
 import asyncio
+import sys
 from contextlib import ExitStack
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
+from celery.beat import Scheduler
 
 from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
 from celery_singleton_lock.settings import store_of
@@ -45,7 +49,7 @@ def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: St
 
     with hold(module.book_delivery, "lamp", 0), hold(module.number_an_order, 0):
         booked, numbered = module.book_delivery.delay("lamp", 20), module.number_an_order.delay(2)
-        until(lambda: booked.state == "RETRY", "the delivery comes again", timeout=SOON)
+        until(lambda: booked.state == "RETRY", "the delivery is requeued", timeout=SOON)
     assert (booked.get(timeout=SOON), numbered.get(timeout=SOON)) == (20, 2)
 
     with hold(module.rebuild_index, 1):
@@ -61,6 +65,18 @@ def test_choose_a_policy_for_what_must_be_done_as_well(shop: Program, worker: St
         slow.get(timeout=SOON)
 
 
+def test_serial_work_by_key(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/serial-work-by-key.md")
+    worker(concurrency=2)
+
+    task = module.handle_webhook
+    with hold(task, 1, "paid"):
+        results = [task.delay(1, event) for event in ("paid", "refunded", "closed")]
+        until(lambda: task.lock_state(1).waiting == 3, "they wait in the line", timeout=SOON)
+        assert task.delay(2, "paid").get(timeout=SOON) == "paid of 2"
+    assert [each.get(timeout=SOON) for each in results] == ["paid of 1", "refunded of 1", "closed of 1"]
+
+
 def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/choose-a-policy.md")
     worker()
@@ -72,7 +88,7 @@ def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> No
         for _ in range(3):
             holders.enter_context(hold(module.crawl, "shop.example", 0))
         fourth = module.crawl.delay("shop.example", 4)
-        until(lambda: fourth.state == "RETRY", "the fourth comes again", timeout=SOON)
+        until(lambda: fourth.state == "RETRY", "the fourth is requeued", timeout=SOON)
     assert fourth.get(timeout=SOON) == 4
 
 
@@ -84,6 +100,126 @@ def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) ->
     assert module.click(5) == f"on its way as {first}"
     worker()
     assert module.first.get(timeout=SOON) == "imported 7"
+    older, newest = (module.reindex.AsyncResult(module.saved(1, version)) for version in (1, 2))
+    assert newest.get(timeout=SOON) == 2
+    with pytest.raises(CallRevoked, match=newest.id):
+        older.get(timeout=SOON)
+
+
+def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/a-whole-workflow.md")
+
+    first, duplicate = module.import_catalogue.delay(7), module.import_catalogue.delay(7)
+    worker()
+    assert first.id == duplicate.id
+    assert first.get(timeout=SOON) == "published 4"
+    second = module.import_catalogue.delay(7)
+    assert second.id != first.id
+    assert second.get(timeout=SOON) == "published 4"
+
+
+def refused(result: Any) -> bool:
+    with pytest.raises(CallRevoked, match=HELD_BY_TEST):
+        result.get(timeout=SOON)
+    return True
+
+
+def test_lock_for_each_tenant_that_is_an_argument(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/tenants.md")
+    worker()
+
+    with hold(module.invite, "north", 1):
+        assert refused(module.invite.delay("north", 1, text="hi"))
+        assert refused(module.app.send_task("shop.invite", ("north",), {"user": 1}))
+        assert module.invite.delay("south", 1).get(timeout=SOON) == "south 1"
+
+
+RETRYING = """
+@app.task(base=TenantTask, bind=True, lock_mode="until_executed", lock_key=of_the_tenant)
+def retrying(self, user):
+    if self.request.retries < 2:
+        raise self.retry(countdown=0)
+    return f"{tenant_now.get()} {user}"
+"""
+
+
+def test_lock_for_each_tenant_that_is_in_a_context(shop: Program, worker: StartWorker, folder: Path) -> None:
+    module = shop("docs/how-to/tenants.md")
+    exec(RETRYING, vars(module))
+    with (folder / "shop.py").open("a") as program:
+        program.write(RETRYING)
+    bill, entries = module.bill, list(Scheduler(module.app).get_schedule().values())
+    scheduler = Scheduler(module.app, lazy=True)
+
+    with module.tenant("north"):
+        north = bill.delay(1)
+        assert bill.delay(1).id == north.id
+    with module.tenant("south"):
+        south = bill.delay(1)
+    assert south.id != north.id
+    # Of the two entries of a tenant one is sent.
+    sent = [scheduler.apply_async(entry, advance=False) for entry in entries]
+    assert len(entries) == 4
+    assert len({each.id for each in sent}) == 2
+    with module.tenant("north"):
+        retried = [module.retrying.delay(1)]
+    with module.tenant("south"):
+        retried.append(module.retrying.delay(1))
+
+    worker()
+    assert [each.get(timeout=SOON) for each in (north, south)] == ["north 1", "south 1"]
+    assert sorted(each.get(timeout=SOON) for each in {each.id: each for each in sent}.values()) == [
+        "north 7",
+        "south 7",
+    ]
+    assert [each.get(timeout=SOON) for each in retried] == ["north 1", "south 1"]
+    with module.tenant("north"), hold(bill, 2):
+        assert refused(module.app.send_task("shop.bill", (2,), headers={"tenant": "north"}))
+        found = module.app.send_task("shop.bill", (2,), headers={"tenant": "south"})
+        assert found.get(timeout=SOON) == "south 2"
+    with pytest.raises(LookupError):
+        bill.delay(1)
+
+
+def test_lock_for_each_tenant_where_a_class_changes_the_arguments(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/tenants.md")
+
+    north, again, south = (module.remind.delay(1, _tenant=name) for name in ("north", "north", "south"))
+    assert again.id == north.id != south.id
+    worker()
+    assert [each.get(timeout=SOON) for each in (north, south)] == ["north 1", "south 1"]
+
+
+VENDOR = """
+from celery import shared_task
+
+@shared_task(bind=True, autoretry_for=(OSError,), retry_kwargs={"countdown": 0}, max_retries=2)
+def clean_up(self, folder, dry=False):
+    if self.request.retries < 2:
+        raise OSError("busy")
+    return f"{folder} {self.lock.held}"
+"""
+
+
+def test_lock_the_tasks_of_another_package(
+    shop: Program, worker: StartWorker, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "vendor").mkdir()
+    (folder / "vendor" / "tasks.py").write_text(VENDOR)
+    module = shop("docs/how-to/third-party-tasks.md")
+    module.app.finalize()
+    vendor = import_module("vendor.tasks")
+    for name in ("vendor", "vendor.tasks"):
+        monkeypatch.delitem(sys.modules, name)
+    clean_up = module.app.tasks["vendor.tasks.clean_up"]
+
+    worker()
+    assert "clean_up [lock_key=('folder',)]" in str(module.app.control.inspect().registered("lock_key"))
+    assert vendor.clean_up.delay("a").get(timeout=SOON) == "a True"
+    with hold(clean_up, "a"):
+        assert refused(vendor.clean_up.delay("a", dry=True))
+        assert refused(module.app.send_task("vendor.tasks.clean_up", ("a",)))
+        assert vendor.clean_up.delay("b").get(timeout=SOON) == "b True"
 
 
 def test_use_the_fence(shop: Program, worker: StartWorker) -> None:
@@ -164,8 +300,8 @@ def test_observe(shop: Program, worker: StartWorker, request: pytest.FixtureRequ
     assert "trace_runs" not in traced.log()
 
 
-def test_see_and_free_locks(shop: Program) -> None:
-    module = shop("docs/operations.md")
+def test_page_and_metrics(shop: Program) -> None:
+    module = shop("docs/how-to/page-and-metrics.md")
 
     page = module.site.test_client().get("/locks/")
 
@@ -177,7 +313,7 @@ def test_see_and_free_locks(shop: Program) -> None:
 def test_where_the_locks_are() -> None:
     told: dict[str, Any] = {}
     schemes = []
-    for block in programs_of("docs/topologies.md"):
+    for block in programs_of("docs/how-to/topologies.md"):
         exec(block, told)
         schemes.append(store_of(told["app"]).address.partition("://")[0])
 

@@ -28,7 +28,7 @@ FILES_OF_THE_PAGE = re.compile(r'^```python title="(\S+)"\n(.*?)^```', re.DOTALL
 
 
 def test_the_files_of_the_page_are_all_that_it_needs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "testing.md").read_text(encoding="utf-8")
     files = dict(FILES_OF_THE_PAGE.findall(page))
     for name, code in files.items():
         (tmp_path / name).write_text(code)

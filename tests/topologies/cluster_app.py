@@ -24,3 +24,11 @@ def import_catalogue(self: Any, supplier_id: int) -> str:
         wait_at(recorder, f"end of {self.request.id}")
         self.lock.check()
     return "imported"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("account",), lock_on_conflict="reschedule")
+def handle_webhook(self: Any, account: int, number: int) -> int:
+    with recorder.body(account, self.request.id, number=number):
+        if number < 0:
+            wait_at(recorder, f"end of {self.request.id}")
+    return number

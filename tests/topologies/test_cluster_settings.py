@@ -57,7 +57,7 @@ def test_how_a_cluster_may_be_named(url: str, address: str) -> None:
 
 # Rights, and TLS.
 
-OTHERS = rights_in((ROOT / "docs/topologies.md").read_text(encoding="utf-8"), "shop", "Cluster")
+OTHERS = rights_in((ROOT / "docs/how-to/topologies.md").read_text(encoding="utf-8"), "shop", "Cluster")
 INSTEAD_OF = ("+publish", "+subscribe", "+unsubscribe", "+select")
 RIGHTS = ("reset", *[right for right in OF_ONE_SERVER if right not in INSTEAD_OF], *OTHERS, f">{SECRET}")
 

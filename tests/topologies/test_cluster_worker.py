@@ -11,7 +11,7 @@ import pytest
 from celery_singleton_lock import CallRevoked
 from tests.clusters import Cluster
 from tests.gates import open_gate
-from tests.recorder import Recorder
+from tests.recorder import Recorder, overlaps
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import workers
@@ -53,6 +53,27 @@ def test_a_run_goes_on_though_a_master_dies_and_its_key_stays_taken(
         assert [event.run for event in recorder.events("enter")] == [first.id, third.id]
         until(lambda: listed(environment) == [], "nothing is held any more")
         assert "lock.lost" not in worker.log()
+
+
+def test_calls_that_wait_are_called_through_a_failover_and_a_moved_slot(
+    shaken_cluster: Cluster, environment: dict[str, str], recorder: Recorder, tasks: Any
+) -> None:
+    task = tasks.handle_webhook
+    key = task.lock_key_for(1, 0)
+    with workers(APP, environment, 2, concurrency=2):
+        for number, shake in enumerate(
+            [lambda: None, lambda: shaken_cluster.fail_over(key), lambda: shaken_cluster.move(key)]
+        ):
+            first = task.delay(1, -1)
+            until(lambda run=first.id: run in {event.run for event in recorder.events("enter")}, "the first call runs")  # type: ignore[misc]
+            waiting = [task.delay(1, 10 * number + each) for each in range(5)]
+            until(lambda: task.lock_state(1, 0).waiting == 5, "the others wait")
+            shake()
+            open_gate(recorder, f"end of {first.id}")
+            assert [each.get(timeout=PATIENCE) for each in waiting] == [10 * number + each for each in range(5)]
+            assert first.get(timeout=PATIENCE) == -1
+
+    assert overlaps(recorder.events()) == []
 
 
 def listed(environment: dict[str, str]) -> list[dict[str, Any]]:

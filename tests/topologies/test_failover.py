@@ -57,7 +57,7 @@ def assert_that_the_next_grant_comes_soon(store: Store, deployment: Deployment) 
     assert deployment.master is not dead
 
 
-# The figures of docs/topologies.md.
+# The figures of docs/how-to/topologies.md.
 
 
 @pytest.mark.clients

@@ -225,7 +225,7 @@ def rights_in(page: str, user: str, heading: str = "Sentinel") -> list[str]:
 
 
 def test_the_rights_of_the_page_are_enough_and_needed(cleanup: ExitStack) -> None:
-    page = (ROOT / "docs" / "topologies.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "how-to" / "topologies.md").read_text(encoding="utf-8")
     start = (ROOT / "docs" / "reference" / "start.md").read_text(encoding="utf-8")
     first, _, rest = start.partition("ACL SETUSER shop ")[2].partition("\n")
     of_shop = [*first.split(), *rest.partition("```")[0].split()]

@@ -1,12 +1,16 @@
 """The comparison, and what README has of it, is what was measured and seen, to the letter."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from benchmarks import comparison, scale_page
-from benchmarks.report import PROCESSOR, PUBLISHED_AND_RUN
+from benchmarks.candidates import OURS
+from benchmarks.report import PEERS, PUBLISHED_AND_RUN
 
 README = (comparison.ROOT / "README.md").read_text(encoding="utf-8")
 PAGE = comparison.PAGE.read_text(encoding="utf-8")
@@ -31,10 +35,25 @@ def test_what_is_promised_of_scale_was_seen() -> None:
     assert found["tasks"]["connections"]["pool process"] == 2
 
 
-@pytest.mark.parametrize("what", [PUBLISHED_AND_RUN, PROCESSOR])
-def test_the_chart_has_the_numbers_of_the_table(what: str) -> None:
+def test_the_chart_has_the_numbers_of_the_table() -> None:
     drawn = (comparison.ROOT / "docs" / "costs.svg").read_text(encoding="utf-8")
-    (row,) = [row for row in comparison.read("tasks")["rows"] if row["what"] == what]
-    medians = [comparison.times(row["values"][label]["median"]) for label in comparison.COLUMNS]
+    (row,) = [row for row in comparison.read("tasks")["rows"] if row["what"] == PUBLISHED_AND_RUN]
+    told = [comparison.times(row["values"][label]["median"]) for label in comparison.COLUMNS]
+    told += [comparison.thousands(comparison.added(label)) for label in comparison.COLUMNS]
 
-    assert [median for median in medians if not re.search(rf">\s*{re.escape(median)}\s*<", drawn)] == []
+    assert [number for number in told if not re.search(rf">\s*{re.escape(number)}\s*<", drawn)] == []
+
+
+def test_a_lock_costs_less_than_that_of_any_other_library() -> None:
+    ours, *peers = (comparison.added(label) for label in (OURS, *PEERS))
+
+    assert ours < min(peers)
+
+
+def test_a_machine_without_valgrind_is_told_in_a_line_what_to_install() -> None:
+    command = [sys.executable, "-m", "benchmarks.instructions"]
+    ran = subprocess.run(command, cwd=comparison.ROOT, env={**os.environ, "PATH": ""}, capture_output=True, text=True)
+
+    assert ran.returncode == 1
+    assert ran.stderr.count("\n") == 1
+    assert "apt-get install valgrind" in ran.stderr

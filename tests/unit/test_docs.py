@@ -12,13 +12,14 @@ from typing import Any, get_args
 
 import pytest
 from celery import Celery
-from celery.utils.dispatch import Signal
 
 import celery_singleton_lock
-from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask, options, signals
+from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask, options
+from celery_singleton_lock.leases import holding
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.doctor import CHECKS
 from celery_singleton_lock.operations.rows import Row, table
+from celery_singleton_lock.runs import run
 from celery_singleton_lock.runs.endings import Reason
 from celery_singleton_lock.signals import ConflictOutcome, UnansweredOutcome
 from celery_singleton_lock.stores.records import LeftMark, LockState
@@ -27,11 +28,12 @@ ROOT = Path(__file__).parents[2]
 MODES = ("while_executing", "until_executing", "until_executed", "until_and_while_executing")
 POLICIES = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 OPTIONS = (ROOT / "docs" / "reference" / "options.md").read_text(encoding="utf-8")
-SIGNALS = (ROOT / "docs" / "log.md").read_text(encoding="utf-8")
+SIGNALS = (ROOT / "docs" / "reference" / "log.md").read_text(encoding="utf-8")
 RULES = (ROOT / "tests" / "rules.md").read_text(encoding="utf-8")
-LOG = SIGNALS.partition("\n## The log\n")[2].partition("\n## ")[0]
-RESULTS = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-PAIRS = (ROOT / "docs" / "modes-and-policies.md").read_text(encoding="utf-8")
+LINES = re.findall(r"^- (`(?:lock|beat)\.\w+`) ([A-Z]+)((?: `\w+`)*): (.*)$", SIGNALS, re.MULTILINE)
+"""Of the log: event, level, fields, and what is said of it."""
+RESULTS = (ROOT / "docs" / "how-to" / "results.md").read_text(encoding="utf-8")
+PAIRS = (ROOT / "docs" / "reference" / "modes-and-policies.md").read_text(encoding="utf-8")
 PAGES = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
@@ -92,16 +94,17 @@ def test_every_pair_of_mode_and_policy_is_described_or_refused(mode: str, policy
     define = Celery(set_as_current=False).task(
         base=SingletonTask, name="task", lazy=False, shared=False, lock_mode=mode, lock_on_conflict=policy
     )
-    described = [row[1:] for row in rows_of(section(PAIRS, f"`{mode}`")) if row[0] == f"`{policy}`"]
-    if not described:
+    (goes_with,) = [row[-1] for row in rows_of(section(PAIRS, "Modes")) if row[0].startswith(f"`{mode}`")]
+    if f"`{policy}`" not in goes_with:
         with pytest.raises(ConfigurationError, match="does not go with"):
             define(nothing)
         return
 
-    (cells,) = described
     define(nothing)
-    assert len(cells) == 2
-    assert all(cell.endswith(".") for cell in cells)
+    # How it meets a run, and in a queue mode a queued call.
+    cells = next(row[1:] for row in rows_of(section(PAIRS, "What the caller sees")) if row[0].startswith(f"`{policy}`"))
+    assert cells[0]
+    assert cells[1] or mode == "while_executing"
 
 
 # Options, outcomes and names, and the docstring of the task.
@@ -130,17 +133,24 @@ def test_every_outcome_is_told() -> None:
     assert [outcome for outcome in sorted(outcomes) if f"`{outcome}`" not in told] == []
 
 
-def test_every_signal_is_told() -> None:
-    told = [row[0].strip("`") for row in rows_of(section(SIGNALS, "Signals"))]
-
-    assert told == [name for name, value in vars(signals).items() if isinstance(value, Signal)]
-
-
 def test_every_name_that_can_be_imported_is_told() -> None:
     page = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-    told = {row[0].strip("`") for row in rows_of(page.partition("\n## ")[0])}
+    told = re.findall(r"^::: celery_singleton_lock\.(\w+)$", page, re.MULTILINE)
 
-    assert told == set(celery_singleton_lock.__all__)
+    assert sorted(told) == sorted(celery_singleton_lock.__all__)
+
+
+@pytest.mark.parametrize(
+    ("first", "states", "leads_to"),
+    [("ASKING", run.Phase, run._LEADS_TO), ("NEW", holding.State, holding._LEADS_TO)],
+    ids=["run", "lease"],
+)
+def test_a_life_that_is_drawn_is_that_of_the_code(first: str, states: Any, leads_to: Any) -> None:
+    page = (ROOT / "docs" / "explanation" / "how-it-works.md").read_text(encoding="utf-8")
+    (drawn,) = re.findall(rf"^stateDiagram-v2\n(    {first} .*?)^```", page, re.MULTILINE | re.DOTALL)
+
+    arrows = [(state.name, other.name) for state, others in zip(states, leads_to, strict=True) for other in others]
+    assert sorted(re.findall(r"^    (\w+) --> (\w+) : ", drawn, re.MULTILINE)) == sorted(arrows)
 
 
 def test_every_script_is_told_and_the_version_of_the_key() -> None:
@@ -176,10 +186,10 @@ def test_each_page_is_on_the_site_and_on_its_first_page() -> None:
 PLAYED = {
     "README.md": "tests/pages/test_readme.py",
     "docs/tutorial.md": "tests/pages/test_tutorial.py",
-    "docs/frameworks.md": "tests/frameworks",
-    "docs/migrate.md": "tests/unit/test_migrate.py",
-    "docs/results.md": "tests/integration/test_results.py",
-    "docs/testing.md": "tests/testing_kit",
+    "docs/how-to/frameworks.md": "tests/frameworks",
+    "docs/how-to/migrate.md": "tests/unit/test_migrate.py",
+    "docs/how-to/results.md": "tests/integration/test_results.py",
+    "docs/how-to/testing.md": "tests/testing_kit",
     "docs/how-to/several-beats.md": "tests/acceptance/django_app.py",
 }
 """By what the code of each page is played; that of the other how-tos by tests/pages/test_how_to.py."""
@@ -197,7 +207,7 @@ def test_the_code_of_each_page_is_played(page: Path) -> None:
 
 # Pages whose code is played.
 
-FRAMEWORKS = (ROOT / "docs" / "frameworks.md").read_text(encoding="utf-8")
+FRAMEWORKS = (ROOT / "docs" / "how-to" / "frameworks.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("told", FRAMEWORKS.split("```\n")[:-1])
@@ -213,19 +223,19 @@ def test_code_of_a_page_is_in_the_file_it_names(told: str) -> None:
 
 # The page for who operates it.
 
-OPERATIONS = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", sorted(singleton.commands))
 def test_every_command_and_its_options_are_told(name: str) -> None:
     options = [each.opts for each in singleton.commands[name].params if each.opts[0].startswith("-")]
 
-    assert re.search(rf"^\$ celery -A proj singleton {name}\b", OPERATIONS, re.MULTILINE)
-    assert [names for names in options if not any(re.search(rf"[` ]{name}\b", OPERATIONS) for name in names)] == []
+    assert re.search(rf"^\$ celery -A proj singleton {name}\b", COMMANDS, re.MULTILINE)
+    assert [names for names in options if not any(re.search(rf"[` ]{name}\b", COMMANDS) for name in names)] == []
 
 
 def first_column(head: str) -> list[str]:
-    return [row[0].strip("`") for row in rows_of(OPERATIONS[OPERATIONS.index(head) :].partition("\n\n")[0])]
+    return [row[0].strip("`") for row in rows_of(COMMANDS[COMMANDS.index(head) :].partition("\n\n")[0])]
 
 
 def test_every_check_is_told() -> None:
@@ -235,8 +245,8 @@ def test_every_check_is_told() -> None:
 def test_the_output_that_is_shown_has_the_form_of_today() -> None:
     row = Row(LockState("singleton:v3:{a:00}"), LeftMark("queued", "id", 1.0))
     head: list[Any] = table([row]).splitlines()[0].split()
-    heads = [line.split() for line in OPERATIONS.splitlines() if line.startswith("LOCK ")]
-    (shown,) = re.findall(r"^\[.*\]$", OPERATIONS, re.MULTILINE)[:1]
+    heads = [line.split() for line in COMMANDS.splitlines() if line.startswith("LOCK ")]
+    (shown,) = re.findall(r"^\[.*\]$", COMMANDS, re.MULTILINE)[:1]
 
     assert heads
     assert all(each in (head, [head[0], "LABEL", *head[1:]]) for each in heads)
@@ -287,6 +297,8 @@ ABOUT_NO_LOCK = (
     "lock.not_subscribed ",
     "lock.misconfigured:",
     "lock.moved ",
+    "lock.listener_error",
+    "lock.not_subscribed ",
     "lock.async_body:",
     "lock.no_base:",
     "lock.unmarked ",
@@ -296,7 +308,7 @@ ABOUT_NO_LOCK = (
     "lock.signal_failed:",
     "lock.renewal_failed: the store ",
 )
-"""What docs/log.md says concerns a store or a process as a whole."""
+"""What docs/reference/log.md says concerns a store or a process as a whole."""
 
 
 def lines_of_the_log() -> list[str]:
@@ -315,7 +327,7 @@ def line_of(text: str) -> tuple[str, str]:
 
 
 def test_the_table_of_the_log_has_every_line() -> None:
-    told = [(event, level, fields) for event, level, fields, *_ in rows_of(LOG)]
+    told = [(event, level, fields.strip() or "—") for event, level, fields, _ in LINES]
     # Where the level stands beside the text.
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "celery_singleton_lock").rglob("*.py"))
     beside = re.findall(r'logger\.(debug|info|warning|error|critical)\(\s*"((?:lock|beat)\.\w+[ :][^"]*)"', sources)
@@ -327,7 +339,9 @@ def test_the_table_of_the_log_has_every_line() -> None:
 
 
 def test_every_line_of_the_log_has_a_meaning_and_says_what_to_do() -> None:
-    assert all(meaning.endswith(".") and advice.endswith(".") for *_, meaning, advice in rows_of(LOG))
+    wrong = ("WARNING", "ERROR", "CRITICAL")
+    assert [said for _, level, _, said in LINES if not re.search(r"\.( \*.*\.\*)?$", said)] == []
+    assert [said for _, level, _, said in LINES if level in wrong and not said.endswith(".*")] == []
 
 
 def test_the_page_names_the_lines_that_are_about_no_lock() -> None:

@@ -99,22 +99,11 @@ def test_it_does_not_matter_how_an_argument_is_passed() -> None:
     assert key(1) == key(x=1) == key(1, 5) == key(1, y=5) == key(y=5, x=1)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        pytest.param((1, 2), [1, 2], id="tuple and list"),
-        pytest.param({"a": (1, [2])}, {"a": [1, (2,)]}, id="nested tuple and list"),
-        pytest.param({1: "a"}, {"1": "a"}, id="int and text as a dict key"),
-        pytest.param({True: "a"}, {"true": "a"}, id="bool and text as a dict key"),
-        pytest.param({None: "a"}, {"null": "a"}, id="None and text as a dict key"),
-        pytest.param({"a": 1, "b": 2}, {"b": 2, "a": 1}, id="order of a dict"),
-        pytest.param(Colour.RED, "red", id="enum and its value"),
-        pytest.param(Level.HIGH, 3, id="int enum and its value"),
-        pytest.param(Mood.CALM, "calm", id="text enum and its value"),
-    ],
-)
-def test_what_the_wire_makes_the_same_has_the_same_key(one: Any, other: Any) -> None:
-    assert key(one) == key(other)
+def test_what_the_wire_makes_the_same_has_the_same_key() -> None:
+    assert key((1, [2])) == key([1, (2,)])
+    assert key({1: "a", None: "b"}) == key({"null": "b", "1": "a"})
+    assert key({True: "a"}) == key({"true": "a"})
+    assert [key(Colour.RED), key(Level.HIGH), key(Mood.CALM)] == [key("red"), key(3), key("calm")]
 
 
 # The four forms of lock_key.

@@ -1,4 +1,4 @@
-"""A call that comes later comes again as it came. Real messages of kombu's broker in memory."""
+"""A call that is requeued keeps its message. Real messages of kombu's broker in memory."""
 
 import uuid
 from collections.abc import Iterator
@@ -79,7 +79,7 @@ def runs(task: Any, message: Any) -> None:
         request.execute()
 
 
-def test_a_call_that_is_rescheduled_comes_again_as_it_came(app: Celery, task: Any) -> None:
+def test_a_call_that_is_rescheduled_is_requeued_as_it_came(app: Celery, task: Any) -> None:
     queue = app.conf.task_default_queue
     follows = {"link": task.si("linked"), "link_error": task.si("failed"), "chain": [task.si("next")]}
     ids = {"task_id": "me", "group_id": "group", "root_id": "root", "parent_id": "parent"}
@@ -103,7 +103,7 @@ def test_a_call_that_is_rescheduled_comes_again_as_it_came(app: Celery, task: An
 
 
 @pytest.mark.parametrize("nested", [{"x-trace": "1"}, "no dict", None], ids=["dict", "text", "none"])
-def test_headers_that_another_hides_come_again(app: Celery, task: Any, nested: Any) -> None:
+def test_headers_that_another_hides_are_requeued(app: Celery, task: Any, nested: Any) -> None:
     hiding = {"headers": nested, "tenant": "a", "singleton_state": "theirs", "singleton_delivery": "theirs"}
     task.apply_async((1,), headers=hiding)
     queue = app.conf.task_default_queue

@@ -9,10 +9,18 @@ from celery import Celery, Task
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.signals import lock_acquired
-from celery_singleton_lock.testing import hold
 
 NOT_A_DURATION = [True, float("nan"), float("inf"), "30", [30]]
-APP_WIDE = ("ttl", "on_conflict", "wait_timeout", "on_lost", "on_store_error", "min_hold", "queue_ttl")
+APP_WIDE = (
+    "ttl",
+    "on_conflict",
+    "wait_timeout",
+    "on_lost",
+    "on_store_error",
+    "min_hold",
+    "min_hold_on_failure",
+    "queue_ttl",
+)
 
 
 ALLOWED = {
@@ -24,6 +32,7 @@ ALLOWED = {
     "on_lost": ["abort", "warn"],
     "on_store_error": ["reschedule", "raise", "run", "skip"],
     "min_hold": [0, 0.5, timedelta(hours=1)],
+    "min_hold_on_failure": [True, False],
     "queue_ttl": [60, 3600],
     "label": [None, "no. {x}"],
 }
@@ -36,6 +45,7 @@ REFUSED: dict[str, list[Any]] = {
     "on_lost": ["", "ignore", "ABORT", True],
     "on_store_error": ["", "wait", False],
     "min_hold": [*NOT_A_DURATION, -0.001, timedelta(seconds=-1)],
+    "min_hold_on_failure": [0, 1, "no"],
     "queue_ttl": [0, True],
     "label": [7, True, ["{x}"], b"{x}"],
 }
@@ -46,6 +56,7 @@ def told(name: str) -> list[str]:
     if isinstance(ALLOWED[name][0], str):
         return [repr(value) for value in ALLOWED[name]]
     of_numbers = {"limit": ["a whole number from 1 to 1000"], "label": ["a format string", "{parameter}"]}
+    of_numbers["min_hold_on_failure"] = ["True or False"]
     least = 1 if name in ("ttl", "queue_ttl") else 0
     return of_numbers.get(name, ["a number of seconds", f"at least {least}", "timedelta"])
 
@@ -87,12 +98,26 @@ def test_a_lease_lasts_thirty_seconds_if_nobody_says_otherwise(app: Celery) -> N
     assert ttl_of(make(app)) == 30
 
 
-QUEUE_MODES = ["until_executing", "until_executed", "until_and_while_executing"]
+NOT_SENT = (
+    "in which an equal call is not sent and gets the result of the one that is queued; use 'skip', 'raise', "
+    "'reschedule' or 'wait', or lock_mode="
+)
+NEXT = NOT_SENT + "'until_and_while_executing', in which the newest call runs next"
+UNLOCKED = (
+    "in which a run has no lock and so cannot be asked to stop; use 'rerun', or lock_mode='until_and_while_executing'"
+)
+REFUSED_PAIRS = [
+    ("until_executing", "join", NOT_SENT + "'while_executing'"),
+    ("until_executed", "join", NOT_SENT + "'while_executing'"),
+    ("until_and_while_executing", "join", NOT_SENT + "'while_executing'"),
+    ("until_executed", "rerun", NEXT),
+    ("until_executed", "replace", NEXT),
+    ("until_executing", "replace", UNLOCKED),
+]
 
 
-@pytest.mark.parametrize("mode", QUEUE_MODES)
-@pytest.mark.parametrize("policy", ["join", "rerun", "replace"])
-def test_a_queue_mode_goes_with_no_policy_for_which_other_calls_end(mode: str, policy: str) -> None:
+@pytest.mark.parametrize(("mode", "policy", "why"), REFUSED_PAIRS)
+def test_a_mode_is_refused_with_a_policy_with_which_it_cannot_work(mode: str, policy: str, why: str) -> None:
     class Succeeding(SingletonTask):
         abstract = True
         lock_on_conflict = policy
@@ -109,10 +134,16 @@ def test_a_queue_mode_goes_with_no_policy_for_which_other_calls_end(mode: str, p
             way()
 
         assert str(refused.value) == (
-            f"task shop.tasks.sync: {option}='{policy}' does not go with lock_mode='{mode}', in which an equal call is "
-            "not sent and gets the result of the one that is queued; use 'skip', 'raise', 'reschedule' or 'wait', or "
-            "lock_mode='while_executing'"
+            f"task shop.tasks.sync: {option}='{policy}' does not go with lock_mode='{mode}', {why}"
         )
+
+
+@pytest.mark.parametrize(
+    ("mode", "policy"),
+    [("until_executing", "rerun"), *(("until_and_while_executing", each) for each in ("rerun", "replace"))],
+)
+def test_a_queue_mode_in_which_the_newest_call_counts_runs_eagerly(app: Celery, mode: str, policy: str) -> None:
+    assert make(app, lock_mode=mode, lock_on_conflict=policy).apply((1,)).successful()
 
 
 @pytest.mark.parametrize("name", ALLOWED)
@@ -321,14 +352,6 @@ def test_the_default_prefix_takes_the_global_keyprefix_in(app: Celery, settings:
     app.conf.update(settings)
 
     assert make(app).lock_key_for(1).startswith(f"{prefix}:v3:")
-
-
-@pytest.mark.parametrize(("options", "state"), [({}, "REVOKED"), ({"lock_skip_result": None}, "SUCCESS")])
-def test_a_skip_result_of_none_counts_as_set(app: Celery, options: dict[str, Any], state: str) -> None:
-    task = make(app, **options)
-
-    with hold(task, 1):
-        assert task.apply((1,)).state == state
 
 
 @pytest.mark.parametrize("option", ["lock_label", "lock_key", "lock_name", "lock_on_conflict"])

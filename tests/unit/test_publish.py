@@ -97,7 +97,7 @@ def test_a_mark_lasts_until_the_message_may_run_and_then_as_long_as_lock_queue_t
     ("state", "words"),
     [
         ("held", "is held by task_id=a; its lease"),
-        ("quiet", "cool-down of task_id=a"),
+        ("cooldown", "cool-down of task_id=a"),
         ("queued", "task_id=a .*queued"),
     ],
 )
@@ -107,10 +107,10 @@ def test_a_refusal_says_whether_a_call_runs_is_queued_or_has_left_a_cool_down(
     caplog.set_level("INFO")
     task = unique("raise")
     store, claim = store_of(task.app), Claim(task.lock_key_for(), "token", 30, facts=Facts("a"))
-    store.mark_queued(claim.key, "a", 60, limit=0, quiet=60 if state == "quiet" else 0)
+    store.mark_queued(claim.key, "a", 60, limit=0, cooldown=60 if state == "cooldown" else 0)
     if state != "queued":
         store.acquire(claim)
-    if state == "quiet":
+    if state == "cooldown":
         store.release(claim, 1)
 
     with pytest.raises(LockHeld, match=words) as held:

@@ -391,10 +391,6 @@ def test_a_connection_is_opened_as_the_settings_of_celery_say(
     assert isinstance(connection, UnixDomainSocketConnection) is ("redis.sock" in str(settings))
 
 
-def test_celerys_spelling_is_understood_wherever_a_url_is_given() -> None:
-    assert store_from_url("redis+socket:///run/redis.sock?virtual_host=2").address == "unix:///run/redis.sock"
-
-
 @pytest.mark.parametrize("blanks", ["  {}", "{}\n", "\t{} "])
 def test_blanks_around_a_url_mean_nothing(blanks: str) -> None:
     assert store_from_url(blanks.format("redis://localhost:1/0")).address == "redis://localhost:1/0"

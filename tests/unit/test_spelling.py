@@ -130,7 +130,7 @@ def test_an_option_of_another_library_is_refused_and_told_where_to_read_on(app: 
     told = refusal(app, **{name: {}})
 
     assert f"{name} is an option of {OF_OTHERS[name]}; here it is lock_" in told
-    assert told.endswith(f"see {DOCS}migrate/#from-{OF_OTHERS[name]}")
+    assert told.endswith(f"see {DOCS}how-to/migrate/#from-{OF_OTHERS[name]}")
 
 
 @pytest.mark.parametrize("name", ["get_key", "generate_lock", "unlock", "on_duplicate", "setup_redis", "clear_lock"])
@@ -141,7 +141,7 @@ def test_a_method_that_a_class_has_overridden_for_another_library_is_refused(app
     setattr(Base, name, lambda self, *args: None)
 
     assert re.search(
-        rf"{name} is a method of celery-[a-z]+; here it is \S.*: see {DOCS}migrate/#", refusal(app, base=Base)
+        rf"{name} is a method of celery-[a-z]+; here it is \S.*: see {DOCS}how-to/migrate/#", refusal(app, base=Base)
     )
 
 

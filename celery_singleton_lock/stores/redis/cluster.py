@@ -41,7 +41,9 @@ Node = tuple[str, int]
 class NodeConnections(Connections):
     """Connections to one server of a cluster. A script there counts only the listeners at this server."""
 
-    publish, subscribe, unsubscribe = "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE"
+    publish = "SPUBLISH"
+    subscribe = "SSUBSCRIBE"
+    unsubscribe = "SUNSUBSCRIBE"
     is_doubted = False
     """It has not answered, or has sent us elsewhere, so another server may have its slots by now."""
 

@@ -7,10 +7,12 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from importlib import resources
 from itertools import groupby
+from math import ceil
 from typing import Any
 
 from redis import exceptions
@@ -25,6 +27,7 @@ from celery_singleton_lock.stores.records import (
     Holder,
     LeftMark,
     LockState,
+    Place,
     lock_name_of,
 )
 from celery_singleton_lock.stores.redis.errors import accepted, advice_about
@@ -35,7 +38,7 @@ _VALUES_PER_HOLDER = 7
 _SEPARATOR = "\x1f"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
-_GRANTED, _QUEUED, _DONE = 1, 2, 3
+_GRANTED, _QUEUED, _DONE, _LOOKED = 1, 2, 3, 4
 # Errors of a script that say something about the key, and not about us.
 _UNREADABLE = re.compile(r"WRONGTYPE|user_script")
 _FOREIGN = "another program's key, or a damaged one: "
@@ -81,11 +84,10 @@ BREAK = _script("break")
 def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
     """The arguments of acquire.lua; few, because each one costs the server as much as the client."""
     facts = claim.facts
-    is_plain = not (waits or claim.heeds_queued or claim.succeeds or claim.asked or claim.queued_for)
     arguments = [
         claim.token,
         str(round(claim.ttl * 1000)),
-        str(claim.limit) if is_plain else _limit_and_words(claim, waits),
+        _limit_and_words(claim, waits),
         f"{facts.pid} {facts.attempt} {facts.published}",
         facts.task_id,
         facts.hostname,
@@ -98,20 +100,40 @@ def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
     return arguments
 
 
+def look_arguments(claim: Claim) -> list[str]:
+    """The arguments of acquire.lua for one who asks only whether the message has to come."""
+    token, ttl, words, about, task_id, hostname, *named = arguments_of(replace(claim, turn_for=0.0, may_be_copy=False))
+    return [token, ttl, "0", about, task_id, hostname, *(named or [""]), "", words]
+
+
 def _limit_and_words(claim: Claim, waits: bool) -> str:
-    words = {
-        "waits": waits,
-        "heeds": claim.heeds_queued,
-        "asked": claim.asked,
-        f"queued={milliseconds(claim.queued_for)}": claim.queued_for,
-        f"{claim.succeeds}={milliseconds(claim.supersedes_for)}": claim.succeeds,
-    }
-    return " ".join([str(claim.limit), *(word for word, is_said in words.items() if is_said)])
+    words = str(claim.limit)
+    if waits:
+        words += " waits"
+    if claim.heeds_queued:
+        words += " heeds"
+    if claim.asked:
+        words += " asked early" if claim.asked_early else " asked"
+    if claim.queued_for:
+        words += f" queued={milliseconds(claim.queued_for)}"
+    if claim.succeeds:
+        words += f" {claim.succeeds}={milliseconds(claim.supersedes_for)}"
+    if claim.turn_for and not waits:
+        words += f" turn={ceil(claim.turn_for)},{claim.ticket}"
+    return words
 
 
 def mark_text(label: str, published: int, due_for: float) -> str:
     """What the mark of a queued call says beside its end and its task id."""
     return f"{label}{_SEPARATOR}{published},{milliseconds(due_for)}" if published or due_for else label
+
+
+def begins_text(claim: Claim | None) -> list[str]:
+    """What unmark.lua needs to know of a call that begins without a lease, if it gives way to newer ones."""
+    if claim is None or claim.succeeds is None:
+        return []
+    facts = claim.facts
+    return [f"{claim.succeeds} {milliseconds(claim.supersedes_for)} {facts.published} {facts.task_name}"]
 
 
 def renewals_of(claims: Sequence[Claim], most: int) -> Iterator[tuple[list[str], list[str]]]:
@@ -152,10 +174,19 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done |
     return Done(*rest) if verdict == _DONE else conflict_in(key, reply)
 
 
+def place_in(reply: Sequence[Any]) -> Place:
+    """The place in a reply of acquire.lua to one who looks."""
+    if reply[0] == _LOOKED:
+        return Place(bool(reply[2]), reply[3], reply[4], reply[5] / 1_000_000)
+    # It is done, or has a place: its run sees to it.
+    return Place(comes=True, ticket=0, ahead=0, free_in=0.0)
+
+
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     """The conflict in a reply of acquire.lua, mark_queued.lua or unmark.lua."""
-    verdict, now, successor, rows = reply
-    return Conflict(key, tuple(holders_in(key, now, rows)), successor or None, now, is_own=verdict == -1)
+    verdict, now, successor, rows, *ticket = reply
+    holders = tuple(holders_in(key, now, rows))
+    return Conflict(key, holders, successor or None, now, is_own=verdict == -1, ticket=ticket[0] if ticket else 0)
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:

@@ -20,6 +20,7 @@ from celery_singleton_lock.stores.records import (
     Holder,
     LockState,
     Outcome,
+    Place,
     PublishMode,
     Slot,
 )
@@ -37,9 +38,12 @@ from celery_singleton_lock.stores.redis.encoding import (
     Script,
     answer_in,
     arguments_of,
+    begins_text,
     conflict_in,
+    look_arguments,
     mark_text,
     milliseconds,
+    place_in,
     release_arguments,
     renewals_of,
     states_in,
@@ -178,6 +182,10 @@ class Store:
         assert not isinstance(answer, float)
         return answer
 
+    def look(self, claim: Claim) -> Place:
+        """See whether a message that waits for its turn has to come; and keep its place, if it is to run next."""
+        return place_in(self.request(ACQUIRE, claim.key, look_arguments(claim))[0])
+
     def waiter(self, claim: Claim) -> Waiter:
         """Queue for a place: first come, first served, woken by the release."""
         return Waiter(self.servers, claim, partial(self.take_turn, claim))
@@ -242,31 +250,36 @@ class Store:
         seconds: float,
         *,
         limit: int,
-        quiet: float,
+        cooldown: float,
         label: str = "",
         sent: PublishMode = "",
         published: int = 0,
         due_for: float = 0.0,
+        newest: bool = False,
     ) -> Holder | None:
         """Mark a call as the one that is queued, for so many seconds, and return None; or the call that is in its way.
 
-        That is the call that is queued or keeps the key quiet; or a run, if *limit* is not 0 and at least so many hold
-        the key. From now on no other call of the key is published for *quiet* seconds. *published* is found
-        with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`.
+        That is the call that is queued or keeps the key in its cool-down; or a run, if *limit* is not 0 and at least so
+        many hold the key. From now on no other call of the key is published for *cooldown* seconds. *published* is
+        found with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`. If it is to be the *newest*, no
+        queued call that was published before it is in its way: it takes that call's place.
         """
-        in_the_way = f"{limit} {sent}".strip()
+        in_the_way = " ".join(filter(None, [str(limit), sent, "newest" if newest else ""]))
         about = mark_text(label, published, due_for)
-        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(quiet), *filter(None, [about])
+        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(cooldown), *filter(None, [about])
         reply = self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0]
         return None if reply == 1 else conflict_in(key, reply).first
 
-    def unmark(self, key: str, task_id: str, *, quiet: bool = True, heeds: bool = False) -> Conflict | None:
-        """End what a call has left: it is queued and next no longer, nor does it keep the key *quiet*.
+    def unmark(
+        self, key: str, task_id: str, *, ends_cooldown: bool = True, heeds: bool = False, claim: Claim | None = None
+    ) -> Conflict | None:
+        """End what a call has left: it is queued and next no longer, and its cool-down ends if *ends_cooldown*.
 
-        If it *heeds*, leave everything if another call is queued, and return the conflict with it.
+        If it *heeds*, leave everything if another call is queued, and return the conflict with it; with a *claim* that
+        `succeeds`, only if that one is newer, or if a newer one has begun.
         """
-        words = " ".join(word for word, is_said in {"quiet": quiet, "heeds": heeds}.items() if is_said)
-        reply = self.request(UNMARK, key, (task_id, words))[0]
+        words = " ".join(word for word, is_said in {"cooldown": ends_cooldown, "heeds": heeds}.items() if is_said)
+        reply = self.request(UNMARK, key, (task_id, words, *begins_text(claim)))[0]
         return None if reply == 1 else conflict_in(key, reply)
 
     def mark_done(self, key: str, marker: str, attempt: int, outcome: Outcome, seconds: float) -> None:

@@ -53,7 +53,7 @@ class Breaking(Contract):
 
     def test_a_survey_tells_holders_marks_and_waiters(self, store: Store) -> None:
         grant = granted(store.acquire(claim("a", task_id="id-of-a", pid=7)))
-        mark_queued(store, "id-of-q", seconds=60.0, quiet=20.0)
+        mark_queued(store, "id-of-q", seconds=60.0, cooldown=20.0)
         succeed(store, call("id-of-r", 1.0), "rerun")
         with self.waiting(store, "v", "w"):
             survey = surveyed(store)
@@ -63,7 +63,7 @@ class Breaking(Contract):
         assert [(mark.state, mark.task_id, mark.task_name) for mark in survey.marks] == [
             ("queued", "id-of-q", None),
             ("next", "id-of-r", "shop.tasks.sync"),
-            ("quiet", "id-of-q", None),
+            ("cooldown", "id-of-q", None),
         ]
         assert 50 < survey.marks[0].expires_in <= 60
         assert survey.waiters == 2
@@ -106,11 +106,11 @@ class Breaking(Contract):
 
     def test_marks_go_at_once(self, store: Store) -> None:
         granted(store.acquire(call("a")))
-        mark_queued(store, "q", quiet=20.0)
+        mark_queued(store, "q", cooldown=20.0)
         succeed(store, call("r", 1.0), "rerun")
         store.release(call("a"), 1)
 
-        assert broken(store, marks=True) == ([], ["queued", "next", "quiet"])
+        assert broken(store, marks=True) == ([], ["queued", "next", "cooldown"])
         self.nothing_is_left(store)
         assert mark_queued(store, "other") is None
 

@@ -18,10 +18,12 @@ from tests.contract.asking import (
     KEY,
     Contract,
     again,
+    begin,
     call,
     claim,
     delivery,
     granted,
+    mark_newest,
     mark_queued,
     marker_of,
     succeeding,
@@ -32,6 +34,10 @@ DUE = Ending("ended", 60.0, is_due=True)
 
 REAL = 0.3
 """A ttl that a test waits for."""
+
+NEWEST = [
+    succeeding(again(call(name, at, heeds_queued=True, queued_for=60.0)), "rerun") for name, at in [("b", 2), ("c", 3)]
+]
 
 
 class Keys(Contract):
@@ -56,13 +62,15 @@ class Keys(Contract):
             "release": lambda: store.release(a, None, ending=DUE),
             "release another": lambda: store.release(dataclasses.replace(b, min_hold=5.0), None),
             "release the turn": lambda: [store.release(delivery("tok-w", "w"), None), waiter.__exit__()],
-            "mark_queued": lambda: mark_queued(store, "b", limit=1, quiet=30.0),
+            "mark_queued": lambda: mark_queued(store, "b", limit=1, cooldown=30.0),
+            "mark the newest": lambda: [mark_newest(store, each) for each in NEWEST],
+            "begin the newest": lambda: [begin(store, each) for each in NEWEST],
             "rerun": lambda: [store.acquire(succeeding(call(name, at), "rerun")) for name, at in [("b", 2), ("c", 3)]],
             "replace": lambda: [
                 store.acquire(succeeding(again(call(name, at)), "replace")) for name, at in [("b", 2), ("c", 3)]
             ],
             "unmark": lambda: [store.unmark(KEY, name) for name in ("a", "b", "c")],
-            "unmark if it may": lambda: store.unmark(KEY, "b", quiet=False, heeds=True),
+            "unmark if it may": lambda: store.unmark(KEY, "b", ends_cooldown=False, heeds=True),
             "mark_done": lambda: store.mark_done(KEY, marker_of("a"), 1, "stored", 30.0),
             "break": lambda: Inventory(store).break_lock(KEY, ["tok-b"], "alice"),
         }

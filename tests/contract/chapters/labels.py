@@ -17,7 +17,7 @@ def labelled(wanted: Claim, label: str = LABEL, **facts: Any) -> Claim:
 
 
 def mark_labelled(store: Store, task_id: str, label: str = LABEL) -> None:
-    assert store.mark_queued(KEY, task_id, 60.0, limit=0, quiet=0.0, label=label) is None
+    assert store.mark_queued(KEY, task_id, 60.0, limit=0, cooldown=0.0, label=label) is None
 
 
 class Labels(Contract):

@@ -1,19 +1,26 @@
-"""What calls leave in a store that hold nothing: queued, and quiet."""
+"""What calls leave in a store that hold nothing: queued, and a cool-down."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from celery_singleton_lock.stores.records import Answer, Conflict
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
+    MEMORY,
     Contract,
+    again,
+    begin,
     call,
     found,
     granted,
+    mark_newest,
     mark_queued,
     refused,
     succeed,
+    succeeding,
     successor_of,
 )
 
@@ -43,11 +50,11 @@ class Marks(Contract):
     def test_what_is_sent_in_a_cool_down_counts_as_queued_and_leaves_that_as_it_is(
         self, store: Store, sent: Any
     ) -> None:
-        mark_queued(store, "before", quiet=600.0)
+        mark_queued(store, "before", cooldown=600.0)
         granted(store.acquire(call("before")))
         store.release(call("before"), 1)
 
-        assert store.mark_queued(KEY, "member", 60.0, limit=0, quiet=60.0, sent=sent) is None
+        assert store.mark_queued(KEY, "member", 60.0, limit=0, cooldown=60.0, sent=sent) is None
         assert found(mark_queued(store, "another")).task_id == "member"
         assert not store.unmark(KEY, "member")
         assert found(mark_queued(store, "another")).task_id == "before"
@@ -98,15 +105,15 @@ class Marks(Contract):
         assert found(mark_queued(store, "c")).task_id == "queued"
 
     def test_a_call_whose_publishing_failed_leaves_nothing(self, store: Store) -> None:
-        mark_queued(store, "a", quiet=30)
+        mark_queued(store, "a", cooldown=30)
         assert not store.unmark(KEY, "a")
 
         self.nothing_is_left(store)
         assert mark_queued(store, "b") is None
 
-    def test_a_call_that_ends_may_leave_its_key_quiet(self, store: Store) -> None:
-        mark_queued(store, "a", quiet=30)
-        assert not store.unmark(KEY, "a", quiet=False)
+    def test_a_call_that_ends_may_leave_its_cooldown(self, store: Store) -> None:
+        mark_queued(store, "a", cooldown=30)
+        assert not store.unmark(KEY, "a", ends_cooldown=False)
 
         assert found(mark_queued(store, "b")).task_id == "a"
         assert not store.unmark(KEY, "stranger")
@@ -128,3 +135,105 @@ class Marks(Contract):
         assert successor_of(store) == "next"
         assert not store.unmark(KEY, "next")
         self.nothing_is_left(store)
+
+    # The newest takes the place of the queued one.
+
+    OLDER, NEWER, NEWEST = (
+        succeeding(again(call(name, at, heeds_queued=True, queued_for=60.0)), "rerun")
+        for name, at in [("older", 1), ("newer", 200), ("newest", 300)]
+    )
+
+    def test_the_newest_takes_the_place_of_the_queued_call_and_an_older_one_does_not(self, store: Store) -> None:
+        assert mark_newest(store, self.NEWER) is None
+        assert found(mark_newest(store, self.OLDER)).task_id == "newer"
+        assert mark_newest(store, self.NEWEST) is None
+        assert mark_newest(store, self.NEWEST) is None, "a lost reply costs no call"
+
+        assert found(mark_queued(store, "other")).task_id == "newest"
+        assert not store.unmark(KEY, "newer"), "its mark is no longer its own"
+        assert found(mark_queued(store, "other")).task_id == "newest"
+        assert not store.unmark(KEY, "newest")
+        self.nothing_is_left(store)
+
+    def test_an_older_call_ends_in_favour_of_the_queued_one_and_of_that_once_it_has_ended(self, store: Store) -> None:
+        for each in (self.OLDER, self.NEWER, self.NEWEST, self.NEWEST):
+            assert mark_newest(store, each) is None, "also if a reply is lost"
+
+        assert refused(store.acquire(self.OLDER)).successor == "newest"
+        store.release(self.NEWEST, granted(store.acquire(self.NEWEST)).place)
+        assert refused(store.acquire(self.NEWER)).successor == "newest"
+        granted(store.acquire(call("new", 4, heeds_queued=True)))
+
+    def test_likewise_where_a_body_begins_without_a_lease(self, store: Store) -> None:
+        for each in (self.OLDER, self.NEWER, self.NEWEST):
+            assert mark_newest(store, each) is None
+
+        assert refused_by(begin(store, self.OLDER)) == "newest"
+        assert begin(store, self.NEWEST) is None
+        assert begin(store, self.NEWEST) is None, "a copy of it is no older call"
+        assert refused_by(begin(store, self.NEWER)) == "newest"
+        # One that was sent without a mark is the newest as it comes.
+        assert begin(store, call("sent", succeeds="rerun", supersedes_for=MEMORY)) is None
+
+    def test_one_that_comes_without_a_mark_and_is_newer_goes_before_the_queued_one(self, store: Store) -> None:
+        assert mark_newest(store, self.OLDER) is None
+
+        assert begin(store, self.NEWER) is None
+        assert refused_by(begin(store, self.OLDER)) == "newer"
+
+    def test_a_run_that_was_sent_without_a_mark_supersedes_no_call_that_has_yet_to_ask(self, store: Store) -> None:
+        # Nothing tells when it was published, so it is as old as its grant.
+        granted(store.acquire(call("sent")))
+        mark_newest(store, self.OLDER)
+
+        early = dataclasses.replace(self.OLDER, asked_early=True)
+        assert refused(store.acquire(early)).successor == "older"
+
+    def test_a_call_whose_newer_one_ends_without_a_run_runs(self, store: Store) -> None:
+        mark_newest(store, self.OLDER)
+        mark_newest(store, self.NEWER)
+        store.unmark(KEY, "newer")
+
+        granted(store.acquire(self.OLDER))
+
+    def test_what_is_kept_of_the_newest_ends_with_the_older_messages(self, store: Store) -> None:
+        mark_newest(store, self.OLDER, seconds=2 * MEMORY)
+        mark_newest(store, self.NEWER)
+        store.release(self.NEWER, granted(store.acquire(self.NEWER)).place)
+
+        self.pass_time(MEMORY + 60.0)
+        assert refused(store.acquire(self.OLDER)).successor == "newer"
+        self.pass_time(MEMORY)
+        granted(store.acquire(self.OLDER))
+
+    def test_nothing_is_kept_of_a_call_that_has_taken_no_place(self, store: Store) -> None:
+        mark_newest(store, self.NEWER)
+        store.release(self.NEWER, granted(store.acquire(self.NEWER)).place)
+
+        self.nothing_is_left(store)
+
+    def test_the_cool_down_of_a_queued_call_does_not_keep_the_newest_out_and_that_of_a_run_does(
+        self, store: Store
+    ) -> None:
+        mark_newest(store, self.OLDER, cooldown=600.0)
+        assert mark_newest(store, self.NEWER, cooldown=600.0) is None
+        assert not store.unmark(KEY, "older")
+        store.release(self.NEWER, granted(store.acquire(self.NEWER)).place)
+
+        assert found(mark_newest(store, self.NEWEST)).task_id == "newer"
+
+    def test_a_holder_is_asked_to_stop_only_once_the_queued_call_has_come_again(self, store: Store) -> None:
+        granted(store.acquire(call("holder", 1)))
+        newer = dataclasses.replace(self.NEWER, succeeds="replace")
+        mark_newest(store, newer)
+
+        for _ in range(2):
+            assert refused(store.acquire(dataclasses.replace(newer, asked_early=True))).successor == "newer"
+            assert store.renew([call("holder", 1)], 1.0) == [Answer.DONE]
+        assert refused(store.acquire(newer)).successor == "newer"
+        assert store.renew([call("holder", 1)], 1.0) == [Answer.REPLACED]
+
+
+def refused_by(conflict: Conflict | None) -> str | None:
+    assert conflict is not None
+    return conflict.successor

@@ -111,7 +111,7 @@ class Succession(Contract):
 
         for published in (1500, 3000):
             mine = again(call("mine", published))
-            assert succeed(store, mine, "rerun") is None, "it comes again, and takes the mark then"
+            assert succeed(store, mine, "rerun") is None, "it is requeued, and takes the mark then"
         assert successor_of(store) == "other"
 
         store.release(call("a"), 1)
@@ -120,7 +120,7 @@ class Succession(Contract):
 
     # Replace.
 
-    def test_a_holder_is_asked_to_make_way_only_when_its_successor_has_come_again(self, store: Store) -> None:
+    def test_a_holder_is_asked_to_make_way_only_when_its_successor_was_requeued(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
 
         for _ in range(2):

@@ -8,22 +8,27 @@
 -- ARGV[1]  token, fresh for each execution
 -- ARGV[2]  ttl in milliseconds
 -- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `waits` takes a turn; `heeds` a queued mark;
---          `asked` before to be the successor; `queued=<milliseconds>` counts as queued for so long if refused;
---          `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if refused, and supersedes older ones
---          for so long
+--          `asked` before to be the successor, `early` if only by its publishing; `queued=<milliseconds>` counts as
+--          queued for so long if refused; `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if
+--          refused, and supersedes older ones for so long; `turn=<seconds>,<ticket>` keeps a turn of its message for so
+--          long if refused, if it can the one with this ticket
 -- ARGV[4]  pid, attempt and time of publication
 -- ARGV[5]  task id of the caller, or an empty text
 -- ARGV[6]  its hostname, or an empty text
 -- ARGV[7]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
 -- ARGV[8]  marker of the message, if this may be a later delivery of it; otherwise an empty text, or nothing
+-- ARGV[9]  for one that only looks whether its message has to come: limit and words, and ARGV[3] is 0
 --
 -- Returns  fence                               granted place 1 of a lock of which nothing was known
 --          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
 --          {2, now, wait}                      queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}          done: a run of this message has ended
---          {0, now, next, holders}             held: a few holders, or else those that go before; seven values each. For
+--          {4, now, comes, ticket, ahead, wait}  looked: 1 if the message has to come; its ticket, or 0; how many turns may
+--                                              go before; after how many microseconds a place is free if nobody renews
+--          {0, now, next, holders, ticket}     held: a few holders, or else those that go before; seven values each. For
 --                                              `rerun` and `replace`, the call that runs next, this one or one that
---                                              has superseded it; an empty text while neither is known
+--                                              has superseded it; an empty text while neither is known. The ticket of
+--                                              a turn that was kept
 --          {-1, now, '', holders}              another delivery of this message holds it, or waits
 
 -- @include time
@@ -60,12 +65,15 @@ end
 local PATIENCE = 30000000 -- nobody waits for a successor that has not come for so long
 
 ttl = tonumber(ttl)
-local words, task_id, named, marker = ARGV[3], ARGV[5], ARGV[7] or '', ARGV[8] or ''
+local words, task_id, named, marker, looks = ARGV[9] or ARGV[3], ARGV[5], ARGV[7] or '', ARGV[8] or '', ARGV[9]
 local limit, waits = tonumber(string.match(words, '^%d+')), string.find(words, 'waits', 1, true)
 local attempt, published = string.match(ARGV[4], '^%S+ (%d+) (%d+)$')
 local policy, memory = string.match(words, ' (re%a+)=(%d+)')
-local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token)
-local highest, first, last, ticket = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4]), tonumber(known[7])
+local turn_lasts, had = string.match(words, ' turn=(%d+),(%d+)')
+local own_turn = '@' .. task_id
+local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token, 'w' .. own_turn)
+local highest, first, last = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4])
+local ticket, ticket_token = tonumber(known[7] or known[8]), known[7] and token or own_turn
 local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
 local this_call = {
   task_id = task_id, task_name = string.match(named, '^[^\31]*'), policy = policy,
@@ -99,8 +107,10 @@ if marker ~= '' then
   if first then
     walk_queue(key, first, last, function(waiter, its_ticket)
       if waiter.task_id == task_id and waiter.token ~= token then
-        twin, waiter.copies = waiter, '1'
+        waiter.copies = '1'
         pcall(write_waiter, key, its_ticket, waiter)
+        -- Both deliveries wait for one turn.
+        twin = waiter.token ~= own_turn and waiter or nil
         return 'enough'
       end
     end)
@@ -127,11 +137,14 @@ for _, each in ipairs(places) do
 end
 
 -- 3. Is the call superseded by a newer one?
-local its_relation = relation(this_call, successor)
-if its_relation == 'newer_wins' then
+local its_relation, heeds = relation(this_call, successor), string.find(words, 'heeds', 1, true)
+local newer = newer_call(this_call, heeds and queued, successor)
+if newer and looks then
+  return {4, now, 1, 0, 0, 0}
+elseif newer then
   local holders = described(key, places, A_FEW)
-  successor.deadline = math.max(successor.deadline, now)
-  return {0, now, successor.task_id, #holders > 0 and holders or described_turns({successor})}
+  newer.deadline = math.max(newer.deadline, now)
+  return {0, now, newer.task_id, #holders > 0 and holders or described_turns({newer})}
 end
 
 -- 4. Who goes before? The caller is kept out if that are at least as many calls as there are free places.
@@ -149,19 +162,40 @@ end
 -- wait for each other. A call does not wait for a successor that ends in its favour, or nobody would run while such calls
 -- come faster than the successor asks again.
 local is_queued = queued and queued.task_id == task_id
-if its_relation == 'stranger' and not is_queued and not waits then
+local has_turn = waits or ticket
+if its_relation == 'stranger' and not is_queued and not has_turn then
   ranks_before(successor)
 end
-if queued and not is_queued and not waits and string.find(words, 'heeds', 1, true) then
+if queued and not is_queued and not waits and heeds then
   ranks_before(queued)
 end
 -- Those who go before are called, because their holder may have died, and they with it.
 if first and free > #before then
-  local front = walk_queue(key, first, (ticket or last + 1) - 1, function(waiter)
-    return not wakes(key, waiter) and 'gone' or ranks_before(waiter)
+  local front = walk_queue(key, first, (ticket or last + 1) - 1, function(waiter, its_ticket)
+    if waiter.word and is_queued and heeds then
+      -- That message waits for this call, whose mark it heeds.
+      return
+    end
+    return not wakes(key, its_ticket, waiter) and 'gone' or ranks_before(waiter)
   end)
   begin_queue_at(key, first, front, last)
-  first = front
+  first = front <= last and front or nil
+  last = first and last
+end
+
+if looks then
+  local is_next = its_relation == 'mine' and is_coming(successor)
+  if is_next then
+    successor.deadline = now + PATIENCE
+    redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+    set_successor(key, successor)
+    if policy == 'replace' then
+      -- Its message is safe in the broker now.
+      ask_oldest_to_stop(key, places)
+    end
+  end
+  local comes = free > #before or not (ticket or is_next)
+  return {4, now, comes and 1 or 0, ticket or 0, ticket and first and ticket - first or 0, math.max(0, soonest - now)}
 end
 
 -- 5. Is a place left?
@@ -185,11 +219,12 @@ if free > #before then
   if place > highest then
     redis.call('HSET', key, 'places', place)
   end
-  -- What the caller has left while it held nothing ends with its grant.
-  if its_relation == 'mine' or its_relation == 'older_yields' then
+  -- What the caller has left while it held nothing ends with its grant; but older calls whose place it took may still come.
+  local older_until = policy and is_queued and its_relation ~= 'stranger' and queued.supersedes or 0
+  if its_relation == 'mine' or its_relation == 'older_yields' or older_until > 0 then
     local heir = its_relation == 'mine' and successor or this_call
     heir.deadline = 0
-    heir.supersedes = heir.supersedes or now + memory * 1000
+    heir.supersedes = math.max(older_until, heir.supersedes or now + memory * 1000)
     if heir.supersedes > now then
       set_successor(key, heir)
     else
@@ -206,7 +241,7 @@ if free > #before then
     if waiter and waiter.copies == '1' then
       redis.call('HSET', key, place .. ':c', 1)
     end
-    leave_queue(key, ticket, token)
+    leave_queue(key, ticket, ticket_token)
     begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
   end
   expire_after(key, 2000 * ttl)
@@ -222,13 +257,16 @@ end
 
 -- 6. Does it take a turn?
 if waits then
-  local turn = ticket or (last or 0) + 1
+  local turn = ticket or ticket_after(last)
   local wait = soonest - now
   if turn - (first or turn) >= NEAR then
     wait = math.max(wait, ttl * 1000)
   end
   local copies = ticket and (waiter_in(redis.call('HGET', key, 'q' .. ticket)) or {}).copies or '0'
   local waiter = {deadline = now + wait + GRACE, token = token, limit = limit, copies = copies, task_id = task_id}
+  if known[8] then
+    redis.call('HDEL', key, 'w' .. own_turn)
+  end
   join_queue(key, turn, last or 0, waiter)
   return {2, now, wait}
 end
@@ -237,7 +275,8 @@ end
 -- `rerun` that has yet to ask, and it is asked to stop only once its successor has been requeued, and so is safe in the
 -- broker.
 local next_one
-if policy == 'replace' or policy and this_call.asked and not is_coming(successor) then
+local has_asked = this_call.asked and not string.find(words, 'early', 1, true)
+if policy == 'replace' or policy and has_asked and not is_coming(successor) then
   next_one = newer_run(key, places, this_call)
 end
 if policy and not next_one and not (policy == 'rerun' and its_relation == 'stranger') then
@@ -245,11 +284,29 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   this_call.deadline = now + PATIENCE
   this_call.supersedes = remembers and now + memory * 1000 or its_relation == 'mine' and successor.supersedes or 0
   redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
+  if its_relation ~= 'mine' then
+    -- It ends in favour of this call.
+    call_successor(key, successor)
+  end
   set_successor(key, this_call)
-  if policy == 'replace' and this_call.asked then
+  if policy == 'replace' and has_asked then
     ask_oldest_to_stop(key, places)
   end
   next_one = task_id
 end
 local holders = described(key, places, A_FEW)
-return {0, now, next_one or '', #holders > 0 and holders or described_turns(before)}
+local rows = #holders > 0 and holders or described_turns(before)
+
+-- 8. Does its message keep a turn, while it is in the broker?
+local turn
+if turn_lasts then
+  local word = '@' .. turn_lasts .. ',' .. integer(math.max(0, now - this_call.published))
+  local waiter = {
+    deadline = now + turn_lasts * 1000000, token = own_turn, word = word, limit = limit,
+    copies = ticket and (waiter_in(redis.call('HGET', key, 'q' .. ticket)) or {}).copies or '0', task_id = task_id,
+    published = this_call.published,
+  }
+  redis.call('HDEL', key, '')
+  turn = keep_turn(key, first, last, tonumber(had), waiter, ticket)
+end
+return {0, now, next_one or '', rows, turn}

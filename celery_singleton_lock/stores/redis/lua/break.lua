@@ -16,7 +16,7 @@
 -- @include successor
 local key, by = KEYS[1], ARGV[1]
 local is_forced, drops = string.find(ARGV[2], 'force', 1, true), string.find(ARGV[2], 'marks', 1, true)
-local known = redis.call('HMGET', key, 'places', 'queued', 'quiet', 'next')
+local known = redis.call('HMGET', key, 'places', 'queued', 'cooldown', 'next')
 local meant, holders, dropped, is_cooling = {}, {}, {}, false
 for i = 3, #ARGV do
   meant[ARGV[i]] = true
@@ -43,12 +43,12 @@ for _, each in ipairs(holders) do
 end
 if drops then
   local in_force = {
-    queued = mark_of(known[2]), next = is_coming(successor_in(known[4])), quiet = is_cooling or mark_of(known[3]),
+    queued = mark_of(known[2]), next = is_coming(successor_in(known[4])), cooldown = is_cooling or mark_of(known[3]),
   }
-  for _, word in ipairs({'queued', 'next', 'quiet'}) do
+  for _, word in ipairs({'queued', 'next', 'cooldown'}) do
     dropped[#dropped + 1] = in_force[word] and word or nil
   end
-  redis.call('HDEL', key, 'queued', 'next', 'quiet')
+  redis.call('HDEL', key, 'queued', 'next', 'cooldown')
 end
 delete_if_idle(key)
 return {now, dropped, rows}

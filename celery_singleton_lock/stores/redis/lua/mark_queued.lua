@@ -4,12 +4,13 @@
 -- ARGV[1]  task id
 -- ARGV[2]  milliseconds after which the mark ends if the call never comes
 -- ARGV[3]  if at least so many runs hold the key, they are in the way as well; or 0 for never. Then, for a call that is sent in any case:
---          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over
+--          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over. And `newest`:
+--          it takes the place of a call that was published before it
 -- ARGV[4]  milliseconds for which nothing else is published
 -- ARGV[5]  the rest of its mark, if there is any: see parts/marks.lua
 --
 -- Returns  1                     queued: publish it
---          {0, now, '', holders} the call that is queued, else one that runs, else the one that keeps the key quiet
+--          {0, now, '', holders} the call that is queued, else one that runs, else the one of the cool-down
 
 -- @include time
 -- The usual mark: the call is the first of its key, so nothing can be in its way.
@@ -26,15 +27,17 @@ end
 -- From here on: everything that is not usual.
 -- @include lock
 -- @include marks
-local limit, sent = string.match(ARGV[3], '^(%d+) ?(%a*)$')
-limit = tonumber(limit)
+local function says(word)
+  return string.find(ARGV[3], word, 1, true)
+end
+local limit = tonumber(string.match(ARGV[3], '^%d+'))
 if is_first then
-  set_mark(key, 'quiet', ARGV[4], mine)
+  set_mark(key, 'cooldown', ARGV[4], mine)
   return 1
 end
 
-local known = redis.call('HMGET', key, 'places', 'queued', 'quiet')
-local queued, quiet = mark_of(known[2]), mark_of(known[3])
+local known = redis.call('HMGET', key, 'places', 'queued', 'cooldown')
+local queued, cooldown = mark_of(known[2]), mark_of(known[3])
 local is_repeated = not is_marked and queued and queued.task_id == mine
 
 local function refuse(holders)
@@ -44,11 +47,19 @@ local function refuse(holders)
   return {0, now, '', holders}
 end
 
-if queued and queued.task_id ~= mine and sent ~= 'over' then
-  return refuse(described_turns({queued}))
+local older_until = queued and queued.supersedes or 0
+if queued and queued.task_id ~= mine then
+  if says('newest') and queued.published < mark_of(mark).published then
+    older_until = math.max(queued.deadline, older_until)
+    if cooldown and cooldown.task_id == queued.task_id then
+      cooldown = nil -- the cool-down begins anew
+    end
+  elseif not says('over') then
+    return refuse(described_turns({queued}))
+  end
 end
 local places, held = {}, 0
-if not is_repeated and (limit > 0 or quiet) then
+if not is_repeated and (limit > 0 or cooldown) then
   places = read_places(key, tonumber(known[1] or 1))
   for _, each in ipairs(places) do
     held = held + (each.alive and 1 or 0)
@@ -56,12 +67,15 @@ if not is_repeated and (limit > 0 or quiet) then
 end
 if limit > 0 and held >= limit then
   return refuse(described(key, places, A_FEW))
-elseif quiet and quiet.task_id ~= mine and sent == '' then
-  quiet.token = '~' -- as in a place that a cool-down keeps
-  return refuse(held > 0 and described(key, places, A_FEW) or described_turns({quiet}))
+elseif cooldown and cooldown.task_id ~= mine and not (says('anyway') or says('over')) then
+  cooldown.token = '~' -- as in a place that a cool-down keeps
+  return refuse(held > 0 and described(key, places, A_FEW) or described_turns({cooldown}))
+end
+if says('newest') and older_until > 0 then
+  labelled = labelled .. ',' .. integer(older_until)
 end
 set_mark(key, 'queued', ARGV[2], labelled)
-if ARGV[4] ~= '0' and not (quiet and quiet.task_id ~= mine) then
-  set_mark(key, 'quiet', ARGV[4], mine)
+if ARGV[4] ~= '0' and not (cooldown and cooldown.task_id ~= mine) then
+  set_mark(key, 'cooldown', ARGV[4], mine)
 end
 return 1

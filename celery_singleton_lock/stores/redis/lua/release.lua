@@ -25,7 +25,7 @@ end
 -- @include queue
 local token = ARGV[1]
 local own_place, min_hold = string.match(ARGV[3], '^(%d+) (%d+)$')
-local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token)
+local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token, 'next')
 local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2]), tonumber(known[3]), tonumber(known[4])
 local answer = redis.call('EXISTS', key) - 1
 
@@ -41,20 +41,6 @@ local function leave_place(place)
   redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
   expire_after(key, free_at - now)
   return true
-end
-
--- A cool-down has freed no place yet, but the first waiter has to hear when it will.
-local function wake(held, is_kept)
-  local woken, most = 0, is_kept and 1 or 0
-  local front = walk_queue(key, first, last, function(waiter)
-    if woken >= math.max(waiter.limit - held, most) then
-      return 'enough'
-    elseif not wakes(key, waiter) then
-      return 'gone'
-    end
-    woken = woken + 1
-  end)
-  begin_queue_at(key, first, front, last)
 end
 
 -- First, because a server out of memory refuses HSET if the script has written nothing before.
@@ -92,7 +78,9 @@ if ARGV[4] then
   end
 end
 if first then
-  wake(held, is_kept)
+  -- A cool-down has freed no place yet, but the first waiter has to hear when it will.
+  wake_next(key, first, last, held, is_kept and 1 or 0)
 end
+call_successor(key, successor_in(known[5]))
 delete_if_idle(key)
 return answer

@@ -14,7 +14,7 @@
 -- @include successor
 -- @include queue
 local key = KEYS[1]
-local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'quiet', 'next')
+local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'cooldown', 'next')
 local foreign = ''
 if not (known[2] or known[3] or known[5] or known[6] or known[7]) then
   for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE) or {}) do
@@ -32,7 +32,7 @@ end
 
 add('queued', mark_of(known[5]), '')
 add('next', successor, successor and successor.task_name)
-add('quiet', mark_of(known[6]), '')
+add('cooldown', mark_of(known[6]), '')
 if first then
   -- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
   local stop, names = math.min(last, first + LONGEST_WALK - 1), {}

@@ -1,8 +1,9 @@
 -- The marks of calls that hold nothing. A mark is `<until> <task id>`, and then '\31' and a label if the call has one;
 -- a mark has no effect after that time. Behind a further '\31', where it needs them, it has the publication of the call,
--- or 0, and for how many milliseconds the call is due until that time, or 0.
+-- or 0, and for how many milliseconds the call is due until that time, or 0; and until when older calls may come whose
+-- place the call has taken.
 --   queued      the call that is unique in the queue
---   quiet       the call whose publishing keeps the key quiet
+--   cooldown    the call whose publishing keeps the key in a cool-down
 local function task_id_of(value)
   return string.match(value or '', '^%d+ ([^\31]*)')
 end
@@ -10,9 +11,11 @@ end
 local function mark_of(value)
   local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
   if deadline > now then
-    local label, published, due_for = string.match(value, '\31(.*)\31(%d+),(%d+)$')
-    label, published = label or string.match(value, '\31(.*)$'), tonumber(published or 0)
-    return {deadline = deadline, task_id = task_id_of(value), label = label, published = published, due_for = due_for}
+    local label, published, due_for, supersedes = string.match(value, '\31(.*)\31(%d+),(%d+),?(%d*)$')
+    return {
+      deadline = deadline, task_id = task_id_of(value), label = label or string.match(value, '\31(.*)$'),
+      published = tonumber(published or 0), due_for = due_for, supersedes = tonumber(supersedes) or 0,
+    }
   end
 end
 

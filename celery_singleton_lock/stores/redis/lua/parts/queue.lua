@@ -1,29 +1,55 @@
--- The queue of a lock: waiters that listen, first come, first served.
+-- The queue of a lock: who waits for it, first come, first served.
 --   first, last   range of the tickets, as long as there are any
 --   q<ticket>     deadline, token, limit, 1 once another delivery of its message has come or else 0, and task id of a waiter
 --   w<token>      its ticket
+-- A `Lock`, or a run in its slot, waits under its token. A message that waits in the broker has a turn under `@` and its
+-- task id, which outlives the execution that took it; in place of the token stands `@`, for how many seconds the turn
+-- lasts, and how many microseconds after its publication it was taken; or `!` once it was called.
 local GRACE = 2000000 -- a waiter may be this late for its turn
 local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken, and look once in a ttl
+local NEXT_FEW = 3 -- so many messages look by themselves every few seconds
 local LONGEST_WALK = 200 -- so many tickets are read by one script
+local MOST_TURNS = 5000
+local ON_ITS_WAY = 2000000 -- for so long a message goes from its refusal through the broker to a worker that listens
+local CALLED = 3000000 -- a message that was called has so long to come
+local AT_ONE_MOMENT = 20 -- so many are looked at for one that was published later, and refused in the same moment
 
 local function waiter_in(value)
   local deadline, token, limit, copies, task_id = string.match(value or '', '^(%d+) (%S+) (%d+) (%d) (.*)$')
-  if deadline then
-    return {
-      deadline = tonumber(deadline), token = token, limit = tonumber(limit), copies = copies, task_id = task_id,
-    }
+  if not deadline then
+    return
   end
+  local waiter = {deadline = tonumber(deadline), token = token, limit = tonumber(limit), copies = copies, task_id = task_id}
+  local lasts, after = string.match(token, '^@(%d+),(%d+)$')
+  if lasts or token == '!' then
+    waiter.token, waiter.word = '@' .. task_id, token
+  end
+  if lasts then
+    waiter.taken = waiter.deadline - lasts * 1000000
+    waiter.published = waiter.taken - after
+  end
+  return waiter
 end
 
 local function write_waiter(key, ticket, waiter)
   local moment = integer(waiter.deadline)
-  local turn = table.concat({moment, waiter.token, waiter.limit, waiter.copies, waiter.task_id}, ' ')
+  local turn = table.concat({moment, waiter.word or waiter.token, waiter.limit, waiter.copies, waiter.task_id}, ' ')
   return redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket)
 end
 
--- Wake a waiter, or say that it is dead: nobody listens. If we may use no channel, that is not known.
-local function wakes(key, waiter)
-  return redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free') ~= 0
+-- Wake a waiter, or call a message; false if it is dead, because nobody listens. If we may use no channel, that is not known.
+local function wakes(key, ticket, waiter)
+  if waiter.word == '!' then
+    return true
+  end
+  local listeners = redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free')
+  if waiter.word and listeners == 0 then
+    return waiter.taken > now - ON_ITS_WAY
+  elseif waiter.word and type(listeners) == 'number' then
+    waiter.word, waiter.deadline = '!', now + CALLED
+    write_waiter(key, ticket, waiter)
+  end
+  return listeners ~= 0
 end
 
 -- A turn that was found to be over in this very script is written again where it was, before the last one.
@@ -33,6 +59,12 @@ local function join_queue(key, ticket, last, waiter)
     redis.call('HSET', key, 'last', ticket)
   end
   expire_after(key, waiter.deadline - now)
+end
+
+-- A queue begins with a ticket that is greater than those of the queues before it, so that a turn which was passed over,
+-- and comes after all, finds its place.
+local function ticket_after(last)
+  return last and last + 1 or math.floor(now / 1000000) % 1000000 + 1000
 end
 
 local function leave_queue(key, ticket, token)
@@ -45,10 +77,12 @@ local function begin_queue_at(key, first, front, last)
     redis.call('HDEL', key, 'first', 'last')
   elseif front > first then
     redis.call('HSET', key, 'first', front)
-    for ticket = math.max(first + NEAR, front), math.min(front + NEAR - 1, last) do
-      local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
-      if waiter then
-        redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'near')
+    for _, near in ipairs({NEXT_FEW, NEAR}) do
+      for ticket = math.max(first + near, front), math.min(front + near - 1, last) do
+        local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
+        if waiter and near == (waiter.word and NEXT_FEW or NEAR) then
+          redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'near')
+        end
       end
     end
   end
@@ -76,4 +110,50 @@ local function walk_queue(key, first, last, visit)
     end
   end
   return front or stop + 1
+end
+
+-- Wake those whose turn it is, while so many places are held; at least so many of them.
+local function wake_next(key, first, last, held, least)
+  local woken = 0
+  local front = walk_queue(key, first, last, function(waiter, ticket)
+    if woken >= math.max(waiter.limit - held, least) then
+      return 'enough'
+    elseif not wakes(key, ticket, waiter) then
+      return 'gone'
+    end
+    woken = woken + 1
+  end)
+  begin_queue_at(key, first, front, last)
+end
+
+-- The turn of a message that is refused: the one that it has; or, if it was passed over, the one that it had, or the place
+-- before all others; or a new one, which goes before those that were published later and refused in the same moment.
+-- Returns its ticket, or nil if there are too many turns.
+local function keep_turn(key, first, last, had, waiter, ticket)
+  if not ticket and first and had > 0 and had <= last then
+    ticket = math.max(had, first - 1, 1)
+    if redis.call('HEXISTS', key, 'q' .. ticket) == 1 then
+      ticket = nil
+    elseif ticket < first then
+      redis.call('HSET', key, 'first', ticket)
+    end
+  end
+  if ticket then
+    join_queue(key, ticket, last or ticket, waiter)
+    return ticket
+  elseif first and last - first >= MOST_TURNS then
+    return
+  end
+  ticket = ticket_after(last)
+  join_queue(key, ticket, last or 0, waiter)
+  for before = ticket - 1, math.max(first or ticket, ticket - AT_ONE_MOMENT), -1 do
+    local other = waiter_in(redis.call('HGET', key, 'q' .. before))
+    if not (other and other.taken and other.taken > now - ON_ITS_WAY and other.published > waiter.published) then
+      break
+    end
+    write_waiter(key, before, waiter)
+    write_waiter(key, before + 1, other)
+    ticket = before
+  end
+  return ticket
 end

@@ -23,6 +23,13 @@ local function is_coming(successor)
   return successor ~= nil and successor.deadline > now
 end
 
+-- Its message waits in the broker, and the worker that has it listens.
+local function call_successor(key, successor)
+  if is_coming(successor) then
+    redis.pcall('PUBLISH', key .. ':@' .. successor.task_id, 'free')
+  end
+end
+
 -- What a successor means to a call: {task_id, task_name, published, asked, policy}, the policy nil if it will be none.
 -- The newest call wins: of a task with `rerun`, of the lock with `replace`.
 --   mine          the call is the successor
@@ -50,6 +57,14 @@ local function relation(call, successor)
     return 'older_yields'
   end
   return (is_remembered or not has_begun) and 'former' or 'none'
+end
+
+-- The newer call in whose favour a call ends: the one that is queued, the one that comes next, or one that has begun.
+local function newer_call(call, queued, successor)
+  if call.policy and queued and queued.task_id ~= call.task_id and queued.published > call.published then
+    return queued
+  end
+  return relation(call, successor) == 'newer_wins' and successor or nil
 end
 
 -- A run that was published after a call that would be the successor. A `Lock` is no call, so no call ends in its favour.
@@ -84,7 +99,7 @@ end
 
 -- A lock with nothing in it that still counts is deleted at once.
 local function delete_if_idle(key)
-  local known = redis.call('HMGET', key, 'queued', 'quiet', 'next', 'fence', '1')
+  local known = redis.call('HMGET', key, 'queued', 'cooldown', 'next', 'fence', '1')
   if known[5] then
     return
   end

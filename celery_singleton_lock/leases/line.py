@@ -1,0 +1,142 @@
+"""The line of those that wait elsewhere than in this process's hands: it listens for their turns, and calls them.
+
+Nothing depends on a call that is heard. Of each lock the first here looks by itself: every two seconds if it is among
+the next few, or if nobody can listen, and otherwise once in a ttl. So a lost call, or a holder that has died, costs
+seconds, and a crowd costs little.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import nsmallest
+
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.background import Background
+from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
+from celery_singleton_lock.stores.redis.store import Store
+
+# parts/queue.lua has these numbers, too.
+_NEXT_FEW = 3
+_CALLED = "free"
+_A_FEW = 8
+# Seconds between two looks of one that is among the next few.
+_SOON = 2.0
+# After a call, the next one may be due as well.
+_AT_ONCE = 0.25
+_SHORTEST = 0.01
+
+
+@dataclass(eq=False)
+class InLine:
+    """One that waits for its turn.
+
+    Attributes:
+        store, claim: The lock, and what to ask it for; with `ticket`, or with `asked` for the one that runs next.
+        come: Called when it has to come, perhaps more than once, in any thread; it must not block or log.
+    """
+
+    store: Store
+    claim: Claim
+    come: Callable[[], None]
+
+    @property
+    def channel(self) -> str:
+        return f"{self.claim.key}:@{self.claim.facts.task_id}"
+
+
+@dataclass(eq=False)
+class _OfOneLock:
+    """Those that wait for one lock, by their channels: two deliveries of a message have the same."""
+
+    by_channel: dict[str, list[InLine]] = field(default_factory=dict)
+    is_deaf: bool = False
+    looks_at: float = float("inf")
+
+    @property
+    def first(self) -> list[InLine]:
+        """The first one; or a few of the first, if the others' looks call none of them."""
+        ones = [each for ones in self.by_channel.values() for each in ones]
+        return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=lambda one: one.claim.ticket)
+
+
+class Line:
+    """All that wait in this process. A thread of its own looks, and changes what is known; anybody may call."""
+
+    def __init__(self) -> None:
+        self._locks: dict[tuple[Store, str], _OfOneLock] = {}
+        self.thread = Background(lambda: bool(self._locks))
+
+    def add(self, one: InLine) -> None:
+        self.thread.submit(partial(self._add, one))
+
+    def remove(self, one: InLine) -> None:
+        self.thread.submit(partial(self._remove, one))
+
+    def _add(self, one: InLine) -> None:
+        lock = self._locks.setdefault((one.store, one.claim.key), _OfOneLock())
+        ones = lock.by_channel.setdefault(one.channel, [])
+        ones.append(one)
+        if len(ones) == 1:
+            one.store.listener.add(one.channel, partial(self._heard, lock, ones))
+        else:
+            self._look(lock, one)
+
+    def _remove(self, one: InLine) -> None:
+        where = one.store, one.claim.key
+        lock = self._locks.get(where)
+        ones = lock.by_channel.get(one.channel, []) if lock is not None else []
+        if lock is None or one not in ones:
+            return
+        ones.remove(one)
+        if not ones:
+            del lock.by_channel[one.channel]
+            one.store.listener.remove(one.channel)
+        if not lock.by_channel:
+            del self._locks[where]
+
+    def _heard(self, lock: _OfOneLock, ones: list[InLine], text: str) -> None:
+        """In the thread of the listener."""
+        if text == _CALLED:
+            for one in tuple(ones):
+                one.come()
+            return
+        if text in (LISTENING, DEAF):
+            lock.is_deaf = text == DEAF
+        # It may have been called before it was heard here.
+        for one in tuple(ones):
+            self.thread.put(partial(self._look, lock, one))
+
+    def _look(self, lock: _OfOneLock, one: InLine) -> None:
+        if one not in lock.by_channel.get(one.channel, ()):
+            return
+        pause = _SOON
+        try:
+            place = one.store.look(one.claim)
+        except SingletonLockError:
+            # Its run tells of it, if it is still so when that asks.
+            pass
+        else:
+            one.claim.ticket = place.ticket or one.claim.ticket
+            if place.comes:
+                one.come()
+                pause = _AT_ONCE
+            elif place.ahead < _NEXT_FEW:
+                # A cool-down ends to the moment, and so does the lease of a holder that has died.
+                pause = min(_SOON, max(_SHORTEST, place.free_in))
+            elif not lock.is_deaf:
+                pause = one.claim.ttl
+        self._look_within(lock, pause)
+
+    def _look_within(self, lock: _OfOneLock, seconds: float) -> None:
+        at = clock() + seconds
+        if at < lock.looks_at:
+            lock.looks_at = at
+            self.thread.submit(partial(self._look_by_itself, lock, at), seconds)
+
+    def _look_by_itself(self, lock: _OfOneLock, at: float) -> None:
+        if lock.looks_at == at:
+            lock.looks_at = float("inf")
+            for one in lock.first:
+                self._look(lock, one)

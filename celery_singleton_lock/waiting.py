@@ -1,0 +1,180 @@
+"""Messages that wait for their turn in the main process of a worker, as every message with a countdown does.
+
+Celery keeps such a message in its timer. Whoever comes first takes it from there, once: its time, or the call that its
+turn has come.
+"""
+
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from celery.utils.functional import maybe_list
+from celery.worker import state
+
+from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.leases.line import InLine, Line
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.worker import SingletonRequest
+
+# Seconds in which a call that was revoked leaves the line.
+_LOOK_FOR_REVOKED = 1.0
+
+
+class Waiting:
+    """A message that waits, in the place of the function that Celery's timer calls at its time."""
+
+    def __init__(self, messages: "WaitingMessages", go: Callable[..., Any], args: Any) -> None:
+        self.args = args
+        self.entry: Any = None
+        self._messages = messages
+        # Taken by one step, because a timer may have a thread of its own.
+        self._goes = [go]
+
+    def __call__(self, *args: Any) -> None:
+        """Go on with it, unless somebody has."""
+        with suppress(IndexError):
+            go = self._goes.pop()
+            self._messages.forget(self)
+            go(*args)
+
+    def go_early(self, timer: Any) -> None:
+        """Let the timer call it now, in whichever thread it calls what is due."""
+        # Some timers kill what they cancel, which must not have begun.
+        if self.entry is not None and self._goes:
+            timer.cancel(self.entry)
+        timer.call_after(0, self, self.args)
+
+    @property
+    def is_revoked(self) -> bool:
+        """Celery would find that when its time has come."""
+        request = self.args[0]
+        if request.id in state.revoked:
+            return True
+        stamps = {name: value for name, value in request.stamps.items() if name in state.revoked_stamps}
+        return any(
+            each in maybe_list(state.revoked_stamps[name])
+            for name, value in stamps.items()
+            for each in maybe_list(value)
+        )
+
+
+class WaitingMessages:
+    """The messages that wait in a consumer for their turns."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._timer = consumer.timer
+        self._hub = consumer.hub
+        self._line = Line()
+        self._in_line: dict[Waiting, InLine] = {}
+        self._called: deque[Waiting] = deque()
+        self._ends: tuple[socket.socket, ...] = ()
+        self._looks_for_revoked = False
+        self.timer: Any = TimerInLine(consumer.timer, self)
+
+    def open(self) -> None:
+        """Hear of calls from now on: in the event loop if the worker has one."""
+        hears, _ = self._ends = socket.socketpair()
+        self._ends[1].setblocking(False)
+        if self._hub is not None:
+            hears.setblocking(False)
+            self._hub.add_reader(hears, self._hear)
+        else:
+            threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
+
+    def close(self) -> None:
+        """Forget all of them, and hear of no calls until it is opened again."""
+        self.leave_line()
+        ends, self._ends = self._ends, ()
+        if ends and self._hub is not None:
+            self._hub.remove_reader(ends[0])
+        for end in ends:
+            # It ends the thread that listens there.
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def leave_line(self) -> None:
+        """Let others be called in their place, from now on."""
+        for waiting in list(self._in_line):
+            self.forget(waiting)
+
+    def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
+        """As the timer does, or before, if that is the time until which the message of a request waits for its turn."""
+        one = self._one_in_line(args)
+        if one is None:
+            return self._timer.call_at(at, go, args, priority=priority)
+        waiting = Waiting(self, go, args)
+        one.come = partial(self._call, waiting)
+        self._in_line[waiting] = one
+        waiting.entry = self._timer.call_at(at, waiting, args, priority=priority)
+        self._line.add(one)
+        if not self._looks_for_revoked:
+            self._looks_for_revoked = True
+            self._line.thread.submit(self._call_revoked, _LOOK_FOR_REVOKED)
+        return waiting.entry
+
+    def forget(self, waiting: Waiting) -> None:
+        """It waits no longer."""
+        one = self._in_line.pop(waiting, None)
+        if one is not None:
+            self._line.remove(one)
+
+    def _one_in_line(self, args: Any) -> InLine | None:
+        request = args[0] if args else None
+        if not self._ends or not isinstance(request, SingletonRequest):
+            return None
+        claim = request.claim_in_line
+        # Its run tells of a store that cannot be found.
+        with suppress(SingletonLockError):
+            return None if claim is None else InLine(store_of(request.app), claim, lambda: None)
+        return None
+
+    def _call(self, waiting: Waiting) -> None:
+        """In any thread, perhaps one that may use nothing of a library for greenlets."""
+        self._called.append(waiting)
+        for end in self._ends[1:]:
+            # If it is full, it is heard all the same.
+            with suppress(OSError):
+                end.send(b".")
+
+    def _call_revoked(self) -> None:
+        self._looks_for_revoked = bool(self._in_line)
+        if not self._looks_for_revoked:
+            return
+        if state.revoked or state.revoked_stamps:
+            for waiting in list(self._in_line):
+                if waiting.is_revoked:
+                    self._call(waiting)
+        self._line.thread.submit(self._call_revoked, _LOOK_FOR_REVOKED)
+
+    def _hear(self) -> None:
+        with suppress(OSError):
+            while self._ends and self._ends[0].recv(4096):
+                pass
+        self._start_called()
+
+    def _listen(self, hears: socket.socket) -> None:
+        with suppress(OSError):
+            while hears.recv(4096):
+                self._start_called()
+
+    def _start_called(self) -> None:
+        while self._called:
+            waiting = self._called.popleft()
+            if waiting in self._in_line:
+                waiting.go_early(self._timer)
+
+
+class TimerInLine:
+    """The timer that a task's strategy gets, while it is made."""
+
+    def __init__(self, timer: Any, messages: WaitingMessages) -> None:
+        self._timer = timer
+        self.call_at = messages.call_at
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timer, name)

@@ -1,0 +1,146 @@
+"""`rerun` and `replace` in a queue mode: the newest call takes the place of the queued one."""
+
+from typing import Any
+
+import pytest
+from celery import chord, group
+
+from celery_singleton_lock import CallRevoked
+from tests.acceptance.conftest import APP
+from tests.gates import open_gate
+from tests.recorder import Recorder, overlaps
+from tests.waiting import until
+from tests.workers import workers
+
+SOON = 60
+PAIRS = ("rerun until_executing", "rerun until_and_while_executing", "replace until_and_while_executing")
+
+every_pair = pytest.mark.parametrize(
+    "pair", [pair if pair == PAIRS[1] else pytest.param(pair, marks=pytest.mark.prove) for pair in PAIRS]
+)
+
+
+def numbers(recorder: Recorder) -> list[int]:
+    return [event.facts["number"] for event in recorder.events("enter")]
+
+
+def ends_for(newest: Any, *older: Any) -> None:
+    """Each of the older calls ends in favour of the newest one."""
+    for each in older:
+        with pytest.raises(CallRevoked) as revoked:
+            each.get(timeout=SOON)
+        assert (revoked.value.reason, revoked.value.holder_task_id) == ("superseded", newest.id)
+
+
+@every_pair
+def test_of_calls_with_a_countdown_the_last_one_runs(
+    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
+) -> None:
+    task = tasks.newest_of[pair]
+    *older, newest = [task.apply_async(("k", number), countdown=1) for number in range(4)]
+
+    assert len({newest.id, *(each.id for each in older)}) == 4
+    assert task.lock_state("k").queued == newest.id
+    with workers(APP, env, 1, concurrency=3):
+        assert newest.get(timeout=SOON) == 3
+        ends_for(newest, *older)
+        assert task.delay("k", 4).get(timeout=SOON) == 4
+    assert numbers(recorder) == [3, 4]
+
+
+@pytest.mark.parametrize("pair", [PAIRS[1], pytest.param(PAIRS[2], marks=pytest.mark.prove)])
+def test_of_calls_during_a_run_the_last_one_is_the_next_run(
+    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
+) -> None:
+    task = tasks.newest_of[pair]
+    with workers(APP, env, 1, concurrency=3):
+        # The one that is replaced never gets through its gate.
+        first = task.delay("k", 0, gate="it ends")
+        until(lambda: recorder.events("enter"), "it runs")
+        *older, newest = [task.delay("k", number) for number in (1, 2, 3)]
+        ends_for(newest, *older)
+        if pair.startswith("rerun"):
+            open_gate(recorder, "it ends")
+        assert newest.get(timeout=SOON) == 3
+        if pair.startswith("replace"):
+            with pytest.raises(CallRevoked, match=newest.id):
+                first.get(timeout=SOON)
+        else:
+            assert first.get(timeout=SOON) == 0
+        until(lambda: not task.lock_state("k").holders, "nobody holds the key")
+    assert numbers(recorder) == [0, 3]
+    assert overlaps(recorder.events()) == []
+
+
+@every_pair
+@pytest.mark.parametrize("end", ["expired", "revoked"])
+def test_if_the_newest_ends_without_a_run_the_one_before_it_runs(
+    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str, end: str
+) -> None:
+    task = tasks.newest_of[pair]
+    with workers(APP, env, 1, concurrency=1):
+        tasks.by_policy["skip"].delay("another", gate="the worker is free")
+        until(lambda: recorder.events("enter"), "the worker is busy")
+        older = task.delay("k", 1)
+        newest = task.apply_async(("k", 2), expires=0.1 if end == "expired" else None)
+        if end == "revoked":
+            newest.revoke()
+            (heard,) = until(lambda: task.app.control.inspect().revoked(), "the worker has heard of it").values()
+            assert heard == [newest.id]
+        until(lambda: task.lock_state("k").queued is None, "it is queued no more")
+        open_gate(recorder, "the worker is free")
+
+        assert older.get(timeout=SOON) == 1
+        until(lambda: newest.state == "REVOKED", "the newest never runs")
+        assert task.delay("k", 3).get(timeout=SOON) == 3
+
+
+@pytest.mark.prove
+@every_pair
+def test_an_older_message_that_is_delivered_again_after_the_newest_has_run_ends(
+    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
+) -> None:
+    task, env = tasks.newest_of[pair], {**env, "TEST_VISIBILITY": "3"}
+    with workers(APP, env, 1, concurrency=1) as (worker,):
+        tasks.by_policy["skip"].delay("another", gate="never")
+        until(lambda: recorder.events("enter"), "the worker is busy")
+        older = task.delay("k", 1)
+        until(lambda: older.id in str(task.app.control.inspect().reserved()), "the worker has its message")
+        worker.kill()
+    newest = task.delay("k", 2)
+    with workers(APP, env, 1):
+        assert newest.get(timeout=SOON) == 2
+        ends_for(newest, older)
+    assert numbers(recorder)[1:] == [2]
+
+
+def test_a_canvas_ends_of_which_the_newest_member_runs(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    task = tasks.newest_of[PAIRS[1]]
+    members = [task.si("k", number) for number in range(3)]
+    with workers(APP, env, 1, concurrency=1):
+        tasks.by_policy["skip"].delay("another", gate="the worker is free")
+        until(lambda: recorder.events("enter"), "the worker is busy")
+        grouped = group(members)()
+        collected = chord(members)(tasks.collect.s())
+        open_gate(recorder, "the worker is free")
+
+        assert collected.get(timeout=SOON) == [None, None, 2]
+        until(grouped.ready, "it has ended", timeout=SOON)
+    assert [each.state for each in grouped.results] == ["REVOKED"] * 3
+    assert numbers(recorder)[1:] == [2]
+
+
+def test_a_retry_neither_takes_the_place_of_a_queued_call_nor_gives_way_to_it(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = tasks.newest_retried
+    with workers(APP, env, 1, concurrency=2):
+        first = task.delay("k", 1, fails=True, gate="it fails")
+        until(lambda: recorder.events("enter"), "it runs")
+        queued = task.apply_async(("k", 2), countdown=600)
+        open_gate(recorder, "it fails")
+
+        with pytest.raises(ValueError, match="1"):
+            first.get(timeout=SOON)
+        assert task.lock_state("k").queued == queued.id
+    assert numbers(recorder) == [1, 1]

@@ -1,0 +1,140 @@
+"""`until_executed` with a body that replaces itself: one workflow at a time."""
+
+from typing import Any
+
+import pytest
+from celery.exceptions import ChordError
+
+from tests.acceptance import workflow_app
+from tests.gates import open_gate
+from tests.recorder import Recorder
+from tests.waiting import until
+from tests.workers import workers
+
+APP = "tests.acceptance.workflow_app"
+SOON = 60
+GATE = "it goes on"
+
+
+def begun(recorder: Recorder, task: Any, kind: str, **options: Any) -> Any:
+    """A workflow that waits in one of its steps."""
+    before = len(recorder.events("enter"))
+    first = task.apply_async(("k", kind, GATE), **options)
+    waiting = 3 if kind == "failing last" else 2
+    until(lambda: len(recorder.events("enter")) >= before + waiting, "a step runs", timeout=SOON)
+    until(lambda: not task.lock_holders("k"), "the body has ended", timeout=SOON)
+    return first
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        ("chain", "done"),
+        *(pytest.param(kind, ["done", "done"], marks=pytest.mark.prove) for kind in ("group", "chord")),
+        pytest.param("own key", "done", marks=pytest.mark.prove),
+        pytest.param("own key last", "alone", marks=pytest.mark.prove),
+    ],
+)
+def test_one_workflow_at_a_time(tasks: Any, env: dict[str, str], recorder: Recorder, kind: str, result: Any) -> None:
+    task = workflow_app.workflow
+    with workers(APP, env, 1, concurrency=2):
+        first = begun(recorder, task, kind)
+        assert task.delay("k").id == first.id
+        assert task.lock_state("k").queued == first.id
+        open_gate(recorder, GATE)
+
+        assert first.get(timeout=SOON) == result
+        second = task.delay("k")
+        assert second.id != first.id
+        assert second.get(timeout=SOON) == "alone"
+
+
+@pytest.mark.parametrize(
+    "kind", ["failing chain", *(pytest.param(f"failing {each}", marks=pytest.mark.prove) for each in ("chord", "last"))]
+)
+def test_a_workflow_that_fails_counts_no_more(tasks: Any, env: dict[str, str], recorder: Recorder, kind: str) -> None:
+    task = workflow_app.workflow
+    with workers(APP, env, 1, concurrency=2):
+        first = begun(recorder, task, kind)
+        assert task.delay("k").id == first.id
+        open_gate(recorder, GATE)
+
+        with pytest.raises((ValueError, ChordError)):
+            first.get(timeout=SOON)
+        assert task.delay("k").get(timeout=SOON) == "alone"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("how", ["by its result", "by its id"])
+def test_a_workflow_that_is_revoked_counts_no_more(
+    tasks: Any, env: dict[str, str], recorder: Recorder, how: str
+) -> None:
+    task = workflow_app.workflow
+    with workers(APP, env, 1, concurrency=2):
+        first = begun(recorder, task, "chain")
+        if how == "by its result":
+            first.revoke()
+        else:
+            tasks.app.control.revoke(first.id)
+            until(lambda: first.id in str(tasks.app.control.inspect().revoked()), "the worker has heard of it")
+            open_gate(recorder, GATE)
+
+        second = until(lambda: other_than(first, task.delay("k")), "another is published", timeout=SOON)
+        assert second.get(timeout=SOON) == "alone"
+
+
+def other_than(first: Any, result: Any) -> Any:
+    return None if result.id == first.id else result
+
+
+def test_a_workflow_whose_last_step_never_comes_counts_for_lock_queue_ttl(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = workflow_app.short_lived
+    with workers(APP, env, 1, concurrency=2):
+        first = task.delay("k", "lost")
+        until(lambda: len(recorder.events("enter")) == 2, "a step runs", timeout=SOON)
+
+        second = until(lambda: other_than(first, task.delay("k")), "another is published", timeout=SOON)
+        assert second.get(timeout=SOON) == "alone"
+    assert first.state == "PENDING"
+
+
+def test_a_call_that_is_sent_all_the_same_comes_again_until_the_workflow_has_ended(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = workflow_app.rescheduled
+    with workers(APP, env, 1, concurrency=3):
+        first = begun(recorder, task, "chain")
+        second = tasks.app.send_task(task.name, ("k",))
+        until(lambda: second.state == "RETRY", "it is requeued", timeout=SOON)
+        open_gate(recorder, GATE)
+
+        assert first.get(timeout=SOON) == "done"
+        assert second.get(timeout=SOON) == "alone"
+    assert [event.run for event in recorder.events("leave") if event.key == "begin"] == [first.id, second.id]
+
+
+@pytest.mark.prove
+def test_the_end_of_an_earlier_call_with_its_task_id_is_not_that_of_the_workflow(
+    tasks: Any, env: dict[str, str], recorder: Recorder
+) -> None:
+    task = workflow_app.workflow
+    with workers(APP, env, 1, concurrency=2):
+        assert task.apply_async(("k",), task_id="nightly").get(timeout=SOON) == "alone"
+        begun(recorder, task, "chain", task_id="nightly")
+
+        assert task.delay("k").id == "nightly"
+        open_gate(recorder, GATE)
+        second = until(lambda: other_than(task.AsyncResult("nightly"), task.delay("k")), "it has ended", timeout=SOON)
+        assert second.get(timeout=SOON) == "alone"
+
+
+@pytest.mark.prove
+def test_a_workflow_that_cannot_be_published_counts_no_more(tasks: Any, env: dict[str, str]) -> None:
+    task = workflow_app.workflow
+    with workers(APP, env, 1):
+        first = task.delay("k", "unserialisable")
+        until(first.failed, "it has failed", timeout=SOON)
+        assert task.lock_state("k").queued is None
+        assert task.delay("k").get(timeout=SOON) == "alone"

@@ -1,0 +1,305 @@
+"""The turns of messages: a call that is refused waits in the broker, and keeps its turn."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import KEY, SHORT, Contract, claim, granted, queued, refused, succeeding, successor_of
+from tests.waiting import until
+
+ON_ITS_WAY = 2.0
+"""Seconds in which a message comes from a refusal to a worker that listens."""
+
+CALLED = 3.0
+"""Seconds in which a message that was called has to come."""
+
+LASTS = 600.0
+
+
+def message(task_id: str, published: float = 0.0, token: str = "", **more: Any) -> Claim:
+    """The claim of a call that waits in the broker; published so many seconds after 2020."""
+    facts = Facts(task_id=task_id, published=round((1_577_836_800 + published) * 1_000_000))
+    return Claim(KEY, token or f"of-{task_id}", 30.0, facts=facts, turn_for=LASTS, **more)
+
+
+def turn_of(store: Store, task_id: str, published: float = 0.0) -> Claim:
+    """The claim of a message that was refused now, with its turn."""
+    claim = message(task_id, published)
+    return replace(claim, ticket=refused(store.acquire(claim)).ticket)
+
+
+def line_of(store: Store) -> list[str]:
+    (state,) = store.survey([KEY])
+    return [turn.task_id for turn in state.turns]
+
+
+@contextmanager
+def listening(store: Store, *task_ids: str) -> Iterator[dict[str, list[str]]]:
+    """A worker that has these messages, and what it hears of each."""
+    heard: dict[str, list[str]] = {each: [] for each in task_ids}
+    for each in task_ids:
+        store.listener.add(f"{KEY}:@{each}", heard[each].append)
+    try:
+        for each in task_ids:
+            until(lambda texts=heard[each]: texts, f"{each} listens")
+            heard[each].clear()
+        yield heard
+    finally:
+        for each in task_ids:
+            store.listener.remove(f"{KEY}:@{each}")
+
+
+class Turns(Contract):
+    """The turns of messages."""
+
+    def test_messages_are_served_in_the_order_of_their_first_refusal(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        calls = [turn_of(store, each, published=number * 60) for number, each in enumerate(["c", "a", "b"])]
+        served = list[str]()
+        holder = claim("a")
+        with listening(store, "a", "b", "c") as heard:
+            while calls:
+                store.release(holder, None)
+                until(lambda: _called(heard) - {*served}, "the next one is called")
+                (name,) = _called(heard) - {*served}
+                (holder,) = [each for each in calls if each.facts.task_id == name]
+                granted(store.acquire(holder))
+                served.append(name)
+                calls.remove(holder)
+
+        assert served == ["c", "a", "b"]
+
+    def test_those_that_are_refused_in_one_moment_are_served_in_the_order_of_their_publication(
+        self, store: Store
+    ) -> None:
+        store.acquire(claim("a"))
+        for name, published in [("first", 1), ("third", 3), ("fourth", 4), ("second", 2)]:
+            turn_of(store, name, published)
+
+        assert line_of(store) == ["first", "second", "third", "fourth"]
+
+    def test_one_that_comes_later_passes_nobody(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        turn_of(store, "young", published=2)
+        self.pass_time(ON_ITS_WAY + 1)
+        turn_of(store, "old", published=1)
+
+        assert line_of(store) == ["young", "old"]
+
+    def test_asking_again_keeps_the_turn(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        first = turn_of(store, "first")
+        self.pass_time(5)
+        turn_of(store, "second")
+
+        again = refused(store.acquire(replace(first, token="of another delivery")))
+
+        assert again.ticket == first.ticket
+        assert line_of(store) == ["first", "second"]
+
+    def test_those_in_a_slot_and_those_in_the_broker_wait_in_one_line(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        first = turn_of(store, "first")
+        with listening(store, "first") as heard, store.waiter(claim("w", task_id="second")) as waiter:
+            queued(waiter.ask())
+            store.release(claim("a"), 1)
+            until(lambda: first.facts.task_id in _called(heard), "it is called")
+            queued(waiter.ask())
+            granted(store.acquire(first))
+            store.release(first, 1)
+            granted(waiter.ask())
+
+    def test_a_newcomer_does_not_overtake_a_message_that_is_called_or_on_its_way(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        on_its_way = turn_of(store, "on its way")
+        store.release(claim("a"), 1)
+        assert refused(store.acquire(claim("newcomer"))).first.task_id == "on its way"
+
+        with listening(store, "on its way") as heard:
+            self.pass_time(ON_ITS_WAY + 1)
+            assert refused(store.acquire(claim("newcomer"))).first.task_id == "on its way"
+            until(lambda: on_its_way.facts.task_id in _called(heard), "it is called")
+        # It listens no longer, because it comes.
+        assert refused(store.acquire(claim("newcomer"))).first.task_id == "on its way"
+        granted(store.acquire(on_its_way))
+
+    def test_a_turn_that_nobody_listens_for_is_passed_over_once_its_message_should_have_come(
+        self, store: Store
+    ) -> None:
+        store.acquire(claim("a"))
+        for number in range(100):
+            turn_of(store, f"dead {number}")
+        self.pass_time(ON_ITS_WAY + 1)
+        lives = turn_of(store, "lives")
+        with listening(store, "lives") as heard:
+            store.release(claim("a"), 1)
+            until(lambda: lives.facts.task_id in _called(heard), "it is called")
+
+        assert line_of(store) == ["lives"]
+
+    def test_a_call_that_was_called_and_does_not_come_is_passed_over(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        busy, other = turn_of(store, "busy"), turn_of(store, "other")
+        with listening(store, "busy", "other") as heard:
+            store.release(claim("a"), 1)
+            until(lambda: busy.facts.task_id in _called(heard), "it is called")
+            assert not store.look(other).comes
+            self.pass_time(CALLED + 0.1)
+            assert store.look(other).comes
+
+        assert line_of(store) == ["other"]
+
+    def test_a_call_that_was_passed_over_goes_before_all_others_when_it_comes(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        busy, other, _ = [turn_of(store, each) for each in ("busy", "other", "last")]
+        with listening(store, "busy", "other", "last"):
+            store.release(claim("a"), 1)
+            self.pass_time(CALLED + 0.1)
+            granted(store.acquire(other))
+
+            assert refused(store.acquire(busy)).ticket
+
+        assert line_of(store) == ["busy", "last"]
+
+    def test_who_looks_comes_once_a_place_is_free_and_takes_nothing(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        first, second = turn_of(store, "first"), turn_of(store, "second")
+
+        place = store.look(second)
+        assert (place.comes, place.ahead) == (False, 1)
+        assert 0 < place.free_in <= 30
+        store.release(claim("a"), 1)
+
+        assert store.look(first).comes
+        assert not store.look(second).comes
+        assert store.holders(KEY) == []
+
+    def test_who_looks_and_has_no_turn_comes_and_leaves_nothing(self, store: Store) -> None:
+        stranger = replace(message("stranger"), ticket=7)
+        assert store.look(stranger).comes
+        self.nothing_is_left(store)
+
+        store.acquire(claim("a"))
+        assert store.look(stranger).comes
+        assert line_of(store) == []
+
+    def test_a_holder_that_has_died_is_found_by_the_first_that_looks(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        first = turn_of(store, "first")
+        assert store.look(first).free_in == pytest.approx(SHORT, abs=1)
+
+        self.pass_time(SHORT + 0.1)
+
+        assert store.look(first).comes
+        assert granted(store.acquire(first)).took_over
+
+    def test_a_cool_down_calls_the_first_and_says_when_it_ends(self, store: Store) -> None:
+        store.acquire(claim("a", min_hold=20.0))
+        first = turn_of(store, "first")
+        with listening(store, "first") as heard:
+            store.release(claim("a", min_hold=20.0), 1)
+            until(lambda: _called(heard), "it is called")
+            self.pass_time(CALLED + 0.1)
+
+            place = store.look(first)
+
+        assert not place.comes
+        assert place.free_in == pytest.approx(20 - CALLED, abs=2)
+
+    def test_as_many_are_called_as_places_are_free(self, store: Store) -> None:
+        holders = [claim(each, limit=3) for each in "abc"]
+        for each in holders:
+            store.acquire(each)
+        calls = [replace(message(f"m{number}", number), limit=3) for number in range(4)]
+        for each in calls:
+            refused(store.acquire(each))
+        with listening(store, *(f"m{number}" for number in range(4))) as heard:
+            for each in holders[:2]:
+                store.release(each, None)
+            until(lambda: _called(heard) == {"m0", "m1"}, "two are called")
+            assert isinstance(store.acquire(calls[1]), Grant)
+            assert isinstance(store.acquire(calls[0]), Grant)
+            assert isinstance(store.acquire(calls[2]), Conflict)
+
+    def test_a_message_that_has_ended_leaves_its_turn_and_the_next_is_called(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        first, second = turn_of(store, "first"), turn_of(store, "second")
+        with listening(store, "first", "second") as heard:
+            store.release(claim("a"), 1)
+            until(lambda: first.facts.task_id in _called(heard), "it is called")
+            store.unmark(KEY, "first")
+            until(lambda: second.facts.task_id in _called(heard), "it is called")
+
+        store.unmark(KEY, "second")
+        self.nothing_is_left(store)
+
+    def test_a_call_whose_task_has_another_policy_by_now_does_not_find_its_own_turn_in_its_way(
+        self, store: Store
+    ) -> None:
+        store.acquire(claim("a"))
+        turn = turn_of(store, "moves")
+        store.release(claim("a"), 1)
+
+        granted(store.acquire(replace(turn, turn_for=0.0)))
+
+        assert line_of(store) == []
+
+    def test_a_copy_waits_for_the_turn_of_its_message_and_finds_that_it_was_done(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        original = turn_of(store, "twice")
+        copy = replace(original, token="of the copy", may_be_copy=True)
+        assert not refused(store.acquire(copy)).is_own
+        store.release(claim("a"), 1)
+        granted(store.acquire(original))
+
+        assert refused(store.acquire(copy)).is_own
+        assert line_of(store) == []
+
+    def test_the_successor_is_called_and_the_one_that_it_supersedes(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        old, new = (replace(message(name, at), turn_for=0.0) for name, at in [("old", 1), ("new", 2)])
+        refused(store.acquire(succeeding(old, "rerun")))
+        with listening(store, "old", "new") as heard:
+            refused(store.acquire(succeeding(new, "rerun")))
+            until(lambda: heard["old"] == ["free"], "old is told")
+            assert store.look(succeeding(replace(old, asked=True), "rerun")).comes
+            assert not store.look(succeeding(replace(new, asked=True), "rerun")).comes
+            store.release(claim("a"), 1)
+            until(lambda: heard["new"] == ["free"], "new is told")
+
+        assert successor_of(store) == "new"
+
+    def test_who_looks_as_the_successor_keeps_its_place(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=300.0))
+        new = succeeding(replace(message("new", 1), turn_for=0.0), "rerun")
+        refused(store.acquire(new))
+        for _ in range(3):
+            self.pass_time(20)
+            store.look(replace(new, asked=True))
+
+        assert successor_of(store) == "new"
+
+    def test_the_three_next_hear_that_they_are(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        calls = [turn_of(store, f"m{number}", number) for number in range(5)]
+        with listening(store, *(f"m{number}" for number in range(5))) as heard:
+            store.release(claim("a"), 1)
+            granted(store.acquire(calls[0]))
+            until(lambda: heard["m3"] == ["near"], "m3 is told")
+            assert heard["m4"] == []
+
+    def test_there_are_5000_turns_at_most(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        tickets = [refused(store.acquire(message(f"m{number}", number))).ticket for number in range(5003)]
+
+        assert all(tickets[:5001])
+        assert tickets[5001:] == [0, 0]
+
+
+def _called(heard: dict[str, list[str]]) -> set[str]:
+    return {task_id for task_id, texts in heard.items() if "free" in texts}
