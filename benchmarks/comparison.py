@@ -16,7 +16,6 @@ from benchmarks.report import (
     PUBLISHED_AND_RUN,
     RENEWAL,
     RUN,
-    START,
     TASK_MEMORY,
     TASK_TRIPS,
     text,
@@ -32,7 +31,6 @@ HEADINGS = {OURS: "this library", OURS_QUEUED: "this library, `until_executed`"}
 
 COSTS = {
     PUBLISHED_AND_RUN: "tasks/s, share of plain Celery's",
-    START: "time from `delay` to the body, multiple of plain Celery's",
     TASK_TRIPS: "round trips to Redis",
     TASK_MEMORY: "bytes in Redis while it runs",
 }
@@ -196,7 +194,8 @@ def times(number: float) -> str:
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
     heading, *body = rows
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["-"] * len(heading), *body))
+    head, *lines = [f"| {' | '.join(row)} |" for row in (heading, *body)]
+    return "\n".join([head, f"|{'-|' * len(heading)}", *lines])
 
 
 def _small_print(scenarios: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
@@ -205,7 +204,7 @@ def _small_print(scenarios: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
         f" {label} does not run with these versions: {why}." for label, why in scenarios["problems"].items()
     )
     return (
-        f"A second worker of plain Celery ran {_range(run[PLAIN_AGAIN])} times as many tasks as the first."
+        f"A second worker of plain Celery ran {_range(run[PLAIN_AGAIN])} of the first."
         f"{_without_waiting(run)} {_versions(scenarios, tasks)}.{missing} "
         "`make scenarios` and `make bench` do it again."
     )

@@ -12,6 +12,7 @@ OWNED = {"bytes": "memory, MB", "threads": "threads", "descriptors": "descriptor
 MEGABYTE = 1_000_000
 
 KINDS = ("plain", "singleton")
+WAITS_FOR_ITS_TURN = ("reschedule", "join", "wait")
 
 OWNED_BY_A_WORKER = "What a worker, main process and pool together, has after {few:,} tasks and after {many:,}."
 CONNECTED = "A pool process has {pool process} connections to the store, the main process has {main process}."
@@ -76,12 +77,17 @@ def _waiting(found: Found) -> list[str]:
         WAITING.format(counted=text(plan["counted"]), processes=next(iter(found["waiting"].values()))["processes"]),
         _table(
             ["`lock_on_conflict`", "wait", *(f"{name}, commands/min" for name in SERVERS), "cores, in all"],
-            [_share(policy, *each) for policy, seen in found["waiting"].items() for each in seen["crowds"].items()],
+            [
+                _share(policy, seen["crowds"][sent])
+                for policy, seen in found["waiting"].items()
+                # With some policies one call waits, however many are sent.
+                for sent in (seen["crowds"] if policy in WAITS_FOR_ITS_TURN else [*seen["crowds"]][-1:])
+            ],
         ),
     ]
 
 
-def _share(policy: str, _: str, seen: Found) -> list[str]:
+def _share(policy: str, seen: Found) -> list[str]:
     waiting, rates = max(1, seen["waiting"]), seen["rates"]
     commands = [_rate(60 * rates[name]["commands"] / waiting) for name in SERVERS]
     return [f"`{policy}`", str(seen["waiting"]), *commands, _rate(rates["worker"]["processor"])]
@@ -98,4 +104,5 @@ def _seen(found: Found) -> str:
 
 
 def _table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in (heading, ["-"] * len(heading), *rows))
+    head, *lines = [f"| {' | '.join(row)} |" for row in (heading, *rows)]
+    return "\n".join([head, f"|{'-|' * len(heading)}", *lines])

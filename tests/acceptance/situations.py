@@ -7,7 +7,7 @@ docstring is what the page says of it.
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import getdoc
 from typing import Any
 
@@ -239,23 +239,6 @@ def unpublished(scene: Scene) -> Seen:
     result = scene.call(tasks.unique, 2, "the holder")
     scene.open_gate()
     return scene.end(tasks.unique, result)
-
-
-@situation("A call is refused where it is published")
-def refused(scene: Scene) -> Seen:
-    """A mode that begins with `until_`, with `lock_on_conflict="raise"`. The line is in the log of the publisher.
-
-    Catch `LockHeld` where `delay()` is called. [It names the holder](../how-to/results.md).
-    """
-    task = tasks.unique_or_fail
-    holder = scene.hold(task)
-    try:
-        task.delay(scene.key, 2)
-    except Exception as error:  # noqa: BLE001 (whatever it is, the page tells it)
-        raised = f"`delay()` raises `{scene.plain(scene.described(error), task)}`"
-    scene.open_gate()
-    seen = scene.end(task, holder)
-    return replace(seen, state="", get=raised)
 
 
 # Something is wrong.

@@ -34,6 +34,6 @@ def text() -> str:
         columns.setdefault(cells, []).append(name)
     heads = ["; ".join(names) for names in columns.values()]
     body = [["; ".join(names), *cells] for names, cells in zip(alike.values(), zip(*columns, strict=True), strict=True)]
-    rows = [["", *heads], ["-"] * (len(heads) + 1), *body]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    head, *rows = [f"| {' | '.join(row)} |" for row in (["", *heads], *body)]
+    table = "\n".join([head, f"|{'-|' * (len(heads) + 1)}", *rows])
     return f"{_HEAD}\n{table}\n\n" + "".join(f"* {letter}: {why}.\n" for why, letter in notes.items())
