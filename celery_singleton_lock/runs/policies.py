@@ -221,7 +221,9 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     # A call that is queued, or its workflow, may end without a call for those that wait for it.
     has_turn = conflict.ticket > 0 and bool(holder.fence or holder.token)
     if has_turn or (is_next and not broker_delays(run.task.app)):
-        delay = delay_in_line(run, _waiting_left(run, conflict))
+        left = _waiting_left(run, conflict)
+        # Whoever gives up has done so by now.
+        delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)
     requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, ticket=conflict.ticket, **notes)

@@ -52,4 +52,8 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "replace"}], "calls": [{"seconds": 0.8, "retries": "replace"}, {"number": '
         '1, "at": 0.5, "seconds": 0.5}, {"number": 2, "at": 0.6, "seconds": 0.5}]}'
     ),
+    "a successor that has waited for lock_wait_timeout asks again without a pause": (
+        '{"stage": {}, "tasks": [{"policy": "rerun", "wait_timeout": 3}], "calls": [{"seconds": 4.5}, {"number": 1, '
+        '"at": 0.4}]}'
+    ),
 }
