@@ -14,9 +14,12 @@ from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.chapters.hearing import hearing
 from tests.proxy import Proxy
 from tests.servers import free_port, running
+from tests.waiting import until
 
 KEY = "singleton:v3:{shop.tasks.sync:00}"
 MINE = Claim(KEY, "a", 30.0)
@@ -168,3 +171,14 @@ def test_an_acquire_goes_on_nearly_to_its_bound(ends_of: Ends) -> None:
 
 def test_every_call_to_a_slow_store_ends_within_its_bound(ends_of: Ends) -> None:
     assert too_slow(ends_of["slow_server"]) == {}
+
+
+@pytest.mark.prove
+def test_a_listener_notices_a_server_that_hangs_and_listens_again_when_it_goes_on() -> None:
+    with running("valkey") as server, hearing(Store(server.url, {})) as told:
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            until(lambda: DEAF in told, "it is told", timeout=60)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        until(lambda: told[-1] == LISTENING, "it listens again", timeout=30)

@@ -136,4 +136,4 @@ def test_who_may_not_unsubscribe_is_counted_as_a_listener_no_longer(server: Serv
         hear_one(store)
 
         until(lambda: unheard(store), "it listens no longer")
-        until(lambda: told.count(LISTENING) == 2, "the other one listens again")
+        until(lambda: told.count(LISTENING) > 1, "the other one listens again")

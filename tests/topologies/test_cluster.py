@@ -200,7 +200,7 @@ def test_a_listener_hears_each_channel_at_the_server_that_has_its_slot_wherever_
             assert publish(store, channel, "here") == 1
         _, target = cluster.move(channels[0])
         # Sooner than it asks a server that is silent.
-        until(lambda: told[channels[0]].count(LISTENING) == 2, "it listens at the new owner", timeout=12)
+        until(lambda: told[channels[0]].count(LISTENING) > 1, "it listens at the new owner", timeout=12)
         assert listeners(target, channels[0]) == 1
         for channel in channels:
             assert publish(store, channel, "there") == 1

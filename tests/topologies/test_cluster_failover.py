@@ -157,11 +157,11 @@ def test_a_listener_at_a_master_that_dies_listens_at_the_next_one(shaken_cluster
         shaken_cluster.kill(dead)
         shaken_cluster.wait_for_another(here, dead)
 
-        until(lambda: told.count(LISTENING) == 2, "it listens at the new master", timeout=30)
+        until(lambda: told.count(LISTENING) > 1, "it listens at the new master", timeout=30)
         publish(store, here, "hello")
         until(lambda: "hello" in told, "it is heard")
         assert DEAF in told
-        assert others == [LISTENING]
+        assert DEAF not in others
 
 
 # A server that is silent, for us alone: the others do not replace it.

@@ -22,7 +22,7 @@ LISTENING, DEAF = "(listening)", "(deaf)"
 """What is heard besides messages: from now on each message comes; or none may, until `LISTENING` is heard again."""
 
 # Seconds until a server has to answer, and after which one that says nothing is asked whether it is there.
-_PATIENCE, _ASK_EVERY = 2.0, 15.0
+_PATIENCE, _ASK_EVERY = 5.0, 15.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 4.0
 # Seconds without a channel after which the thread ends.
 _LINGERS = 5.0
@@ -155,7 +155,7 @@ class _Thread(DaemonThread):
                 self._report(error)
                 self._hang_up()
                 self._changed.extend(list(self.heard))
-                original("time", "sleep")(_PATIENCE)
+                original("time", "sleep")(REPLY_TIMEOUT)
                 return True
 
     def _listen(self) -> bool:
@@ -214,7 +214,7 @@ class _Thread(DaemonThread):
         line = self._line_at(self._servers)
         try:
             if line.connection is not None or line.retry_at == _NEVER:
-                line = self._line_at(self._servers.at_owner_of(channel, _PATIENCE))
+                line = self._line_at(self._servers.at_owner_of(channel, 2 * REPLY_TIMEOUT))
             if line.connection is None and line.retry_at == _NEVER:
                 line.connection = line.server.open(REPLY_TIMEOUT)
         except exceptions.RedisError:
