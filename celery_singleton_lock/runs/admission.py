@@ -187,7 +187,7 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
 
     A main process knows a part of it; the rest is in our notes on the message, and in what Celery has written there.
     """
-    if not (notes.ticket or (notes.asked and notes.tries)) or notes.joins:
+    if not (notes.ticket or (notes.asked and notes.tries)) or notes.joins or notes.is_parked:
         return None
     options = task.lock_options
     policy = _as_it_asked(POLICIES[options.on_conflict], notes)

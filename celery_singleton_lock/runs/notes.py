@@ -43,6 +43,7 @@ class Notes:
     task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
     marked: bool = False  # it was published as queued, even if its task has another mode by now
     continues_from: int = 0  # the publication of the run that it replaces
+    is_parked: bool = False  # it waits for the run of another delivery of its message, and has no turn of its own
     ticket: int = 0  # of its turn in the queue of the lock
 
     @property

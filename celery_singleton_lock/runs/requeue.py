@@ -92,7 +92,7 @@ def requeue(run: Run, why: Exception, delay: float, **notes: Any) -> NoReturn:
 
 def requeue_copy(run: Run, backoff: Backoff, expires_in: float) -> None:
     """Requeue this delivery of a message that another delivery has brought as well; that one has the result."""
-    _publish_again(run, delay_of(run, backoff, expires_in))
+    _publish_again(run, delay_of(run, backoff, expires_in), is_parked=True)
 
 
 def end_delivery(run: Run, reason: str) -> NoReturn:
@@ -134,6 +134,7 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
                     "is_copy": run.way is Way.COPY,
                     "unanswered": 0,
                     "ticket": 0,
+                    "is_parked": False,
                     **notes,
                 },
             ),
