@@ -84,7 +84,7 @@ def _prepare(run: Run, policy: Policy) -> Ended | Asks:
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
         # Its message is back before that.
         run.claim.turn_for = run.options.visibility_timeout / 2
-        run.claim.ticket = run.notes.ticket
+        run.claim.ticket = max(0, run.notes.ticket)
     if run.way is Way.COPY and run.notes.joins:
         _look_for_its_run(run)
     return policy.before_acquire(run)
@@ -187,7 +187,7 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
 
     A main process knows a part of it; the rest is in our notes on the message, and in what Celery has written there.
     """
-    if not (notes.ticket or (notes.asked and notes.tries)) or notes.joins:
+    if not notes.ticket:
         return None
     options = task.lock_options
     policy = _as_it_asked(POLICIES[options.on_conflict], notes)

@@ -14,6 +14,9 @@ ENTRY_HEADER = "beat_entry"
 DUE_HEADER = "beat_due"
 """The headers in which a beat notes which entry it has sent, and when the entry was due."""
 
+NEXT_RUN = -1
+"""In place of a ticket: the message waits to be the next run, by `rerun` or `replace`."""
+
 DELIVERY = "singleton_delivery"
 """The name under which the main process sends a pool process the facts of this delivery, beside the message."""
 
@@ -43,7 +46,7 @@ class Notes:
     task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
     marked: bool = False  # it was published as queued, even if its task has another mode by now
     continues_from: int = 0  # the publication of the run that it replaces
-    ticket: int = 0  # of its turn in the queue of the lock
+    ticket: int = 0  # of its turn in the queue of the lock; or `NEXT_RUN`
 
     @property
     def left_something(self) -> bool:

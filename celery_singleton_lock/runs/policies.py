@@ -17,6 +17,7 @@ from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import Way, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
+from celery_singleton_lock.runs.notes import NEXT_RUN
 from celery_singleton_lock.runs.requeue import (
     JOINED,
     NEXT,
@@ -218,15 +219,15 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     holder = conflict.first
     run.report_conflict(holder, "rescheduled")
     is_next = conflict.successor == run.task_id
+    ticket = NEXT_RUN if is_next and not broker_delays(run.task.app) else conflict.ticket
     # A call that is queued, or its workflow, may end without a call for those that wait for it.
-    has_turn = conflict.ticket > 0 and bool(holder.fence or holder.token)
-    if has_turn or (is_next and not broker_delays(run.task.app)):
+    if ticket and (is_next or holder.fence or holder.token):
         left = _waiting_left(run, conflict)
         # Whoever gives up has done so by now.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)
-    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, ticket=conflict.ticket, **notes)
+    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, ticket=ticket, **notes)
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:

@@ -56,4 +56,8 @@ FOUND = {
         '{"stage": {}, "tasks": [{"policy": "rerun", "wait_timeout": 3}], "calls": [{"seconds": 4.5}, {"number": 1, '
         '"at": 0.4}]}'
     ),
+    "a parked copy of a successor is called again and again": (
+        '{"stage": {"redelivers": true}, "tasks": [{"mode": "until_and_while_executing", "policy": "rerun", "late": '
+        'true}], "calls": [{"seconds": 4.5}, {"number": 1, "at": 0.4, "seconds": 4.5}]}'
+    ),
 }
