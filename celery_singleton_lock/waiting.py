@@ -17,7 +17,6 @@ from celery.worker import state
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.line import InLine, Line
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
@@ -104,11 +103,14 @@ class WaitingMessages:
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
         """As the timer does, or before, if that is the time until which the message of a request waits for its turn."""
-        one = self._one_in_line(args)
+        waiting = Waiting(self, go, args)
+        one = None
+        if self._ends and args and isinstance(args[0], SingletonRequest):
+            # Its run tells of a store that cannot be found.
+            with suppress(SingletonLockError):
+                one = args[0].in_line(partial(self._call, waiting))
         if one is None:
             return self._timer.call_at(at, go, args, priority=priority)
-        waiting = Waiting(self, go, args)
-        one.come = partial(self._call, waiting)
         self._in_line[waiting] = one
         waiting.entry = self._timer.call_at(at, waiting, args, priority=priority)
         self._line.add(one)
@@ -122,16 +124,6 @@ class WaitingMessages:
         one = self._in_line.pop(waiting, None)
         if one is not None:
             self._line.remove(one)
-
-    def _one_in_line(self, args: Any) -> InLine | None:
-        request = args[0] if args else None
-        if not self._ends or not isinstance(request, SingletonRequest):
-            return None
-        claim = request.claim_in_line
-        # Its run tells of a store that cannot be found.
-        with suppress(SingletonLockError):
-            return None if claim is None else InLine(store_of(request.app), claim, lambda: None)
-        return None
 
     def _call(self, waiting: Waiting) -> None:
         """In any thread, perhaps one that may use nothing of a library for greenlets."""

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ from celery_singleton_lock.leases.background import background, release_claim_la
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.leases.line import InLine
 from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
@@ -140,11 +141,16 @@ class SingletonRequest(Request):
         token, facts = self.request_dict[DELIVERY][0], Facts(task_id=text_of(self.id))
         return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
 
-    @property
-    def claim_in_line(self) -> Claim | None:
-        """What its run will ask for, if it waits for its turn; None if it does not, or if that cannot be known."""
-        notes, claim = self._notes(), self.claim
-        return None if claim is None else claim_in_line(self.task, claim, notes, self.request_dict)
+    def in_line(self, come: Callable[[], None]) -> InLine | None:
+        """What waits for its turn; None if it does not, or if that cannot be known. See `InLine` for *come*."""
+        notes = self._notes()
+        claim = self.claim
+        if claim is None or not notes.ticket:
+            return None
+        timeout = self.task.lock_options.wait_timeout
+        gives_up_at = float("inf") if timeout is None or notes.asked else notes.since + timeout * 1_000_000
+        claim = claim_in_line(self.task, claim, notes, self.request_dict)
+        return InLine(store_of(self.app), claim, gives_up_at, come)
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())

@@ -34,11 +34,13 @@ class InLine:
 
     Attributes:
         store, claim: The lock, and what to ask it for; with `ticket`, or with `asked` for the one that runs next.
+        gives_up_at: When it has waited for long enough, by the store's clock, in microseconds.
         come: Called when it has to come, perhaps more than once, in any thread; it must not block or log.
     """
 
     store: Store
     claim: Claim
+    gives_up_at: float
     come: Callable[[], None]
 
     @property
@@ -119,7 +121,7 @@ class Line:
             pass
         else:
             one.claim.ticket = place.ticket or one.claim.ticket
-            if place.comes:
+            if place.comes or place.at >= one.gives_up_at:
                 one.come()
                 pause = _AT_ONCE
             elif place.ahead < _NEXT_FEW:

@@ -182,13 +182,11 @@ def _complete(claim: Claim, policy: Policy, options: LockOptions, *, continues: 
         claim.supersedes_for = max(options.queue_ttl, redelivered_within(options))
 
 
-def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim | None:
-    """The claim of the run that a message will have, if it waits for its turn; None if it does not.
+def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, Any]) -> Claim:
+    """The claim of the run that a message will have.
 
     A main process knows a part of it; the rest is in our notes on the message, and in what Celery has written there.
     """
-    if not notes.ticket:
-        return None
     options = task.lock_options
     policy = _as_it_asked(POLICIES[options.on_conflict], notes)
     claim.ticket = notes.ticket

@@ -177,6 +177,7 @@ class Conflict:
 class Place:
     """The place of a message in the line for a lock."""
 
+    at: int  # when the store answered, by its clock
     comes: bool  # now, to take its turn, or because it has none any more
     ticket: int  # 0 if it has no turn; it may have changed, because others were refused in the same moment
     ahead: int  # how many turns may go before

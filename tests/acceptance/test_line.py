@@ -148,8 +148,10 @@ def test_a_worker_that_dies_with_a_hundred_turns_keeps_nobody_waiting(
     with workers(APP, env, 1, concurrency=2) as (dies,), held(tasks, recorder):
         in_line(task, 100)
         heard_by(valkey, 100, task.lock_key_for("k"))
-        with workers(APP, env, 1, concurrency=2):
-            (lives,) = in_line(task, 1)
+        # Its message does not come to the one that dies.
+        with workers(APP, env, 1, "-Q", "other", concurrency=2):
+            (lives,) = in_line(task, 1, queue="other")
+            heard_by(valkey, 101, task.lock_key_for("k"))
             dies.kill()
             assert lives.get(timeout=SOON) == 0
 

@@ -301,8 +301,9 @@ def test_a_call_that_waits_in_its_place_is_found_by_its_task_id(
     (row,) = json.loads(operate("show", waiter.id, "--json").stdout)["locks"]
     now = [lines_of(operate("show", each.id).stdout)["now"] for each in (holder, waiter)]
 
-    assert (row["key"], row["state"], row["task_id"], row["waiters"]) == (key, "waiting", waiter.id, 1)
-    assert now == ["holds the lock", "waits for the lock"]
+    told = row["key"], row["state"], row["task_id"], row["waiters"], row["place"]
+    assert told == (key, "waiting", waiter.id, 1, 1)
+    assert now == ["holds the lock", "waits for the lock, in place 1"]
     assert [row["state"] for row in json.loads(operate("show", holder.id, "--json").stdout)["locks"]] == ["held"]
     open_gate(recorder, "all is shown")
     assert waiter.get(timeout=PROMPTLY) == 0

@@ -177,9 +177,9 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done |
 def place_in(reply: Sequence[Any]) -> Place:
     """The place in a reply of acquire.lua to one who looks."""
     if reply[0] == _LOOKED:
-        return Place(bool(reply[2]), reply[3], reply[4], reply[5] / 1_000_000)
+        return Place(reply[1], bool(reply[2]), reply[3], reply[4], reply[5] / 1_000_000)
     # It is done, or has a place: its run sees to it.
-    return Place(comes=True, ticket=0, ahead=0, free_in=0.0)
+    return Place(reply[1], comes=True, ticket=0, ahead=0, free_in=0.0)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
