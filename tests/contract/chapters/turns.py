@@ -114,6 +114,15 @@ class Turns(Contract):
             store.release(first, 1)
             granted(waiter.ask())
 
+    def test_who_waits_in_a_slot_looks_again_once_a_message_before_it_should_have_come(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        turn_of(store, "lost")
+        store.release(claim("a"), 1)
+        with store.waiter(claim("w")) as waiter:
+            assert queued(waiter.ask()) <= ON_ITS_WAY
+            self.pass_time(ON_ITS_WAY + 1)
+            granted(waiter.ask())
+
     def test_a_newcomer_does_not_overtake_a_message_that_is_called_or_on_its_way(self, store: Store) -> None:
         store.acquire(claim("a"))
         on_its_way = turn_of(store, "on its way")

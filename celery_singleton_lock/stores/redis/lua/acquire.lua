@@ -152,7 +152,7 @@ local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
   if free > 0 then
-    soonest = math.min(soonest, each.deadline)
+    soonest = math.min(soonest, each.taken and each.taken + ON_ITS_WAY or each.deadline)
   end
   return #before >= free and 'enough'
 end
