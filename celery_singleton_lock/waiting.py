@@ -45,7 +45,19 @@ class Waiting:
         # Some timers kill what they cancel, which must not have begun.
         if self.entry is not None and self._goes:
             timer.cancel(self.entry)
+            with suppress(AttributeError):
+                # It stays in the timer until its time, and need not keep the message.
+                self.entry.args = ()
         timer.call_after(0, self, self.args)
+
+    def give_back(self, *, requeues: bool) -> None:
+        """Let nobody start it here any more; another worker gets it at once if it *requeues* the message."""
+        if self._goes:
+            self._goes.clear()
+            if requeues:
+                # Where the connection is lost, the broker does so by itself.
+                with suppress(Exception):
+                    self.args[0].message.requeue()
 
     @property
     def is_revoked(self) -> bool:
@@ -84,9 +96,14 @@ class WaitingMessages:
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
 
-    def close(self) -> None:
-        """Forget all of them, and hear of no calls until it is opened again."""
-        self.leave_line()
+    def close(self, *, requeues: bool) -> None:
+        """Give all of them back to the broker, which does so by itself if the connection is lost.
+
+        Without `requeues` a worker that ends would keep them for as long as any body runs in it.
+        """
+        for waiting in list(self._in_line):
+            self.forget(waiting)
+            waiting.give_back(requeues=requeues)
         ends, self._ends = self._ends, ()
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])
@@ -98,8 +115,8 @@ class WaitingMessages:
 
     def leave_line(self) -> None:
         """Let others be called in their place, from now on."""
-        for waiting in list(self._in_line):
-            self.forget(waiting)
+        for one in list(self._in_line.values()):
+            self._line.remove(one)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
         """As the timer does, or before, if that is the time until which the message of a request waits for its turn."""
@@ -114,9 +131,7 @@ class WaitingMessages:
         self._in_line[waiting] = one
         waiting.entry = self._timer.call_at(at, waiting, args, priority=priority)
         self._line.add(one)
-        if not self._looks_for_revoked:
-            self._looks_for_revoked = True
-            self._line.thread.submit(self._call_revoked, _LOOK_FOR_REVOKED)
+        self._look_for_revoked()
         return waiting.entry
 
     def forget(self, waiting: Waiting) -> None:
@@ -133,15 +148,19 @@ class WaitingMessages:
             with suppress(OSError):
                 end.send(b".")
 
-    def _call_revoked(self) -> None:
-        self._looks_for_revoked = bool(self._in_line)
+    def _look_for_revoked(self) -> None:
         if not self._looks_for_revoked:
-            return
+            self._looks_for_revoked = True
+            self._line.thread.submit(self._call_revoked, _LOOK_FOR_REVOKED)
+
+    def _call_revoked(self) -> None:
+        self._looks_for_revoked = False
+        if self._in_line:
+            self._look_for_revoked()
         if state.revoked or state.revoked_stamps:
             for waiting in list(self._in_line):
                 if waiting.is_revoked:
                     self._call(waiting)
-        self._line.thread.submit(self._call_revoked, _LOOK_FOR_REVOKED)
 
     def _hear(self) -> None:
         with suppress(OSError):

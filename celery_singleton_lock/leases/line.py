@@ -23,7 +23,7 @@ _CALLED = "free"
 _A_FEW = 8
 # Seconds between two looks of one that is among the next few.
 _SOON = 2.0
-# After a call, the next one may be due as well.
+# After one has come by itself, the next one may be due as well.
 _AT_ONCE = 0.25
 _SHORTEST = 0.01
 
@@ -35,13 +35,14 @@ class InLine:
     Attributes:
         store, claim: The lock, and what to ask it for; with `ticket`, or with `asked` for the one that runs next.
         gives_up_at: When it has waited for long enough, by the store's clock, in microseconds.
-        come: Called when it has to come, perhaps more than once, in any thread; it must not block or log.
+        come: Called once it has to come, in any thread; it must not block or log.
     """
 
     store: Store
     claim: Claim
     gives_up_at: float
     come: Callable[[], None]
+    has_come: bool = False
 
     @property
     def channel(self) -> str:
@@ -59,7 +60,7 @@ class _OfOneLock:
     @property
     def first(self) -> list[InLine]:
         """The first one; or a few of the first, if the others' looks call none of them."""
-        ones = [each for ones in self.by_channel.values() for each in ones]
+        ones = [each for ones in self.by_channel.values() for each in ones if not each.has_come]
         return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=lambda one: one.claim.ticket)
 
 
@@ -102,7 +103,7 @@ class Line:
         """In the thread of the listener."""
         if text == _CALLED:
             for one in tuple(ones):
-                one.come()
+                _call(one)
             return
         if text in (LISTENING, DEAF):
             lock.is_deaf = text == DEAF
@@ -111,7 +112,7 @@ class Line:
             self.thread.put(partial(self._look, lock, one))
 
     def _look(self, lock: _OfOneLock, one: InLine) -> None:
-        if one not in lock.by_channel.get(one.channel, ()):
+        if one.has_come or one not in lock.by_channel.get(one.channel, ()):
             return
         pause = _SOON
         try:
@@ -122,7 +123,7 @@ class Line:
         else:
             one.claim.ticket = place.ticket or one.claim.ticket
             if place.comes or place.at >= one.gives_up_at:
-                one.come()
+                _call(one)
                 pause = _AT_ONCE
             elif place.ahead < _NEXT_FEW:
                 # A cool-down ends to the moment, and so does the lease of a holder that has died.
@@ -142,3 +143,10 @@ class Line:
             lock.looks_at = float("inf")
             for one in lock.first:
                 self._look(lock, one)
+
+
+def _call(one: InLine) -> None:
+    # If two threads do it in one moment, its message is taken once all the same.
+    if not one.has_come:
+        one.has_come = True
+        one.come()

@@ -226,7 +226,8 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
     if outcome == "rescheduled":
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
-        requeue(run, error, delay, since=run.lease.refused_at, unanswered=round((tried + delay) * 1_000_000))
+        unanswered = round((tried + delay) * 1_000_000)
+        requeue(run, error, delay, since=run.lease.refused_at, unanswered=unanswered, ticket=run.notes.ticket)
     raise error
 
 

@@ -295,7 +295,8 @@ def test_observe(shop: Program, worker: StartWorker, request: pytest.FixtureRequ
 
     assert module.conflicts == {"shop.import_catalogue skipped": 1}
     assert module.waited == [0.0]
-    assert module.alerts == []
+    # Other tests of this process may have left a `Lock`, whose server is gone by now.
+    assert [each for each in module.alerts if "import_catalogue" in each] == []
     assert module.import_catalogue.delay(8).get(timeout=SOON) == "imported 8"
     assert "trace_runs" not in traced.log()
 

@@ -207,18 +207,18 @@ class Turns(Contract):
         assert store.look(first).comes
         assert granted(store.acquire(first)).took_over
 
-    def test_a_cool_down_calls_the_first_and_says_when_it_ends(self, store: Store) -> None:
+    def test_a_cool_down_has_the_first_one_look_when_it_ends(self, store: Store) -> None:
         store.acquire(claim("a", min_hold=20.0))
         first = turn_of(store, "first")
         with listening(store, "first") as heard:
             store.release(claim("a", min_hold=20.0), 1)
-            until(lambda: _called(heard), "it is called")
-            self.pass_time(CALLED + 0.1)
+            # It need not come before.
+            until(lambda: heard["first"] == ["near"], "it is told")
 
             place = store.look(first)
 
         assert not place.comes
-        assert place.free_in == pytest.approx(20 - CALLED, abs=2)
+        assert place.free_in == pytest.approx(20, abs=5)
 
     def test_as_many_are_called_as_places_are_free(self, store: Store) -> None:
         holders = [claim(each, limit=3) for each in "abc"]

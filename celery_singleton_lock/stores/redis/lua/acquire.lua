@@ -152,6 +152,7 @@ local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
   if free > 0 then
+    -- What is on its way still is not for longer.
     soonest = math.min(soonest, each.taken and each.taken + ON_ITS_WAY or each.deadline)
   end
   return #before >= free and 'enough'
@@ -169,9 +170,12 @@ end
 if queued and not is_queued and not waits and heeds then
   ranks_before(queued)
 end
--- Those who go before are called, because their holder may have died, and they with it.
-if first and free > #before then
-  local front = walk_queue(key, first, (ticket or last + 1) - 1, function(waiter, its_ticket)
+-- Those who go before are called, because their holder may have died, and they with it. One that was passed over goes
+-- before all that came after it.
+local passed_over = first and turn_lasts and tonumber(had) > 0 and tonumber(had) <= last and tonumber(had)
+local behind = first and (ticket or passed_over or last + 1) - 1
+if first and free > #before and behind >= first then
+  local front = walk_queue(key, first, behind, function(waiter, its_ticket)
     if waiter.word and is_queued and heeds then
       -- That message waits for this call, whose mark it heeds.
       return
@@ -195,6 +199,11 @@ if looks then
     end
   end
   local comes = free > #before or not (ticket or is_next)
+  local waiter = comes and known[8] and waiter_in(redis.call('HGET', key, 'q' .. ticket))
+  if waiter then
+    redis.call('HDEL', key, '')
+    set_called(key, ticket, waiter)
+  end
   return {4, now, comes and 1 or 0, ticket or 0, ticket and first and ticket - first or 0, math.max(0, soonest - now)}
 end
 
@@ -243,6 +252,9 @@ if free > #before then
     end
     leave_queue(key, ticket, ticket_token)
     begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
+  end
+  if first and free > #before + 1 then
+    wake_next(key, first, last, held + 1, 0)
   end
   expire_after(key, 2000 * ttl)
   return {1, now, place, fence, died and 1 or 0, now, died}

@@ -4,7 +4,11 @@
 --   w<token>      its ticket
 -- A `Lock`, or a run in its slot, waits under its token. A message that waits in the broker has a turn under `@` and its
 -- task id, which outlives the execution that took it; in place of the token stands `@`, for how many seconds the turn
--- lasts, and how many microseconds after its publication it was taken; or `!` once it was called.
+-- lasts, and how many microseconds after its publication it was taken; or `!` once it was called. Such a turn is
+--   on its way     nobody listens yet, for ON_ITS_WAY after a refusal; then it is listened for, or passed over
+--   listened for   until it is called by a release, by whoever finds a place free, or as its message looks
+--   called         for CALLED; then it is granted, or refused and on its way again, or passed over
+--   passed over    gone; if its message comes after all, it has its old place, or the one before all others
 local GRACE = 2000000 -- a waiter may be this late for its turn
 local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken, and look once in a ttl
 local NEXT_FEW = 3 -- so many messages look by themselves every few seconds
@@ -37,6 +41,11 @@ local function write_waiter(key, ticket, waiter)
   return redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket)
 end
 
+local function set_called(key, ticket, waiter)
+  waiter.word, waiter.deadline, waiter.taken = '!', now + CALLED, nil
+  write_waiter(key, ticket, waiter)
+end
+
 -- Wake a waiter, or call a message; false if it is dead, because nobody listens. If we may use no channel, that is not known.
 local function wakes(key, ticket, waiter)
   if waiter.word == '!' then
@@ -45,9 +54,8 @@ local function wakes(key, ticket, waiter)
   local listeners = redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free')
   if waiter.word and listeners == 0 then
     return waiter.taken > now - ON_ITS_WAY
-  elseif waiter.word and type(listeners) == 'number' then
-    waiter.word, waiter.deadline = '!', now + CALLED
-    write_waiter(key, ticket, waiter)
+  elseif waiter.word then
+    set_called(key, ticket, waiter)
   end
   return listeners ~= 0
 end
@@ -89,35 +97,45 @@ local function begin_queue_at(key, first, front, last)
 end
 
 -- Visit the living waiters in order until `visit` says `enough`. Dead waiters are removed, and those for which
--- `visit` says `gone`. After too many tickets the walk gives up. Returns the first ticket that is not known to be void.
+-- `visit` says `gone`, so each of them is paid for once; where some live, the walk gives up after a number of tickets.
+-- Returns the first ticket that is not known to be void.
 local function walk_queue(key, first, last, visit)
-  local front, names, stop = nil, {}, math.min(last, first + LONGEST_WALK - 1)
-  for ticket = first, stop do
-    names[#names + 1] = 'q' .. ticket
-  end
-  for i, value in ipairs(read_fields(key, names)) do
-    local waiter, ticket = waiter_in(value), first + i - 1
-    if waiter then
-      local verdict = waiter.deadline <= now and 'gone' or visit(waiter, ticket)
-      if verdict == 'gone' then
-        leave_queue(key, ticket, waiter.token)
-      else
-        front = front or ticket
-      end
-      if verdict == 'enough' then
-        return front
+  local front
+  for start = first, last, LONGEST_WALK do
+    local names = {}
+    for ticket = start, math.min(last, start + LONGEST_WALK - 1) do
+      names[#names + 1] = 'q' .. ticket
+    end
+    for i, value in ipairs(read_fields(key, names)) do
+      local waiter, ticket = waiter_in(value), start + i - 1
+      if waiter then
+        local verdict = waiter.deadline <= now and 'gone' or visit(waiter, ticket)
+        if verdict == 'gone' then
+          leave_queue(key, ticket, waiter.token)
+        else
+          front = front or ticket
+        end
+        if verdict == 'enough' then
+          return front
+        end
       end
     end
+    if front then
+      return front
+    end
   end
-  return front or stop + 1
+  return math.max(first, last + 1)
 end
 
--- Wake those whose turn it is, while so many places are held; at least so many of them.
+-- Wake those whose turn it is, while so many places are held; and at least so many, to learn when a place will be free.
 local function wake_next(key, first, last, held, least)
   local woken = 0
   local front = walk_queue(key, first, last, function(waiter, ticket)
-    if woken >= math.max(waiter.limit - held, least) then
+    local has_place = woken < waiter.limit - held
+    if not has_place and woken >= least then
       return 'enough'
+    elseif waiter.word and not has_place then
+      redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'near')
     elseif not wakes(key, ticket, waiter) then
       return 'gone'
     end
@@ -131,7 +149,7 @@ end
 -- Returns its ticket, or nil if there are too many turns.
 local function keep_turn(key, first, last, had, waiter, ticket)
   if not ticket and first and had > 0 and had <= last then
-    ticket = math.max(had, first - 1, 1)
+    ticket = had > first - LONGEST_WALK / 2 and had or math.max(first - 1, 1)
     if redis.call('HEXISTS', key, 'q' .. ticket) == 1 then
       ticket = nil
     elseif ticket < first then
