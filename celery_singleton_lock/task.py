@@ -144,11 +144,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                 else:
                     run.begins(answer.phase)
                     result = run_body(run, self.run if self._calls_body_itself else super().__call__)
+            if run.phase is not Phase.OVER:
+                connect_postrun()
         except BaseException:
             connect_postrun()
             raise
-        if run.phase is not Phase.OVER:
-            connect_postrun()
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -309,16 +309,6 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """Let the next attempt begin: Celery has stored RETRY by now."""
         release_at_task_end(self, states.RETRY, exc)
         super().on_retry(exc, task_id, args, kwargs, einfo)
-
-    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Let nothing be held after this, even if the release in `__call__` has failed."""
-        run = run_of(self.request)
-        if run is None or run.phase is not Phase.OVER:
-            release_at_task_end(self, status, retval)
-        if run is not None and run.phase is Phase.OVER and type(self).after_return is SingletonTask.after_return:
-            # The two would keep each other, and the arguments, until the garbage collector comes.
-            vars(run).pop("request", None)
-        super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""

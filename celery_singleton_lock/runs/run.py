@@ -22,7 +22,7 @@ from enum import IntEnum
 from functools import partial
 from traceback import format_exception
 from typing import Any
-from weakref import ref
+from weakref import proxy, ref
 
 from billiard import current_process
 from celery import Task
@@ -118,7 +118,7 @@ class Run:
         self.options: LockOptions = task.lock_options
         self.delivery = delivery_of(request)
         self._made_at = clock()
-        if is_unusual(request, notes, self.delivery, self.options):
+        if is_unusual(request, notes, self.delivery, self.options, self._made_at):
             self.way = way_of(task, request, notes)
             self.continues = hands_over(request) or bool(notes.continues)
         self.interrupt = Interrupt()
@@ -139,6 +139,9 @@ class Run:
         if phase not in _LEADS_TO[self.phase]:
             raise RuntimeError(f"a run of {self.key} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
+        if phase is Phase.OVER:
+            # Weakly from now on: the two would keep each other, and the arguments, until the garbage collector comes.
+            self.request = proxy(self.request)
 
     @property
     def task_id(self) -> str:
