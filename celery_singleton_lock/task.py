@@ -1,5 +1,6 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
+import time
 from functools import cached_property, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
@@ -32,15 +33,15 @@ from celery_singleton_lock.options import (
     OnLost,
     OnStoreError,
 )
-from celery_singleton_lock.publish import continues, continuing, options_by_name, publish
+from celery_singleton_lock.publish import continues, continuing, needs_its_key, options_by_name, publish
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
-from celery_singleton_lock.runs.admission import admit
+from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
-from celery_singleton_lock.runs.notes import Notes, text_of
-from celery_singleton_lock.runs.policies import Ended, handing_on
+from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
+from celery_singleton_lock.runs.policies import handing_on
 from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_name
@@ -139,11 +140,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                 return cast(R_co, super().__call__(*args, **kwargs))
             with run:
                 answer = admit(run)
-                if isinstance(answer, Ended):
-                    result: R_co = answer.unwrap()
-                else:
+                if isinstance(answer, Admitted):
                     run.begins(answer.phase)
-                    result = run_body(run, self.run if self._calls_body_itself else super().__call__)
+                    result: R_co = run_body(run, self.run if self._calls_body_itself else super().__call__)
+                else:
+                    result = answer.unwrap()
             if run.phase is not Phase.OVER:
                 connect_postrun()
         except BaseException:
@@ -260,9 +261,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
         options = options_by_name(*rest, **options) if rest else options
         check_call_options(self.name, options)
-        if not self.is_lockable():
-            return super().apply_async(args, kwargs, **options)
-        return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))
+        if self.is_lockable():
+            if needs_its_key(self, args, kwargs, options):
+                return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))
+            options["headers"] = {HEADER: time.time_ns() // 1000}
+        return super().apply_async(args, kwargs, **options)
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""

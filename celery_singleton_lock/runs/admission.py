@@ -60,7 +60,8 @@ def admit(run: Run) -> Admitted | Ended:
         policy = _nearest(run, policy)
     try:
         # A silent store must not use up the time limit, either.
-        run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest_wait(run))
+        if (longest := longest_wait(run)) < run.claim.patience:
+            run.claim.patience = max(_SHORTEST_PATIENCE, longest)
         mode = run.options.mode
         if mode == "until_executing":
             return _begin_without_lease(run, policy)

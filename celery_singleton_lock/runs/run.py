@@ -171,7 +171,7 @@ class Run:
                 request.hostname or socket.gethostname(),
                 os.getpid(),
                 request.retries or 0,
-                self.published,
+                notes.continues_from or notes.published,
                 label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
             ),
             message=message_of(notes),
@@ -314,7 +314,7 @@ class Run:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if self.way is Way.ITEM:
             self.task.request_stack.pop()
-        if isinstance(error, Retry) and self._is_stored_as_retry_next():
+        if error is not None and isinstance(error, Retry) and self._is_stored_as_retry_next():
             self.go_to(Phase.ENDED)
             return
         if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
