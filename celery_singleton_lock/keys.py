@@ -183,9 +183,11 @@ class KeyMaker:
 
     def _chosen(self, arguments: Mapping[str, Any]) -> Any:
         choice = self._choice
+        if choice is None:
+            return arguments
         if isinstance(choice, str):
             return _made_by_user(choice, lambda: _FORMATTER.vformat(choice, (), _plain_items(arguments)))
-        return arguments if self._counting is None else {name: arguments[name] for name in self._counting}
+        return {name: arguments[name] for name in self._counting or ()}
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
         """The arguments by the names of their parameters, defaults filled in."""

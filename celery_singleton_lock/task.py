@@ -42,7 +42,7 @@ from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, thr
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
-from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
+from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, PublishedRetry, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -145,7 +145,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                     result: R_co = run_body(run, self.run if self._calls_body_itself else super().__call__)
                 else:
                     result = answer.unwrap()
-            if run.phase is not Phase.OVER:
+            if run.phase is not OVER:
                 connect_postrun()
         except BaseException:
             connect_postrun()
@@ -175,7 +175,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """The lease under which the body runs; without one, an object whose `held` is False."""
         run = run_of(self.request)
         lease = run.lease if run is not None else current_holding()
-        if lease is None or not (self._continues(lease) if run is None else run.phase is not Phase.UNLOCKED):
+        if lease is None or not (self._continues(lease) if run is None else run.phase is not UNLOCKED):
             return NULL_LEASE
         return lease.view if lease.fence and lease.unreleased else NULL_LEASE
 
@@ -380,7 +380,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             Ignore: A `__call__` before ours calls us again, and the call goes on by another message.
             ConfigurationError: It does so after its run has ended, with which its lease has ended.
         """
-        if run.phase < Phase.ENDED or type(self).__call__ is SingletonTask.__call__:
+        if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.goes_on_elsewhere:
             raise Ignore("its call goes on by another message")

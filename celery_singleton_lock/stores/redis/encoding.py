@@ -29,6 +29,7 @@ from celery_singleton_lock.stores.records import (
     LockState,
     Place,
     lock_name_of,
+    marker_of,
 )
 from celery_singleton_lock.stores.redis.errors import accepted, advice_about
 
@@ -155,7 +156,7 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
         words = f"0 {place or 0} {milliseconds(claim.min_hold)}"
     if ending is not None:
         is_due = "1" if ending.is_due else "0"
-        words += f" {facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due} {claim.marker}"
+        words += f" {facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due} {marker_of(facts.task_id, claim.message)}"
     return [claim.token, words]
 
 
