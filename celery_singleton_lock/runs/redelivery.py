@@ -70,6 +70,7 @@ def ending_of(run: Run, error: Exception | None) -> Ending | None:
     options = run.options
     is_due = is_long_here(run.delivery, options, late=run.task.acks_late)
     if run.way is not FIRST:
+        # It may be a copy.
         is_due = is_due or was_delivered_before(run.request, run.notes)
     return Ending(outcome, redelivered_within(options), is_due)
 

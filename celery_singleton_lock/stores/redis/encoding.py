@@ -155,8 +155,8 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     else:
         words = f"0 {place or 0} {milliseconds(claim.min_hold)}"
     if ending is not None:
-        is_due = "1" if ending.is_due else "0"
-        words += f" {facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due} {marker_of(facts.task_id, claim.message)}"
+        is_due, marker = "1" if ending.is_due else "0", marker_of(facts.task_id, claim.message)
+        words += f" {facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due} {marker}"
     return [claim.token, words]
 
 

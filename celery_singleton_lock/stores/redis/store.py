@@ -193,7 +193,8 @@ class Store:
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
         part = self.part_of(claim.key)
-        bound = min(bound, claim.patience)
+        if claim.patience < ACQUIRE_BOUND:
+            bound = min(bound, claim.patience)
         if part.is_away and claim.facts.task_id and not waits:
             # Other calls, each in a slot of a pool, do not try for as long as the first one has.
             bound = min(bound, REPLY_TIMEOUT)
