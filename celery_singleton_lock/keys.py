@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import partial
+from json import encoder
 from typing import Any
 
 from celery.app import base
@@ -58,12 +59,16 @@ class _Encoder(json.JSONEncoder):
 
 
 _ENCODER = _Encoder(sort_keys=True, separators=(",", ":"))
+# What `_ENCODER.encode` makes anew for each text, which takes longer than to write one.
+_texts_of: Callable[[Any, int], Iterable[str]] = vars(encoder)["c_make_encoder"](
+    None, _ENCODER.default, encoder.encode_basestring_ascii, None, ":", ",", True, False, True
+)
 
 
 def key_of(prefix: str, name: str, subject: Any) -> str:
     """The lock key for a checked name and what distinguishes the calls that share it."""
     try:
-        text = _ENCODER.encode(plain(subject))
+        text = "".join(_texts_of(plain(subject), 0))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
             f"lock_key: a value of type {type(subject).__name__} cannot be serialised ({error}); "
@@ -90,7 +95,7 @@ def plain(value: Any) -> Any:
     """*value* as it looks after a trip over the wire; other types are left to kombu."""
     if type(value) in _PLAIN:
         return value
-    if type(value) is dict and _are_plain(value.values()) and _TEXT.issuperset(map(type, value)):
+    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
         return value
     if isinstance(value, Enum):
         return plain(value.value)
@@ -178,12 +183,16 @@ class KeyMaker:
 
     def _chosen(self, arguments: Mapping[str, Any]) -> Any:
         choice = self._choice
+        if choice is None:
+            return arguments
         if isinstance(choice, str):
             return _made_by_user(choice, lambda: _FORMATTER.vformat(choice, (), _plain_items(arguments)))
-        return arguments if self._counting is None else {name: arguments[name] for name in self._counting}
+        return {name: arguments[name] for name in self._counting or ()}
 
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
         """The arguments by the names of their parameters, defaults filled in."""
+        if self._is_usual and not kwargs and len(args) == len(self._names):
+            return dict(zip(self._names, args, strict=True))
         if self._is_usual and len(args) <= len(self._names):
             by_position = dict(zip(self._names, args, strict=False))
             arguments = {**self._defaults, **by_position, **kwargs}

@@ -21,7 +21,7 @@ from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
 from celery_singleton_lock.runs.endings import CallRevoked, has_result, why_unreadable
 from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, unmark_later, until_expired
-from celery_singleton_lock.runs.notes import DUE_HEADER, HEADER, Notes, text_of, with_notes
+from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, text_of, with_notes
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
@@ -135,6 +135,17 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
         return False
 
 
+def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
+    """The call has notes already, or its key is needed now, or may run user code or fail; most do not."""
+    return bool(
+        (options and (options.get("headers") or options.get("retries")))
+        or task.lock_options.unique_in_queue
+        or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
+        or _continued.get()
+        or _of_a_dead_run.get()
+    )
+
+
 def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
     """Publish a call, unless another one with the same key stands for it.
 
@@ -147,24 +158,6 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
-    if _needs_its_key(task, args, kwargs, options):
-        return _publish_with_key(task, args, kwargs, options, send)
-    return send(**{**options, "headers": {HEADER: time.time_ns() // 1000}})
-
-
-def _needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
-    """The call has notes already, or its key is needed now, or may run user code or fail."""
-    return bool(
-        options.get("headers")
-        or options.get("retries")
-        or task.lock_options.unique_in_queue
-        or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
-        or _continued.get()
-        or _of_a_dead_run.get()
-    )
-
-
-def _publish_with_key(task: Any, args: Any, kwargs: Any, options: dict[str, Any], send: Send) -> Any:
     run = _own_run(task, options)
     notes = _noted(task, run, options)
     key = _key_to_keep(run, notes, args, kwargs)

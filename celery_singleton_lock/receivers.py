@@ -1,8 +1,8 @@
 """The receivers of Celery's signals around each run, connected once a run needs them.
 
 A receiver of `task_prerun` or of `task_postrun` costs every task of the process as much as a tenth of a lock, and the
-usual run needs neither: it ends in `__call__`, and then Celery calls `after_return`. So each is connected by the first
-task, or the first run, for which that is not enough.
+usual run needs neither, because it ends in `__call__`. So each is connected by the first task, or the first run, for
+which that is not enough.
 """
 
 from contextlib import suppress
@@ -42,7 +42,7 @@ def listen_for(task: Task) -> None:
 
 
 def connect_postrun() -> None:
-    """Hear from now on how runs end for which Celery calls no `after_return`.
+    """Hear from now on how runs end of which something is left after `__call__`, or that never came to it.
 
     It is the only hook sent for every outcome in which the process still runs
     Python: retry, Ignore, Reject, replace and SystemExit included.

@@ -1,5 +1,6 @@
 """The task base class: a lease is taken before the body runs and given back after it."""
 
+import time
 from functools import cached_property, partial
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
@@ -32,16 +33,16 @@ from celery_singleton_lock.options import (
     OnLost,
     OnStoreError,
 )
-from celery_singleton_lock.publish import continues, continuing, options_by_name, publish
+from celery_singleton_lock.publish import continues, continuing, needs_its_key, options_by_name, publish
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
-from celery_singleton_lock.runs.admission import admit
+from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
 from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
-from celery_singleton_lock.runs.notes import Notes, text_of
-from celery_singleton_lock.runs.policies import Ended, handing_on
-from celery_singleton_lock.runs.run import Phase, PublishedRetry, Run
+from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
+from celery_singleton_lock.runs.policies import handing_on
+from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, PublishedRetry, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -134,16 +135,16 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                 return cast(R_co, super().__call__(*args, **kwargs))
             with run:
                 answer = admit(run)
-                if isinstance(answer, Ended):
-                    result: R_co = answer.unwrap()
-                else:
+                if isinstance(answer, Admitted):
                     run.begins(answer.phase)
-                    result = run_body(run, self.run if self._calls_body_itself else super().__call__)
+                    result: R_co = run_body(run, self.run if self._calls_body_itself else super().__call__)
+                else:
+                    result = answer.unwrap()
+            if run.phase is not OVER:
+                connect_postrun()
         except BaseException:
             connect_postrun()
             raise
-        if run.phase is not Phase.OVER:
-            connect_postrun()
         return result
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -169,7 +170,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """The lease under which the body runs; without one, an object whose `held` is False."""
         run = run_of(self.request)
         lease = run.lease if run is not None else current_holding()
-        if lease is None or not (self._continues(lease) if run is None else run.phase is not Phase.UNLOCKED):
+        if lease is None or not (self._continues(lease) if run is None else run.phase is not UNLOCKED):
             return NULL_LEASE
         return lease.view if lease.fence and lease.unreleased else NULL_LEASE
 
@@ -255,9 +256,11 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """As Celery's; arguments that can make no lock key fail here, where the caller sees it."""
         options = options_by_name(*rest, **options) if rest else options
         check_call_options(self.name, options)
-        if not self.is_lockable():
-            return super().apply_async(args, kwargs, **options)
-        return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))
+        if self.is_lockable():
+            if needs_its_key(self, args, kwargs, options):
+                return publish(self, args, kwargs, options, partial(super().apply_async, args, kwargs))
+            options["headers"] = {HEADER: time.time_ns() // 1000}
+        return super().apply_async(args, kwargs, **options)
 
     def apply(self, *args: Any, **kwargs: Any) -> "EagerResult[R_co]":
         """As Celery's; a call that ends without its body ends as it would in a worker."""
@@ -304,16 +307,6 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """Let the next attempt begin: Celery has stored RETRY by now."""
         release_at_task_end(self, states.RETRY, exc)
         super().on_retry(exc, task_id, args, kwargs, einfo)
-
-    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Let nothing be held after this, even if the release in `__call__` has failed."""
-        run = run_of(self.request)
-        if run is None or run.phase is not Phase.OVER:
-            release_at_task_end(self, status, retval)
-        if run is not None and run.phase is Phase.OVER and type(self).after_return is SingletonTask.after_return:
-            # The two would keep each other, and the arguments, until the garbage collector comes.
-            vars(run).pop("request", None)
-        super().after_return(status, retval, task_id, args, kwargs, einfo)
 
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
@@ -382,7 +375,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             Ignore: A `__call__` before ours calls us again, and the call goes on by another message.
             ConfigurationError: It does so after its run has ended, with which its lease has ended.
         """
-        if run.phase < Phase.ENDED or type(self).__call__ is SingletonTask.__call__:
+        if run.phase < ENDED or type(self).__call__ is SingletonTask.__call__:
             return
         if run.goes_on_elsewhere:
             raise Ignore("its call goes on by another message")

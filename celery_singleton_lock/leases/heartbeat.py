@@ -242,7 +242,10 @@ class Heartbeat:
 
 def lateness(holding: "Holding") -> float:
     """Seconds by which the heartbeat was late to renew it; 0.0 if it was not, or if that was told before."""
-    late = clock() - min(holding.next_renewal, holding.deadline)
+    now = clock()
+    if now < holding.next_renewal and now < holding.deadline:
+        return 0.0
+    late = now - min(holding.next_renewal, holding.deadline)
     return late if late > holding.ttl / _LATE and holding.told_late_for != holding.deadline else 0.0
 
 

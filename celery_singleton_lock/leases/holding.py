@@ -43,7 +43,7 @@ from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, heartbeat, 
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.lines import tell_of_death
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Grant
+from celery_singleton_lock.stores.records import TAKEN, Answer, Claim, Conflict, Done, Ending, Grant
 from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
@@ -320,9 +320,9 @@ class Holding:
         answer = self._end(ending)
         if answer is None:
             return None
-        if answer <= Answer.TAKEN and self.fence:
+        if answer <= TAKEN and self.fence:
             if self.lost_reason is None:
-                self.report_lost("taken" if answer is Answer.TAKEN else "expired")
+                self.report_lost("taken" if answer is TAKEN else "expired")
             return answer
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("lock.released key=%s task_id=%s", self.key, self.task_id)

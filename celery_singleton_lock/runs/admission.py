@@ -11,7 +11,7 @@ from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.options import LockOptions, OnStoreError
-from celery_singleton_lock.runs.delivery import Way, has_copies, redelivered_within
+from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, redelivered_within
 from celery_singleton_lock.runs.marks import has_ended, unmark
 from celery_singleton_lock.runs.notes import Notes
 from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
@@ -56,16 +56,17 @@ def admit(run: Run) -> Admitted | Ended:
         LockHeld, StoreError, ConfigurationError, Ignore, Reject, Retry: Other ways in which the run has ended.
     """
     policy = POLICIES[run.options.on_conflict]
-    if run.way is not Way.FIRST or run.notes.asked:
+    if run.way is not FIRST or run.notes.asked:
         policy = _nearest(run, policy)
     try:
         # A silent store must not use up the time limit, either.
-        run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest_wait(run))
+        if (longest := longest_wait(run)) < run.lease.claim.patience:
+            run.lease.claim.patience = max(_SHORTEST_PATIENCE, longest)
         mode = run.options.mode
         if mode == "until_executing":
             return _begin_without_lease(run, policy)
         is_usual = mode == "while_executing" and not (policy.takes_turns or policy.kind)
-        if not is_usual or run.way is Way.COPY or run.notes.joins:
+        if not is_usual or run.way is COPY or run.notes.joins:
             ended = _prepare(run, policy)
             if isinstance(ended, Ended):
                 return ended
@@ -85,7 +86,7 @@ def _prepare(run: Run, policy: Policy) -> Ended | Asks:
         # Its message is back before that.
         run.claim.turn_for = run.options.visibility_timeout / 2
         run.claim.ticket = max(0, run.notes.ticket)
-    if run.way is Way.COPY and run.notes.joins:
+    if run.way is COPY and run.notes.joins:
         _look_for_its_run(run)
     return policy.before_acquire(run)
 
@@ -94,7 +95,7 @@ def _admit_otherwise(run: Run, policy: Policy, answer: Grant | Conflict | Done) 
     """Go on after a first answer that was no grant."""
     if isinstance(answer, Conflict) and _is_delivered_twice(run, answer):
         # Some brokers do not mark a redelivery. If the call asks as a copy, the store names its run.
-        run.way = Way.COPY
+        run.way = COPY
         run.claim.may_be_copy = True
         answer = run.lease.acquire()
     if isinstance(answer, Conflict) and run.options.mode == "until_executed" and _passes_over(run, answer.first):
@@ -167,7 +168,7 @@ def _nearest(run: Run, policy: Policy) -> Policy:
     policy = _as_it_asked(policy, run.notes)
     if run.can_be_requeued:
         return policy
-    if run.way is Way.BROADCAST and run.continues:
+    if run.way is BROADCAST and run.continues:
         # A retry waits for the run that it continues, which may be its sibling's.
         return POLICIES["wait"]
     return policy.without_broker(run)

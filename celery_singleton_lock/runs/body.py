@@ -11,7 +11,7 @@ from weakref import ref
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, StoreError
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds
 from celery_singleton_lock.runs.redelivery import ending_of
-from celery_singleton_lock.runs.run import Phase, Run
+from celery_singleton_lock.runs.run import UNLOCKED, Run
 from celery_singleton_lock.stores.records import marker_of
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -28,7 +28,7 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
     locks = holds.get()
     try:
         try:
-            result = body(*run.args, **run.kwargs) if run.phase is Phase.UNLOCKED else _under_its_lease(run, body)
+            result = body(*run.args, **run.kwargs) if run.phase is UNLOCKED else _under_its_lease(run, body)
         finally:
             if holds.get() is not locks:
                 _give_back_locks(run, locks)

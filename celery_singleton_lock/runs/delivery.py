@@ -38,7 +38,9 @@ class Way(Enum):
     EAGER = "by none"
 
 
-CAN_BE_REQUEUED = Way.FIRST, Way.COPY
+# By their own names, because a look into an enum costs a call before Python 3.12.
+FIRST, COPY, ITEM, BROADCAST, EAGER = Way
+CAN_BE_REQUEUED = FIRST, COPY
 """The others have no message of their own that could go back to the broker."""
 
 
@@ -75,7 +77,7 @@ _NO_DELIVERY = Delivery()
 
 def state_of(request: Context) -> RequestState | None:
     """What we keep on the request; None if there is nothing."""
-    state = vars(request).get(_STATE)
+    state = getattr(request, _STATE, None)
     return state if type(state) is RequestState else None
 
 
@@ -89,7 +91,7 @@ def state_for(request: Context) -> RequestState:
 
 def run_of(request: Context) -> "Run | None":
     """The run of the request, if it has one."""
-    state = vars(request).get(_STATE)
+    state = getattr(request, _STATE, None)
     return state.run if type(state) is RequestState else None
 
 
@@ -124,7 +126,7 @@ def hidden_in(message: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def delivery_of(request: Context) -> Delivery:
     """The data of this delivery from the main process, made once; empty if no worker has sent the run to its pool."""
-    delivery = vars(request).get(DELIVERY, _NO_DELIVERY)
+    delivery = getattr(request, DELIVERY, _NO_DELIVERY)
     if type(delivery) is not Delivery:
         # A header of that name that somebody else wrote comes here only where no worker has replaced it.
         delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
@@ -147,7 +149,7 @@ def hands_over(request: Context) -> bool:
     return bool(request.retries or (request.replaced_task_nesting and is_in_its_place))
 
 
-def is_unusual(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:
+def is_unusual(request: Context, notes: Notes, delivery: Delivery, options: LockOptions, now: float) -> bool:
     """The message has come by an exchange, again, late or for later, or goes on with a task; most have not."""
     info = request.delivery_info or {}
     return bool(
@@ -160,7 +162,7 @@ def is_unusual(request: Context, notes: Notes, delivery: Delivery, options: Lock
         or info.get("exchange")
         or not delivery.token
         or not vars(notes).keys() <= OF_EVERY_CALL
-        or clock() - delivery.received > options.visibility_timeout * _NEARLY
+        or now - delivery.received > options.visibility_timeout * _NEARLY
     )
 
 

@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.leases.lease import has_locked, held_here
 from celery_singleton_lock.options import OnConflict, option_of
-from celery_singleton_lock.runs.delivery import Way, state_for, state_of
+from celery_singleton_lock.runs.delivery import ITEM, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.notes import NEXT_RUN
 from celery_singleton_lock.runs.requeue import (
@@ -249,7 +249,7 @@ def longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
     # For an item, the time limit of its map goes on.
     timed, request = run.task, run.request
-    if run.way is Way.ITEM:
+    if run.way is ITEM:
         timed = get_current_task()
         request = timed.request
     # Each is chosen as a worker chooses it.
@@ -274,7 +274,7 @@ def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
     try:
         yield
     finally:
-        if run.way is Way.ITEM:
+        if run.way is ITEM:
             # The items of a map share its time limit.
             state_for(get_current_task().request).waited += run.age
     if run.lease.fence:

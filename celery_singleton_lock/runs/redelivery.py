@@ -15,6 +15,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.holding import NEW, RELEASED
 from celery_singleton_lock.runs.delivery import (
     CAN_BE_REQUEUED,
+    FIRST,
     Way,
     is_long_here,
     may_be_copy,
@@ -68,7 +69,8 @@ def ending_of(run: Run, error: Exception | None) -> Ending | None:
         return None
     options = run.options
     is_due = is_long_here(run.delivery, options, late=run.task.acks_late)
-    if run.way is Way.COPY:
+    if run.way is not FIRST:
+        # It may be a copy.
         is_due = is_due or was_delivered_before(run.request, run.notes)
     return Ending(outcome, redelivered_within(options), is_due)
 

@@ -22,7 +22,7 @@ from enum import IntEnum
 from functools import partial
 from traceback import format_exception
 from typing import Any
-from weakref import ref
+from weakref import proxy, ref
 
 from billiard import current_process
 from celery import Task
@@ -42,8 +42,12 @@ from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.options import LockOptions
 from celery_singleton_lock.runs.delivery import (
+    BROADCAST,
     CAN_BE_REQUEUED,
-    Way,
+    COPY,
+    EAGER,
+    FIRST,
+    ITEM,
     delivery_of,
     hands_over,
     is_unusual,
@@ -55,7 +59,7 @@ from celery_singleton_lock.runs.marks import unmark, until_expired
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Holder
+from celery_singleton_lock.stores.records import MARKED, Claim, Ending, Facts, Holder
 from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -76,12 +80,14 @@ class Phase(IntEnum):
     OVER = 4  # and nothing of it is left
 
 
+# By their own names, because a look into an enum costs a call before Python 3.12.
+ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
 # In their order.
 _LEADS_TO = (
-    (Phase.RUNNING, Phase.UNLOCKED, Phase.ENDED, Phase.OVER),
-    (Phase.ENDED, Phase.OVER),
-    (Phase.ENDED, Phase.OVER),
-    (Phase.OVER,),
+    (RUNNING, UNLOCKED, ENDED, OVER),
+    (ENDED, OVER),
+    (ENDED, OVER),
+    (OVER,),
     (),
 )
 
@@ -98,8 +104,8 @@ class PublishedRetry:
 class Run:
     """One execution of a task whose key it has to hold."""
 
-    phase = Phase.ASKING
-    way = Way.FIRST
+    phase = ASKING
+    way = FIRST
     # It is a later attempt, or what `replace()` has put in the place of an earlier run.
     continues = False
     retry: PublishedRetry | None = None
@@ -118,7 +124,7 @@ class Run:
         self.options: LockOptions = task.lock_options
         self.delivery = delivery_of(request)
         self._made_at = clock()
-        if is_unusual(request, notes, self.delivery, self.options):
+        if is_unusual(request, notes, self.delivery, self.options, self._made_at):
             self.way = way_of(task, request, notes)
             self.continues = hands_over(request) or bool(notes.continues)
         self.interrupt = Interrupt()
@@ -139,6 +145,9 @@ class Run:
         if phase not in _LEADS_TO[self.phase]:
             raise RuntimeError(f"a run of {self.key} cannot go from {self.phase.name} to {phase.name}")
         self.phase = phase
+        if phase is OVER:
+            # Weakly from now on: the two would keep each other, and the arguments, until the garbage collector comes.
+            self.request = proxy(self.request)
 
     @property
     def task_id(self) -> str:
@@ -168,7 +177,7 @@ class Run:
                 request.hostname or socket.gethostname(),
                 os.getpid(),
                 request.retries or 0,
-                self.published,
+                notes.continues_from or notes.published,
                 label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
             ),
             message=message_of(notes),
@@ -176,11 +185,11 @@ class Run:
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             claim.min_hold = options.min_hold
-        if self.way is Way.ITEM and (item := state_of(request)) is not None:
+        if self.way is ITEM and (item := state_of(request)) is not None:
             # The task that has this task id is its map.
             claim.facts.task_id = item.item_of
             claim.facts.task_name = item.map_name
-        if self.way is Way.COPY or (self.continues and self.way is not Way.BROADCAST):
+        if self.way is COPY or (self.continues and self.way is not BROADCAST):
             claim.may_be_copy = True
         if notes.asked:
             claim.asked, claim.asked_early = True, not notes.tries
@@ -260,7 +269,7 @@ class Run:
     def revoke(self, text: str, reason: Reason, holder: str | None) -> None:
         """End as REVOKED, or without a result in the header of a chord, whose body waits for every member."""
         # An item has no state of its own to store; its map has a place for its result.
-        if self.way is Way.ITEM:
+        if self.way is ITEM:
             return
         try:
             revoke(self.task, CallRevoked(text, self.key, holder, reason))
@@ -304,25 +313,25 @@ class Run:
 
     def __enter__(self) -> None:
         """Begin; `__exit__` gives back what it holds by then."""
-        if self.way is Way.ITEM:
+        if self.way is ITEM:
             # It has a request of its own, though it has no message.
             self.task.request_stack.push(self.request)
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
-        if self.way is Way.ITEM:
+        if self.way is ITEM:
             self.task.request_stack.pop()
-        if isinstance(error, Retry) and self._is_stored_as_retry_next():
-            self.go_to(Phase.ENDED)
+        if error is not None and isinstance(error, Retry) and self._is_stored_as_retry_next():
+            self.go_to(ENDED)
             return
         if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
             self._end_cooldown()
         self.give_back()
-        self.go_to(Phase.OVER if self.ending is None else Phase.ENDED)
+        self.go_to(OVER if self.ending is None else ENDED)
 
     def _has_failed(self, error: BaseException | None) -> bool:
         """Its body has begun, and has ended with an error, without its lease or as REVOKED; a retry is no end."""
         goes_on = self.retry is not None and self.retry.key is not None and not self.was_replaced
-        if self.phase is Phase.ASKING or goes_on:
+        if self.phase is ASKING or goes_on:
             return False
         if isinstance(error, Ignore | Reject | Retry):
             return isinstance(error, Revoked)
@@ -339,7 +348,7 @@ class Run:
 
         Then `on_retry`, and at the latest the receiver of `task_postrun`, gives back what is held.
         """
-        if self.way in (Way.ITEM, Way.EAGER):
+        if self.way in (ITEM, EAGER):
             # It has no message, so Celery stores nothing.
             return False
         if self.retry is not None and self.retry.is_stored:
@@ -349,7 +358,7 @@ class Run:
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
-        if self.lease.unreleased and self.lease.give_back(self.ending) is not Answer.MARKED:
+        if self.lease.unreleased and self.lease.give_back(self.ending) is not MARKED:
             self.ending = None
         if self.lease.fence == 0 and not self.goes_on_elsewhere:
             self.unmark()
@@ -363,7 +372,7 @@ class Run:
     def begins(self, phase: Phase) -> None:
         """Its body is about to run: a retry of it begins a new wait."""
         self.go_to(phase)
-        if phase is Phase.UNLOCKED:
+        if phase is UNLOCKED:
             count(self.store, self.key, "unlocked", self.task.name)
         headers = self.request.headers
         if type(headers) is dict:
@@ -376,7 +385,7 @@ class Run:
 
 def _lost(run: "ref[Run]", lease: Holding) -> None:
     # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
-    if (one := run()) is not None and one.phase is not Phase.UNLOCKED:
+    if (one := run()) is not None and one.phase is not UNLOCKED:
         one.on_lost(lease)
 
 

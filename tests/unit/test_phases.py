@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from celery.app.task import Context
 
 from celery_singleton_lock.runs.run import Phase, Run
 
@@ -19,7 +20,7 @@ FORWARD = {
 
 @pytest.mark.parametrize(("before", "after"), list(product(Phase, Phase)), ids=lambda phase: phase.name)
 def test_a_phase_leads_forward_or_nowhere(before: Phase, after: Phase) -> None:
-    run: Any = SimpleNamespace(phase=before, key="the key")
+    run: Any = SimpleNamespace(phase=before, key="the key", request=Context())
 
     if after in FORWARD[before]:
         Run.go_to(cast(Run, run), after)

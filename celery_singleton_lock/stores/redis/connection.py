@@ -121,7 +121,8 @@ class Connections:
         except IndexError:
             connection = self._open(until)
         try:
-            connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
+            sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
+            connection.send_packed_command([sent], check_health=False)
             replies = []
             for _ in commands:
                 left = until - clock()

@@ -29,6 +29,7 @@ from celery_singleton_lock.stores.records import (
     LockState,
     Place,
     lock_name_of,
+    marker_of,
 )
 from celery_singleton_lock.stores.redis.errors import accepted, advice_about
 
@@ -86,9 +87,8 @@ def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
     facts = claim.facts
     arguments = [
         claim.token,
-        str(round(claim.ttl * 1000)),
+        f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}",
         _limit_and_words(claim, waits),
-        f"{facts.pid} {facts.attempt} {facts.published}",
         facts.task_id,
         facts.hostname,
     ]
@@ -102,8 +102,8 @@ def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
 
 def look_arguments(claim: Claim) -> list[str]:
     """The arguments of acquire.lua for one who asks only whether the message has to come."""
-    token, ttl, words, about, task_id, hostname, *named = arguments_of(replace(claim, turn_for=0.0, may_be_copy=False))
-    return [token, ttl, "0", about, task_id, hostname, *(named or [""]), "", words]
+    token, about, words, task_id, hostname, *named = arguments_of(replace(claim, turn_for=0.0, may_be_copy=False))
+    return [token, about, "0", task_id, hostname, *(named or [""]), "", words]
 
 
 def _limit_and_words(claim: Claim, waits: bool) -> str:
@@ -151,14 +151,13 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     facts = claim.facts
     if place == 1 and not claim.min_hold and not (ending is not None and ending.is_due):
         # If nothing is known but this holder, the hash has so many fields.
-        arguments = [claim.token, "7" if facts.task_name or facts.label else "6", "1 0"]
+        words = "7 1 0" if facts.task_name or facts.label else "6 1 0"
     else:
-        arguments = [claim.token, "0", f"{place or 0} {milliseconds(claim.min_hold)}"]
+        words = f"0 {place or 0} {milliseconds(claim.min_hold)}"
     if ending is not None:
-        is_due = "1" if ending.is_due else "0"
-        arguments.append(f"{facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due}")
-        arguments.append(claim.marker)
-    return arguments
+        is_due, marker = "1" if ending.is_due else "0", marker_of(facts.task_id, claim.message)
+        words += f" {facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due} {marker}"
+    return [claim.token, words]
 
 
 def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done | float:

@@ -103,7 +103,7 @@ class Inventory:
         now, dropped, rows = self._store.request(BREAK, key, (by, words, *tokens))[0]
         # It is done even if nobody can be woken. The token is one that nobody has.
         with suppress(StoreError):
-            self._store.request(RELEASE, key, ("~", "0", "0 0"))
+            self._store.request(RELEASE, key, ("~", "0 0 0"))
         return holders_in(key, now, rows), dropped
 
     def counted(self, key: str) -> dict[str, int]:
@@ -125,7 +125,7 @@ class Inventory:
         give_up_at = clock() + timeout
         holder, waiter = Claim(key, "holder", _TRIAL_TTL), Claim(key, "waiter", _TRIAL_TTL)
         asks = [([key], arguments_of(holder)), ([key], arguments_of(waiter, waits=True))]
-        releases = [([key], (each.token, "0", "0 0")) for each in (holder, waiter)]
+        releases = [([key], (each.token, "0 0 0")) for each in (holder, waiter)]
         subscription = self._servers.listen(f"{key}:{waiter.token}", timeout)
         try:
             accepted(self._servers.ask(key, self._commands_on(key), give_up_at - clock()))

@@ -6,18 +6,17 @@
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  token, fresh for each execution
--- ARGV[2]  ttl in milliseconds
+-- ARGV[2]  ttl in milliseconds, pid, attempt and time of publication
 -- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `waits` takes a turn; `heeds` a queued mark;
 --          `asked` before to be the successor, `early` if only by its publishing; `queued=<milliseconds>` counts as
 --          queued for so long if refused; `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if
 --          refused, and supersedes older ones for so long; `turn=<seconds>,<ticket>` keeps a turn of its message for so
 --          long if refused, if it can the one with this ticket
--- ARGV[4]  pid, attempt and time of publication
--- ARGV[5]  task id of the caller, or an empty text
--- ARGV[6]  its hostname, or an empty text
--- ARGV[7]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
--- ARGV[8]  marker of the message, if this may be a later delivery of it; otherwise an empty text, or nothing
--- ARGV[9]  for one that only looks whether its message has to come: limit and words, and ARGV[3] is 0
+-- ARGV[4]  task id of the caller, or an empty text
+-- ARGV[5]  its hostname, or an empty text
+-- ARGV[6]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
+-- ARGV[7]  marker of the message, if this may be a later delivery of it; otherwise an empty text, or nothing
+-- ARGV[8]  for one that only looks whether its message has to come: limit and words, and ARGV[3] is 0
 --
 -- Returns  fence                               granted place 1 of a lock of which nothing was known
 --          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
@@ -32,21 +31,21 @@
 --          {-1, now, '', holders}              another delivery of this message holds it, or waits
 
 -- @include time
-local key, token, ttl = KEYS[1], ARGV[1], ARGV[2]
+local key, token, ttl = KEYS[1], ARGV[1], string.match(ARGV[2], '^%d+')
 local size = call('HLEN', key)
 if size == 0 and ARGV[3] ~= '0' then
   local fence = format('%d', now)
   -- One write before all others, so that a server out of memory refuses it as a whole.
   call(
     'HSET', key, '1', token, token, format('%d', now + ttl * 1000), 'fence', fence,
-    '1:', fence .. ' 0 ' .. ttl .. ' ' .. ARGV[4], '1:i', ARGV[5], '1:h', ARGV[6]
+    '1:', fence .. ' 0 ' .. ARGV[2], '1:i', ARGV[4], '1:h', ARGV[5]
   )
-  if ARGV[7] and ARGV[7] ~= '' then
-    call('HSET', key, '1:n', ARGV[7])
+  if ARGV[6] and ARGV[6] ~= '' then
+    call('HSET', key, '1:n', ARGV[6])
   end
   call('PEXPIRE', key, format('%d', 2 * ttl))
   return now
-elseif size == 6 and ARGV[3] == '1' and not ARGV[8] then
+elseif size == 6 and ARGV[3] == '1' and not ARGV[7] then
   -- The fields come in the order of that write, unless something else was written since.
   local known = call('HGETALL', key)
   local holder = known[2]
@@ -65,9 +64,9 @@ end
 local PATIENCE = 30000000 -- nobody waits for a successor that has not come for so long
 
 ttl = tonumber(ttl)
-local words, task_id, named, marker, looks = ARGV[9] or ARGV[3], ARGV[5], ARGV[7] or '', ARGV[8] or '', ARGV[9]
+local words, task_id, named, marker, looks = ARGV[8] or ARGV[3], ARGV[4], ARGV[6] or '', ARGV[7] or '', ARGV[8]
 local limit, waits = tonumber(string.match(words, '^%d+')), string.find(words, 'waits', 1, true)
-local attempt, published = string.match(ARGV[4], '^%S+ (%d+) (%d+)$')
+local attempt, published = string.match(ARGV[2], '^%d+ %S+ (%d+) (%d+)$')
 local policy, memory = string.match(words, ' (re%a+)=(%d+)')
 local turn_lasts, had = string.match(words, ' turn=(%d+),(%d+)')
 local own_turn = '@' .. task_id
@@ -219,8 +218,8 @@ if free > #before then
   end
   redis.call(
     'HSET', key, place, token, token, integer(now + ttl * 1000), 'fence', integer(fence),
-    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ttl .. ' ' .. ARGV[4],
-    place .. ':i', task_id, place .. ':h', ARGV[6]
+    place .. ':', integer(now) .. ' ' .. integer(fence - now) .. ' ' .. ARGV[2],
+    place .. ':i', task_id, place .. ':h', ARGV[5]
   )
   if named ~= '' then
     redis.call('HSET', key, place .. ':n', named)

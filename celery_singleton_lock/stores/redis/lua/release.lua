@@ -2,18 +2,16 @@
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  token given to acquire.lua
--- ARGV[2]  how many fields the hash has if it has nothing but this holder, or 0
--- ARGV[3]  place, or 0 for a caller whose acquire was never answered; milliseconds for which it stays taken, counted from
---          when it was given
--- ARGV[4]  of a run that has ended for good: attempt, outcome, milliseconds for which its marker is kept, and 1 to leave
---          the marker although no copy has come yet, or 0
--- ARGV[5]  with that, the marker of its message
+-- ARGV[2]  how many fields the hash has if it has nothing but this holder, or 0; place, or 0 for a caller whose acquire was
+--          never answered; milliseconds for which it stays taken, counted from when it was given; then of a run that has
+--          ended for good: attempt, outcome, milliseconds for which its marker is kept, 1 to leave the marker although no
+--          copy has come yet, or 0, and the marker of its message
 --
 -- Returns  3 released, and a marker was left | 1 released | 0 the lock is somebody else's | -1 nobody has it
 
 -- The usual release: the hash is as the usual acquire has left it, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
-if call('HLEN', key) == ARGV[2] + 0 and call('HEXISTS', key, ARGV[1]) == 1 then
+if call('HLEN', key) == tonumber(string.match(ARGV[2], '^%d+')) and call('HEXISTS', key, ARGV[1]) == 1 then
   return call('DEL', key)
 end
 
@@ -24,7 +22,7 @@ end
 -- @include successor
 -- @include queue
 local token = ARGV[1]
-local own_place, min_hold = string.match(ARGV[3], '^(%d+) (%d+)$')
+local own_place, min_hold, ending = string.match(ARGV[2], '^%d+ (%d+) (%d+) ?(.*)$')
 local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token, 'next')
 local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2]), tonumber(known[3]), tonumber(known[4])
 local answer = redis.call('EXISTS', key) - 1
@@ -69,10 +67,10 @@ elseif highest_left < highest then
 end
 
 -- For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too.
-if ARGV[4] then
-  local attempt, outcome, kept, is_due = string.match(ARGV[4], '^(%d+) (%S+) (%d+) (%d)$')
+if ending ~= '' then
+  local attempt, outcome, kept, is_due, marker = string.match(ending, '^(%d+) (%S+) (%d+) (%d) (.*)$')
   if answer < 1 or copy_has_come or is_due == '1' then
-    write_marker(key, ARGV[5], tonumber(attempt), outcome, tonumber(kept))
+    write_marker(key, marker, tonumber(attempt), outcome, tonumber(kept))
     sweep_markers(key)
     answer = answer == 1 and 3 or answer
   end
