@@ -5,6 +5,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from threading import Thread
 from typing import Any
 
@@ -24,12 +25,12 @@ def check_ins(env: dict[str, str]) -> Iterator[CheckIns]:
     heard: CheckIns = defaultdict(list)
 
     class Sentry(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 (the name that http.server calls)
+        def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             if self.headers["Content-Encoding"] == "gzip":
                 body = gzip.decompress(body)
             lines = body.split(b"\n")
-            for head, payload in zip(lines, lines[1:], strict=False):
+            for head, payload in pairwise(lines):
                 if b'"type":"check_in"' in head.replace(b" ", b""):
                     told = json.loads(payload)
                     heard[told["check_in_id"]].append(told["status"])

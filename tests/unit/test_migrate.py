@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from celery import Celery, uuid
 from celery_singleton import Singleton
 from celery_singleton.util import generate_lock
