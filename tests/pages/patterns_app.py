@@ -80,13 +80,6 @@ def export(source: str) -> str:
     return source
 
 
-@app.task(
-    base=SingletonTask, bind=True, lock_key=("court",), lock_limit=2, lock_min_hold=1, lock_on_conflict="reschedule"
-)
-def fetch(self: Any, court: str, case: int) -> int:
-    return int(self.lock.fence)
-
-
 class Notify(SingletonTask):
     """A task that is a class, and takes whatever it is given."""
 

@@ -171,14 +171,6 @@ def test_a_start_that_is_none_has_another_id(shop: Any, key: int) -> None:
     assert (started.id, started.get(timeout=SOON)) == (f"next scan {key}", key)
 
 
-def test_no_more_than_two_in_a_second_begin(shop: Any, key: int) -> None:
-    """freelawproject/courtlistener, galaxyproject/galaxy: a rate for each of those who are asked."""
-    fences = sorted(each.get(timeout=SOON) for each in [shop.fetch.delay(f"court {key}", case) for case in range(6)])
-
-    # A fence is the time of the grant on the clock of the store, in microseconds.
-    assert all(third - first >= 999_000 for first, third in zip(fences, fences[2:], strict=False))
-
-
 def test_a_task_that_is_a_class_has_a_key_of_what_it_is_given(shop: Any, key: int) -> None:
     """codecov/worker: every task takes keyword arguments, of which two make the key."""
     with hold(shop.notify, repository=key, commit="a", pull=1):
@@ -265,6 +257,14 @@ ELSEWHERE = {
     "codecov/worker, kobotoolbox/kpi: once an hour; PostHog/posthog: n at once": (
         "tests/pages/test_how_to.py",
         "test_choose_a_cool_down_or_a_limit",
+    ),
+    "freelawproject/courtlistener, galaxyproject/galaxy: a rate for each of those who are asked": (
+        "tests/pages/test_how_to.py",
+        "test_choose_a_rate",
+    ),
+    "OpenConceptLab/oclapi2: a call is cancelled, and the next one begins": (
+        "tests/pages/test_how_to.py",
+        "test_cancel_and_start_again",
     ),
     "mitodl/micromasters, MozillaSecurity/FuzzManager: a whole chain or chord": (
         "tests/pages/test_how_to.py",

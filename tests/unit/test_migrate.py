@@ -17,7 +17,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_there_is_a_section_for_each_origin() -> None:
-    assert len(SNIPPETS) == 2
+    assert len(SNIPPETS) == 1
     assert re.findall(r"^## From (.*)$", PAGE, re.MULTILINE) == [
         "celery-singleton",
         "celery-once",
