@@ -126,6 +126,21 @@ def poll(rest: int) -> str | None:
     return str(poll.delay(rest - 1).id) if rest else None
 
 
+class FollowedByItself(SingletonTask):
+    """Publishes the next call once its own has ended well."""
+
+    abstract = True
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: Any) -> None:
+        if retval:
+            self.apply_async((retval - 1,), task_id=f"{task_id}+")
+
+
+@app.task(base=FollowedByItself, lock_mode="until_executed", lock_key=())
+def follow(rest: int) -> int:
+    return rest
+
+
 @app.task(base=SingletonTask, lock_mode="until_executed", lock_key=("document",))
 def prune(document: int) -> int:
     return document

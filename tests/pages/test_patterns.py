@@ -245,6 +245,14 @@ def test_a_body_publishes_itself_again(shop: Any) -> None:
     assert shop.app.AsyncResult(last).get(timeout=SOON) is None
 
 
+def test_a_success_publishes_the_next_call(shop: Any) -> None:
+    """A project whose name is not known, by celery-once: the same, where no call may be queued during a run."""
+    first = shop.follow.delay(2)
+
+    for number, suffix in ((2, ""), (1, "+"), (0, "++")):
+        assert shop.app.AsyncResult(first.id + suffix).get(timeout=SOON) == number
+
+
 ELSEWHERE = {
     "uktrade/data-workspace-frontend, WeblateOrg/weblate: a lock around plain code": (
         "tests/pages/test_how_to.py",

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from celery import Celery, uuid
 from celery_singleton import Singleton
 from celery_singleton.util import generate_lock
@@ -75,3 +76,21 @@ def test_a_task_can_be_moved_while_others_are_with_celery_singleton(valkey: Serv
     with valkey.client() as client:
         assert {key[:5] for key in client.scan_iter()} == {"SHOP_", "singl"}
     check_worker(app, "solo")
+
+
+@pytest.mark.parametrize(
+    ("unique_on", "options"),
+    [(["x"], {"lock_key": ("x",)}), ("x", {"lock_key": ("x",)}), ([], {}), (None, {})],
+)
+def test_the_same_calls_are_duplicates_as_with_celery_singleton(valkey: Server, unique_on: Any, options: Any) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(singleton_backend_url=valkey.url, singleton_lock_url=valkey.url, task_default_queue=uuid())
+
+    def body(x: int, y: int) -> None: ...
+
+    old: Any = app.task(base=Singleton, name="shop.old", shared=False, unique_on=unique_on)(body)
+    new: Any = app.task(base=SingletonTask, name="shop.new", shared=False, lock_mode="until_executed", **options)(body)
+
+    calls = [(1, 1), (1, 2), (2, 1), (1, 1)]
+    sent = [[task.delay(*call).id for call in calls] for task in (old, new)]
+    assert len({*sent[0]}) == len({*sent[1]}) == (2 if unique_on else 3)
