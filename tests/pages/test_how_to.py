@@ -77,6 +77,15 @@ def test_serial_work_by_key(shop: Program, worker: StartWorker) -> None:
     assert [each.get(timeout=SOON) for each in results] == ["paid of 1", "refunded of 1", "closed of 1"]
 
 
+RATE = """
+@app.task(
+    base=SingletonTask, bind=True, lock_key=("host",), lock_limit=3, lock_min_hold=1, lock_on_conflict="reschedule"
+)
+def look(self, host, page):
+    return self.lock.fence
+"""
+
+
 def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/choose-a-policy.md")
     worker()
@@ -92,12 +101,23 @@ def test_choose_a_cool_down_or_a_limit(shop: Program, worker: StartWorker) -> No
     assert fourth.get(timeout=SOON) == 4
 
 
+def test_choose_a_rate(shop: Program, worker: StartWorker, folder: Path) -> None:
+    module = shop("docs/how-to/choose-a-policy.md")
+    exec(RATE, vars(module))
+    with (folder / "shop.py").open("a") as program:
+        program.write(RATE)
+    worker()
+
+    fences = sorted(each.get(timeout=SOON) for each in [module.look.delay("shop.example", page) for page in range(7)])
+
+    # On the clock of the store, in microseconds; the fourth begins after the first, and so on.
+    assert all(later - first >= 999_000 for first, later in zip(fences, fences[3:], strict=False))
+
+
 def test_keep_duplicates_out_of_the_queue(shop: Program, worker: StartWorker) -> None:
     # The page asserts itself.
     module = shop("docs/how-to/unique-in-the-queue.md")
 
-    first = module.click(5).removeprefix("queued as ")
-    assert module.click(5) == f"on its way as {first}"
     worker()
     assert module.first.get(timeout=SOON) == "imported 7"
     older, newest = (module.reindex.AsyncResult(module.saved(1, version)) for version in (1, 2))
@@ -116,6 +136,22 @@ def test_lock_a_whole_workflow(shop: Program, worker: StartWorker) -> None:
     second = module.import_catalogue.delay(7)
     assert second.id != first.id
     assert second.get(timeout=SOON) == "published 4"
+
+
+def test_cancel_and_start_again(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/cancel-and-start-again.md")
+    worker()
+    task = module.import_catalogue
+
+    runs = task.delay(7, pages=3600)
+    until(lambda: task.lock_state(7).holders, "it runs", timeout=SOON)
+    queued = task.apply_async((8,), countdown=3600)
+    again = {first: task.AsyncResult(module.start_again(key)) for first, key in ((runs, 7), (queued, 8))}
+
+    for first, second in again.items():
+        assert first.id != second.id
+        assert second.get(timeout=SOON) == 1
+    assert runs.state == "REVOKED"
 
 
 def refused(result: Any) -> bool:

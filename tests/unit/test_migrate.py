@@ -17,30 +17,29 @@ PAGE = (Path(__file__).parents[2] / "docs" / "how-to" / "migrate.md").read_text(
 SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
-def test_there_are_snippets_for_each_library() -> None:
-    assert len(SNIPPETS) == 3
-    assert re.findall(r"^## From (.*)$", PAGE, re.MULTILINE) == ["celery-singleton", "celery-once", "celery-heimdall"]
+def test_there_is_a_section_for_each_origin() -> None:
+    assert len(SNIPPETS) == 1
+    assert re.findall(r"^## From (.*)$", PAGE, re.MULTILINE) == [
+        "celery-singleton",
+        "celery-once",
+        "celery-heimdall",
+        "a lock by hand",
+    ]
 
 
-@pytest.mark.parametrize("snippet", SNIPPETS)
-def test_a_snippet_does_what_the_page_says(snippet: str) -> None:
+def test_a_stub_in_the_publisher_keeps_duplicates_out_and_makes_the_key_of_the_worker() -> None:
     app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.singleton_lock_url = f"memory://{hash(snippet)}"
-    # Celery gives an app the tasks of all others as well.
-    known = set(app.tasks)
-    exec(snippet, {"app": app})
+    app.conf.singleton_lock_url = "memory://stub"
+    exec(SNIPPETS[0], {"app": app})
+    stub: Any = app.tasks["shop.import_orders"]
 
-    (task,) = [task for name, task in app.tasks.items() if isinstance(task, SingletonTask) and name not in known]
-    first = task.delay("one")
-    if task.lock_options.on_conflict == "raise":
-        with pytest.raises(Exception, match=first.id):
-            task.delay("one")
-    else:
-        assert task.delay("one").id in (first.id, task.delay("one").id)
+    assert stub.delay(1).id == stub.delay(1, force=True).id != stub.delay(2).id
+    mine = stub.apply_async((1,), task_id="mine")
+    assert mine.id == stub.delay(1).id
 
 
 def test_every_option_that_the_page_names_exists() -> None:
-    named = set(re.findall(r"\block_(?!expiry)\w+", PAGE)) - {"lock_ttl"}
+    named = set(re.findall(r"\block_(?!expiry|for|state)\w+", PAGE))
     assert named <= {*SingletonOptions.__annotations__}
 
 
@@ -77,3 +76,21 @@ def test_a_task_can_be_moved_while_others_are_with_celery_singleton(valkey: Serv
     with valkey.client() as client:
         assert {key[:5] for key in client.scan_iter()} == {"SHOP_", "singl"}
     check_worker(app, "solo")
+
+
+@pytest.mark.parametrize(
+    ("unique_on", "options"),
+    [(["x"], {"lock_key": ("x",)}), ("x", {"lock_key": ("x",)}), ([], {}), (None, {})],
+)
+def test_the_same_calls_are_duplicates_as_with_celery_singleton(valkey: Server, unique_on: Any, options: Any) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(singleton_backend_url=valkey.url, singleton_lock_url=valkey.url, task_default_queue=uuid())
+
+    def body(x: int, y: int) -> None: ...
+
+    old: Any = app.task(base=Singleton, name="shop.old", shared=False, unique_on=unique_on)(body)
+    new: Any = app.task(base=SingletonTask, name="shop.new", shared=False, lock_mode="until_executed", **options)(body)
+
+    calls = [(1, 1), (1, 2), (2, 1), (1, 1)]
+    sent = [[task.delay(*call).id for call in calls] for task in (old, new)]
+    assert len({*sent[0]}) == len({*sent[1]}) == (2 if unique_on else 3)

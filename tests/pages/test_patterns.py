@@ -1,0 +1,295 @@
+"""What public projects need of a lock, most frequent first: each docstring says whose need it is."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib import import_module
+from itertools import count
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import pools
+
+from celery_singleton_lock import CallRevoked, Lock, LockHeld
+from celery_singleton_lock.testing import HELD_BY_TEST, hold
+from tests.servers import Server
+from tests.unit.test_docs import functions_in
+from tests.waiting import until
+from tests.workers import workers
+
+SOON = 60.0
+"""Seconds in which a worker on a busy machine has done anything."""
+
+_numbers = count(1)
+
+
+@pytest.fixture(scope="module")
+def shop(valkey_process: Server) -> Iterator[Any]:
+    """The app as its publishers see it, with one worker for all tests; each has keys of its own."""
+    with valkey_process.client() as client:
+        client.flushall()
+    module: Any = import_module("tests.pages.patterns_app")
+    url = valkey_process.url
+    module.app.conf.update(broker_url=url, result_backend=url, singleton_lock_url=url)
+    with workers("tests.pages.patterns_app", {"TEST_STORE": url}, concurrency=2):
+        yield module
+    module.app.close()
+    pools.reset()
+    # Results that are collected only when the server is gone complain.
+    gc.collect()
+
+
+@pytest.fixture
+def key() -> int:
+    """One that no other test has."""
+    return next(_numbers)
+
+
+def refused(result: Any) -> bool:
+    with pytest.raises(CallRevoked, match=HELD_BY_TEST):
+        result.get(timeout=SOON)
+    return True
+
+
+def test_a_second_sync_of_a_channel_is_skipped(shop: Any, key: int) -> None:
+    """openedx/edx-enterprise, safe-global/safe-transaction-service, rapidpro/dash: not twice for one thing."""
+    with hold(shop.sync, key):
+        assert refused(shop.sync.delay(key, since="today"))
+        assert shop.sync.delay(-key).get(timeout=SOON) == f"{-key} "
+    assert shop.sync.delay(key).get(timeout=SOON) == f"{key} "
+
+
+def test_who_is_late_gets_a_value_instead_of_an_error(shop: Any) -> None:
+    """SEED-platform/seed, jumpserver/jumpserver: the caller of a locked task gets a dict that says so."""
+    with hold(shop.merge):
+        assert shop.merge.delay().get(timeout=SOON) == {"error": "locked"}
+    assert shop.merge.delay().get(timeout=SOON) == {"status": "merged"}
+
+
+def test_some_arguments_count_in_any_order(shop: Any, key: int) -> None:
+    """makeplane/plane: one notification for an issue, a user and a set of labels, whatever its text."""
+    with hold(shop.track, key, "text", 1, ["a", "b"]):
+        assert refused(shop.track.delay(key, "other text", 1, ["b", "a"]))
+        assert shop.track.delay(key, "text", 2, ["a", "b"]).get(timeout=SOON) == "text"
+
+
+def test_something_is_done_about_a_call_that_is_skipped(shop: Any, key: int) -> None:
+    """mozilla/pontoon, nautobot/nautobot: it is written down that the previous run was still busy."""
+    with hold(shop.pull, f"p{key}"):
+        assert refused(shop.pull.delay(f"p{key}"))
+    assert shop.app.backend.get(f"busy:p{key}") == b"yes"
+
+
+def test_a_base_class_makes_tasks_unique_in_the_queue(shop: Any, key: int) -> None:
+    """allianceauth/allianceauth and its plug-ins, RedHatProductSecurity/component-registry, fecgov/openFEC."""
+    queued = shop.update.apply_async((key,), countdown=600)
+
+    assert shop.update.s(key, force=True).apply_async(countdown=60).id == queued.id
+    queued.revoke()
+    assert shop.update.delay(key).id != queued.id
+
+
+def test_a_lock_that_the_publisher_takes_is_free_when_the_task_has_ended(shop: Any, key: int) -> None:
+    """freelawproject/courtlistener, langgenius/dify: set by a view, and deleted at the end of the body."""
+    with hold(shop.prune, key):
+        assert shop.prune.delay(key).id == HELD_BY_TEST
+    assert shop.prune.delay(key).get(timeout=SOON) == key
+    until(lambda: shop.prune.lock_state(key).queued is None, "it no longer counts as queued")
+    assert shop.prune.delay(key).get(timeout=SOON) == key
+
+
+def test_code_of_a_view_takes_several_locks(shop: Any, key: int) -> None:
+    """uktrade/data-workspace-frontend, open-formulieren/open-forms: around a part of a request, without waiting."""
+    names = sorted(f"{key} {name}" for name in ("tables", "grants"))
+    with ExitStack() as held:
+        leases = [held.enter_context(Lock(name, app=shop.app, timeout=0)) for name in names]
+        with pytest.raises(LockHeld), Lock(names[0], app=shop.app, timeout=0):
+            pass
+    assert not any(lease.held for lease in leases)
+
+
+def test_who_holds_a_lock_keeps_a_task_of_other_workers_out(shop: Any, key: int) -> None:
+    """spacetelescope/jwql: the caller holds the lock while remote tasks do the work."""
+    with shop.sync.lock_for(key):
+        with pytest.raises(CallRevoked):
+            shop.sync.delay(key).get(timeout=SOON)
+        assert shop.sync.delay(-key).get(timeout=SOON)
+
+
+def test_several_tasks_write_to_one_index_in_turn(shop: Any) -> None:
+    """pypi/warehouse, codecov/worker, mitodl/ocw-studio: who comes while the lock is held tries again later."""
+    with hold(shop.index, "a"):
+        waiting = [shop.index.delay("b"), shop.reindex.delay()]
+        until(lambda: shop.reindex.lock_state().waiting == 2, "both wait", timeout=SOON)
+    assert [each.get(timeout=SOON) for each in waiting] == ["b", "all"]
+
+
+def test_only_a_success_starts_the_cool_down(shop: Any, key: int) -> None:
+    """openedx/enterprise-catalog, pretix/pretix: once an hour, and at once again after a failure."""
+    name = f"r{key}"
+    with pytest.raises(ValueError, match=name):
+        shop.refresh.delay(name, fails=True).get(timeout=SOON)
+    assert shop.refresh.delay(name).get(timeout=SOON) == name
+    with pytest.raises(CallRevoked):
+        shop.refresh.delay(name).get(timeout=SOON)
+
+
+def test_a_call_may_ignore_the_lock(shop: Any, key: int) -> None:
+    """openedx/enterprise-catalog, nautobot/nautobot: a person forces a run."""
+    with hold(shop.rebuild, f"c{key}"):
+        assert refused(shop.rebuild.delay(f"c{key}"))
+        assert shop.rebuild.delay(f"c{key}", force=True).get(timeout=SOON) == f"c{key} True"
+
+
+def test_a_page_asks_whether_it_is_queued_or_runs(shop: Any, key: int) -> None:
+    """openwisp/openwisp-controller, langgenius/dify, nautobot/nautobot: the state, without a call."""
+    task = shop.update
+    queued = task.apply_async((key,), countdown=600)
+    assert task.lock_state(key).queued == queued.id
+    queued.revoke()
+    with hold(task, key):
+        assert [each.task_id for each in task.lock_state(key).holders] == [HELD_BY_TEST]
+    assert (task.lock_state(key).queued, task.lock_state(key).holders) == (None, [])
+
+
+def test_the_id_of_a_row_is_that_of_its_call(shop: Any, key: int) -> None:
+    """OpenConceptLab/oclapi2, nautobot/nautobot, openedx/edx-platform: a second row gets a 409."""
+    source = f"s{key}"
+    with hold(shop.export, source), pytest.raises(LockHeld) as caught:
+        shop.export.apply_async((source,), task_id=f"row {key}")
+    assert caught.value.holder_task_id == HELD_BY_TEST
+    assert shop.export.apply_async((source,), task_id=f"next row {key}").get(timeout=SOON) == source
+    assert shop.export.AsyncResult(f"next row {key}").get(timeout=SOON) == source
+
+
+def test_a_start_that_is_none_has_another_id(shop: Any, key: int) -> None:
+    """iplweb/bpp: a view compares the id that it has chosen with that of the result."""
+    with hold(shop.prune, key):
+        assert shop.prune.apply_async((key,), task_id=f"scan {key}").id == HELD_BY_TEST
+    started = shop.prune.apply_async((key,), task_id=f"next scan {key}")
+    assert (started.id, started.get(timeout=SOON)) == (f"next scan {key}", key)
+
+
+def test_a_task_that_is_a_class_has_a_key_of_what_it_is_given(shop: Any, key: int) -> None:
+    """codecov/worker: every task takes keyword arguments, of which two make the key."""
+    with hold(shop.notify, repository=key, commit="a", pull=1):
+        assert refused(shop.notify.delay(repository=key, commit="a", pull=2))
+        assert shop.notify.delay(1, repository=key, commit="b").get(timeout=SOON) == "b 1"
+
+
+def test_what_changed_during_a_run_is_done_once_more(shop: Any, key: int) -> None:
+    """bram2w/baserow: a flag says that a table has changed while its search was updated."""
+    task = shop.update_search
+    with hold(task, key):
+        queued = task.apply_async((key,), countdown=600)
+        assert queued.id != HELD_BY_TEST
+        assert {task.delay(key).id for _ in range(3)} == {queued.id}
+    queued.revoke()
+
+
+def test_a_process_holds_a_lock_for_its_life(shop: Any) -> None:
+    """onyx-dot-app/onyx, jumpserver/jumpserver: of several workers one is the primary."""
+    assert len(shop.primary.state().holders) == 1
+    assert shop.primary.acquire(blocking=False) is None
+
+
+def test_a_view_runs_the_body_itself_under_the_lock_of_the_task(shop: Any, key: int) -> None:
+    """A project whose name is not known: at once, and yet never beside a worker."""
+    assert shop.sync.apply((key,)).get() == f"{key} "
+    with hold(shop.export, f"s{key}"), pytest.raises(LockHeld):
+        shop.export.apply((f"s{key}",)).get()
+
+
+def test_how_many_may_run_is_known_only_when_it_runs(shop: Any, key: int) -> None:
+    """PostHog/posthog, project-koku/koku: each team or customer has a number of places of its own."""
+    with Lock(f"queries of {key}", app=shop.app, limit=2), Lock(f"queries of {key}", app=shop.app, limit=2):
+        full = shop.query.delay(key, 2)
+        until(lambda: full.state == "RETRY", "there is no place", timeout=SOON)
+        assert shop.query.delay(key, 3).get(timeout=SOON) == "queried"
+    assert full.get(timeout=SOON) == "queried"
+
+
+def test_a_run_takes_the_first_server_that_is_free(shop: Any, key: int) -> None:
+    """openwisp/openwisp-monitoring: a measurement needs one of several servers for itself."""
+    first, second = f"{key} a", f"{key} b"
+    with Lock(f"measures {first}", app=shop.app):
+        assert shop.measure.delay([first, second]).get(timeout=SOON) == second
+        with Lock(f"measures {second}", app=shop.app):
+            waiting = shop.measure.delay([first, second])
+            until(lambda: waiting.state == "RETRY", "none is free", timeout=SOON)
+    assert waiting.get(timeout=SOON) in (first, second)
+
+
+def test_a_publisher_that_knows_only_names_calls_a_stub(shop: Any, key: int) -> None:
+    """onyx-dot-app/onyx: the code of the tasks is only in the workers, and each publisher has a guard of its own."""
+    web = Celery("web", broker=shop.STORE, set_as_current=False)
+    web.conf.update(
+        {name: shop.app.conf[name] for name in ("broker_url", "result_backend", "singleton_lock_url")},
+    )
+
+    @web.task(base=shop.Unique, name=shop.update.name, ignore_result=True)
+    def update(character: int, force: bool = False) -> None: ...
+
+    queued = update.apply_async((key,), countdown=600)
+    assert update.delay(key, force=True).id == queued.id
+    assert shop.update.delay(key).id == queued.id
+    queued.revoke()
+    web.close()
+
+
+def test_a_body_publishes_itself_again(shop: Any) -> None:
+    """Issue 53 of celery-singleton: a loop, of which one is queued at a time."""
+    next_one = shop.poll.delay(2).get(timeout=SOON)
+    last = shop.app.AsyncResult(next_one).get(timeout=SOON)
+    assert shop.app.AsyncResult(last).get(timeout=SOON) is None
+
+
+def test_a_success_publishes_the_next_call(shop: Any) -> None:
+    """A project whose name is not known, by celery-once: the same, where no call may be queued during a run."""
+    first = shop.follow.delay(2)
+
+    for number, suffix in ((2, ""), (1, "+"), (0, "++")):
+        assert shop.app.AsyncResult(first.id + suffix).get(timeout=SOON) == number
+
+
+ELSEWHERE = {
+    "uktrade/data-workspace-frontend, WeblateOrg/weblate: a lock around plain code": (
+        "tests/pages/test_how_to.py",
+        "test_lock_without_a_task",
+    ),
+    "bram2w/baserow, openedx/edx-platform: the caller is told who is at it": (
+        "tests/integration/test_results.py",
+        "test_a_page_leads_to_the_call_that_is_queued",
+    ),
+    "codecov/worker, kobotoolbox/kpi: once an hour; PostHog/posthog: n at once": (
+        "tests/pages/test_how_to.py",
+        "test_choose_a_cool_down_or_a_limit",
+    ),
+    "freelawproject/courtlistener, galaxyproject/galaxy: a rate for each of those who are asked": (
+        "tests/pages/test_how_to.py",
+        "test_choose_a_rate",
+    ),
+    "OpenConceptLab/oclapi2: a call is cancelled, and the next one begins": (
+        "tests/pages/test_how_to.py",
+        "test_cancel_and_start_again",
+    ),
+    "mitodl/micromasters, MozillaSecurity/FuzzManager: a whole chain or chord": (
+        "tests/pages/test_how_to.py",
+        "test_lock_a_whole_workflow",
+    ),
+    "maciej-gol/tenant-schemas-celery, pypi/warehouse: a class that changes a call": (
+        "tests/pages/test_how_to.py",
+        "test_lock_for_each_tenant_where_a_class_changes_the_arguments",
+    ),
+    "iplweb/bpp, bram2w/baserow: methods that were overridden for the library before": (
+        "tests/unit/test_spelling.py",
+        "test_a_method_that_a_class_has_overridden_for_another_library_is_refused",
+    ),
+}
+"""The needs that other tests show, by these."""
+
+
+@pytest.mark.parametrize(("file", "name"), ELSEWHERE.values(), ids=ELSEWHERE)
+def test_is_shown_elsewhere(file: str, name: str) -> None:
+    assert name in functions_in(file)
