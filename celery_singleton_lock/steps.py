@@ -88,15 +88,10 @@ class CallsThatWait(StartStopStep):
         # While a worker ends softly, it starts nothing more.
         worker_shutting_down.connect(self._leave_line)
 
-    def stop(self, consumer: Any) -> None:
-        """Give them back: the broker delivers them again, here or elsewhere."""
+    def stop(self, consumer: Any) -> None:  # noqa: ARG002
+        """Forget them: the broker delivers them again, here or elsewhere."""
         worker_shutting_down.disconnect(self._leave_line)
-        is_ending = state.should_stop is not None
-        if is_ending and consumer.task_consumer is not None:
-            # Or they would come back here.
-            with suppress(Exception):
-                consumer.task_consumer.cancel()
-        self.messages.close(requeues=is_ending)
+        self.messages.close()
 
     def _leave_line(self, **_: Any) -> None:
         self.messages.leave_line()

@@ -50,14 +50,9 @@ class Waiting:
                 self.entry.args = ()
         timer.call_after(0, self, self.args)
 
-    def give_back(self, *, requeues: bool) -> None:
-        """Let nobody start it here any more; another worker gets it at once if it *requeues* the message."""
-        if self._goes:
-            self._goes.clear()
-            if requeues:
-                # Where the connection is lost, the broker does so by itself.
-                with suppress(Exception):
-                    self.args[0].message.requeue()
+    def give_up(self) -> None:
+        """Let nobody go on with it: the broker delivers it again."""
+        self._goes.clear()
 
     @property
     def is_revoked(self) -> bool:
@@ -96,14 +91,11 @@ class WaitingMessages:
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
 
-    def close(self, *, requeues: bool) -> None:
-        """Give all of them back to the broker, which does so by itself if the connection is lost.
-
-        Without `requeues` a worker that ends would keep them for as long as any body runs in it.
-        """
+    def close(self) -> None:
+        """Forget all of them, and hear of no calls until it is opened again."""
         for waiting in list(self._in_line):
             self.forget(waiting)
-            waiting.give_back(requeues=requeues)
+            waiting.give_up()
         ends, self._ends = self._ends, ()
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])

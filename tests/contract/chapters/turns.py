@@ -123,6 +123,72 @@ class Turns(Contract):
             self.pass_time(ON_ITS_WAY + 1)
             granted(waiter.ask())
 
+    def test_who_waits_behind_a_message_that_listens_for_long_has_a_moment_to_look_again(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        turn_of(store, "listens")
+        with listening(store, "listens"), store.waiter(claim("w")) as waiter:
+            queued(waiter.ask())
+            self.pass_time(SHORT + 0.1)
+            assert 0 < queued(waiter.ask()) <= CALLED
+
+    def test_those_that_were_passed_over_keep_their_order_when_they_come(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        calls = [turn_of(store, each) for each in ("1", "2", "3", "4", "5")]
+        with listening(store, "4", "5"):
+            self.pass_time(ON_ITS_WAY + 1)
+            store.release(claim("a"), 1)
+            granted(store.acquire(calls[3]))
+            for each in (calls[1], calls[2], calls[0]):
+                refused(store.acquire(each))
+
+        assert line_of(store) == ["1", "2", "3", "5"]
+
+    def test_one_that_was_passed_over_is_granted_before_all_that_came_after_it(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        passed_over, other = turn_of(store, "passed over"), turn_of(store, "other")
+        with listening(store, "other") as heard:
+            self.pass_time(ON_ITS_WAY + 1)
+            store.release(claim("a"), 1)
+            until(lambda: _called(heard) == {"other"}, "the other one is called")
+
+            granted(store.acquire(passed_over))
+        assert not store.look(other).comes
+
+    def test_who_looks_and_comes_keeps_its_place_from_newcomers(self, store: Store) -> None:
+        store.acquire(claim("a", ttl=SHORT))
+        first = turn_of(store, "first")
+        self.pass_time(SHORT + 0.1)
+        assert store.look(first).comes
+
+        # It listens no longer, and is not there yet.
+        assert refused(store.acquire(claim("newcomer"))).first.task_id == "first"
+        granted(store.acquire(first))
+
+    def test_however_many_have_died_the_first_that_lives_goes_before_a_newcomer(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        for number in range(450):
+            turn_of(store, f"dead {number}")
+        lives = turn_of(store, "lives")
+        with listening(store, "lives") as heard:
+            self.pass_time(ON_ITS_WAY + 1)
+            store.release(claim("a"), 1)
+            until(lambda: _called(heard), "it is called")
+            assert refused(store.acquire(claim("newcomer"))).first.task_id == "lives"
+            granted(store.acquire(lives))
+
+    def test_a_grant_calls_the_others_for_whom_places_are_left(self, store: Store) -> None:
+        holders = [claim(each, ttl=SHORT, limit=3) for each in "abc"]
+        for each in holders:
+            store.acquire(each)
+        calls = [replace(message(f"m{number}", number), limit=3) for number in range(3)]
+        for each in calls:
+            refused(store.acquire(each))
+        with listening(store, "m1", "m2") as heard:
+            self.pass_time(SHORT + 0.1)
+            assert store.look(calls[0]).comes
+            granted(store.acquire(calls[0]))
+            until(lambda: _called(heard) == {"m1", "m2"}, "the others are called")
+
     def test_a_newcomer_does_not_overtake_a_message_that_is_called_or_on_its_way(self, store: Store) -> None:
         store.acquire(claim("a"))
         on_its_way = turn_of(store, "on its way")

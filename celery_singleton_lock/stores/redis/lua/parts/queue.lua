@@ -72,7 +72,7 @@ end
 -- A queue begins with a ticket that is greater than those of the queues before it, so that a turn which was passed over,
 -- and comes after all, finds its place.
 local function ticket_after(last)
-  return last and last + 1 or math.floor(now / 1000000) % 1000000 + 1000
+  return last and last + 1 or math.floor(now / 10000) % 100000000 + 1000
 end
 
 local function leave_queue(key, ticket, token)
