@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from kombu import pools
 
 from celery_singleton_lock import CallRevoked, Lock, LockHeld
 from celery_singleton_lock.testing import HELD_BY_TEST, hold
+from tests.acceptance.conftest import forget_connections
 from tests.servers import Server
 from tests.unit.test_docs import functions_in
 from tests.waiting import until
@@ -25,8 +25,8 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="module")
-def shop(valkey_process: Server) -> Iterator[Any]:
-    """The app as its publishers see it, with one worker for all tests; each has keys of its own."""
+def running(valkey_process: Server) -> Iterator[Any]:
+    """One worker for all tests; each has keys of its own."""
     with valkey_process.client() as client:
         client.flushall()
     module: Any = import_module("tests.pages.patterns_app")
@@ -34,10 +34,17 @@ def shop(valkey_process: Server) -> Iterator[Any]:
     module.app.conf.update(broker_url=url, result_backend=url, singleton_lock_url=url)
     with workers("tests.pages.patterns_app", {"TEST_STORE": url}, concurrency=2):
         yield module
-    module.app.close()
-    pools.reset()
+    forget_connections(module.app)
     # Results that are collected only when the server is gone complain.
     gc.collect()
+
+
+@pytest.fixture
+def shop(running: Any) -> Any:
+    """The app as its publishers see it."""
+    # A test of another module, in between, may have closed its connections.
+    forget_connections(running.app)
+    return running
 
 
 @pytest.fixture
