@@ -65,7 +65,8 @@ class SingletonSchedulerMixin(Scheduler):
     _differing: frozenset[str] = frozenset()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._made_at, self._known = time.time_ns() // 1000, dict[str, Slot]()
+        self._made_at = time.time_ns() // 1000
+        self._known = dict[str, Slot]()
         super().__init__(*args, **kwargs)
 
     def check(self) -> None:
@@ -94,11 +95,13 @@ class SingletonSchedulerMixin(Scheduler):
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's: at the take-over, after a change of the schedule, and once a minute."""
         # Of a database, each look may read it again.
-        schedule, now = self.schedule, time.time_ns() // 1000
+        schedule = self.schedule
+        now = time.time_ns() // 1000
         for name, noted in self._note_schedule(schedule, now).items():
             # The store may not have heard of the last one, or has forgotten an entry that was gone for a while.
             slot = self._known[name] = max(noted, self._known.get(name, noted), key=lambda slot: slot.sent)
-            entry, last = schedule[name], slot.sent
+            entry = schedule[name]
+            last = slot.sent
             own = _microseconds(entry.last_run_at)
             # The scheduler remembers a run, and not only its own start.
             if (entry.total_run_count or (hasattr(entry, "model") and own < self._made_at)) and last >= slot.due:
@@ -113,7 +116,8 @@ class SingletonSchedulerMixin(Scheduler):
 
     def is_due(self, entry: Any) -> Any:
         """As Celery's; but an entry whose slot cannot be claimed is not due yet, so it does not count as run."""
-        state, self._slot = super().is_due(entry), None
+        state = super().is_due(entry)
+        self._slot = None
         if state[0]:
             try:
                 if self._lease is None or self._lease.remaining() <= 0:
@@ -132,7 +136,8 @@ class SingletonSchedulerMixin(Scheduler):
             logger.info("beat.sent entry=%s due=%s: by another beat", entry.name, due_of(entry).isoformat())
             return
         self._messages = self._failures = 0
-        due, sent = _moment(slot.due).isoformat(), replace(slot, sent=max(slot.due, time.time_ns() // 1000))
+        due = _moment(slot.due).isoformat()
+        sent = replace(slot, sent=max(slot.due, time.time_ns() // 1000))
         try:
             super().apply_entry(entry, producer=producer)
         finally:
@@ -174,7 +179,8 @@ class SingletonSchedulerMixin(Scheduler):
 
     def _note_schedule(self, schedule: Any, now: int) -> dict[str, Slot]:
         """The slot of each entry: one that is gone is forgotten, and a new one begins."""
-        known, slots = store_of(self.app).slots(self._slots), dict[str, Slot]()
+        known = store_of(self.app).slots(self._slots)
+        slots = dict[str, Slot]()
         for name, entry in schedule.items():
             begins = max(0, min(_microseconds(entry.last_run_at), now))
             slots[name] = known.get(name) or Slot(name, begins, self._fence, sent=begins)
@@ -206,7 +212,9 @@ class SingletonSchedulerMixin(Scheduler):
             return False
         # If the clock of the store was set back, its fences are lower than before.
         self._fence = max([lease.fence, *(slot.fence + 1 for slot in known.values())])
-        self._lease, self._follows, self._heap = lease, 0, None
+        self._lease = lease
+        self._follows = 0
+        self._heap = None
         logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.took_over)
         return True
 
@@ -214,11 +222,14 @@ class SingletonSchedulerMixin(Scheduler):
         """Log once who leads, and then what only one of both schedules has."""
         who = self._key, leader.hostname, leader.pid
         if self._follows != leader.fence:
-            self._follows, self._compares_again_at, self._differing = leader.fence, 0.0, frozenset()
+            self._follows = leader.fence
+            self._compares_again_at = 0.0
+            self._differing = frozenset()
             logger.info("beat.stands_by key=%s holder=%s pid=%s since=%s", *who, leader.acquired_at.isoformat())
         if clock() < self._compares_again_at:
             return
-        slots, ours = store_of(self.app).slots(self._slots), self.schedule.keys()
+        slots = store_of(self.app).slots(self._slots)
+        ours = self.schedule.keys()
         theirs = {name for name in slots if not name.startswith(_LEADER)}
         if not any(slots[name].fence >= leader.fence for name in slots.keys() - theirs):
             # It has not noted its schedule yet.
@@ -251,7 +262,8 @@ class SingletonSchedulerMixin(Scheduler):
             self._logs_again_at = clock() + _SILENCE
 
     def _marked(self, entry: Any, slot: Slot) -> Any:
-        marked, due = _clone(entry), _moment(slot.due).isoformat()
+        marked = _clone(entry)
+        due = _moment(slot.due).isoformat()
         headers = {**(entry.options.get("headers") or {}), ENTRY_HEADER: slot.entry, DUE_HEADER: due}
         # The same for whoever sends this slot; of several messages, by their order.
         number = f" {self._messages}" if self._messages else ""
@@ -303,7 +315,8 @@ class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):
 
 def due_of(entry: Any) -> datetime:
     """When an entry that is due was due."""
-    schedule, last = _clone(entry.schedule), maybe_make_aware(entry.last_run_at).astimezone(UTC)
+    schedule = _clone(entry.schedule)
+    last = maybe_make_aware(entry.last_run_at).astimezone(UTC)
     if hasattr(schedule, "remaining_delta"):
         start, delta, _ = schedule.remaining_delta(last)
         due: datetime = start + delta

@@ -88,7 +88,8 @@ def request_class_of(task: Any) -> type[Any]:
     ours = base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
     theirs = next((each for each in written if each not in (ours.Request, Task.Request)), None)
-    request, given = symbol_by_name(ours.Request), symbol_by_name(theirs or ours.Request)
+    request = symbol_by_name(ours.Request)
+    given = symbol_by_name(theirs or ours.Request)
     return given if issubclass(given, request) else type("Request", (request, given), {})
 
 

@@ -129,8 +129,12 @@ class KeyMaker:
         *,
         binds: bool = True,
     ) -> None:
-        self._name, self._signature, self._binds = checked_name(name), signature, binds
-        self._choice, self._receive, self._label = choice, receive, label
+        self._name = checked_name(name)
+        self._signature = signature
+        self._binds = binds
+        self._choice = choice
+        self._receive = receive
+        self._label = label
         self._counting = _names_in_choice(choice, signature)
         if isinstance(label, str):
             _check_names("lock_label", label, _fields("lock_label", label), signature)
@@ -318,7 +322,9 @@ def key_maker_of(task: Any) -> KeyMaker:
         # Celery leaves `self` on the class.
         signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     receive = _receiver_of(task, function, signature)
-    choice, label, binds = option_of(task, "key"), option_of(task, "label"), task.typing is not False
+    choice = option_of(task, "key")
+    label = option_of(task, "label")
+    binds = task.typing is not False
     try:
         return KeyMaker(lock_name_of_task(task), signature, choice, receive, label, binds=binds)
     except ConfigurationError as error:

@@ -130,7 +130,8 @@ class Lock:
             SingletonLockError: Nobody in this process has entered the block, or it was left before; but
                 not in place of an error that ends the block.
         """
-        statement, hold = _statement(), None
+        statement = _statement()
+        hold = None
         try:
             hold = self._leave(statement)
             if hold is not None:

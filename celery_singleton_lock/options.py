@@ -243,7 +243,8 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
 
     Without an app, only what the task, or a class of tasks, sets itself.
     """
-    values, faults = dict[str, Any](), list[str]()
+    values = dict[str, Any]()
+    faults = list[str]()
     for name, option in OPTIONS.items():
         own = option_of(task, name)
         try:
@@ -256,7 +257,8 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
                 values[name] = option.check(name_for_all, set_for_all)
         except ConfigurationError as error:
             faults.append(str(error) if own is None else f"task {task.name}: {error}")
-    mode, on_conflict = values.get("mode", "while_executing"), values.get("on_conflict")
+    mode = values.get("mode", "while_executing")
+    on_conflict = values.get("on_conflict")
     if refused := _REFUSED_PAIRS.get((mode, str(on_conflict))):
         where = "singleton_lock_on_conflict" if option_of(task, "on_conflict") is None else "lock_on_conflict"
         faults.append(f"task {task.name}: {where}={on_conflict!r} does not go with lock_mode={mode!r}, {refused}")

@@ -68,7 +68,8 @@ def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
     span = trace.get_current_span()
     if run is None or not run.lease.fence or not span.is_recording():
         return
-    lease, key = run.lease, {"singleton_lock.key": run.lease.key}
+    lease = run.lease
+    key = {"singleton_lock.key": run.lease.key}
     span.set_attributes(
         {**key, "singleton_lock.fence": lease.fence, "singleton_lock.took_over": lease.took_over},
     )

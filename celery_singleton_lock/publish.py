@@ -105,7 +105,8 @@ def _noted(task: Task, run: Run | None, options: Mapping[str, Any]) -> Notes:
     """What is noted of the call already: a later attempt has the notes of its run, whatever its headers are."""
     if run is not None:
         return run.notes.of_the_call()
-    headers, task_id = options.get("headers"), options.get("task_id")
+    headers = options.get("headers")
+    task_id = options.get("task_id")
     # Without a task id it is a new call, even if its body has handed on the headers of its own.
     notes = Notes.of(headers, task_id or "") if isinstance(headers, Mapping) else Notes()
     if notes.published or not options.get("retries"):
@@ -175,12 +176,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     if run is not None:
         run.note_retry(key)
     task_id = options.get("task_id") or uuid()
-    # The key of the arguments with which it is sent, because a retry may have new ones.
-    notes.task_id, notes.key = text_of(task_id), key
-    notes.published = notes.published or time.time_ns() // 1000
-    continued_key, fence, since = _continued_here() or ("", 0, 0)
-    if key == continued_key:
-        notes.continues, notes.continues_from = fence, since
+    _note_call(notes, key, task_id)
     wanted = task.lock_options
     # In the other modes the mark of a retry has ended, because its body has begun.
     is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
@@ -198,6 +194,17 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     has_own_id = bool(options.get("task_id"))
     published = (notes.continues_from or notes.published) if has_own_id or wanted.newest_wins else 0
     return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, label, published, has_own_id=has_own_id))
+
+
+def _note_call(notes: Notes, key: str, task_id: Any) -> None:
+    # The key of the arguments with which it is sent, because a retry may have new ones.
+    notes.task_id = text_of(task_id)
+    notes.key = key
+    notes.published = notes.published or time.time_ns() // 1000
+    continued_key, fence, since = _continued_here() or ("", 0, 0)
+    if key == continued_key:
+        notes.continues = fence
+        notes.continues_from = since
 
 
 def _is_always_sent(options: Mapping[str, Any]) -> bool:
@@ -279,10 +286,12 @@ def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
 
 def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     """Let the call end for its caller like one that is sent and skipped."""
-    state, value = states.SUCCESS, task.lock_options.skip_result
+    state = states.SUCCESS
+    value = task.lock_options.skip_result
     if not task.lock_options.skips_with_result:
         why = f"lock key={key}: task_id={result.id} stands for this call, and its result cannot be read here"
-        state, value = states.REVOKED, CallRevoked(why, key, result.id, "unpublished")
+        state = states.REVOKED
+        value = CallRevoked(why, key, result.id, "unpublished")
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
@@ -293,7 +302,9 @@ def _mark(
 
     It was *published* then, if it has an id that its caller has chosen, or is to be the newest; else 0.
     """
-    wanted, task_id, store = task.lock_options, text_of(options["task_id"]), store_of(task.app)
+    wanted = task.lock_options
+    task_id = text_of(options["task_id"])
+    store = store_of(task.app)
     limit = wanted.limit if wanted.mode == "until_executed" and not sent else 0
     seconds, due_for = _times_queued(task, options)
     cooldown = 0.0 if options.get("retries") else wanted.min_hold

@@ -84,10 +84,12 @@ def has_password(url: Any) -> bool:
 
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
-    conf, get = app.conf, app.conf.get
+    conf = app.conf
+    get = app.conf.get
     if (url := setting(app, "singleton_lock_url")) is not None:
         return one_url(url), {}
-    results, broker = conf.result_backend, conf.broker_write_url or conf.broker_url
+    results = conf.result_backend
+    broker = conf.broker_write_url or conf.broker_url
     # What Celery uses if the URL does not say otherwise.
     of_results = {
         "username": get("redis_username"),
@@ -102,7 +104,8 @@ def _location(app: Celery) -> tuple[str, dict[str, Any]]:
         (results, of_results, get("redis_backend_use_ssl"), get("result_backend_transport_options")),
         (broker, of_broker, get("broker_use_ssl"), get("broker_transport_options")),
     ):
-        first, options = _first(url), {name: value for name, value in theirs.items() if value}
+        first = _first(url)
+        options = {name: value for name, value in theirs.items() if value}
         if isinstance(tls, dict):
             options |= _in_redis_py(tls)
         if first.startswith(SENTINEL):

@@ -205,7 +205,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             ConfigurationError: An argument that counts cannot be serialised.
             pydantic.ValidationError: An argument is no model of the task's.
         """
-        prefix, keys = self.lock_options.prefix, self._lock_keys
+        prefix = self.lock_options.prefix
+        keys = self._lock_keys
         try:
             return keys.key(prefix, args, kwargs)
         except ConfigurationError as error:
@@ -234,7 +235,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             TypeError: They make no key.
             ConfigurationError: Likewise; or the mode is `until_executing`, in which a run has no lock.
         """
-        key, options = self.lock_key_of_some(*args, **kwargs), self.lock_options
+        key = self.lock_key_of_some(*args, **kwargs)
+        options = self.lock_options
         if options.mode == "until_executing":
             raise ConfigurationError(
                 f"task {self.name}: lock_for(...) would keep no run out, because with lock_mode='until_executing' a "
@@ -322,7 +324,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         if messages is None:
             return super().start_strategy(app, consumer, **kwargs)
         # A strategy takes what it needs of its consumer as it is made.
-        timer, consumer.timer = consumer.timer, messages.timer
+        timer = consumer.timer
+        consumer.timer = messages.timer
         try:
             return super().start_strategy(app, consumer, **kwargs)
         finally:

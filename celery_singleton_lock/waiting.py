@@ -96,7 +96,8 @@ class WaitingMessages:
         for waiting in list(self._in_line):
             self.forget(waiting)
             waiting.give_up()
-        ends, self._ends = self._ends, ()
+        ends = self._ends
+        self._ends = ()
         if ends and self._hub is not None:
             self._hub.remove_reader(ends[0])
         for end in ends:

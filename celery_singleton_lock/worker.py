@@ -138,7 +138,8 @@ class SingletonRequest(Request):
         if key is None:
             return None
         options = self.task.lock_options
-        token, facts = self.request_dict[DELIVERY][0], Facts(task_id=text_of(self.id))
+        token = self.request_dict[DELIVERY][0]
+        facts = Facts(task_id=text_of(self.id))
         return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
 
     def in_line(self, come: Callable[[], None]) -> InLine | None:
@@ -178,7 +179,8 @@ class SingletonRequest(Request):
             (self._lock_at_death,) = store_of(self.app).survey([self.claim.key])
 
     def _release_once_dead(self, *, is_redelivered: bool) -> None:
-        pid, claim = self.worker_pid, self.claim
+        pid = self.worker_pid
+        claim = self.claim
         if not self._runs_in_a_child() or claim is None:
             return
         with suppress(SingletonLockError):
@@ -193,11 +195,13 @@ class SingletonRequest(Request):
         Arguments:
             ran: Seconds for which it ran until something killed it; 0 if it has ended in another way.
         """
-        task, claim = self.task, self.claim
+        task = self.task
+        claim = self.claim
         if claim is None:
             return
         with suppress(ConfigurationError):
-            store, options = store_of(self.app), task.lock_options
+            store = store_of(self.app)
+            options = task.lock_options
             # The kernel's timer is set by a grant, for nearly one ttl.
             may_be_lost = ran > options.ttl * _NEARLY and kills_itself(task, options, has_process=True)
             try:
@@ -216,7 +220,8 @@ class SingletonRequest(Request):
 
     def _is_redelivered(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""
-        task, retries = self.task, self.request_dict.get("retries") or 0
+        task = self.task
+        retries = self.request_dict.get("retries") or 0
         is_rejected = task.acks_late and task.reject_on_worker_lost
         has_retries = task.max_retries is None or retries < task.max_retries
         return bool(is_rejected or (getattr(task, "retry_on_worker_lost", False) and has_retries))

@@ -119,8 +119,12 @@ class PendingRelease:
         may_release: Callable[[], bool] | None = None,
         may_arrive: bool = False,
     ) -> None:
-        self._store, self._key, self._task_id = store, key, task_id
-        self._release, self._may_release, self._may_arrive = release, may_release, may_arrive
+        self._store = store
+        self._key = key
+        self._task_id = task_id
+        self._release = release
+        self._may_release = may_release
+        self._may_arrive = may_arrive
         self._give_up_at = clock() + ttl
 
     def __call__(self) -> None:
@@ -136,7 +140,8 @@ class PendingRelease:
 
     def _try(self) -> float:
         """Seconds until the next try; 0.0 if none is needed."""
-        silent_until, part = background.silent_until, self._store.part_of(self._key)
+        silent_until = background.silent_until
+        part = self._store.part_of(self._key)
         silence = silent_until.get(part, 0.0) - clock()
         if silence > 0 or not (self._may_release is None or self._may_release()):
             return max(silence, _PAUSE)
@@ -165,7 +170,8 @@ def release_claim_later(
 ) -> None:
     """Release a claim that nobody wants any more, while the store may still count it; see `PendingRelease`."""
     release = partial(store.release, claim, place, ending=ending)
-    task_id, when = claim.facts.task_id or None, may_release
+    task_id = claim.facts.task_id or None
+    when = may_release
     background.submit(
         PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release=when, may_arrive=may_arrive)
     )

@@ -72,7 +72,8 @@ async def _wait(
 ) -> Grant | Conflict | Done:
     began_at = clock()
     give_up_at = float("inf") if patience is None else began_at + patience
-    channel, listener = f"{lease.key}:{lease.claim.token}", lease.store.listener
+    channel = f"{lease.key}:{lease.claim.token}"
+    listener = lease.store.listener
 
     def end() -> None:
         listener.remove(channel)
@@ -146,7 +147,8 @@ class _Bell:
     """It may be rung by nobody, or in vain."""
 
     def __init__(self, is_gone: Callable[[], None]) -> None:
-        self._loop, self._is_gone = asyncio.get_running_loop(), is_gone
+        self._loop = asyncio.get_running_loop()
+        self._is_gone = is_gone
         self._rung = asyncio.Event()
 
     def ring(self, what: str) -> None:

@@ -104,11 +104,13 @@ class Counters:
         with suppress(IndexError):
             while True:
                 store, key, what, task, label, value = self._events.popleft()
-                sums, name = self._unsent.setdefault((store, hash_of(key)), Counter()), self._name_of(task)
+                sums = self._unsent.setdefault((store, hash_of(key)), Counter())
+                name = self._name_of(task)
                 if what != "held":
                     sums[f"{what}:{label}:{name}"] += 1
                 if what in ("acquired", "held"):
-                    place, histogram = bisect_left(BOUNDS, value), "waited" if what == "acquired" else "held"
+                    place = bisect_left(BOUNDS, value)
+                    histogram = "waited" if what == "acquired" else "held"
                     bound = f"{BOUNDS[place]:g}" if place < len(BOUNDS) else "+Inf"
                     sums[f"{histogram}:{bound}:{name}"] += 1
                     if microseconds := round(value * 1_000_000):

@@ -81,7 +81,8 @@ class DeadMan:
             if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
                 raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
         value = self._spec.it_value
-        value.tv_sec, value.tv_nsec = int(deadline), int(deadline % 1 * 1_000_000_000)
+        value.tv_sec = int(deadline)
+        value.tv_nsec = int(deadline % 1 * 1_000_000_000)
         _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
         if self._over:
             # Meanwhile another thread has disarmed it.

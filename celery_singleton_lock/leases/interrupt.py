@@ -31,7 +31,8 @@ _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else No
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
 # Seconds until what was not delivered is sent again: twice as long each time, up to the second number.
-_RETRY_AFTER, _RETRY_AFTER_AT_MOST = 0.05, 1.0
+_RETRY_AFTER = 0.05
+_RETRY_AFTER_AT_MOST = 1.0
 
 # For the main thread.
 _sent: deque["Interrupt"] = deque()
@@ -57,7 +58,8 @@ class Interrupt:
         self._guard = threading.Lock()
         thread = threading.get_ident()
         if patched_by() is not None:
-            self._greenlet, self._hub = current(), hub()
+            self._greenlet = current()
+            self._hub = hub()
         elif _SIGNAL is not None and thread == threading.main_thread().ident:
             self._by_signal = True
             if _handler_of(_SIGNAL) is not _deliver:
@@ -68,7 +70,8 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         """From now on, `send` reaches nothing."""
         with self._guard:
-            thread, self._thread = self._thread, None
+            thread = self._thread
+            self._thread = None
             if thread is not None and self._error is not None and self._greenlet is None and not self._by_signal:
                 _raise_in(thread, None)
 

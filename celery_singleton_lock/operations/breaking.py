@@ -86,7 +86,8 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     Returns:
         Those that were still there, and what is gone.
     """
-    key, store = plan.key, locks.store
+    key = plan.key
+    store = locks.store
     marks = bool(plan.dropped) and plan.name is None
     turns = ["turns"] if marks and plan.turns and _drop_dead_turns(locks, key, by) else []
     asked, dropped = Inventory(store).break_lock(
@@ -106,10 +107,12 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 def _drop_dead_turns(locks: Locks, key: str, by: str) -> int:
     """Let the store wake those that wait until it finds no more of them dead; return how many turns are gone."""
-    gone, left = 0, locks.survey(key).waiters
+    gone = 0
+    left = locks.survey(key).waiters
     while left:
         Inventory(locks.store).break_lock(key, (), by)
-        before, left = left, locks.survey(key).waiters
+        before = left
+        left = locks.survey(key).waiters
         if left >= before:
             break
         gone += before - left
@@ -123,7 +126,8 @@ def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[li
     """
     if seconds is None:
         seconds = max(holder.expires_in for holder in done.holders) * _UNTIL_A_RENEWAL + _TO_END
-    began_at, tokens = clock(), {holder.token for holder in done.holders}
+    began_at = clock()
+    tokens = {holder.token for holder in done.holders}
     while True:
         left = [holder for holder in locks.survey(done.key).holders if holder.token in tokens]
         waited = clock() - began_at
@@ -134,7 +138,8 @@ def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[li
 
 def marks_left(surveys: Iterable[LockState]) -> tuple[list[Row], int]:
     """The queued and next marks of locks that nobody holds, and the number of locks that somebody holds."""
-    marks, held = list[Row](), 0
+    marks = list[Row]()
+    held = 0
     for survey in surveys:
         if survey.holders:
             held += 1

@@ -102,7 +102,9 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    locks, surveys, problem = locks_of(app_of(obj)), list[LockState](), None
+    locks = locks_of(app_of(obj))
+    surveys = list[LockState]()
+    problem = None
     try:
         # Those before an error are kept.
         surveys.extend(locks.surveys(pattern))
@@ -280,7 +282,8 @@ def web(obj: Any, bind: str) -> None:
     app = app_of(obj)
     try:
         place = urlsplit(f"//{bind}")
-        host, port = place.hostname, place.port
+        host = place.hostname
+        port = place.port
     except ValueError:
         host = port = None
     if not host or port is None:
@@ -307,7 +310,8 @@ def web(obj: Any, bind: str) -> None:
 
 
 def _show_lock(app: Celery, locks: Locks, survey: LockState, *, is_json: bool) -> None:
-    task, rows = tasks_by_lock(app).get(lock_name_of(survey.key)), locks.rows([survey], with_turns=True)
+    task = tasks_by_lock(app).get(lock_name_of(survey.key))
+    rows = locks.rows([survey], with_turns=True)
     limit = None if task is None else int(task.lock_options.limit)
     if is_json:
         known = {
@@ -353,7 +357,8 @@ def _break_marks(locks: Locks, pattern: str, *, dry_run: bool, yes: bool, is_jso
         line = f"{verb}: {len(marks)}, of {number} locks that nobody holds." if marks else "Nothing to drop."
         return f"{line}\nLocks left alone because they are held: {held}." if held else line
 
-    notice, code = text("Marks to be dropped"), int(not marks)
+    notice = text("Marks to be dropped")
+    code = int(not marks)
     if marks and dry_run and not is_json:
         click.echo(table(locks.rows(row.lock for row in marks), is_wide=True))
     if marks and not dry_run:

@@ -44,8 +44,10 @@ _FORGETS = "can grant twice"
 _QUEUED_LONG = 600.0
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
 _SEE_STORE = "not checked, because the store cannot be used"
-_ALIVE, _NO_TASK = "alive", "held by a Lock or a beat, which no worker knows"
-_SILENT, _IDLE = "on a worker that has not answered", "not active on a worker that has answered"
+_ALIVE = "alive"
+_NO_TASK = "held by a Lock or a beat, which no worker knows"
+_SILENT = "on a worker that has not answered"
+_IDLE = "not active on a worker that has answered"
 _QUESTIONS = ("stats", "active", "active_queues", "reserved")
 # To connect to the broker.
 _TO_CONNECT = 5.0
@@ -93,7 +95,8 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
 def _examine(
     app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float
 ) -> tuple[list[dict[str, Any]], bool]:
-    surveys, is_away = list[LockState](), False
+    surveys = list[LockState]()
+    is_away = False
     try:
         # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
         surveys = list(locks.surveys()) if locks else []
@@ -205,7 +208,8 @@ def _eviction(report: Mapping[str, str]) -> tuple[bool, str]:
 
 
 def _persistence(report: Mapping[str, str]) -> tuple[bool, str]:
-    has_file, replicas = report.get("aof_enabled") == "1", int(report.get("connected_slaves", "0"))
+    has_file = report.get("aof_enabled") == "1"
+    replicas = int(report.get("connected_slaves", "0"))
     if has_file and report.get("aof_last_write_status") != "ok":
         return False, "the append-only file cannot be written, so the server refuses to write; check its disk"
     parts = []
@@ -217,7 +221,8 @@ def _persistence(report: Mapping[str, str]) -> tuple[bool, str]:
 
 
 def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
-    used, most = int(report.get("connected_clients", "0")), int(report.get("maxclients", "0"))
+    used = int(report.get("connected_clients", "0"))
+    most = int(report.get("maxclients", "0"))
     if most and used > _NEARLY_ALL * most:
         return False, f"{used} of {most} are in use; raise maxclients, or have fewer processes"
     return True, f"{used} of {most or 'any number'} are in use"
@@ -228,7 +233,8 @@ def _connections(report: Mapping[str, str]) -> tuple[bool, str]:
 
 def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | None]:
     """The workers that have answered within *timeout* seconds, by their names; or why none could be asked."""
-    answers, problems = dict[str, Any](), list[str]()
+    answers = dict[str, Any]()
+    problems = list[str]()
 
     def ask(question: str) -> None:
         try:
@@ -248,8 +254,10 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
         return {}, problems[0] if problems else "the broker does not answer"
     workers = {}
     for name, stats in answers["stats"].items():
-        pool, queues = stats.get("pool", {}), answers["active_queues"].get(name)
-        runs, reserved = answers["active"].get(name), answers["reserved"].get(name)
+        pool = stats.get("pool", {})
+        queues = answers["active_queues"].get(name)
+        runs = answers["active"].get(name)
+        reserved = answers["reserved"].get(name)
         workers[name] = Worker(
             _pool_named(str(pool.get("implementation"))),
             int(pool.get("max-concurrency") or 1),

@@ -45,7 +45,8 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
     """The locks whose key, or the digest in it, begins so, by their keys; and the calls, by their task ids."""
     found = dict[str, tuple[LockState, str | None]]()
     for row in locks.rows(with_turns=True):
-        key, task_id = row.lock.key, row.about.task_id or ""
+        key = row.lock.key
+        task_id = row.about.task_id or ""
         if key.startswith(start) or key.rpartition(":")[2].startswith(start):
             found[key] = row.lock, None
         if task_id.startswith(start):

@@ -32,7 +32,9 @@ _COLUMNS = 100
 _CUT = {"LOCK", "LABEL", "WORKER"}
 _BEGIN = 8
 _SURVEYED_AT_ONCE = 100
-_HOME, _TO_END_OF_LINE, _TO_END_OF_SCREEN = "\x1b[H", "\x1b[K", "\x1b[J"
+_HOME = "\x1b[H"
+_TO_END_OF_LINE = "\x1b[K"
+_TO_END_OF_SCREEN = "\x1b[J"
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 """Of a holder; a mark has some of them."""
 
@@ -225,7 +227,8 @@ def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], li
         kept = app.backend.get_task_meta(task_id)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises, or that there is none)
         return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
-    call["state"], result = kept["status"], kept.get("result")
+    call["state"] = kept["status"]
+    result = kept.get("result")
     # A body may return an exception, which is a result as any other.
     if call["state"] in states.EXCEPTION_STATES and isinstance(result, BaseException):
         call["text"] = str(result) or type(result).__name__
@@ -233,7 +236,8 @@ def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], li
         if isinstance(result, CallRevoked | LockHeld | LockLost):
             # A requeued call may still be done.
             call["reason"] = None if call["state"] == states.RETRY else result.reason
-            call["key"], call["holder_task_id"] = result.key, getattr(result, "holder_task_id", None)
+            call["key"] = result.key
+            call["holder_task_id"] = getattr(result, "holder_task_id", None)
     return call, rows, None
 
 

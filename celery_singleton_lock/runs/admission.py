@@ -214,7 +214,8 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
     outcome = _outcome_unanswered(run)
     if outcome == "rescheduled" and _asking_left(run, tried) < _FIRST_DELAY:
         why = f"tried for {tried:.1f} s, and lock_wait_timeout is {run.options.wait_timeout:g} s"
-        outcome, error = "raised", StoreError(error.store, f"{error.problem}; {why}")
+        outcome = "raised"
+        error = StoreError(error.store, f"{error.problem}; {why}")
     was_told_before = outcome == "rescheduled" and run.notes.unanswered
     level = logging.INFO if was_told_before else logging.WARNING
     logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", run.key, run.task_id, outcome, error)

@@ -116,7 +116,9 @@ def _was_preempted(run: Run, error: Exception | None) -> bool:
 
 def _finish_preempted(run: Run) -> None:
     """End as REVOKED; the result names the successor, or the person who has asked for it."""
-    is_broken, successor, by = run.lease.lost_reason == "broken", None, None
+    is_broken = run.lease.lost_reason == "broken"
+    successor = None
+    by = None
     try:
         if is_broken:
             by = run.store.broken_by(run.claim)

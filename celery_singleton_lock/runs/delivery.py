@@ -192,7 +192,8 @@ def may_be_copy(task: Task, request: Context, notes: Notes) -> bool:
     if request.is_eager or is_broadcast(task, request):
         return False
     # Our own countdowns are far shorter than any visibility timeout.
-    delivery, options = delivery_of(request), task.lock_options
+    delivery = delivery_of(request)
+    options = task.lock_options
     return has_copies(request, notes, delivery, options) or bool(request.eta and not notes.tries)
 
 
@@ -210,5 +211,6 @@ def is_long_here(delivery: Delivery, options: LockOptions, *, late: bool = False
 
     With *late*, as seen from the moment at which the broker hears of the end of a body that ends now.
     """
-    timeout, age = options.visibility_timeout, clock() - delivery.received
+    timeout = options.visibility_timeout
+    age = clock() - delivery.received
     return age > timeout * _NEARLY or (late and age + _LATEST_ACKNOWLEDGEMENT > timeout)

@@ -143,7 +143,8 @@ _IN_NAMES_OF_WORKERS = "@"
 
 def has_result(task: Task, holder: Holder) -> bool:
     """The result backend has the result of the holder's run under its task id, and every process can read it."""
-    is_lock, is_item = holder.task_id is None, holder.task_name in TASKS_OF_ITEMS
+    is_lock = holder.task_id is None
+    is_item = holder.task_name in TASKS_OF_ITEMS
     # The store does not know the task name of a waiter, so it may be an item.
     is_waiter = holder.token and not (holder.fence or holder.is_on_hold)
     is_eager = holder.hostname is not None and _IN_NAMES_OF_WORKERS not in holder.hostname

@@ -68,7 +68,8 @@ def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
     That is known by the result under its own task id, for which whoever comes looks. If there is none, the mark ends
     after `lock_queue_ttl`.
     """
-    task, options = run.task, run.options
+    task = run.task
+    options = run.options
     if options.mode != "until_executed" or not run.can_be_requeued:
         yield
         return
@@ -117,7 +118,8 @@ def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
 
 def unmark_unstarted(task: Task, state: str | None, retval: Any) -> None:
     """End it for the present request, which was refused before it asked for its lock, for example by `before_start`."""
-    request, is_requeued = task.request, isinstance(retval, Reject) and retval.requeue and task.acks_late
+    request = task.request
+    is_requeued = isinstance(retval, Reject) and retval.requeue and task.acks_late
     if state == states.RETRY or is_requeued:
         return
     try:

@@ -248,7 +248,8 @@ def remember_limits(worker: Any) -> None:
 def longest_wait(run: Run) -> float:
     """Seconds for which the run may still wait in its place; infinite if no time limit ends it there."""
     # For an item, the time limit of its map goes on.
-    timed, request = run.task, run.request
+    timed = run.task
+    request = run.request
     if run.way is ITEM:
         timed = get_current_task()
         request = timed.request
@@ -304,7 +305,8 @@ def _join(run: Run, holder: Holder, **notes: Any) -> NoReturn:
 
 def _result_of(run: Run, joins: str, state: LockState) -> Ended | Asks:
     kept = final_result(run.task, joins, run.notes.joins_since) or {}
-    outcome, result = kept.get("status"), kept.get("result")
+    outcome = kept.get("status")
+    result = kept.get("result")
     if outcome == states.SUCCESS:
         return Ended(result)
     if outcome == states.REVOKED:

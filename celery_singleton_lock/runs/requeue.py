@@ -60,7 +60,8 @@ _DELAY_IN_ROUTING_KEY = re.compile(r"^(?:[01]\.){28}")
 
 def delay_of(run: Run, backoff: Backoff, expires_in: float = float("inf")) -> float:
     """Seconds until the run asks again; soon after *expires_in*, when its key may be free."""
-    tries, longest = run.notes.tries, backoff.longest
+    tries = run.notes.tries
+    longest = backoff.longest
     if backoff.is_patient:
         longest *= 2.0 ** min(max(0, tries - _A_FEW), _A_FEW)
     delay = jittered(run, min(longest, run.options.ttl / 3, backoff.first * 2 ** min(tries, 10)))
@@ -117,7 +118,8 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
         Reject: It cannot be published, and the broker will deliver it again by itself.
         Exception: It cannot be published, and was acknowledged already.
     """
-    task, request = run.task, run.request
+    task = run.task
+    request = run.request
     noted = {
         "key": run.key,
         "task_id": text_of(request.id or ""),

@@ -164,7 +164,10 @@ class Run:
         return DeadMan() if kills_itself(self.task, self.options, has_process=current_process().daemon) else None
 
     def _claim(self) -> Claim:
-        options, request, task, notes = self.options, self.request, self.task, self.notes
+        options = self.options
+        request = self.request
+        task = self.task
+        notes = self.notes
         task_id = request.id if type(request.id) is str else text_of(request.id or "")
         claim = Claim(
             self.key,
@@ -192,7 +195,8 @@ class Run:
         if self.way is COPY or (self.continues and self.way is not BROADCAST):
             claim.may_be_copy = True
         if notes.asked:
-            claim.asked, claim.asked_early = True, not notes.tries
+            claim.asked = True
+            claim.asked_early = not notes.tries
         if notes.marked:
             claim.queued_for = options.queue_ttl
             if options.on_conflict != "wait":
@@ -225,7 +229,8 @@ class Run:
 
     def on_lost(self, lease: Holding) -> None:
         """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
-        policy, reason = self.options.on_lost, lease.lost_reason or "expired"
+        policy = self.options.on_lost
+        reason = lease.lost_reason or "expired"
         count(lease.store, lease.key, "lost", self.task.name, reason)
         # A holder that is asked to stop still has its lease, so it has time to end in order.
         if policy == "kill" and reason not in REASONS_TO_STOP:

@@ -29,7 +29,8 @@ class ServerClock:
         """The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*."""
         if sent_at < self._seen_at + _COMPARE_EVERY:
             return
-        answered_at, seconds = clock(), now / 1_000_000
+        answered_at = clock()
+        seconds = now / 1_000_000
         least_before, most_before = self._ahead
         self._ahead = least, most = seconds - answered_at, seconds - sent_at
         step = max(least - most_before, 0.0) + min(most - least_before, 0.0)

@@ -113,7 +113,8 @@ class OwnMemory(Connections):
     looks_every = 0.01
 
     def __init__(self, server: Server, refuse_a_copy: Callable[[int], None]) -> None:
-        self._server, self._refuse_a_copy = server, refuse_a_copy
+        self._server = server
+        self._refuse_a_copy = refuse_a_copy
         # No AUTH and no CLIENT SETINFO: the server is in this process.
         arguments: dict[str, Any] = {"decode_responses": True, "protocol": 2, "redis_connect_func": lambda _: None}
         pool = ConnectionPool(connection_class=_Connection, server=server, **arguments)

@@ -194,7 +194,8 @@ class Answer(IntEnum):
 
 
 # By their own names, because a look into an enum costs a call before Python 3.12.
-MARKED, TAKEN = Answer.MARKED, Answer.TAKEN
+MARKED = Answer.MARKED
+TAKEN = Answer.TAKEN
 
 
 # What an operator sees.

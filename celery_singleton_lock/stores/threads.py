@@ -70,7 +70,8 @@ class DaemonThread:
             return
         mark = object()
         try:
-            self._running, self._begins_by = mark, clock() + _LONGEST_START
+            self._begins_by = clock() + _LONGEST_START
+            self._running = mark
             self._start(self._live, mark)
         except BaseException:
             # A signal has raised, or there are no more threads. The next call tries again.

@@ -114,7 +114,8 @@ def memory_store(app: "Celery[Any]") -> Iterator[StoreInMemory]:
     if not isinstance(app, Celery):
         raise ConfigurationError(f"memory_store({app!r}) is not possible: give the Celery app whose tasks are tested")
     app.conf.get(_SETTING)  # This reads the configuration.
-    url, changes = f"memory://test-{next(_numbers)}", app.conf.changes
+    url = f"memory://test-{next(_numbers)}"
+    changes = app.conf.changes
     before = {_SETTING: changes[_SETTING]} if _SETTING in changes else {}
     store = in_memory[url] = StoreInMemory()
     changes[_SETTING] = url
@@ -315,7 +316,8 @@ def disabled() -> Iterator[None]:
     The `self.lock` of a body is that of a run without a lock: not held, and its fence is 0. No store is used. A
     process that is forked inside locks nothing for as long as it lives; one that was started on its own locks as ever.
     """
-    store, before = _Unlimited(), Lockable.locks
+    store = _Unlimited()
+    before = Lockable.locks
     with _stores_of_locks(lambda _: store):
         Lockable.locks = False
         try:

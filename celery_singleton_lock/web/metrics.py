@@ -59,7 +59,9 @@ class _Metrics(Collector):
     """What `exposition` has to say."""
 
     def __init__(self, app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> None:
-        self._app, self._rows, self._scan_seconds = app, rows, scan_seconds
+        self._app = app
+        self._rows = rows
+        self._scan_seconds = scan_seconds
 
     def collect(self) -> Iterator[Metric]:
         try:
@@ -118,7 +120,8 @@ def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:
 def _histogram(what: str, numbers: _Numbers) -> Metric:
     family = HistogramMetricFamily(f"singleton_lock_{what}_seconds", _HISTOGRAMS[what], labels=["task"])
     for task in sorted({task for name, _, task in numbers if name == what}):
-        total, buckets = 0, list[tuple[str, float]]()
+        total = 0
+        buckets = list[tuple[str, float]]()
         for bucket in _BUCKETS:
             total += numbers.get((what, bucket, task), 0)
             buckets.append((bucket, total))

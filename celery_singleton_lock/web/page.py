@@ -89,7 +89,8 @@ def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
     facts = {"name": snapshots.app.main or "this app", "pattern": pattern}
     facts["now"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
     try:
-        rows, locks = snapshots.matching(pattern), Locks(snapshots.app)
+        rows = snapshots.matching(pattern)
+        locks = Locks(snapshots.app)
     except (StoreError, ConfigurationError) as error:
         return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(snapshots.app, str(error))}
     total = next(iter(totals_of(rows, lambda _: "")), Total(""))

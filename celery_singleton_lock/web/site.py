@@ -88,7 +88,8 @@ class Site(Flask):
             rows, seconds = self._snapshots.look()
         except (StoreError, ConfigurationError):
             # The store's user may have no right to walk the keys; the counters are shown all the same.
-            rows, seconds = None, 0.0
+            rows = None
+            seconds = 0.0
         return exposition(self._celery, rows, seconds), {"Content-Type": CONTENT_TYPE}
 
     def healthz(self) -> ResponseReturnValue:

@@ -22,7 +22,8 @@ from celery_singleton_lock.operations.rows import Locks, Row
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.web.page import SnapshotCache, page_context
 
-_PAGE, _BREAK = "celery_singleton_lock_lock_changelist", "celery_singleton_lock_lock_break"
+_PAGE = "celery_singleton_lock_lock_changelist"
+_BREAK = "celery_singleton_lock_lock_break"
 # In the thread that loads the project: Celery has a current app for each thread, and the others may have another one.
 _snapshots = SnapshotCache(app_or_default())
 

@@ -31,7 +31,8 @@ _PORT = 6379
 # A slot moves to one server at a time, so after more redirects the servers of the cluster do not agree.
 _MOST_REDIRECTS = 5
 # Seconds for each server that is asked who has which slot, and until it is asked for again.
-_PATIENCE, _PAUSE = 0.5, 0.25
+_PATIENCE = 0.5
+_PAUSE = 0.25
 # Before 6.0, redis-py makes MOVED and ASK of an answer only with this.
 _PARSER = {"parser_class": redis.cluster.ClusterParser} if hasattr(redis.cluster, "ClusterParser") else {}
 
@@ -62,7 +63,8 @@ class Cluster(NodeConnections):
     """
 
     def __init__(self, url: str, options: Mapping[str, Any]) -> None:
-        scheme, rest = url.partition("://")[0], dict(options)
+        scheme = url.partition("://")[0]
+        rest = dict(options)
         example = f"{scheme}://host:port;host:port"
         self._seeds, said = hosts_of(url, scheme, _PORT, example)
         address = f"{scheme}://{';'.join(map(where, self._seeds))}"
@@ -90,7 +92,8 @@ class Cluster(NodeConnections):
     def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:
         """The same, at the server that has *key*, wherever its slot or the key itself has moved."""
         until = clock() + timeout
-        node, asks = self.owner_of(key, timeout), False
+        node = self.owner_of(key, timeout)
+        asks = False
         for _ in range(_MOST_REDIRECTS):
             sent = [each for command in commands for each in (("ASKING",), command)] if asks else commands
             replies = self.at(node).ask(key, sent, until - clock())[1 if asks else 0 :: 2 if asks else 1]
@@ -221,7 +224,8 @@ class Cluster(NodeConnections):
         self._order = sorted(known, key=lambda each: (self.at(each).is_doubted, each))
         for each in list(self._nodes.values()):
             each.is_doubted = False
-        before, masters_before = self._owners, self._masters
+        before = self._owners
+        masters_before = self._masters
         self._owners = owners
         for gone in set(masters_before).difference(self._masters):
             after = owners[before.index(gone)]

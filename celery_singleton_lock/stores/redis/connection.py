@@ -67,7 +67,8 @@ class IdleOfThread(threading.local):
 
     def __init__(self) -> None:
         kept = deque[Any]()
-        self.pop, self.append = kept.pop, kept.append
+        self.pop = kept.pop
+        self.append = kept.append
 
 
 def _has_an_event_loop_each() -> bool:
@@ -98,7 +99,8 @@ class Connections:
     _pid = 0
 
     def __init__(self, pool: ConnectionPool, address: str) -> None:
-        self.pool, self.address = pool, address
+        self.pool = pool
+        self.address = address
         self._begin()
 
     def _begin(self) -> None:
@@ -202,7 +204,8 @@ class Connections:
         if isinstance(self._idle, IdleOfThread):
             idle: Any = self._idle
         else:
-            idle, self._idle = self._idle, deque()
+            idle = self._idle
+            self._idle = deque()
         with suppress(IndexError):
             while True:
                 idle.pop().disconnect()
@@ -303,7 +306,8 @@ def settle(arguments: dict[str, Any], *, has_tls: bool) -> None:
 
 def hosts_of(url: str, scheme: str, port: int, example: str) -> tuple[list[tuple[str, int]], dict[str, Any]]:
     """Host and port of each part of *url*, between semicolons, and what else they say; the first to say it counts."""
-    hosts, said = list[tuple[str, int]](), dict[str, Any]()
+    hosts = list[tuple[str, int]]()
+    said = dict[str, Any]()
     try:
         for part in filter(None, map(str.strip, url.split(";"))):
             begins, _, rest = part.rpartition("://")

@@ -39,7 +39,10 @@ _VALUES_PER_HOLDER = 7
 _SEPARATOR = "\x1f"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
-_GRANTED, _QUEUED, _DONE, _LOOKED = 1, 2, 3, 4
+_GRANTED = 1
+_QUEUED = 2
+_DONE = 3
+_LOOKED = 4
 # Errors of a script that say something about the key, and not about us.
 _UNREADABLE = re.compile(r"WRONGTYPE|user_script")
 _FOREIGN = "another program's key, or a damaged one: "
@@ -155,7 +158,8 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
     else:
         words = f"0 {place or 0} {milliseconds(claim.min_hold)}"
     if ending is not None:
-        is_due, marker = "1" if ending.is_due else "0", marker_of(facts.task_id, claim.message)
+        is_due = "1" if ending.is_due else "0"
+        marker = marker_of(facts.task_id, claim.message)
         words += f" {facts.attempt} {ending.outcome} {round(ending.kept * 1000)} {is_due} {marker}"
     return [claim.token, words]
 
@@ -240,7 +244,8 @@ def states_in(
     """What survey.lua says of each key; if *tolerant*, an error about a single key is its `problem`."""
     for reply in replies if tolerant else accepted(replies):
         if isinstance(reply, exceptions.RedisError):
-            text, advice = str(reply), advice_about(reply)
+            text = str(reply)
+            advice = advice_about(reply)
             if not _UNREADABLE.search(text) or (advice is not None and "WRONGTYPE" not in text):
                 raise reply
     return {key: _state_in(key, reply) for ([key], _), reply in zip(calls, replies, strict=True)}

@@ -50,10 +50,13 @@ class Inventory:
 
         Of several servers, all are asked before the error of one is raised.
         """
-        pattern, seen, problem = _OF_PATTERNS.sub(r"\\\1", start) + "*}", set[str](), None
+        pattern = _OF_PATTERNS.sub(r"\\\1", start) + "*}"
+        seen = set[str]()
+        problem = None
         steps = "MATCH", pattern, "COUNT", _KEYS_PER_STEP
         for server in self._masters():
-            cursor, is_first = "0", True
+            cursor = "0"
+            is_first = True
             try:
                 while is_first or cursor != "0":
                     cursor, found = self._store.call("SCAN", cursor, *steps, servers=server)
@@ -79,7 +82,8 @@ class Inventory:
             self._store.call("TIME", bound=bound, servers=server)
             sent_at = clock()
             answer = self._store.call("TIME", bound=bound, servers=server)
-            round_trip, here = clock() - sent_at, time.time()
+            round_trip = clock() - sent_at
+            here = time.time()
             found.append((round_trip, microseconds(answer) / 1_000_000 - (here - round_trip / 2)))
         return max(round_trip for round_trip, _ in found), max((ahead for _, ahead in found), key=abs)
 
@@ -123,7 +127,8 @@ class Inventory:
 
     def _self_test(self, key: str, timeout: float) -> None:
         give_up_at = clock() + timeout
-        holder, waiter = Claim(key, "holder", _TRIAL_TTL), Claim(key, "waiter", _TRIAL_TTL)
+        holder = Claim(key, "holder", _TRIAL_TTL)
+        waiter = Claim(key, "waiter", _TRIAL_TTL)
         asks = [([key], arguments_of(holder)), ([key], arguments_of(waiter, waits=True))]
         releases = [([key], (each.token, "0 0 0")) for each in (holder, waiter)]
         subscription = self._servers.listen(f"{key}:{waiter.token}", timeout)

@@ -18,12 +18,15 @@ from celery_singleton_lock.stores.threads import DaemonThread, original, patched
 
 logger = logging.getLogger("celery_singleton_lock")
 
-LISTENING, DEAF = "(listening)", "(deaf)"
+LISTENING = "(listening)"
+DEAF = "(deaf)"
 """What is heard besides messages: from now on each message comes; or none may, until `LISTENING` is heard again."""
 
 # Seconds until a server has to answer, and after which one that says nothing is asked whether it is there.
-_PATIENCE, _ASK_EVERY = 5.0, 15.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 4.0
+_PATIENCE = 5.0
+_ASK_EVERY = 15.0
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 4.0
 # Seconds without a channel after which the thread ends.
 _LINGERS = 5.0
 # Channels that are subscribed before it listens again.
@@ -75,7 +78,8 @@ class _Line:
         self.asked = deque[tuple[str, str]]()
         """The replies that will come if nothing is refused; each is a word and a channel."""
         self.heard_at = 0.0
-        self.retry_at, self.pause = _NEVER, _FIRST_PAUSE
+        self.retry_at = _NEVER
+        self.pause = _FIRST_PAUSE
 
     @property
     def due(self) -> float:
@@ -183,7 +187,8 @@ class _Thread(DaemonThread):
         return True
 
     def _wait(self, pipe: int) -> None:
-        poll, now = original("select", "poll")(), clock()
+        poll = original("select", "poll")()
+        now = clock()
         poll.register(pipe, _POLLIN)
         due = [self._leaves_at, now if self._changed else _NEVER]
         for line in self._lines.values():

@@ -11,7 +11,8 @@ from celery_singleton_lock.errors import StoreError, StoreRefused
 from celery_singleton_lock.stores.clock import ServerClock, clock
 from celery_singleton_lock.stores.redis.errors import PROVIDED, advice_about, is_passing, problem_of
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.25
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.25
 # A server that has not read all that was sent resets the connection as it closes it.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
 _WITH_TLS = " If this port is one with TLS, its URL begins with rediss, not redis."
@@ -42,7 +43,10 @@ class Part:
         Raises:
             StoreError: No answer; no try began later than after *bound* seconds.
         """
-        give_up_at, pause, problem, tries = clock() + bound, _FIRST_PAUSE, None, 0
+        give_up_at = clock() + bound
+        pause = _FIRST_PAUSE
+        problem = None
+        tries = 0
         while True:
             sent_at = clock()
             tries += 1
@@ -55,13 +59,15 @@ class Part:
                 if not is_passing(error) or clock() + pause >= give_up_at:
                     raise self.unanswered(problem) from error
             else:
-                self.is_away, self.has_answered = False, True
+                self.is_away = False
+                self.has_answered = True
                 return answer, sent_at, tries
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def unanswered(self, error: exceptions.RedisError) -> StoreError:
-        problem, advice = problem_of(error), advice_about(error, self._user)
+        problem = problem_of(error)
+        advice = advice_about(error, self._user)
         if advice is not None:
             return StoreRefused(self._address, problem, advice)
         if not self.has_answered and _HANGS_UP.search(problem):

@@ -40,11 +40,13 @@ class AllSentinels(Sentinel):
 
     def __init__(self, hosts: Sequence[Address], moved: Callable[[Address, Address], None], **options: Any) -> None:
         super().__init__(hosts, **options)
-        self._hosts, self._moved = hosts, moved
+        self._hosts = hosts
+        self._moved = moved
 
     def discover_master(self, service_name: str) -> Address:
         """Host and port of the master; `NotUsable` if no sentinel knows one."""
-        states, answers = list[dict[str, Any]](), dict[str, exceptions.RedisError | str]()
+        states = list[dict[str, Any]]()
+        answers = dict[str, exceptions.RedisError | str]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
                 # As two words, for redis-py 6.3 to 7.0 cannot read the answer to the command that they know.
@@ -55,7 +57,8 @@ class AllSentinels(Sentinel):
                 answers[where(host)] = not_connected(error)
             else:
                 states.append(state)
-                others, least = state["num-other-sentinels"], self.min_other_sentinels
+                others = state["num-other-sentinels"]
+                least = self.min_other_sentinels
                 few = f"it knows of {others} others, and min_other_sentinels={least}"
                 is_down = state["is_sdown"] or state["is_odown"]
                 answers[where(host)] = f"{state['ip']}:{state['port']} is down" if is_down else few
@@ -67,7 +70,8 @@ class AllSentinels(Sentinel):
 
         best = max(states, key=rank, default=None)
         if best is not None and self.check_master_state(best, service_name):
-            before, self.known = self.known, (best["ip"], best["port"])
+            before = self.known
+            self.known = (best["ip"], best["port"])
             if before not in (None, self.known):
                 self._moved(before, self.known)
             return self.known
@@ -117,7 +121,8 @@ class SentinelConnections(Connections):
         super().__init__(settled(make, rest, address), f"{address}?master_name={name}")
 
     def _of(self, hosts: Sequence[Address], options: dict[str, Any]) -> AllSentinels:
-        given, least = options.pop("sentinel_kwargs", None) or {}, options.pop("min_other_sentinels", None) or 0
+        given = options.pop("sentinel_kwargs", None) or {}
+        least = options.pop("min_other_sentinels", None) or 0
         try:
             own = {**given, "ssl": given.get("ssl") not in _NO, **OURS}
             own |= {"socket_timeout": _PATIENCE, "socket_connect_timeout": _PATIENCE}

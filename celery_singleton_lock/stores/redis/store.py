@@ -77,7 +77,9 @@ class Waiter:
     def __init__(
         self, servers: Connections, claim: Claim, ask: Callable[[float], Grant | Conflict | Done | float]
     ) -> None:
-        self._servers, self._claim, self._ask = servers, claim, ask
+        self._servers = servers
+        self._claim = claim
+        self._ask = ask
         self._subscription: Any = None
 
     def __enter__(self) -> Self:
@@ -96,7 +98,8 @@ class Waiter:
         give_up_at = clock() + ACQUIRE_BOUND
         if self._subscription is None:
             with suppress(exceptions.RedisError):
-                channel, bound = f"{self._claim.key}:{self._claim.token}", min(_LISTEN_BOUND, self._claim.patience)
+                channel = f"{self._claim.key}:{self._claim.token}"
+                bound = min(_LISTEN_BOUND, self._claim.patience)
                 self._subscription = self._servers.listen(channel, bound)
         return self._ask(give_up_at - clock())
 
@@ -332,7 +335,9 @@ class Store:
 
         A single server that is well answers the first one. Otherwise a `Part` asks again and again.
         """
-        part, sent_at, tries = self.part_of(key), clock(), 0
+        part = self.part_of(key)
+        sent_at = clock()
+        tries = 0
         if not (self.has_parts or replicas or part.is_away) and bound >= 2 * REPLY_TIMEOUT:
             try:
                 (reply,) = self.servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), 2 * REPLY_TIMEOUT)
