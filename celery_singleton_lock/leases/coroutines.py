@@ -13,11 +13,12 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.errors import SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Conflict, Done, Grant
 from celery_singleton_lock.stores.redis.listener import DEAF
+from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
@@ -40,7 +41,7 @@ async def acquire(lease: "Holding", patience: float | None) -> Grant | Conflict 
     """
     requests = _Requests(lease)
     try:
-        answer = await requests.make(lease.acquire)
+        answer = await requests.ask(lease.acquire)
         if isinstance(answer, Conflict) and patience != 0:
             answer = await _wait(lease, answer, patience, requests)
             if not isinstance(answer, Grant):
@@ -84,7 +85,7 @@ async def _wait(
         listener.add(channel, bell.ring)
         await bell.wait(min(_LONGEST_START, give_up_at - began_at))
         while True:
-            answer = await requests.make(partial(lease.ask_turn, partial(lease.store.take_turn, lease.claim)))
+            answer = await requests.ask(partial(lease.ask_turn, partial(lease.store.take_turn, lease.claim)))
             if not isinstance(answer, float):
                 return answer
             now = clock()
@@ -129,6 +130,17 @@ class _Requests:
         self._last = request = _submit(call)
         request.add_done_callback(lambda _: _call_in(loop, settle, self.give_back))
         return await answer
+
+    async def ask(self, call: Callable[[], T]) -> T:
+        """The same, unless no thread comes to it in time: the store is silent to those who have asked before."""
+        began_at = clock()
+
+        def ask_in_time() -> T:
+            if clock() - began_at > ACQUIRE_BOUND:
+                raise StoreError(self._lease.store.address, "no answer to those that have asked before")
+            return call()
+
+        return await self.make(ask_in_time)
 
     def give_back_last(self) -> None:
         """After the request that is under way; nobody waits for it."""

@@ -501,6 +501,23 @@ def test_a_silent_store_is_an_error_and_the_loop_goes_on(valkey: Server, run: Ru
         assert run(main(lock)) > 50
 
 
+@pytest.mark.prove
+def test_at_a_silent_store_no_crowd_makes_anybody_wait_for_much_longer(valkey: Server, run: Run) -> None:
+    async def main(locks: list[Lock]) -> float:
+        began = time.monotonic()
+        answers = await asyncio.gather(*(lock.aacquire(timeout=1) for lock in locks), return_exceptions=True)
+        assert all(isinstance(answer, StoreError) for answer in answers)
+        return time.monotonic() - began
+
+    with Proxy(valkey.port) as proxy:
+        locks = [Lock(f"stock {number}", url=f"redis://127.0.0.1:{proxy.port}/0") for number in range(100)]
+        with locks[0]:
+            pass
+        proxy.black_hole()
+        # Eight threads would need a minute for so many questions of five seconds.
+        assert run(main(locks)) < 40
+
+
 def test_a_generator_is_not_decorated(url: str) -> None:
     async def steps() -> AsyncIterator[int]:
         yield 1
