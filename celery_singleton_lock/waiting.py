@@ -35,10 +35,12 @@ class Waiting:
 
     def __call__(self, *args: Any) -> None:
         """Go on with it, unless somebody has."""
-        with suppress(IndexError):
+        try:
             go = self._goes.pop()
-            self._messages.forget(self)
-            go(*args)
+        except IndexError:
+            return
+        self._messages.forget(self)
+        go(*args)
 
     def go_early(self, timer: Any) -> None:
         """Let the timer call it now, in whichever thread it calls what is due."""
