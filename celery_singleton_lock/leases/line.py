@@ -13,7 +13,7 @@ from heapq import nsmallest
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import Background
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.records import Claim, Place
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -83,6 +83,8 @@ class Line:
         ones.append(one)
         if len(ones) == 1:
             one.store.listener.add(one.channel, partial(self._heard, lock, ones))
+            # In case that nothing is heard, for whatever reason.
+            self._look_within(lock, _SOON)
         else:
             self._look(lock, one)
 
@@ -116,21 +118,24 @@ class Line:
             return
         pause = _SOON
         try:
-            place = one.store.look(one.claim)
+            pause = self._pause_after(lock, one, one.store.look(one.claim))
         except SingletonLockError:
             # Its run tells of it, if it is still so when that asks.
             pass
-        else:
-            one.claim.ticket = place.ticket or one.claim.ticket
-            if place.comes or place.at >= one.gives_up_at:
-                _call(one)
-                pause = _AT_ONCE
-            elif place.ahead < _NEXT_FEW:
-                # A cool-down ends to the moment, and so does the lease of a holder that has died.
-                pause = min(_SOON, max(_SHORTEST, place.free_in))
-            elif not lock.is_deaf:
-                pause = one.claim.ttl
-        self._look_within(lock, pause)
+        finally:
+            # Whatever fails, it looks again.
+            self._look_within(lock, pause)
+
+    def _pause_after(self, lock: _OfOneLock, one: InLine, place: Place) -> float:
+        """Let it come if it has to; seconds until the first one looks again."""
+        one.claim.ticket = place.ticket or one.claim.ticket
+        if place.comes or place.at >= one.gives_up_at:
+            _call(one)
+            return _AT_ONCE
+        if place.ahead < _NEXT_FEW:
+            # A cool-down ends to the moment, and so does the lease of a holder that has died.
+            return min(_SOON, max(_SHORTEST, place.free_in))
+        return _SOON if lock.is_deaf else one.claim.ttl
 
     def _look_within(self, lock: _OfOneLock, seconds: float) -> None:
         at = clock() + seconds
