@@ -35,8 +35,6 @@ TESTS = (
     "tests/testing_kit",
     "tests/pages",
 )
-# Before Celery 5.7 a few sockets are left to the garbage collector in each run; ours are looked at with the newest.
-NOT_OURS = dict.fromkeys(("5.4", "5.5", "5.6"), ("-W", "ignore:unclosed <socket:ResourceWarning"))
 # They look at the benchmarks and the example, which `make test` does under the newest.
 ELSEWHERE = ("test_demo.py", "test_tickets.py")
 
@@ -47,7 +45,7 @@ def celery(session: nox.Session, celery: str) -> None:
     """Run the tests under this Celery; arguments take the place of the folders."""
     install(session, celery)
     ignored = [f"--ignore=tests/acceptance/{name}" for name in ELSEWHERE]
-    run(session, celery, *ignored, *(session.posargs or TESTS))
+    run(session, *ignored, *(session.posargs or TESTS))
 
 
 @nox.session
@@ -56,7 +54,7 @@ def clients(session: nox.Session, redis: str) -> None:
     """Run the tests of topologies that are marked so under this redis-py."""
     celery, client = CLIENTS[redis]
     install(session, celery, client)
-    run(session, celery, "-m", "clients", "tests/topologies", *session.posargs)
+    run(session, "-m", "clients", "tests/topologies", *session.posargs)
 
 
 @nox.session
@@ -72,6 +70,6 @@ def install(session: nox.Session, celery: str, *more: str) -> None:
     session.install("--editable", ".", "--group", "test", f"celery~={celery}.0", *COMPANIONS[celery], *more)
 
 
-def run(session: nox.Session, celery: str, *arguments: str) -> None:
+def run(session: nox.Session, *arguments: str) -> None:
     """Run tests; more at a time than there are cores, for they wait most of the time."""
-    session.run("pytest", "--numprocesses=4", "--dist=worksteal", *NOT_OURS.get(celery, ()), *arguments)
+    session.run("pytest", "--numprocesses=4", "--dist=worksteal", *arguments)

@@ -9,9 +9,6 @@ from tests.docker import tasks
 from tests.docker.conftest import Site
 from tests.recorder import Event, overlaps
 
-# Celery's result consumer leaves its connections to the garbage collector if their server was restarted.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-
 # The longest delay of a call that is requeued is two seconds, and a busy machine may take one more.
 SLACK = 3.0
 
