@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,8 +211,10 @@ class SingletonRequest(Request):
                 return
             mine = [holder for holder in state.holders if holder.token == claim.token]
             for each in mine:
-                facts = Facts(each.task_id or "", each.task_name or task.name, each.hostname or "")
-                tell_of_death(claim.key, replace(facts, label=each.label or ""))
+                task_name = each.task_name or task.name
+                tell_of_death(
+                    claim.key, Facts(each.task_id or "", task_name, each.hostname or "", label=each.label or "")
+                )
             if may_be_lost and not any(each.expires_in > claim.ttl * (1 - _NEARLY) for each in mine):
                 is_taken = not mine and len(state.holders) >= claim.limit
                 _report_lost(task, store, claim, "taken" if is_taken else "expired")
