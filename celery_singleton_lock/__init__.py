@@ -1,13 +1,7 @@
 """One run at a time for Celery tasks, across all workers."""
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import (
-    ConfigurationError,
-    LockHeld,
-    LockLost,
-    SingletonLockError,
-    StoreError,
-)
+from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, SingletonLockError, StoreError
 from celery_singleton_lock.leases.lease import Lease, current_lease
 from celery_singleton_lock.lock import Lock
 from celery_singleton_lock.options import SingletonOptions

@@ -19,7 +19,7 @@ from celery.utils.imports import symbol_by_name
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.keys import checked_name, key_maker_of, key_of, lock_name_of_task
 from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.leases.lines import lines
+from celery_singleton_lock.leases.log import log
 from celery_singleton_lock.options import (
     NAMES,
     UNSET,
@@ -73,7 +73,7 @@ def options_of(task: Any) -> LockOptions:
     of_class = _faults_in_class(task.__class__)
     found = [*faults_in_settings(task.app), *of_class, *faults, *_faults_in_key(task)]
     refuse(as_set(task.app, fault) for fault in found)
-    lines.shows_labels = logs_labels(task.app) or lines.shows_labels
+    log.shows_labels = logs_labels(task.app) or log.shows_labels
     return LockOptions(
         **values,
         prefix=prefix_of(task.app),

@@ -64,9 +64,8 @@ class LockLost(SingletonLockError):
     Arguments:
         key: The lock key.
         reason: `expired` (it has no holder now), `taken` (another holder has it),
-            `unreachable` (Redis did not answer until the deadline), `replaced` (a
-            successor waits for it to be released), `broken` (a person has asked it
-            to end), `released`, or `forked` (a forked child holds nothing).
+            `unreachable` (Redis did not answer until the deadline), `replaced` (a successor waits for it to be
+            released), `broken` (a person has asked it to end), `released`, or `forked` (a forked child holds nothing).
     """
 
     def __init__(self, key: str, reason: NotHeldReason = "expired") -> None:

@@ -28,7 +28,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.leases.lines import lines
+from celery_singleton_lock.leases.log import log
 from celery_singleton_lock.options import KeyChoice, given, option_of
 
 logger = logging.getLogger("celery_singleton_lock")
@@ -376,5 +376,5 @@ def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> s
             "lock.label_failed key=%s task_id=%s: lock_label fails for this call (%.200s)", key, task_id, why
         )
         return ""
-    lines.note_label(task_id, label)
+    log.note_label(task_id, label)
     return label

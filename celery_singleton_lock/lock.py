@@ -59,18 +59,16 @@ _LAZY = inspect.isasyncgenfunction, inspect.isgeneratorfunction
 class Lock:
     """A lock with at most *limit* holders at once, in all processes that use the store.
 
-    A holder has a lease: it lasts *ttl* seconds, is renewed in the background
-    while it is held, and ends by itself if the process dies. If it is lost,
-    `lease.lost`, `lease.check()` and the `lock_lost` signal say so; nothing is ever raised
-    in running code. Waiters are served in the order of their arrival and woken
-    by the release.
+    A holder has a lease: it lasts *ttl* seconds, is renewed in the background while it is held, and ends by itself if
+    the process dies. If it is lost, `lease.lost`, `lease.check()` and the `lock_lost` signal say so; nothing is ever
+    raised in running code. Waiters are served in the order of their arrival and woken by the release.
 
-    Many threads and asyncio tasks may use one object; they compete with each
-    other, and so do two objects with one name. A `with` block may end in another context or thread of its process.
+    Many threads and asyncio tasks may use one object; they compete with each other, and so do two objects with one
+    name. A `with` block may end in another context or thread of its process. After a fork, the child holds nothing. A
+    task with the same `lock_name` and `lock_key=()` takes the same lock.
+
     In a coroutine, write `async with`, `await lock.aacquire()` and `await lease.arelease()`: the same rules, and the
     event loop is not blocked. There a blocking call that would have to wait raises an error instead.
-    After a fork, the child holds nothing. A task with the same `lock_name` and `lock_key=()`
-    takes the same lock.
 
     Arguments:
         name: The name of the lock, 1 to 200 characters.

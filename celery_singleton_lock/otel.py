@@ -70,9 +70,7 @@ def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
         return
     lease = run.lease
     key = {"singleton_lock.key": run.lease.key}
-    span.set_attributes(
-        {**key, "singleton_lock.fence": lease.fence, "singleton_lock.took_over": lease.took_over},
-    )
+    span.set_attributes({**key, "singleton_lock.fence": lease.fence, "singleton_lock.took_over": lease.took_over})
     if lease.waited:
         began_at = time.time_ns() - round((clock() - lease.began_at) * 1e9)
         since = began_at - round(lease.waited * 1e9)

@@ -28,9 +28,8 @@ stores_of_locks: list[Callable[[Celery], Store]] = []
 def store_of(app: Celery) -> Store:
     """The app's store of locks, opened at first use.
 
-    It is `singleton_lock_url`, else the result backend if that is Redis, else
-    the broker if that is Redis. If `app.conf.singleton_lock_url` is set again,
-    the next call finds the new store.
+    It is `singleton_lock_url`, else the result backend if that is Redis, else the broker if that is Redis. If
+    `app.conf.singleton_lock_url` is set again, the next call finds the new store.
 
     Raises:
         ConfigurationError: None of the three is a Redis this library can use, or there is no such setting.

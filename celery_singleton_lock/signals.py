@@ -1,8 +1,7 @@
 """Celery signals that the library sends while it works.
 
-If a receiver raises, that is logged and never breaks the locking. `sender` is the
-task. `lock_lost` is sent from a thread of its own, one at a time. The other signals
-are sent in the thread of the task.
+If a receiver raises, that is logged and never breaks the locking. `sender` is the task. `lock_lost` is sent from a
+thread of its own, one at a time. The other signals are sent in the thread of the task.
 """
 
 from contextlib import nullcontext

@@ -11,12 +11,7 @@ from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
 from celery.result import AsyncResult, EagerResult
 
-from celery_singleton_lock.checks import (
-    check_definition,
-    is_checked_at_start,
-    options_of,
-    request_class_of,
-)
+from celery_singleton_lock.checks import check_definition, is_checked_at_start, options_of, request_class_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.keys import KeyMaker, key_maker_of, start_of_keys
 from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
@@ -38,7 +33,7 @@ from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen
 from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
-from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result, throws
+from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
@@ -268,7 +263,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         """As Celery's; a call that ends without its body ends as it would in a worker."""
         check_call_options(self.name, kwargs)
         listen_for(self)
-        return eager_result(self, super().apply(*args, **kwargs), throws(args, kwargs))
+        return eager_result(self, super().apply(*args, **kwargs), args, kwargs)
 
     def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *rest: Any, **options: Any) -> Any:
         """As Celery's; a lease that is lost meanwhile fails the task, and a run that was replaced comes no more."""

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
-from celery_singleton_lock.leases.lines import tell_of_death
+from celery_singleton_lock.leases.log import tell_of_death
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.delivery import hidden_in
@@ -212,8 +211,10 @@ class SingletonRequest(Request):
                 return
             mine = [holder for holder in state.holders if holder.token == claim.token]
             for each in mine:
-                facts = Facts(each.task_id or "", each.task_name or task.name, each.hostname or "")
-                tell_of_death(claim.key, replace(facts, label=each.label or ""))
+                task_name = each.task_name or task.name
+                tell_of_death(
+                    claim.key, Facts(each.task_id or "", task_name, each.hostname or "", label=each.label or "")
+                )
             if may_be_lost and not any(each.expires_in > claim.ttl * (1 - _NEARLY) for each in mine):
                 is_taken = not mine and len(state.holders) >= claim.limit
                 _report_lost(task, store, claim, "taken" if is_taken else "expired")

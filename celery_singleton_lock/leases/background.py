@@ -166,12 +166,11 @@ def release_claim_later(
     ending: Ending | None = None,
     *,
     may_release: Callable[[], bool] | None = None,
-    may_arrive: bool = False,
+    may_arrive: bool,
 ) -> None:
     """Release a claim that nobody wants any more, while the store may still count it; see `PendingRelease`."""
     release = partial(store.release, claim, place, ending=ending)
     task_id = claim.facts.task_id or None
-    when = may_release
     background.submit(
-        PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release=when, may_arrive=may_arrive)
+        PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release=may_release, may_arrive=may_arrive)
     )

@@ -41,7 +41,7 @@ from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.leases.lines import tell_of_death
+from celery_singleton_lock.leases.log import tell_of_death
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import TAKEN, Answer, Claim, Conflict, Done, Ending, Grant
 from celery_singleton_lock.stores.redis.store import Store

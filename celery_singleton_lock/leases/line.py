@@ -35,14 +35,13 @@ class InLine:
     Attributes:
         store, claim: The lock, and what to ask it for; with `ticket`, or with `asked` for the one that runs next.
         gives_up_at: When it has waited for long enough, by the store's clock, in microseconds.
-        come: Called once it has to come, in any thread; it must not block or log.
+        come: Called when it has to come, in any thread; it must not block or log.
     """
 
     store: Store
     claim: Claim
     gives_up_at: float
     come: Callable[[], None]
-    has_come: bool = False
 
     @property
     def channel(self) -> str:
@@ -60,7 +59,7 @@ class _OfOneLock:
     @property
     def first(self) -> list[InLine]:
         """The first one; or a few of the first, if the others' looks call none of them."""
-        ones = [each for ones in self.by_channel.values() for each in ones if not each.has_come]
+        ones = [each for ones in self.by_channel.values() for each in ones]
         return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=lambda one: one.claim.ticket)
 
 
@@ -105,7 +104,7 @@ class Line:
         """In the thread of the listener."""
         if text == _CALLED:
             for one in tuple(ones):
-                _call(one)
+                self._call(one)
             return
         if text in (LISTENING, DEAF):
             lock.is_deaf = text == DEAF
@@ -114,7 +113,7 @@ class Line:
             self.thread.put(partial(self._look, lock, one))
 
     def _look(self, lock: _OfOneLock, one: InLine) -> None:
-        if one.has_come or one not in lock.by_channel.get(one.channel, ()):
+        if one not in lock.by_channel.get(one.channel, ()):
             return
         pause = _SOON
         try:
@@ -130,12 +129,17 @@ class Line:
         """Let it come if it has to; seconds until the first one looks again."""
         one.claim.ticket = place.ticket or one.claim.ticket
         if place.comes or place.at >= one.gives_up_at:
-            _call(one)
+            self._call(one)
             return _AT_ONCE
         if place.ahead < _NEXT_FEW:
             # A cool-down ends to the moment, and so does the lease of a holder that has died.
             return min(_SOON, max(_SHORTEST, place.free_in))
         return _SOON if lock.is_deaf else one.claim.ttl
+
+    def _call(self, one: InLine) -> None:
+        """In any thread; if two do it in one moment, its message is taken once all the same."""
+        one.come()
+        self.thread.put(partial(self._remove, one))
 
     def _look_within(self, lock: _OfOneLock, seconds: float) -> None:
         at = clock() + seconds
@@ -148,10 +152,3 @@ class Line:
             lock.looks_at = float("inf")
             for one in lock.first:
                 self._look(lock, one)
-
-
-def _call(one: InLine) -> None:
-    # If two threads do it in one moment, its message is taken once all the same.
-    if not one.has_come:
-        one.has_come = True
-        one.come()

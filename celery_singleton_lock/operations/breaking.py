@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.leases.lines import shown
+from celery_singleton_lock.leases.log import shown
 from celery_singleton_lock.operations.rows import Locks, Row, duration, in_json, rows_of, worker_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState

@@ -73,19 +73,8 @@ def revoke(task: Task, error: CallRevoked) -> None:
     raise Revoked(error)
 
 
-def throws(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | None:
-    """The option of that name in the arguments of `apply`; None if it is not given."""
-    throw: bool | None = args[_PLACE_OF_THROW] if len(args) > _PLACE_OF_THROW else kwargs.get("throw")
-    return throw
-
-
-def eager_result(task: Task, result: EagerResult, throw: bool | None) -> EagerResult:
-    """The result of a call in eager mode: REVOKED if the call has ended so, else *result*.
-
-    Arguments:
-        task: The task.
-        result: What Celery has made of the call.
-        throw: The option with which it was called.
+def eager_result(task: Task, result: EagerResult, args: Sequence[Any], kwargs: Mapping[str, Any]) -> EagerResult:
+    """What `apply` returns that was called with these arguments: REVOKED if the call has ended so, else *result*.
 
     Raises:
         CallRevoked: It has ended so, and Celery would raise an error of it as well.
@@ -93,6 +82,7 @@ def eager_result(task: Task, result: EagerResult, throw: bool | None) -> EagerRe
     if not isinstance(result.result, Revoked):
         return result
     error = result.result.error
+    throw = args[_PLACE_OF_THROW] if len(args) > _PLACE_OF_THROW else kwargs.get("throw")
     if throw or (throw is None and task.app.conf.task_eager_propagates):
         raise error
     return EagerResult(result.id, error, states.REVOKED, name=task.name)
@@ -118,12 +108,7 @@ def _tasks_in(signatures: Any) -> Iterator[Context]:
             yield from _tasks_in(kwargs["tasks"])
         else:
             options = signature.get("options") or {}
-            yield Context(
-                signature,
-                **options,
-                id=options.get("task_id"),
-                group=options.get("group_id"),
-            )
+            yield Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
 
 
 def _members_of(header: Any) -> Iterator[Context]:

@@ -18,15 +18,7 @@ from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import ITEM, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
 from celery_singleton_lock.runs.notes import NEXT_RUN
-from celery_singleton_lock.runs.requeue import (
-    JOINED,
-    NEXT,
-    REFUSED,
-    broker_delays,
-    delay_in_line,
-    delay_of,
-    requeue,
-)
+from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of, requeue
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder, LockState, Succession
 

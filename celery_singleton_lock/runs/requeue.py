@@ -132,7 +132,8 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
     again = task.signature_from_request(
         request,
         retries=request.retries,
-        countdown=_possible(task, delay),
+        # RabbitMQ knows whole seconds.
+        countdown=max(1, round(delay)) if broker_delays(task.app) else delay,
         headers=with_notes(headers_of(request), replace(notes_of(request).dated(), **noted)),
         retry=True,
         **_as_it_came(task),
@@ -174,11 +175,6 @@ def _queue_of(task: Task) -> str | None:
         if queue.exchange.type != "fanout" and (queue.exchange.name, queue.routing_key) == (info.get("exchange"), key):
             return str(name)
     return None
-
-
-def _possible(task: Task, delay: float) -> float:
-    """*delay*, or whole seconds where RabbitMQ itself delays the message."""
-    return max(1, round(delay)) if broker_delays(task.app) else delay
 
 
 def broker_delays(app: Celery) -> bool:

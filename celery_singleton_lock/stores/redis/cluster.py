@@ -11,14 +11,7 @@ from redis.crc import key_slot
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.redis.connection import (
-    Call,
-    Command,
-    Connections,
-    hosts_of,
-    settled,
-    where,
-)
+from celery_singleton_lock.stores.redis.connection import Call, Command, Connections, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, none_of
 from celery_singleton_lock.stores.redis.part import Part

@@ -12,14 +12,7 @@ from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder
 from celery_singleton_lock.stores.redis.connection import Command, Connections
-from celery_singleton_lock.stores.redis.encoding import (
-    ACQUIRE,
-    BREAK,
-    RELEASE,
-    arguments_of,
-    holders_in,
-    microseconds,
-)
+from celery_singleton_lock.stores.redis.encoding import ACQUIRE, BREAK, RELEASE, arguments_of, holders_in, microseconds
 from celery_singleton_lock.stores.redis.errors import accepted
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 

@@ -69,7 +69,7 @@ class Listener:
             thread.changes(channel)
 
 
-class _Line:
+class _Wire:
     """A connection to one server, if there is one now."""
 
     def __init__(self, server: Connections) -> None:
@@ -113,9 +113,9 @@ class _Thread(DaemonThread):
         self.heard: dict[str, Heard] = {}
         self._servers = servers
         self._changed = deque[str]()
-        self._lines: dict[Connections, _Line] = {}
-        self._line_of: dict[str, _Line] = {}
-        # They are subscribed again when a line is tried again.
+        self._wires: dict[Connections, _Wire] = {}
+        self._wire_of: dict[str, _Wire] = {}
+        # They are subscribed again when a wire is tried again.
         self._deaf: dict[str, None] = {}
         self._pipe: tuple[int, int] | None = None
         self._leaves_at = 0.0
@@ -170,20 +170,20 @@ class _Thread(DaemonThread):
                 os.set_blocking(end, False)
             self._pipe = pipe
         batch = dict.fromkeys([self._changed.popleft() for _ in range(min(_BATCH, len(self._changed)))])
-        for line, commands in self._commands(batch).items():
-            with self._losing(line):
-                line.send(commands)
+        for wire, commands in self._commands(batch).items():
+            with self._losing(wire):
+                wire.send(commands)
         if self.heard or self._changed:
             self._leaves_at = clock() + _LINGERS
         elif clock() >= self._leaves_at:
             self._hang_up()
             return False
         self._wait(self._pipe[0])
-        for line in list(self._lines.values()):
-            with self._losing(line):
-                self._read(line)
+        for wire in list(self._wires.values()):
+            with self._losing(wire):
+                self._read(wire)
                 # Only now, because this process may have had no turn.
-                self._look_after(line)
+                self._look_after(wire)
         return True
 
     def _wait(self, pipe: int) -> None:
@@ -191,77 +191,77 @@ class _Thread(DaemonThread):
         now = clock()
         poll.register(pipe, _POLLIN)
         due = [self._leaves_at, now if self._changed else _NEVER]
-        for line in self._lines.values():
-            due += [line.due, now + line.server.looks_every]
-            if line.connection is not None and line.server.looks_every == _NEVER:
-                poll.register(line.connection._sock, _POLLIN)  # noqa: SLF001 (redis-py has no public way)
+        for wire in self._wires.values():
+            due += [wire.due, now + wire.server.looks_every]
+            if wire.connection is not None and wire.server.looks_every == _NEVER:
+                poll.register(wire.connection._sock, _POLLIN)  # noqa: SLF001 (redis-py has no public way)
         poll.poll(max(0, ceil(1000 * (min(due) - now))))
         with suppress(BlockingIOError):
             original("os", "read")(pipe, 4096)
 
-    def _commands(self, channels: Iterable[str]) -> dict[_Line, list[Command]]:
-        commands: dict[_Line, list[Command]] = {}
+    def _commands(self, channels: Iterable[str]) -> dict[_Wire, list[Command]]:
+        commands: dict[_Wire, list[Command]] = {}
         for channel in channels:
-            line = self._line_of.pop(channel, None)
+            wire = self._wire_of.pop(channel, None)
             if channel not in self.heard:
                 self._deaf.pop(channel, None)
-                if line is not None:
-                    commands.setdefault(line, []).append((line.server.unsubscribe, channel))
-            elif line := line or self._line_to(channel):
-                self._line_of[channel] = line
-                commands.setdefault(line, []).append((line.server.subscribe, channel))
+                if wire is not None:
+                    commands.setdefault(wire, []).append((wire.server.unsubscribe, channel))
+            elif wire := wire or self._wire_to(channel):
+                self._wire_of[channel] = wire
+                commands.setdefault(wire, []).append((wire.server.subscribe, channel))
             else:
                 self._deafen(channel)
         return commands
 
-    def _line_to(self, channel: str) -> _Line | None:
+    def _wire_to(self, channel: str) -> _Wire | None:
         """That of the server which has the lock of *channel*; None if it cannot be reached now."""
-        line = self._line_at(self._servers)
+        wire = self._wire_at(self._servers)
         try:
-            if line.connection is not None or line.retry_at == _NEVER:
-                line = self._line_at(self._servers.at_owner_of(channel, 2 * REPLY_TIMEOUT))
-            if line.connection is None and line.retry_at == _NEVER:
-                line.connection = line.server.open(REPLY_TIMEOUT)
+            if wire.connection is not None or wire.retry_at == _NEVER:
+                wire = self._wire_at(self._servers.at_owner_of(channel, 2 * REPLY_TIMEOUT))
+            if wire.connection is None and wire.retry_at == _NEVER:
+                wire.connection = wire.server.open(REPLY_TIMEOUT)
         except exceptions.RedisError:
-            line.try_later()
-        return line if line.connection is not None else None
+            wire.try_later()
+        return wire if wire.connection is not None else None
 
-    def _line_at(self, server: Connections) -> _Line:
-        return self._lines.get(server) or self._lines.setdefault(server, _Line(server))
+    def _wire_at(self, server: Connections) -> _Wire:
+        return self._wires.get(server) or self._wires.setdefault(server, _Wire(server))
 
-    def _read(self, line: _Line) -> None:
-        while (connection := line.connection) is not None and connection.can_read(timeout=0):
-            line.heard_at = clock()
+    def _read(self, wire: _Wire) -> None:
+        while (connection := wire.connection) is not None and connection.can_read(timeout=0):
+            wire.heard_at = clock()
             try:
                 reply = connection.read_response()
             except exceptions.ResponseError as error:
-                if not line.asked:
+                if not wire.asked:
                     raise
-                word, channel = line.asked.popleft()
-                if word != line.server.subscribe.lower():
+                word, channel = wire.asked.popleft()
+                if word != wire.server.subscribe.lower():
                     # It would go on being counted as one who listens.
                     raise
-                self._refused(line, channel, error)
+                self._refused(wire, channel, error)
                 continue
             word, channel, text = reply
-            if is_expected := bool(line.asked) and line.asked[0] == (word, channel):
-                line.asked.popleft()
-            is_ours = self._line_of.get(channel) is line
+            if is_expected := bool(wire.asked) and wire.asked[0] == (word, channel):
+                wire.asked.popleft()
+            is_ours = self._wire_of.get(channel) is wire
             if word.endswith("message"):
                 self._tell(channel, text)
-            elif word == line.server.subscribe.lower() and is_ours:
-                line.pause = _FIRST_PAUSE
+            elif word == wire.server.subscribe.lower() and is_ours:
+                wire.pause = _FIRST_PAUSE
                 self._deaf.pop(channel, None)
                 self._tell(channel, LISTENING)
             elif word == "sunsubscribe" and is_ours and not is_expected:
                 # Its slot has moved to another server.
-                self._try_elsewhere(line, channel)
+                self._try_elsewhere(wire, channel)
 
-    def _refused(self, line: _Line, channel: str, error: exceptions.ResponseError) -> None:
+    def _refused(self, wire: _Wire, channel: str, error: exceptions.ResponseError) -> None:
         if isinstance(error, exceptions.AskError) or is_passing(error):
-            self._try_elsewhere(line, channel)
+            self._try_elsewhere(wire, channel)
             return
-        self._line_of.pop(channel, None)
+        self._wire_of.pop(channel, None)
         if not self._has_told:
             self._has_told = True
             event = "lock.not_subscribed store=%s: %s; whoever waits looks from time to time instead: %s"
@@ -270,48 +270,48 @@ class _Thread(DaemonThread):
             self._log(partial(logger.warning, event, *facts))
         self._tell(channel, DEAF)
 
-    def _try_elsewhere(self, line: _Line, channel: str) -> None:
-        self._line_of.pop(channel, None)
+    def _try_elsewhere(self, wire: _Wire, channel: str) -> None:
+        self._wire_of.pop(channel, None)
         # So that a cluster is asked who has it.
-        line.server.close()
-        line.try_later()
+        wire.server.close()
+        wire.try_later()
         self._deafen(channel)
 
-    def _look_after(self, line: _Line) -> None:
+    def _look_after(self, wire: _Wire) -> None:
         now = clock()
-        if line.retry_at <= now:
-            line.retry_at = _NEVER
+        if wire.retry_at <= now:
+            wire.retry_at = _NEVER
             self._changed.extend(list(self._deaf))
-        if line.connection is not None and line.due <= now:
-            if line.asked:
+        if wire.connection is not None and wire.due <= now:
+            if wire.asked:
                 raise exceptions.TimeoutError("no reply in time")
             # Not PING, which would be one more right to give.
-            channel = next((channel for channel, at in self._line_of.items() if at is line), None)
+            channel = next((channel for channel, at in self._wire_of.items() if at is wire), None)
             if channel is None:
-                line.hang_up()
+                wire.hang_up()
             else:
-                line.send([(line.server.subscribe, channel)])
+                wire.send([(wire.server.subscribe, channel)])
 
     @contextmanager
-    def _losing(self, line: _Line) -> Iterator[None]:
+    def _losing(self, wire: _Wire) -> Iterator[None]:
         try:
             yield
         except exceptions.RedisError:
-            self._lose(line)
+            self._lose(wire)
 
-    def _lose(self, line: _Line) -> None:
-        line.hang_up()
-        line.server.close()
-        line.try_later()
-        for channel in [channel for channel, at in self._line_of.items() if at is line]:
-            del self._line_of[channel]
+    def _lose(self, wire: _Wire) -> None:
+        wire.hang_up()
+        wire.server.close()
+        wire.try_later()
+        for channel in [channel for channel, at in self._wire_of.items() if at is wire]:
+            del self._wire_of[channel]
             self._deafen(channel)
 
     def _hang_up(self) -> None:
-        for line in self._lines.values():
-            line.hang_up()
-        self._lines.clear()
-        self._line_of.clear()
+        for wire in self._wires.values():
+            wire.hang_up()
+        self._wires.clear()
+        self._wire_of.clear()
 
     def _deafen(self, channel: str) -> None:
         if channel not in self._deaf:

@@ -11,6 +11,7 @@ from redis import ConnectionPool, exceptions
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import (
+    ANSWERS,
     Answer,
     Claim,
     Conflict,
@@ -372,6 +373,3 @@ class Store:
     def _stepped(self, seconds: float) -> None:
         if self.on_clock_step is not None:
             self.on_clock_step(seconds)
-
-
-ANSWERS = {int(answer): answer for answer in Answer}

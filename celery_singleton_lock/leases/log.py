@@ -1,4 +1,4 @@
-"""The lines of the log: one for each event, whatever names and ids are made of; and the labels of calls in them."""
+"""The log: one line for each event, whatever names and ids are made of; and the labels of calls in them."""
 
 import logging
 from contextlib import suppress
@@ -17,7 +17,7 @@ def shown(text: str) -> str:
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
-class Lines(logging.Filter):
+class Log(logging.Filter):
     """Each record of our logger passes here, before any handler."""
 
     shows_labels = False
@@ -56,10 +56,10 @@ def _on_one_line(value: Any) -> Any:
 
 def tell_of_death(key: str, died: Facts) -> None:
     """Name a holder that has died, by what it had left in its lock."""
-    lines.note_label(died.task_id, died.label)
+    log.note_label(died.task_id, died.label)
     who = died.task_id or None, died.task_name or None, died.hostname or None
     logger.warning("lock.holder_died key=%s task_id=%s task=%s host=%s: it held the lock when it died", key, *who)
 
 
-lines = Lines()
-logger.addFilter(lines)
+log = Log()
+logger.addFilter(log)
