@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from contextlib import suppress
 from typing import Literal
 
@@ -101,20 +101,23 @@ class Counters:
                 logger.info(event, store.address, getattr(error, "problem", error))
 
     def _add_up(self) -> None:
+        # A busy process counts the same few things again and again, so each is named once.
+        alike = defaultdict[tuple[Store, str, What, str, str, int], list[float]](list)
         with suppress(IndexError):
             while True:
                 store, key, what, task, label, value = self._events.popleft()
-                sums = self._unsent.setdefault((store, hash_of(key)), Counter())
-                name = self._name_of(task)
-                if what != "held":
-                    sums[f"{what}:{label}:{name}"] += 1
-                if what in ("acquired", "held"):
-                    place = bisect_left(BOUNDS, value)
-                    histogram = "waited" if what == "acquired" else "held"
-                    bound = f"{BOUNDS[place]:g}" if place < len(BOUNDS) else "+Inf"
-                    sums[f"{histogram}:{bound}:{name}"] += 1
-                    if microseconds := round(value * 1_000_000):
-                        sums[f"{histogram}:sum:{name}"] += microseconds
+                alike[store, hash_of(key), what, task, label, bisect_left(BOUNDS, value)].append(value)
+        for (store, key, what, task, label, place), values in alike.items():
+            sums = self._unsent.setdefault((store, key), Counter())
+            name = self._name_of(task)
+            if what != "held":
+                sums[f"{what}:{label}:{name}"] += len(values)
+            if what in ("acquired", "held"):
+                histogram = "waited" if what == "acquired" else "held"
+                bound = f"{BOUNDS[place]:g}" if place < len(BOUNDS) else "+Inf"
+                sums[f"{histogram}:{bound}:{name}"] += len(values)
+                if microseconds := round(sum(values) * 1_000_000):
+                    sums[f"{histogram}:sum:{name}"] += microseconds
 
     def _name_of(self, task: str) -> str:
         if task not in self._tasks:

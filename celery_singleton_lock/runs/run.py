@@ -104,8 +104,6 @@ class PublishedRetry:
 class Run:
     """One execution of a task whose key it has to hold."""
 
-    phase = ASKING
-    way = FIRST
     # It is a later attempt, or what `replace()` has put in the place of an earlier run.
     continues = False
     retry: PublishedRetry | None = None
@@ -115,6 +113,9 @@ class Run:
     goes_on_elsewhere = False
 
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
+        # On the object: what only its class has costs ten times as much to look at, and these are looked at most.
+        self.phase = ASKING
+        self.way = FIRST
         self.task = task
         self.request = request
         self.notes = notes
