@@ -66,16 +66,17 @@ class Run:
         began, number = time.monotonic(), next(self._numbers)
         with Stage(self._servers, hand, number) as stage:
             played = play(stage, hand, self._bound)
-            troubles, is_void = stage.troubles(), stage.is_void()
+            troubles = stage.troubles()
+            why_void = stage.why_void()
         failed = [some for some in played if some.findings]
-        if failed or troubles or is_void or self._keeps_logs:
+        if failed or troubles or why_void or self._keeps_logs:
             for index, log in enumerate(stage.logs):
                 (LOGS / f"stage-{number}-{index}.log").write_text(log, encoding="utf-8")
             shutil.copy(stage.path, LOGS / f"stage-{number}.jsonl")
         facts = ", ".join(f"{name} {value}" for name, value in stage.facts.items())
         told = [f"stage {number} ({facts}): {len(hand)} programs in {time.monotonic() - began:.0f} s"]
-        if is_void:
-            told.append("  not judged: Celery's main process has died of half a message")
+        if why_void:
+            told.append(f"  not judged: {why_void}")
             failed, troubles, played = [], [], []
         told += [f"  a worker: {trouble}" for trouble in troubles]
         told += [line for some in failed for line in tell(some)]

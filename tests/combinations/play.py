@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from tests.combinations.history import Answer, History
 from tests.combinations.program import TTL, VISIBILITY, Call, Program
 from tests.combinations.stage import Stage
 from tests.fire.record import now
+from tests.fire.stacks import send
 from tests.recorder import Event
 
 # Within so many seconds of the last call every call has to have ended.
@@ -237,7 +239,10 @@ class Part:
         """Wait until nothing happens any more, and the keys of the program are gone."""
         quiet = VISIBILITY + 2 * _QUIET if self._stage.facts["redelivers"] else _QUIET
         self._until(lambda: self._is_quiet(quiet), self._bound / 2)
-        self._open += [f"number {body.label} still runs" for body in self._bodies()]
+        for body in self._bodies():
+            self._open.append(f"{body.label} still runs, in {body.pid}")
+            # Where it hangs is in the log of its worker.
+            send(body.pid, signal.SIGUSR2)
         self._until(lambda: not self._holds_keys(), _LONGEST_LEFT)
         self._left = self._keys()
 

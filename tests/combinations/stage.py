@@ -29,6 +29,12 @@ _TROUBLES = ("CRITICAL", "Unrecoverable", "Signal handler")
 # the pipe. Celery's main process reads the rest as another message and dies of it, by an error that no whole message
 # causes.
 _HALF_A_MESSAGE = re.compile(r"Unrecoverable error: (UnpicklingError|UnicodeDecodeError|EOFError)\(")
+# A signal that raises in a pool process while this publishes makes kombu close its connection, of which half an answer
+# may have been read: amqp then waits for ever for the rest. From within outwards, as a process tells where it is.
+_HUNG_IN_AMQP = re.compile(
+    r"^Current thread .*\n(  File .*/(amqp|kombu)/.*\n)+  File .*/kombu/resource\.py\", line \d+ in replace$",
+    re.MULTILINE,
+)
 
 
 class Servers:
@@ -124,9 +130,12 @@ class Stage:
             found += [line for line in log.splitlines() if any(word in line for word in _TROUBLES)]
         return found
 
-    def is_void(self) -> bool:
-        """A worker has died of half a message: that is Celery's own, and says nothing about the lock."""
-        return any(is_half_a_message(worker.log()) for worker in self._workers)
+    def why_void(self) -> str:
+        """What Celery has done by itself, so that nothing seen here is about the lock; empty if there is nothing."""
+        logs = [worker.log() for worker in self._workers]
+        if any(map(is_half_a_message, logs)):
+            return "Celery's main process has died of half a message"
+        return "a body hangs in amqp, which a signal has struck" if any(map(hangs_in_amqp, logs)) else ""
 
     def _start(self) -> None:
         pool = self.facts["pool"]
@@ -172,3 +181,7 @@ class Stage:
 
 def is_half_a_message(log: str) -> bool:
     return _HALF_A_MESSAGE.search(log) is not None and "in _recv_message" in log
+
+
+def hangs_in_amqp(log: str) -> bool:
+    return _HUNG_IN_AMQP.search(log) is not None

@@ -10,6 +10,7 @@ from tests.combinations.checker import MOST_DELIVERIES, check
 from tests.combinations.factors import STAGE
 from tests.combinations.history import Answer, History
 from tests.combinations.program import Call, Program, bare_task
+from tests.combinations.stage import hangs_in_amqp
 from tests.recorder import Event
 
 PLAIN = {name: values[0] for name, values in STAGE.items()}
@@ -189,3 +190,19 @@ def test_a_group_waits_for_ever_after_a_step_that_is_refused() -> None:
 
     assert rules(body(1, 2), *answers, **program) == {"every call ends"}
     assert rules(body(1, 2) + at(3, "failed", task_id="bbb"), *answers, **program) == set()
+
+
+@pytest.mark.parametrize(
+    ("frames", "is_its_own"),
+    [
+        (["amqp/transport.py", "amqp/connection.py", "kombu/connection.py"], True),
+        (["celery_singleton_lock/publish.py", "amqp/connection.py"], False),
+        (["threading.py", "kombu/connection.py"], False),
+    ],
+)
+def test_a_body_that_hangs_in_amqp_is_told_from_one_that_hangs_in_the_lock(frames: list[str], is_its_own: bool) -> None:
+    stack = "".join(f'  File "/site/{frame}", line 7 in close\n' for frame in frames)
+    told = f"Thread 0x1 (most recent call first):\n\nCurrent thread 0x2 (most recent call first):\n{stack}"
+
+    assert hangs_in_amqp(told + '  File "/site/kombu/resource.py", line 125 in replace\n') == is_its_own
+    assert not hangs_in_amqp(told)
