@@ -305,6 +305,13 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         release_at_task_end(self, states.RETRY, exc)
         super().on_retry(exc, task_id, args, kwargs, einfo)
 
+    def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Let nothing be held after this, even if the release in `__call__` has failed."""
+        run = run_of(self.request)
+        if run is None or run.phase is not OVER:
+            release_at_task_end(self, status, retval)
+        super().after_return(status, retval, task_id, args, kwargs, einfo)
+
     def start_strategy(self, app: Celery, consumer: Any, **kwargs: Any) -> Any:
         """As Celery's, in a worker; a request class of the user's does not take the place of ours."""
         vars(self)["Request"] = request_class_of(self)
