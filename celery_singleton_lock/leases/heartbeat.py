@@ -144,7 +144,7 @@ class RenewalThread(DaemonThread):
                 holding.is_unsure = True
                 # Soon again; the deadline stands.
                 holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))
-            for holding in holdings[:_MOST_LINES]:
+            for holding in [one for one in holdings if one.is_kept][:_MOST_LINES]:
                 event = "lock.renewal_failed key=%s task_id=%s remaining=%.1f leases=%d: %s"
                 facts = holding.key, holding.task_id, holding.time_left, len(holdings), error
                 self._log(partial(logger.warning, event, *facts))
@@ -163,6 +163,9 @@ class RenewalThread(DaemonThread):
         # So that each loss is reported when its deadline passes. A beat that comes after it has the time of a reply.
         left = [max(holding.deadline - now, 0.0) or _LATE_RENEWAL for holding in self.watched()]
         bound = min(_LONGEST_RENEWAL, max(_SHORTEST_PAUSE, min(left, default=0.0)))
+        for holding in holdings:
+            # Who waits for an answer is not late.
+            holding.next_renewal = now + bound
         try:
             if self._greenlet is not None and self._client is self.store:
                 self._client = self.store.clone()
@@ -242,10 +245,7 @@ class Heartbeat:
 
 def lateness(holding: "Holding") -> float:
     """Seconds by which the heartbeat was late to renew it; 0.0 if it was not, or if that was told before."""
-    now = clock()
-    if now < holding.next_renewal and now < holding.deadline:
-        return 0.0
-    late = now - min(holding.next_renewal, holding.deadline)
+    late = clock() - min(holding.next_renewal, holding.deadline)
     return late if late > holding.ttl / _LATE and holding.told_late_for != holding.deadline else 0.0
 
 

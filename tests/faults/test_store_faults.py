@@ -104,6 +104,21 @@ def test_in_a_black_hole_the_loss_is_told_at_the_deadline_and_the_release_does_n
         assert is_free_within_ttl(own) > lease.fence
 
 
+def test_a_store_that_is_silent_is_not_taken_for_a_process_that_got_no_time(
+    own: Server, proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held(proxy.url, ttl=4) as (lock, lease):
+        proxy.black_hole()
+        # The renewal was sent long ago, and waits for its answer.
+        until(lambda: lease.remaining() < 0.35 * lease.ttl, "its deadline is near")
+        lock.release()
+
+        until(lambda: "lock.release_failed" in caplog.text, "the store is silent")
+    assert "lock.late" not in caplog.text
+    # It was released by then.
+    assert "lock.renewal_failed" not in caplog.text
+
+
 def test_a_storm_of_resets_costs_nothing(own: Server, proxy: Proxy) -> None:
     with held(proxy.url) as (_, lease):
         for _ in range(5):
