@@ -1,8 +1,7 @@
 """The receivers of Celery's signals around each run, connected once a run needs them.
 
-A receiver of `task_prerun` or of `task_postrun` costs every task of the process as much as a tenth of a lock, and the
-usual run needs neither, because it ends in `__call__`. So each is connected by the first task, or the first run, for
-which that is not enough.
+A receiver of `task_postrun` costs every task of the process as much as a tenth of a lock, and the usual run needs none,
+because it ends in `__call__`. So it is connected by the first task, or the first run, for which that is not enough.
 """
 
 from contextlib import suppress
@@ -12,7 +11,6 @@ from celery import VERSION, Task
 from celery.signals import (
     beat_init,
     task_postrun,
-    task_prerun,
     task_rejected,
     task_unknown,
     worker_init,
@@ -26,17 +24,15 @@ from celery_singleton_lock.options import Lockable, base_in
 from celery_singleton_lock.runs.delivery import run_of
 from celery_singleton_lock.runs.marks import unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.policies import POLICIES, remember_limits
-from celery_singleton_lock.runs.redelivery import keep_result, mark_stored
+from celery_singleton_lock.runs.redelivery import mark_stored
 from celery_singleton_lock.runs.run import Phase
 
-MAKES_READY = ("__trace__", "track_started")
-"""The attributes of a task that a worker sets, perhaps again, as it makes the task ready to run."""
+MAKES_READY = "__trace__"
+"""The attribute of a task that a worker sets, perhaps again, as it makes the task ready to run."""
 
 
 def listen_for(task: Task) -> None:
-    """Connect the receivers that a task needs before any of its runs has come to its lock."""
-    if task.track_started:
-        task_prerun.connect(_before_started_is_stored, weak=False)
+    """Connect the receiver that a task needs before any of its runs has come to its lock."""
     if _may_end_before_its_lock(task):
         connect_postrun()
 
@@ -76,12 +72,6 @@ def _may_end_before_its_lock(task: Task) -> bool:
     return options.unique_in_queue or policy.kind is not None
 
 
-def _before_started_is_stored(task: Any = None, **_: Any) -> None:
-    """Keep the result that a later delivery of the message finds, because Celery stores STARTED next."""
-    if isinstance(task, Lockable) and task.is_lockable():
-        keep_result(task)
-
-
 def _after_its_end(task: Any = None, state: str | None = None, retval: Any = None, **_: Any) -> None:
     try:
         if isinstance(task, Lockable):
@@ -96,7 +86,6 @@ def _after_its_end(task: Any = None, state: str | None = None, retval: Any = Non
 if VERSION < (5, 7):
     # There, a signal that drops a dead receiver gets a new list of receivers. Tracers that were made before use the
     # old list, so they call no receiver that is connected later.
-    task_prerun.connect(_before_started_is_stored, weak=False)
     connect_postrun()
 
 

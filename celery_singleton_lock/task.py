@@ -106,6 +106,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
 
     abstract = True
     Request = "celery_singleton_lock.worker:SingletonRequest"
+    # In place of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
+    # a message could store it over the end of the first one.
+    stores_started = False
 
     lock_mode: Mode | None
     lock_key: KeyChoice
@@ -147,8 +150,10 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         check_name(self, name)
         super().__setattr__(name, value)
         self._forget(name)
-        if name in MAKES_READY:
+        if name == MAKES_READY:
             listen_for(self)
+        elif name == "track_started" and self.is_lockable():
+            vars(self).update(track_started=False, stores_started=bool(value))
 
     def __delattr__(self, name: str) -> None:
         """Delete an attribute; an option is that of the class from then on."""
@@ -330,6 +335,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
+        if cls.track_started and cls.is_lockable():
+            cls.track_started = False
+            cls.stores_started = True
         if cls.is_lockable() and not is_checked_at_start(app):
             cls.check_class()
 

@@ -67,8 +67,6 @@ class RequestState:
     continues: bool = False
     # Seconds that the items of a map have waited in their places.
     waited: float = 0.0
-    # The result of an earlier delivery, over which Celery stores STARTED.
-    kept_result: Any = None
 
 
 _STATE = "singleton_state"

@@ -18,14 +18,9 @@ from celery_singleton_lock.runs.delivery import (
     FIRST,
     Way,
     is_long_here,
-    may_be_copy,
-    notes_of,
     redelivered_within,
-    state_for,
-    state_of,
     was_delivered_before,
 )
-from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.requeue import CONTINUED, COPY, end_delivery, requeue_copy
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
@@ -49,7 +44,6 @@ def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
     if run.way is not Way.COPY:
         # This is the only delivery of a retry whose run was replaced meanwhile, so its marks end here.
         run.unmark()
-    restore_result(run.task)
     end_delivery(run, "a run of this message has ended already")
 
 
@@ -97,20 +91,3 @@ def mark_stored(run: Run) -> None:
             logger.warning(
                 "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", run.key, run.task_id, error
             )
-
-
-def keep_result(task: Task) -> None:
-    """Remember the result before Celery stores STARTED over it, if this may be a later delivery."""
-    request = task.request
-    if not task.track_started or request.is_eager:
-        return
-    if may_be_copy(task, request, notes_of(request)):
-        state_for(request).kept_result = final_result(task, request.id)
-
-
-def restore_result(task: Task) -> None:
-    """Store again the result of the run that has ended."""
-    request = task.request
-    state = state_of(request)
-    if state is not None and state.kept_result is not None:
-        store_final_result(task, request.id, request, state.kept_result)

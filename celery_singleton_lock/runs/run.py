@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -25,7 +26,7 @@ from typing import Any
 from weakref import proxy, ref
 
 from billiard import current_process
-from celery import Task
+from celery import Task, states
 from celery.app import task as celery_task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
@@ -251,11 +252,21 @@ class Run:
 
     def store_retry(self, why: BaseException | None, traceback: str | None = None) -> bool:
         """Store RETRY before the message leaves; Celery does so afterwards, and may overwrite the end of the retry."""
+        return self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
+
+    def _store_started(self) -> None:
+        """Store STARTED, as `task_track_started` wants it."""
+        if self.way not in (ITEM, EAGER):
+            about = {"pid": os.getpid(), "hostname": self.request.hostname}
+            self._store(partial(self.task.backend.store_result, self.request.id, about, states.STARTED))
+
+    def _store(self, store: Callable[..., Any]) -> bool:
+        """Store a state that is no end; whether that was done."""
         if self.task.ignore_result or self.request.ignore_result:
             return False
         try:
-            self.task.backend.mark_as_retry(self.request.id, why, traceback, request=self.request)
-        except Exception as error:  # noqa: BLE001 (whatever a backend raises; Celery tries again, and tells)
+            store(request=self.request)
+        except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             logger.warning("lock.result_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
             return False
         return True
@@ -378,6 +389,8 @@ class Run:
     def begins(self, phase: Phase) -> None:
         """Its body is about to run: a retry of it begins a new wait."""
         self.go_to(phase)
+        if self.task.stores_started:
+            self._store_started()
         if phase is UNLOCKED:
             count(self.store, self.key, "unlocked", self.task.name)
         headers = self.request.headers

@@ -185,15 +185,38 @@ def test_a_copy_that_redis_delivers_after_the_end_is_dropped(
         until(lambda: runs(recorder), "it runs")
         (unacked,) = broker.hvals("unacked")
         result.get(timeout=10, propagate=False)
-        # As kombu restores a message whose visibility timeout has passed before its acknowledgement came.
-        message, _, queue = json.loads(unacked)
-        message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
-        broker.lpush(queue, json.dumps(message))
+        deliver_again(broker, unacked)
 
         until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped")
 
     assert len(runs(recorder)) == 1
     assert result.state == ("FAILURE" if fails else "SUCCESS")
+
+
+def test_a_copy_does_not_store_started_over_the_end_of_its_run(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    results = f"tests.acceptance.late_started.LateStarted+{valkey.url.removesuffix('/0')}/1"
+    tracking = {**env, **SOON, "TEST_TRACKING": "yes", "TEST_RESULTS": results}
+    with workers(APP, tracking, 1) as (worker,), valkey.client() as broker:
+        result = combined.late["skip"].delay("k", 1, gate=GATE, fails=True)
+        until(lambda: runs(recorder), "it runs")
+        assert result.state == "STARTED"
+        (unacked,) = broker.hvals("unacked")
+        deliver_again(broker, unacked)
+        until(lambda: worker.log().count(f"{result.id}] received") == 2, "its copy is there")
+        open_gate(recorder, GATE)
+        until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped")
+
+    assert len(runs(recorder)) == 1
+    assert result.state == "FAILURE"
+
+
+def deliver_again(broker: Any, unacked: str) -> None:
+    """As kombu restores a message whose visibility timeout has passed before its acknowledgement came."""
+    message, _, queue = json.loads(unacked)
+    message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+    broker.lpush(queue, json.dumps(message))
 
 
 @pytest.mark.prove

@@ -23,8 +23,6 @@ STEPS = ("middle of a chain", "chord body")
 NEVER_GIVES_UP = {"rerun", "replace"}
 # Between the record and the store, a moment may pass.
 SLACK = 0.2
-# Seconds in which all workers have heard that a call is revoked.
-_REVOKED_BY = 1.0
 # Celery from 5.7 on stores RETRY no more where the library has done so.
 LEAVES_RETRY_TO_US = hasattr(trace, "get_actual_ignore_result")
 
@@ -347,7 +345,7 @@ def a_revoked_call_keeps_no_other_out(known: Known) -> Iterator[str]:
             continue
         for later in known.history.answers:
             names_it = later.merged and later.task_id == revoked.task_id
-            if (names_it or revoked.task_id in later.text) and later.sent > revoked.published + _REVOKED_BY:
+            if (names_it or revoked.task_id in later.text) and revoked.task_id in later.revoked:
                 yield f"number {later.call} was not sent, because number {revoked.call} was queued, which was revoked"
 
 

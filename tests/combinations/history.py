@@ -24,6 +24,8 @@ class Answer:
     canvas_error: str = ""
     parts: Sequence[str] = ()
     published: float = 0.0
+    # The task ids of those whose results said before it was sent that they were revoked.
+    revoked: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

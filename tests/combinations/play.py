@@ -100,21 +100,32 @@ class Part:
             self._send(call)
 
     def _send(self, call: Call) -> None:
-        sent, known = now(), self._ids()
+        known = self._ids()
+        revoked = self._known_as_revoked()
+        sent = now()
         try:
             result, canvas = self._publish(call)
         except Exception as error:  # noqa: BLE001 (whatever it is, the checker judges it)
             self.answers[call.number] = Answer(
-                call.number, sent=sent, state="UNSENT", error=type(error).__name__, text=str(error)
+                call.number, sent=sent, state="UNSENT", error=type(error).__name__, text=str(error), revoked=revoked
             )
             return
         self._results[call.number], self._canvases[call.number] = result, canvas
         parts = tuple(child.id for child in getattr(result, "results", None) or ())
         task_id = result.id
         merged = task_id in known
-        self.answers[call.number] = Answer(call.number, task_id, sent, published=now(), merged=merged, parts=parts)
+        self.answers[call.number] = Answer(
+            call.number, task_id, sent, published=now(), merged=merged, parts=parts, revoked=revoked
+        )
         if not merged:
             self._strike(call, result)
+
+    def _known_as_revoked(self) -> tuple[str, ...]:
+        """Those of the calls so far whose results say so: a busy worker hears of it late."""
+        if self._stage.facts["results"] not in ("redis", "database"):
+            return ()
+        revoked = [number for number in self._results if self.program.calls[number].ending == "revoke"]
+        return tuple(self._results[number].id for number in revoked if self._results[number].state == "REVOKED")
 
     def _publish(self, call: Call) -> tuple[AsyncResult, Any]:
         """The call's own result, and that of its canvas, if there is one."""
