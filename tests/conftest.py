@@ -13,6 +13,7 @@ from celery.backends import cache
 from celery_singleton_lock import publish
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import counters
+from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, running
 
 
@@ -63,6 +64,21 @@ def server(request: pytest.FixtureRequest) -> Server:
         client.flushall()
         client.script_flush()
     return process
+
+
+@pytest.fixture(params=SERVERS)
+def own(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server of each kind that belongs to one test, which may mistreat it."""
+    with running(request.param) as server:
+        yield server
+
+
+@pytest.fixture
+def recorder(valkey: Server) -> Iterator[Recorder]:
+    """The record of what bodies did, where the locks know nothing of it."""
+    recorder = Recorder(valkey.url.removesuffix("/0") + "/3")
+    yield recorder
+    recorder.close()
 
 
 @pytest.fixture(autouse=True)

@@ -84,14 +84,7 @@ def test_the_wheel_needs_celery_kombu_and_redis_and_nothing_else(wheel: Path) ->
 
     assert needed == {"celery", "kombu", "redis"}
     assert all("extra ==" in str(requirement.marker) for requirement in requirements if requirement.marker)
-    assert optional == {
-        "celery",
-        "fakeredis",
-        "flask",
-        "hiredis",
-        "opentelemetry-api",
-        "prometheus-client",
-    }
+    assert optional == {"celery", "fakeredis", "flask", "hiredis", "opentelemetry-api", "prometheus-client"}
 
 
 def test_every_link_of_the_description_leads_somewhere_on_the_page_of_the_package(wheel: Path) -> None:

@@ -19,3 +19,10 @@ def until(condition: Callable[[], T], what: str, timeout: float = 20.0) -> T:
         if is_over:
             raise AssertionError(f"not within {timeout:g} s: {what}")
         time.sleep(0.01)
+
+
+def lasted(call: Callable[[], object]) -> float:
+    """Seconds that it takes."""
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began

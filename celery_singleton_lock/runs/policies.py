@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, NoReturn
 from billiard.exceptions import WorkerLostError
 from celery import Task, states
 from celery._state import get_current_task
-from celery.app.task import Context
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.leases.lease import has_locked, held_here
@@ -251,12 +250,9 @@ def longest_wait(run: Run) -> float:
     soft = soft or timed.soft_time_limit or _limits_of_the_worker[1]
     if not (hard or soft) or request.is_eager:
         return _FOR_EVER
-    return min(limit for limit in (hard, soft) if limit) * _SHARE - _waited(request) - run.age
-
-
-def _waited(request: Context) -> float:
     state = state_of(request)
-    return state.waited if state is not None else 0.0
+    waited = state.waited if state is not None else 0.0
+    return min(limit for limit in (hard, soft) if limit) * _SHARE - waited - run.age
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """The app that the acceptance tests' workers run, configured by the environment."""
 
 import os
-import select
 import time
 from typing import Any
 
@@ -10,10 +9,6 @@ from celery import Celery, Task
 from celery_singleton_lock import LockLost, SingletonTask, current_lease
 from tests.gates import wait_at
 from tests.recorder import Recorder
-
-if "FAKETIME_TIMESTAMP_FILE" in os.environ:
-    # libfaketime takes the moment at which Python's own sleep ends for one of the wall clock.
-    time.sleep = lambda seconds: select.select([], [], [], seconds) and None
 
 STORE = os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0")
 TTL = float(os.environ.get("TEST_TTL", "3"))
@@ -34,7 +29,6 @@ app.conf.update(
         "unacked_mutex_expire": 3,
     },
     worker_prefetch_multiplier=1,
-    worker_soft_shutdown_timeout=float(os.environ.get("TEST_SOFT_SHUTDOWN", "0")),
     result_expires=600,
 )
 recorder = Recorder(STORE.removesuffix("/0") + "/3")
@@ -83,7 +77,7 @@ three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), max_retries=3)
-def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0, fails: bool = False) -> int:
+def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int:
     """Retries itself at once, and its body takes *finish* seconds more to end."""
     with recorder.body(key, self.request.id, attempt=self.request.retries):
         try:
@@ -91,8 +85,6 @@ def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0, fails:
                 raise self.retry(countdown=0)
         finally:
             time.sleep(finish)
-    if fails:
-        raise ValueError("the end")
     return int(self.request.retries)
 
 

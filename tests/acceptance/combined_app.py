@@ -20,8 +20,6 @@ MODES = ("until_executing", "until_executed", "until_and_while_executing")
 
 app.conf.accept_content = ["json", "pickle"]
 app.conf.task_track_started = "TEST_TRACKING" in os.environ
-if "TEST_RESULTS" in os.environ:
-    app.conf.result_backend = os.environ["TEST_RESULTS"]
 
 
 def busy(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **facts: Any) -> None:
@@ -300,9 +298,3 @@ def mapped_with(name: str, **options: Any) -> Any:
 mapped = {
     policy: mapped_with(f"mapped-{policy}", lock_on_conflict=policy) for policy in ("skip", "reschedule", "replace")
 }
-
-
-if "TEST_RESULTS" in os.environ:
-    # A worker whose results nobody else can read does not start with tasks that join.
-    for joining in [name for name, task in app.tasks.items() if getattr(task, "lock_on_conflict", None) == "join"]:
-        app.tasks.unregister(joining)

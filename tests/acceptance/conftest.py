@@ -1,30 +1,30 @@
 """A record, and the environment that a test's workers and publishers share."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.bin.base import CLIContext
+from click.testing import CliRunner, Result
 from kombu import pools
 
+from celery_singleton_lock.operations.cli import singleton
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.redis.store import Store
 from tests.rabbit import rabbitmq
-from tests.recorder import Recorder
 from tests.servers import Server
 from tests.workers import Worker, workers
 
 APP = "tests.acceptance.app"
 
+Operate = Callable[..., Result]
+
 
 @pytest.fixture
 def env(valkey: Server) -> dict[str, str]:
     return {"TEST_STORE": valkey.url, "TEST_TTL": "3"}
-
-
-@pytest.fixture
-def recorder(valkey: Server) -> Iterator[Recorder]:
-    recorder = Recorder(valkey.url.removesuffix("/0") + "/3")
-    yield recorder
-    recorder.close()
 
 
 @pytest.fixture
@@ -38,6 +38,26 @@ def tasks(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     forget_connections(module.app)
     # Results that are collected only when the server is gone complain.
     gc.collect()
+
+
+@pytest.fixture
+def store(tasks: Any) -> Store:
+    return store_of(tasks.app)
+
+
+@pytest.fixture
+def operate(tasks: Any) -> Operate:
+    """What the command line does with these arguments."""
+    return operated(tasks.app)
+
+
+def operated(app: Celery) -> Operate:
+    def run(*arguments: str, code: int = 0) -> Result:
+        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(app, no_color=True, workdir=None))
+        assert done.exit_code == code, (done.output, done.stderr, done.exception)
+        return done
+
+    return run
 
 
 @pytest.fixture(scope="session")
@@ -66,8 +86,8 @@ def forget_connections(app: Any) -> None:
     pools.reset()
 
 
-def one_worker(concurrency: int, *, autouse: bool = False, **env: str) -> tuple[Any, Any]:
-    """The fixtures `valkey` and `worker`, for all tests of a module, each of which has a key of its own."""
+def one_valkey() -> Any:
+    """The fixture `valkey`, for all tests of a module, each of which has a key of its own."""
 
     @pytest.fixture(scope="module")
     def valkey(valkey_process: Server) -> Server:
@@ -75,10 +95,16 @@ def one_worker(concurrency: int, *, autouse: bool = False, **env: str) -> tuple[
             client.flushall()
         return valkey_process
 
+    return valkey
+
+
+def one_worker(concurrency: int, *, autouse: bool = False, **env: str) -> tuple[Any, Any]:
+    """The same, and the fixture `worker`."""
+
     @pytest.fixture(scope="module", autouse=autouse)
     def worker(valkey: Server) -> Iterator[Worker]:
         settings = {"TEST_STORE": valkey.url, "C_FORCE_ROOT": "1", **env}
         with workers("tests.acceptance.combined_app", settings, 1, concurrency=concurrency) as (worker,):
             yield worker
 
-    return valkey, worker
+    return one_valkey(), worker

@@ -25,6 +25,7 @@ from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
+from tests.acceptance.test_start import env_of
 from tests.browsing import Visitor
 from tests.gates import open_gate
 from tests.proxy import Proxy
@@ -78,13 +79,6 @@ class Diagnosis:
         return [check["detail"] for check in self.checks if check["name"] == "advice"]
 
 
-@pytest.fixture(params=SERVERS)
-def own(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each kind that belongs to one test, which may mistreat it."""
-    with running(request.param) as server:
-        yield server
-
-
 AppOf = Callable[..., Celery]
 
 
@@ -122,11 +116,6 @@ def on_command_line(env: dict[str, str], *arguments: str) -> Diagnosis:
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=60)
     assert "Traceback" not in done.stderr, done.stderr
     return Diagnosis(done.stdout, done.returncode)
-
-
-def env_of(valkey: Server, *tasks: dict[str, Any], **settings: Any) -> dict[str, str]:
-    made = json.dumps(tasks or [{}])
-    return {"TEST_STORE": valkey.url, "TEST_TASKS": made, "TEST_SETTINGS": json.dumps(settings)}
 
 
 # All is well.

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, states
-from celery.exceptions import TaskRevokedError
+from celery import Celery
 
 from celery_singleton_lock import LockHeld, SingletonTask
 from tests.servers import Server
@@ -22,27 +21,6 @@ def app(valkey: Server) -> Iterator[Celery]:
 def messages(server: Server) -> int:
     with server.client() as broker:
         return int(broker.llen("celery"))
-
-
-def test_an_eager_run_that_is_skipped_ends_revoked(app: Celery) -> None:
-    inner = []
-
-    @app.task(base=SingletonTask, bind=True, lock_key=("key",))
-    def task(self: Any, key: str, number: int = 0) -> str:
-        if not number:
-            inner.append(other.apply((key,)))
-        return "ran"
-
-    @app.task(base=SingletonTask, lock_key=("key",), lock_name=task.name)
-    def other(key: str) -> str:
-        return "ran"
-
-    outer = task.apply(("k",))
-
-    assert outer.get() == "ran"
-    assert inner[0].state == states.REVOKED
-    with pytest.raises(TaskRevokedError, match=outer.id):
-        inner[0].get()
 
 
 @pytest.mark.timeout(60)

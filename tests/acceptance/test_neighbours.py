@@ -7,6 +7,7 @@ import pytest
 
 from celery_singleton_lock import LockHeld
 from tests.acceptance import combined_app as combined
+from tests.acceptance.conftest import one_valkey
 from tests.gates import open_gate
 from tests.recorder import Recorder, of_key, overlaps
 from tests.servers import Server
@@ -15,15 +16,10 @@ from tests.workers import Worker, workers
 
 PROMPTLY = 20
 
+valkey = one_valkey()
+
 # What the publisher's own agent has written: a header of this name hides the others from a pool process.
 HIDING = {"headers": {"headers": {"x-trace": "1"}, "tenant": "a"}}
-
-
-@pytest.fixture(scope="module")
-def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
-    return valkey_process
 
 
 @pytest.fixture(scope="module", params=["sentry", "datadog", "newrelic"])

@@ -6,23 +6,20 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
 from celery.exceptions import TaskRevokedError
-from click.testing import CliRunner, Result
 
 from celery_singleton_lock import LockLost
-from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
-from tests.acceptance.conftest import APP
+from tests.acceptance.conftest import APP, Operate
 from tests.gates import open_gate
 from tests.recorder import Recorder, overlaps
 from tests.servers import Server, free_port
@@ -34,24 +31,6 @@ PROMPTLY = 10
 TTL = 6
 HEAD = ["LOCK", "STATE", "TASK ID", "WORKER", "HELD", "LEFT", "WAITING", "KEY"]
 
-Operate = Callable[..., Result]
-
-
-@pytest.fixture
-def operate(tasks: Any) -> Operate:
-    """What the command line does with these arguments."""
-
-    return operated(tasks.app)
-
-
-def operated(app: Celery) -> Operate:
-    def run(*arguments: str, code: int = YES) -> Result:
-        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(app, no_color=True, workdir=None))
-        assert done.exit_code == code, (done.output, done.stderr, done.exception)
-        return done
-
-    return run
-
 
 @pytest.fixture(params=["json", "pickle"])
 def results(valkey: Server, request: pytest.FixtureRequest) -> Celery:
@@ -62,11 +41,6 @@ def results(valkey: Server, request: pytest.FixtureRequest) -> Celery:
     # A process has one such memory.
     app.backend.client.cache.clear()
     return app
-
-
-@pytest.fixture
-def store(tasks: Any) -> Store:
-    return store_of(tasks.app)
 
 
 @pytest.fixture

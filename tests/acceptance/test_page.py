@@ -22,7 +22,6 @@ from celery.bin.base import CLIContext
 from click.testing import CliRunner
 
 from celery_singleton_lock.operations.cli import singleton
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -35,11 +34,6 @@ from tests.waiting import until
 PROMPTLY = 30
 OF_ONE_PROCESS = "memory of one process"
 EVIL = "<script>alert(1)</script>' onload=a \" onclick=b &"
-
-
-@pytest.fixture
-def store(tasks: Any) -> Store:
-    return store_of(tasks.app)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.conftest import forget_connections
+from tests.acceptance.conftest import forget_connections, one_valkey
 from tests.gates import open_gate
 from tests.proxy import Proxy
 from tests.recorder import Recorder, of_key, overlaps
@@ -22,12 +22,7 @@ pytestmark = pytest.mark.prove
 APP = "tests.acceptance.quorum_app"
 IN_TIME = 30
 
-
-@pytest.fixture(scope="module")
-def valkey(valkey_process: Server) -> Server:
-    with valkey_process.client() as client:
-        client.flushall()
-    return valkey_process
+valkey = one_valkey()
 
 
 @pytest.fixture(scope="module")

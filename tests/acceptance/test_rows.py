@@ -13,27 +13,17 @@ import pytest
 import redis
 from werkzeug.test import Client
 
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
-from tests.acceptance.test_operations import NO, USAGE, Operate, operated
+from tests.acceptance.conftest import Operate, operated
+from tests.acceptance.test_operations import NO, USAGE
 from tests.acceptance.test_watch import Watch
 from tests.waiting import until
 
 DIGEST = "850619f2bc8f15f0cb96f1808d711840"
 KEY = f"singleton:v3:{{shop.import:{DIGEST}}}"
-
-
-@pytest.fixture
-def operate(tasks: Any) -> Operate:
-    return operated(tasks.app)
-
-
-@pytest.fixture
-def store(tasks: Any) -> Store:
-    return store_of(tasks.app)
 
 
 def redis_of(tasks: Any) -> redis.Redis:

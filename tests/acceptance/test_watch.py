@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.conftest import APP
@@ -62,11 +61,6 @@ class Watch:
         self._reader.join(PATIENCE)
         assert self._process.stdout is not None
         self._process.stdout.close()
-
-
-@pytest.fixture
-def store(tasks: Any) -> Store:
-    return store_of(tasks.app)
 
 
 def claim(token: str, *, ttl: float = 60.0, key: str = KEY, **more: Any) -> Claim:

@@ -1,9 +1,8 @@
 """Connections to Redis: from however far away, how many there are, and what becomes of broken ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.contract.test_bounds import MINE, SLACK
 from tests.proxy import Proxy
 from tests.servers import Server, certificate, free_port, running
 from tests.topologies.leases import final_result
-from tests.waiting import until
+from tests.waiting import lasted, until
 
 
 @pytest.fixture
@@ -78,12 +77,6 @@ def test_scripts_that_are_not_known_cost_no_connection(valkey: Server) -> None:
 
         assert client.info("stats")["total_connections_received"] == before
     store.close()
-
-
-def lasted(call: Callable[[], Any]) -> float:
-    began = clock()
-    call()
-    return clock() - began
 
 
 def test_a_claim_without_much_time_asks_no_longer_than_it_says(valkey: Server) -> None:

@@ -1,6 +1,5 @@
 """Who we are to the server: passwords and tokens that change, sockets, certificates, and services that refuse much."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +13,10 @@ from celery_singleton_lock.stores.records import Answer, Claim, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE
-from tests.servers import SERVERS, Server, certificate, free_port, running
+from tests.servers import Server, certificate, free_port, running
 
 AT_ONCE = 4.0
 """Less than the bound of an acquire, on a machine with other things to do."""
-
-
-@pytest.fixture(params=SERVERS)
-def own(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each kind that belongs to one test."""
-    with running(request.param) as server:
-        yield server
 
 
 class Tokens(CredentialProvider):
@@ -48,10 +40,10 @@ def take_only(server: Server, token: str) -> None:
         client.execute_command("ACL", "SETUSER", "default", "on", "nopass", "~*", "&*", "+@all")
 
 
-def assert_that_all_works(store: Store, claim: Claim = MINE) -> None:
-    assert isinstance(store.acquire(claim), Grant)
-    assert store.renew([claim], 5.0) == [Answer.DONE]
-    assert store.release(claim, 1) == Answer.DONE
+def assert_that_all_works(store: Store) -> None:
+    assert isinstance(store.acquire(MINE), Grant)
+    assert store.renew([MINE], 5.0) == [Answer.DONE]
+    assert store.release(MINE, 1) == Answer.DONE
 
 
 # Tokens.

@@ -26,13 +26,6 @@ AT_ONCE = 4.0
 """Far less than the bound of an acquire, on a machine with other things to do."""
 
 
-@pytest.fixture(params=SERVERS)
-def own(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each kind that belongs to one test, which may mistreat it."""
-    with running(request.param) as server:
-        yield server
-
-
 # What passes.
 
 

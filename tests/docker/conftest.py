@@ -17,7 +17,7 @@ from pytest_celery import (
     RedisTestBackend,
     RedisTestBroker,
 )
-from pytest_docker_tools import network, volume
+from pytest_docker_tools import network
 from pytest_docker_tools.wrappers import Container
 
 from tests.docker import containers
@@ -77,9 +77,8 @@ def docker_client() -> Iterator["docker.DockerClient"]:
 
 
 default_pytest_celery_network = network(scope="session")
-store_data, witness_data = (volume(scope="session") for _ in range(2))
-store_container = containers.store("store_data")
-witness_container = containers.store("witness_data")
+store_container = containers.store()
+witness_container = containers.store()
 celery_base_worker_image = containers.worker_image()
 first_worker_container = containers.worker("celery_base_worker_image")
 second_worker_container = containers.worker("celery_base_worker_image")
@@ -106,10 +105,8 @@ def celery_broker_cluster(store_container: StoreContainer) -> CeleryBrokerCluste
 def emptied(
     celery_setup_app: Celery, celery_backend_cluster: CeleryBackendCluster, witness_container: StoreContainer
 ) -> Recorder:
-    """Leave nothing of an earlier test behind, neither in memory nor in what a restart would load."""
-    client = celery_backend_cluster[0].container.client
-    client.flushall()
-    client.save()
+    """Leave nothing of an earlier test behind."""
+    celery_backend_cluster[0].container.client.flushall()
     celery_setup_app.control.purge()
     with redis.Redis.from_url(witness_container.host_url) as witness:
         witness.flushall()

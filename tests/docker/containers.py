@@ -2,7 +2,6 @@
 
 import os
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from pytest_docker_tools.exceptions import ContainerFailed
 from pytest_docker_tools.wrappers import Container
 
 from tests.recorder import Event
-from tests.servers import free_port
 from tests.waiting import until
 
 APP = "tests.docker.app"
@@ -22,7 +20,7 @@ ROOT = HERE.parents[1]
 
 
 class PromptlyReady:
-    """Ready as soon as this run of the container says so; its log keeps what former runs have said."""
+    """Ready as soon as its log says so."""
 
     def _wait_ready(self, timeout: int = 180) -> bool:
         until(self._says_so, f"{self.name} is ready", timeout)
@@ -32,9 +30,7 @@ class PromptlyReady:
         self.reload()
         if self.status != "running":
             raise ContainerFailed(self, f"{self.name} died while it started")
-        # Not since its own start, which Docker notes a moment later than a quick server is ready.
-        former = datetime.fromisoformat(self.attrs["State"]["FinishedAt"]).timestamp()
-        return self.ready_prompt.encode() in self._container.logs(since=max(former, 1.0))
+        return self.ready_prompt.encode() in self._container.logs()
 
 
 # Reached by the port that is published on the host: who finds a file /.dockerenv on it would
@@ -61,7 +57,7 @@ class WorkerContainer(PromptlyReady, CeleryWorkerContainer):
 
 
 class WorkerNode(CeleryTestWorker):
-    """A worker in a container, which can be killed and restarted."""
+    """A worker in a container, which can be killed."""
 
     def runs(self, event: Event) -> bool:
         return event.facts["worker"] == self.hostname()
@@ -70,16 +66,14 @@ class WorkerNode(CeleryTestWorker):
 # Fixtures, to be given a name in conftest.py. The servers live as long as the session, the workers as long as a test.
 
 
-def store(data: str) -> Any:
+def store() -> Any:
     return container(
         image="redis:7-alpine",
         wrapper_class=StoreContainer,
         scope="session",
         network="{default_pytest_celery_network.name}",
-        # A port of our choice, because one of Docker's choice changes with a restart.
-        ports=lambda: {"6379/tcp": ("127.0.0.1", free_port())},
+        ports={"6379/tcp": ("127.0.0.1",)},
         command=StoreContainer.command(),
-        volumes={f"{{{data}.name}}": {"bind": "/data", "mode": "rw"}},
         timeout=180,
     )
 
@@ -88,10 +82,7 @@ def worker_image() -> Any:
     return build(
         path=str(HERE / "worker"),
         tag="celery-singleton-lock/worker:tests",
-        buildargs={
-            "PYTHON": "{}.{}".format(*sys.version_info),
-            "CELERY": f"celery[redis]=={celery.__version__}",
-        },
+        buildargs={"PYTHON": "{}.{}".format(*sys.version_info), "CELERY": f"celery[redis]=={celery.__version__}"},
     )
 
 

@@ -1,10 +1,7 @@
-"""Two workers that share nothing but the network: many calls, kills and restarts in the midst of a run."""
+"""Two workers that share nothing but the network: many calls, and one that is killed in the midst of a run."""
 
 import time
 
-import pytest
-
-from celery_singleton_lock import LockLost
 from tests.docker import tasks
 from tests.docker.conftest import Site
 from tests.recorder import Event, overlaps
@@ -51,50 +48,4 @@ def test_after_a_worker_is_killed_the_next_call_runs_within_the_ttl_and_the_kill
     assert enters[1].facts["took_over"]
     assert fences_grow(enters)
     assert overlaps(sorted([*site.recorder.events(), death], key=lambda event: event.at)) == []
-    assert site.keys_without_expiry() == []
-
-
-def test_a_run_goes_on_while_the_store_is_restarted_with_its_data(site: Site) -> None:
-    running = tasks.locked.delay("k", 1, seconds=tasks.TTL + 1)
-    site.begun()
-    site.store.container.client.save()
-    site.store.restart()
-    assert site.lock_keys()
-    following = tasks.locked.delay("k", 2)
-
-    assert (running.get(timeout=30), following.get(timeout=30)) == (1, 2)
-    events = site.recorder.events()
-    assert [event.name for event in events] == ["enter", "leave"] * 2
-    assert fences_grow(events)
-    assert site.keys_without_expiry() == []
-
-
-def test_a_run_is_told_when_the_store_is_restarted_without_its_data(site: Site) -> None:
-    running = tasks.locked.delay("k", 1, seconds=60)
-    site.begun()
-    site.store.restart()
-
-    with pytest.raises(LockLost):
-        running.get(timeout=20)
-    assert tasks.locked.delay("k", 2).get(timeout=30) == 2
-    events = site.recorder.events()
-    assert overlaps(events) == []
-    assert fences_grow(events)
-    assert site.keys_without_expiry() == []
-
-
-def test_a_worker_that_is_restarted_ends_its_run_first_and_comes_back(site: Site) -> None:
-    running = tasks.locked.delay("k", 1, seconds=2)
-    restarted = site.worker_of(site.begun())
-    other = next(worker for worker in site.workers if worker is not restarted)
-    following = tasks.locked.delay("k", 2)
-    restarted.restart()
-
-    assert (running.get(timeout=30), following.get(timeout=30)) == (1, 2)
-    other.kill()
-    assert tasks.locked.delay("k", 3).get(timeout=30) == 3
-    events = site.recorder.events()
-    assert [event.name for event in events] == ["enter", "leave"] * 3
-    assert restarted.runs(events[-2])
-    assert fences_grow(events)
     assert site.keys_without_expiry() == []

@@ -1,7 +1,5 @@
 """A record, and the environment that a test's workers and publishers share."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.endings.app import app
@@ -17,13 +15,6 @@ def env(valkey: Server) -> dict[str, str]:
     base = valkey.url.removesuffix("/0")
     app.conf.update(broker_url=valkey.url, result_backend=f"{base}/1", singleton_lock_url=f"{base}/2")
     return {"TEST_STORE": valkey.url}
-
-
-@pytest.fixture
-def recorder(valkey: Server) -> Iterator[Recorder]:
-    recorder = Recorder(valkey.url.removesuffix("/0") + "/3")
-    yield recorder
-    recorder.close()
 
 
 def begun(recorder: Recorder, name: str = "enter") -> Event:

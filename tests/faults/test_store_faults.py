@@ -13,20 +13,13 @@ import pytest
 from celery_singleton_lock import Lease, Lock, StoreError, signals
 from celery_singleton_lock.stores.clock import clock
 from tests.proxy import Proxy
-from tests.servers import SERVERS, FakeClock, Server, running
+from tests.servers import FakeClock, Server, running
 from tests.topologies.leases import final_result
 from tests.waiting import until
 
 TTL = 2.0
 # A machine with other things to do.
 SLACK = 3.0
-
-
-@pytest.fixture(params=SERVERS)
-def own(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server of each kind that belongs to one test, which may mistreat it."""
-    with running(request.param) as server:
-        yield server
 
 
 @pytest.fixture

@@ -331,11 +331,7 @@ def visit_without_an_app() -> Any:
 
 
 def test_that_the_project_does_not_import_its_app_is_said_as_such(env: dict[str, str]) -> None:
-    assert visited(visit_without_an_app, env) == {
-        "found": ["celery_singleton_lock.E001"],
-        "status": 503,
-        "says": True,
-    }
+    assert visited(visit_without_an_app, env) == {"found": ["celery_singleton_lock.E001"], "status": 503, "says": True}
 
 
 def visit_in_german() -> Any:

@@ -15,14 +15,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import (
-    ConfigurationError,
-    Lock,
-    LockLost,
-    SingletonLockError,
-    SingletonTask,
-    signals,
-)
+from celery_singleton_lock import ConfigurationError, Lock, LockLost, SingletonLockError, SingletonTask, signals
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores import store_from_url
 from tests.forks import fork_in_c, in_a_fork

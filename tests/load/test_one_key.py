@@ -34,13 +34,6 @@ def locks() -> Iterator[Server]:
 
 
 @pytest.fixture
-def recorder(valkey: Server) -> Iterator[Recorder]:
-    recorder = Recorder(valkey.url.removesuffix("/0") + "/3")
-    yield recorder
-    recorder.close()
-
-
-@pytest.fixture
 def worker(valkey: Server, locks: Server) -> Iterator[Worker]:
     results = valkey.url.removesuffix("/0") + "/1"
     combined.app.conf.update(broker_url=valkey.url, result_backend=results, singleton_lock_url=locks.url)

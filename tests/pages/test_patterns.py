@@ -13,6 +13,7 @@ from celery import Celery
 from celery_singleton_lock import CallRevoked, Lock, LockHeld
 from celery_singleton_lock.testing import HELD_BY_TEST, hold
 from tests.acceptance.conftest import forget_connections
+from tests.pages.test_how_to import refused
 from tests.servers import Server
 from tests.unit.test_docs import functions_in
 from tests.waiting import until
@@ -51,12 +52,6 @@ def shop(running: Any) -> Any:
 def key() -> int:
     """One that no other test has."""
     return next(_numbers)
-
-
-def refused(result: Any) -> bool:
-    with pytest.raises(CallRevoked, match=HELD_BY_TEST):
-        result.get(timeout=SOON)
-    return True
 
 
 def test_a_second_sync_of_a_channel_is_skipped(shop: Any, key: int) -> None:
@@ -231,9 +226,7 @@ def test_a_run_takes_the_first_server_that_is_free(shop: Any, key: int) -> None:
 def test_a_publisher_that_knows_only_names_calls_a_stub(shop: Any, key: int) -> None:
     """onyx-dot-app/onyx: the code of the tasks is only in the workers, and each publisher has a guard of its own."""
     web = Celery("web", broker=shop.STORE, set_as_current=False)
-    web.conf.update(
-        {name: shop.app.conf[name] for name in ("broker_url", "result_backend", "singleton_lock_url")},
-    )
+    web.conf.update({name: shop.app.conf[name] for name in ("broker_url", "result_backend", "singleton_lock_url")})
 
     @web.task(base=shop.Unique, name=shop.update.name, ignore_result=True)
     def update(character: int, force: bool = False) -> None: ...

@@ -10,7 +10,6 @@ import pytest
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, clustered
-from tests.recorder import Recorder
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS
 
@@ -71,16 +70,16 @@ def cluster(calm_cluster: Cluster) -> Cluster:
 
 
 @pytest.fixture
-def cleanup() -> Iterator[ExitStack]:
-    with ExitStack() as cleanup:
-        yield cleanup
+def store(cluster: Cluster) -> Iterator[Store]:
+    store = store_from_url(cluster.url)
+    yield store
+    store.close()
 
 
 @pytest.fixture
-def recorder(environment: dict[str, str]) -> Iterator[Recorder]:
-    recorder = Recorder(environment["TEST_RECORD"])
-    yield recorder
-    recorder.close()
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as cleanup:
+        yield cleanup
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A cluster whose slots move: under a held lease, a renewal, a waiter, and the end of a run."""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -9,7 +8,6 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import LockHeld, SingletonTask
-from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
@@ -29,13 +27,6 @@ def key_of(name: object) -> str:
 
 def claim_of(name: object, token: str = "mine", **facts: Any) -> Claim:
     return Claim(key_of(name), token, TTL, **facts)
-
-
-@pytest.fixture
-def store(cluster: Cluster) -> Iterator[Store]:
-    store = store_from_url(cluster.url)
-    yield store
-    store.close()
 
 
 def redirects(cluster: Cluster) -> int:

@@ -1,7 +1,6 @@
 """A master of a cluster dies, hangs or is replaced, or a server is silent: who gets a lock when, and who keeps one."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -9,19 +8,26 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Conflict, Grant
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
 from tests.contract.chapters.hearing import hearing, publish
 from tests.proxy import Proxy
-from tests.topologies.leases import TTL, claim_of, connections, granted, held, opened, renewed_after, seconds_to_a_grant
-from tests.waiting import until
+from tests.topologies.leases import (
+    AT_ONCE,
+    TTL,
+    assert_that_the_next_grant_comes_soon,
+    claim_of,
+    connections,
+    granted,
+    held,
+    opened,
+    renewed_after,
+    seconds_to_a_grant,
+)
+from tests.waiting import lasted, until
 
-NEXT_GRANT = 3.5
-"""Seconds from the death of a master to the next grant of its locks, if it is taken for dead after one."""
-AT_ONCE = 2.0
 SLACK = 2.0
 """Seconds that a busy machine may take beside what is bounded."""
 ENOUGH = 60
@@ -33,30 +39,9 @@ def names_at(cluster: Cluster, node: Node, number: int) -> list[int]:
     return [name for name in range(ENOUGH) if cluster.owner(claim_of(name).key) is node][:number]
 
 
-def lasted(call: Callable[[], Any]) -> float:
-    began = clock()
-    call()
-    return clock() - began
-
-
 def wait_until_replicated(master: Node) -> None:
     with master.client() as client:
         until(lambda: client.wait(1, 100) == 1, "its replica has it")
-
-
-def assert_that_the_next_grant_comes_soon(
-    cluster: Cluster, store: Store, name: object, end: Callable[[], object], slack: float = 0.0
-) -> None:
-    """End the server that has the lock of that name, and wait for a grant of it."""
-    key = claim_of(name).key
-    before = cluster.owner(key)
-    with ThreadPoolExecutor(1) as pool:
-        end()
-        elected = pool.submit(cluster.wait_for_another, key, before)
-        seconds = seconds_to_a_grant(store, name)
-
-        # Once in a while they have to vote once more, and a busy machine is late for all of them.
-        assert seconds < max(NEXT_GRANT, elected.result() + AT_ONCE) + slack
 
 
 def stop_replication(master: Node, replica: Node) -> None:
@@ -90,7 +75,8 @@ def test_after_a_master_has_died_its_next_grant_comes_soon_its_leases_are_kept_a
         slowest = max(lasted(lambda name=name: store.acquire(claim_of(name))) for name in elsewhere)  # type: ignore[misc]
         assert slowest < AT_ONCE
 
-    assert_that_the_next_grant_comes_soon(cluster, store, next_there, die)
+    key = claim_of(next_there).key
+    assert_that_the_next_grant_comes_soon(store, die, lambda: cluster.wait_for_another(key, dead), next_there)
     for lease in leases:
         renewed_after(lease, "it is renewed")
     assert isinstance(store.acquire(claim_of(there)), Conflict)
@@ -103,9 +89,12 @@ def test_a_master_that_hangs_is_as_good_as_dead(shaken_cluster: Cluster, cleanup
     lease = held(cleanup, store, there)
     wait_until_replicated(paused)
 
+    def wait_for_another() -> float:
+        return shaken_cluster.wait_for_another(claim_of(next_there).key, paused)
+
     # What a connection waits for a reply comes on top.
     assert_that_the_next_grant_comes_soon(
-        shaken_cluster, store, next_there, lambda: shaken_cluster.pause(paused), slack=1.0
+        store, lambda: shaken_cluster.pause(paused), wait_for_another, next_there, slack=1.0
     )
     renewed_after(lease, "it is renewed at the new master")
 

@@ -3,32 +3,23 @@
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner, Result
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
-from tests.acceptance.test_doctor import AT_LEISURE, NOWHERE, Diagnosis
+from tests.acceptance.conftest import operated
+from tests.acceptance.test_doctor import AT_LEISURE, NOWHERE, examined
 from tests.clusters import Cluster, Node
 from tests.waiting import until
 
 MANY = 30
 """Locks, so that each server has some."""
-
-
-@pytest.fixture
-def store(cluster: Cluster) -> Iterator[Store]:
-    store = store_from_url(cluster.url)
-    yield store
-    store.close()
 
 
 AppOf = Callable[[str], Celery]
@@ -55,20 +46,6 @@ def app_of(cleanup: ExitStack) -> AppOf:
     return make
 
 
-def operate(app: Celery, *arguments: str, code: int = 0) -> Result:
-    done = CliRunner().invoke(singleton, arguments, obj=CLIContext(app, no_color=True, workdir=None))
-    assert done.exit_code == code, (done.output, done.stderr, done.exception)
-    return done
-
-
-def examined(app: Celery, *arguments: str) -> Diagnosis:
-    done = CliRunner().invoke(
-        singleton, ["doctor", "--json", *(arguments or AT_LEISURE)], obj=CLIContext(app, no_color=True, workdir=None)
-    )
-    assert isinstance(done.exception, SystemExit | None), done.exception
-    return Diagnosis(done.stdout, done.exit_code)
-
-
 def held(app: Celery, store: Store) -> list[Claim]:
     """Locks at all servers."""
     keys = [app.tasks["sync"].lock_key_for(number) for number in range(MANY)]
@@ -85,19 +62,19 @@ def test_the_locks_of_all_servers_are_listed_and_each_is_shown(cluster: Cluster,
     app = app_of(cluster.url)
     claims = held(app, store)
 
-    rows = json.loads(operate(app, "list", "--json").stdout)
+    rows = json.loads(operated(app)("list", "--json").stdout)
     assert {row["key"]: row["task_id"] for row in rows} == {claim.key: claim.facts.task_id for claim in claims}
     assert len({cluster.owner(claim.key).port for claim in claims}) == len(cluster.masters)
     for number, claim in enumerate(claims[:6]):
         for arguments in ([claim.key], ["sync", "-a", f"[{number}]"], [claim.facts.task_id]):
-            assert claim.facts.task_id in operate(app, "show", *arguments).stdout
+            assert claim.facts.task_id in operated(app)("show", *arguments).stdout
 
 
 # The doctor.
 
 
 def test_all_is_well_in_a_cluster_and_nothing_is_left(cluster: Cluster, app_of: AppOf) -> None:
-    diagnosis = examined(app_of(cluster.url))
+    diagnosis = examined(app_of(cluster.url), *AT_LEISURE)
 
     assert diagnosis.ok, diagnosis.text
     assert diagnosis.unseen == ["workers"]
@@ -123,8 +100,8 @@ def test_a_list_has_the_locks_of_the_servers_that_answer_and_names_the_one_that_
     assert 0 < len(left) < len(claims)
     end(dead)
 
-    done = operate(app, "list", "--json", code=69)
-    said = operate(app, "list", code=69)
+    done = operated(app)("list", "--json", code=69)
+    said = operated(app)("list", code=69)
 
     assert {row["task_id"] for row in json.loads(done.stdout)} == left
     assert all(task_id in said.stdout for task_id in left)
@@ -132,5 +109,5 @@ def test_a_list_has_the_locks_of_the_servers_that_answer_and_names_the_one_that_
         # Its address is behind those that the URL has.
         assert each.stderr.count(f"127.0.0.1:{dead.port}") == shaken_cluster.url.count(f"127.0.0.1:{dead.port}") + 1
         assert "did not answer" in each.stderr
-    assert operate(app, "list", "nothing", "--json", code=69).stdout == ""
+    assert operated(app)("list", "nothing", "--json", code=69).stdout == ""
     until(lambda: examined(app, "--timeout", "1").code == 69, "the doctor says so")

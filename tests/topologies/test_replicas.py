@@ -19,7 +19,7 @@ from tests.topologies.leases import leased
 from tests.topologies.test_failover import (
     TTL,
     answered,
-    assert_that_the_next_grant_comes_soon,
+    assert_that_the_next_one_grants_soon,
     claim_of,
     renewed_after,
     wait_until_replicated,
@@ -130,7 +130,7 @@ def test_with_one_of_two_replicas_a_failover_is_followed_and_held_leases_are_kep
     cleanup.callback(lease.release)
     wait_until_replicated(shaken)
 
-    assert_that_the_next_grant_comes_soon(store, shaken)
+    assert_that_the_next_one_grants_soon(store, shaken)
     renewed_after(lease, "it is renewed at the new master")
 
 

@@ -34,13 +34,6 @@ def record(valkey: Server) -> str:
 
 
 @pytest.fixture
-def recorder(record: str) -> Iterator[Recorder]:
-    recorder = Recorder(record)
-    yield recorder
-    recorder.close()
-
-
-@pytest.fixture
 def tasks(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The tasks as a publisher sees them."""
     from tests.topologies import app as module
