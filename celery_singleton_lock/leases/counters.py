@@ -106,8 +106,7 @@ class Counters:
         with suppress(IndexError):
             while True:
                 store, key, what, task, label, value = self._events.popleft()
-                prefix = key[: key.find("{")]
-                alike[store, prefix, what, task, label, bisect_left(BOUNDS, value)].append(value)
+                alike[store, key[: key.find("{")], what, task, label, bisect_left(BOUNDS, value)].append(value)
         for (store, prefix, what, task, label, place), values in alike.items():
             sums = self._unsent.setdefault((store, hash_of(prefix)), Counter())
             name = self._name_of(task)
