@@ -108,7 +108,7 @@ def _noted(task: Task, run: Run | None, options: Mapping[str, Any]) -> Notes:
     headers = options.get("headers")
     task_id = options.get("task_id")
     # Without a task id it is a new call, even if its body has handed on the headers of its own.
-    notes = Notes.of(headers, task_id or "") if isinstance(headers, Mapping) else Notes()
+    notes = Notes.of(headers if isinstance(headers, Mapping) else None, task_id or "")
     if notes.published or not options.get("retries"):
         return notes
     # Celery forgets the headers if one of them is named `headers`.

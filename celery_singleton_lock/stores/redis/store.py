@@ -59,6 +59,7 @@ from celery_singleton_lock.stores.threads import patched_by
 ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
+_FIRST_TRY = 2 * REPLY_TIMEOUT
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
 # Seconds of the bound for listening, so that enough of it is left for the question.
@@ -339,9 +340,9 @@ class Store:
         part = self.part_of(key)
         sent_at = clock()
         tries = 0
-        if not (self.has_parts or replicas or part.is_away) and bound >= 2 * REPLY_TIMEOUT:
+        if not (self.has_parts or replicas or part.is_away) and bound >= _FIRST_TRY:
             try:
-                (reply,) = self.servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), 2 * REPLY_TIMEOUT)
+                (reply,) = self.servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), _FIRST_TRY)
             except exceptions.RedisError as error:
                 if not is_passing(error):
                     raise part.unanswered(error) from error
