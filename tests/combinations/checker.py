@@ -155,10 +155,9 @@ def who_does_not_run_names_who_does(known: Known) -> Iterator[str]:
         if answer.state == "REVOKED" or _is_refused(answer)
         for task_id in known.messages(answer)
     }
-    # Without a result backend nobody reads the error of one that was refused, and one that joins has none; its worker
-    # tells of it.
+    # Without a result backend nobody reads how one has ended, and one that joins has no error; its worker tells of it.
     for event in known.history.events:
-        if event.name == "conflict" and event.facts["outcome"] in ("raised", "joined"):
+        if event.name == "conflict" and event.facts["outcome"] in ("raised", "joined", "skipped", "superseded"):
             texts.setdefault(event.facts["task_id"], "")
             texts[event.facts["task_id"]] += f" {event.facts['holder']}"
     for answer in known.history.answers:
@@ -326,6 +325,9 @@ def a_duplicate_is_not_sent(known: Known) -> Iterator[str]:
     plain = [answer for answer in known.history.answers if _is_plain(known.calls[answer.call])]
     sent = [answer for answer in plain if not answer.merged and answer.state != "UNSENT"]
     for first, second in combinations(sorted(sent, key=lambda answer: answer.call), 2):
+        if known.policy(second) in NEVER_GIVES_UP:
+            # The newest one is always sent, and takes the place of the one that is queued.
+            continue
         # On a busy machine publishing begins long before the store is asked.
         if _is_there(known, first, max(second.sent, second.published)):
             yield f"number {second.call} was sent while number {first.call} ({first.task_id[:8]}) was there"

@@ -184,6 +184,20 @@ def test_who_is_refused_may_name_one_that_was_refused_itself() -> None:
     assert rules(body(1, 2) + conflict(1.6, "bbb", "raised"), *told, task=task) == set()
 
 
+def test_who_is_refused_may_name_one_that_is_superseded_and_whose_end_nobody_can_read() -> None:
+    told = [first(sent=0.9), second("ENDED", sent=0.8), Answer(1, state="UNSENT", error="LockHeld", text="held by bbb")]
+    task = {"mode": "until_and_while_executing", "policy": "raise"}
+
+    assert rules(body(1, 2) + conflict(1.6, "bbb", "superseded"), *told, task=task) == set()
+
+
+@pytest.mark.parametrize(("policy", "broken"), [("replace", set()), ("skip", {"a duplicate is not sent"})])
+def test_the_newest_call_is_sent_beside_one_that_is_queued(policy: str, broken: set[str]) -> None:
+    answers = first(sent=0.9), second(sent=1.5)
+
+    assert rules(body(3, 4) + b(5, 6), *answers, task={**BEFORE, "policy": policy}) == broken
+
+
 def test_a_group_waits_for_ever_after_a_step_that_is_refused() -> None:
     answers = first(), second("FAILURE", "LockHeld", "held by aaa", canvas="HUNG")
     program = {"task": {"policy": "raise"}, "other": {"place": "before a group"}}
