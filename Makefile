@@ -112,6 +112,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.instructions --out $(RESULTS)/instructions.json
 	$(BIN)/python -m benchmarks.locks --out $(RESULTS)/locks.json $(ARGS)
 	$(BIN)/python -m benchmarks.tasks --out $(RESULTS)/tasks.json $(ARGS)
+	$(BIN)/python -m benchmarks.bursts
 
 scenarios: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.scenarios --out $(RESULTS)/scenarios.json $(ARGS)
