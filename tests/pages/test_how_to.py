@@ -142,6 +142,8 @@ def test_cancel_and_start_again(shop: Program, worker: StartWorker) -> None:
     module = shop("docs/how-to/cancel-and-start-again.md")
     worker()
     task = module.import_catalogue
+    # A worker says that it is ready a moment before it hears of revocations.
+    until(module.app.control.ping, "the worker listens", timeout=SOON)
 
     runs = task.delay(7, pages=3600)
     until(lambda: task.lock_state(7).holders, "it runs", timeout=SOON)
