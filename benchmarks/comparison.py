@@ -50,8 +50,8 @@ SEEN = (
     "documentation begins."
 )
 KILLED = (
-    "A retry meets the policy as well, if another call has taken the key meanwhile. In a queue mode, [calls that a "
-    "killed worker had received](../how-to/unique-in-the-queue.md#if-a-worker-is-killed) count as queued for a while."
+    "In a queue mode, [calls that a killed worker had received]"
+    "(../how-to/unique-in-the-queue.md#if-a-worker-is-killed) count as queued for a while."
 )
 MEASURED = (
     "The cost for a task that does nothing. Instructions are counted in user space by valgrind, and repeat within "
@@ -86,7 +86,7 @@ IN_SHORT = {
 """What the README has of the scenarios."""
 RATE = "a task that does nothing: share of plain Celery's rate"
 SEEN_IN_SHORT = (
-    "From real workers with real kills. Instructions repeat; a rate moves by a tenth with the machine. "
+    "From real workers with real kills, with quartiles. Instructions repeat; a rate does not. "
     "[More scenarios, and all costs](docs/reference/comparison.md)."
 )
 

@@ -108,7 +108,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     Request = "celery_singleton_lock.worker:SingletonRequest"
     # In place of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
     # a message could store it over the end of the first one.
-    stores_started = False
+    stores_started: bool = False
 
     lock_mode: Mode | None
     lock_key: KeyChoice

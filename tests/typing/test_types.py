@@ -45,8 +45,6 @@ OF_OTHERS: dict[str, tuple[str, str]] = {
     "tests_frameworks_django_shop_tasks.py": ("", UNKNOWN),
     # So it stands in Flask's documentation.
     "page_and_metrics.py": ("method-assign", ""),
-    # The test looks inside; the page does not.
-    "tests_acceptance_models_app.py": ("", "reportPrivateUsage"),
 }
 """What mypy and pyright say of an example, by file, that is nothing of ours and that its reader knows already."""
 
