@@ -60,4 +60,10 @@ FOUND = {
         '{"stage": {"redelivers": true}, "tasks": [{"mode": "until_and_while_executing", "policy": "rerun", "late": '
         'true}], "calls": [{"seconds": 4.5}, {"number": 1, "at": 0.4, "seconds": 4.5}]}'
     ),
+    "a retry that counts as queued and a message that waits for it wait for each other": (
+        '{"stage": {"results": "forgotten", "redelivers": true}, "tasks": [{"mode": "until_executed", "policy'
+        '": "reschedule", "ignore": true, "min_hold": 2, "autoretry": true, "keys": "by code"}], "calls": [{"'
+        'seconds": 2.5}, {"number": 1, "at": 0.9, "seconds": 0.5}, {"number": 2, "at": 1.3, "seconds": 4.5, "'
+        'retries": "countdown", "ending": "kill", "place": "chord header", "timing": "countdown"}]}'
+    ),
 }

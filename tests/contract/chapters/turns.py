@@ -9,7 +9,18 @@ import pytest
 
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import KEY, SHORT, Contract, claim, granted, queued, refused, succeeding, successor_of
+from tests.contract.asking import (
+    KEY,
+    SHORT,
+    Contract,
+    claim,
+    granted,
+    mark_queued,
+    queued,
+    refused,
+    succeeding,
+    successor_of,
+)
 from tests.waiting import until
 
 ON_ITS_WAY = 2.0
@@ -358,6 +369,18 @@ class Turns(Contract):
             store.look(replace(new, asked=True))
 
         assert successor_of(store) == "new"
+
+    @pytest.mark.parametrize("heeds", [True, False])
+    def test_the_queued_call_does_not_wait_for_messages_that_wait_for_it(self, store: Store, heeds: bool) -> None:
+        # A retry that counts as queued heeds no mark itself.
+        store.acquire(claim("a"))
+        first = message("first", 1, heeds_queued=True)
+        refused(store.acquire(first))
+        assert mark_queued(store, "retry", sent="over") is None
+        with listening(store, "first"):
+            store.release(claim("a"), 1)
+            assert refused(store.acquire(first)).first.task_id == "retry"
+            granted(store.acquire(message("retry", 2, heeds_queued=heeds)))
 
     def test_the_three_next_hear_that_they_are(self, store: Store) -> None:
         store.acquire(claim("a"))

@@ -175,7 +175,7 @@ local passed_over = first and turn_lasts and tonumber(had) > 0 and tonumber(had)
 local behind = first and (ticket or passed_over or last + 1) - 1
 if first and free > #before and behind >= first then
   local front = walk_queue(key, first, behind, function(waiter, its_ticket)
-    if waiter.word and is_queued and heeds then
+    if waiter.word and is_queued then
       -- That message waits for this call, whose mark it heeds.
       return
     end
