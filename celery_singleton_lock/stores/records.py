@@ -180,7 +180,7 @@ class Place:
     at: int  # when the store answered, by its clock
     comes: bool  # now, to take its turn, or because it has none any more
     ticket: int  # 0 if it has no turn; it may have changed, because others were refused in the same moment
-    ahead: int  # how many turns may go before
+    ahead: int  # how many turns are before it; 0 if the first was called, and may not come
     free_in: float  # if nobody renews
 
 

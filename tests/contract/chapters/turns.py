@@ -240,6 +240,27 @@ class Turns(Contract):
 
         assert line_of(store) == ["other"]
 
+    def test_the_line_does_not_wait_for_each_turn_of_a_worker_that_is_busy(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        busy = [turn_of(store, f"busy {number}") for number in range(6)]
+        free, last = turn_of(store, "free"), turn_of(store, "last")
+        names = [each.facts.task_id for each in (*busy, free, last)]
+        rounds = 1
+        with listening(store, *names) as heard:
+            store.release(claim("a"), 1)
+            while free.facts.task_id not in _called(heard):
+                # Whoever is not called yet looks as soon as the first should have come.
+                place = store.look(last)
+                assert (place.comes, place.ahead) == (False, 0)
+                assert 0 < place.free_in <= CALLED
+                self.pass_time(CALLED + 0.1)
+                store.look(last)
+                rounds += 1
+                until(lambda: len(_called(heard)) == 2**rounds - 1, "they are called")
+
+        assert rounds == 3
+        assert len(line_of(store)) == 5
+
     def test_a_call_that_was_passed_over_goes_before_all_others_when_it_comes(self, store: Store) -> None:
         store.acquire(claim("a"))
         busy, other, _ = [turn_of(store, each) for each in ("busy", "other", "last")]

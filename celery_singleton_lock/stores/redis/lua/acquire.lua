@@ -22,8 +22,9 @@
 --          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
 --          {2, now, wait}                      queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}          done: a run of this message has ended
---          {4, now, comes, ticket, ahead, wait}  looked: 1 if the message has to come; its ticket, or 0; how many turns may
---                                              go before; after how many microseconds a place is free if nobody renews
+--          {4, now, comes, ticket, ahead, wait}  looked: 1 if the message has to come; its ticket, or 0; how many turns are
+--                                              before it, or 0 if the first was called; after how many microseconds a place is
+--                                              free if nobody renews
 --          {0, now, next, holders, ticket}     held: a few holders, or else those that go before; seven values each. For
 --                                              `rerun` and `replace`, the call that runs next, this one or one that
 --                                              has superseded it; an empty text while neither is known. The ticket of
@@ -184,6 +185,9 @@ if first and free > #before and behind >= first then
   begin_queue_at(key, first, front, last)
   first = front <= last and front or nil
   last = first and last
+  if first and missed > 0 and (looks or free <= #before) then
+    call_in_place_of_missed(key, first, last)
+  end
 end
 
 if looks then
@@ -203,7 +207,10 @@ if looks then
     redis.call('HDEL', key, '')
     set_called(key, ticket, waiter)
   end
-  return {4, now, comes and 1 or 0, ticket or 0, ticket and first and ticket - first or 0, math.max(0, soonest - now)}
+  -- If the first does not come, somebody has to find that soon.
+  local in_front = first and waiter_in(redis.call('HGET', key, 'q' .. first))
+  local ahead = ticket and in_front and in_front.word ~= '!' and ticket - first or 0
+  return {4, now, comes and 1 or 0, ticket or 0, ahead, math.max(0, soonest - now)}
 end
 
 -- 5. Is a place left?

@@ -16,7 +16,17 @@ local LONGEST_WALK = 200 -- so many tickets are read by one script
 local MOST_TURNS = 5000
 local ON_ITS_WAY = 2000000 -- for so long a message goes from its refusal through the broker to a worker that listens
 local CALLED = 3000000 -- a message that was called has so long to come
+local MOST_CALLED = 16 -- so many are called at once
 local AT_ONE_MOMENT = 20 -- so many are looked at for one that was published later, and refused in the same moment
+
+-- Turns that this script finds over because their messages were called and have not come. Their worker has no free
+-- process, or is paused, and the turns behind them may be its own as well: twice as many are called in their place, and
+-- whoever comes first is granted.
+local missed = 0
+
+local function in_place_of_missed()
+  return math.min(2 * missed, MOST_CALLED)
+end
 
 local function waiter_in(value)
   local deadline, token, limit, copies, task_id = string.match(value or '', '^(%d+) (%S+) (%d+) (%d) (.*)$')
@@ -109,7 +119,11 @@ local function walk_queue(key, first, last, visit)
     for i, value in ipairs(read_fields(key, names)) do
       local waiter, ticket = waiter_in(value), start + i - 1
       if waiter then
-        local verdict = waiter.deadline <= now and 'gone' or visit(waiter, ticket)
+        local is_over = waiter.deadline <= now
+        if is_over and waiter.word == '!' then
+          missed = missed + 1
+        end
+        local verdict = is_over and 'gone' or visit(waiter, ticket)
         if verdict == 'gone' then
           leave_queue(key, ticket, waiter.token)
         else
@@ -131,7 +145,8 @@ end
 local function wake_next(key, first, last, held, least)
   local woken = 0
   local front = walk_queue(key, first, last, function(waiter, ticket)
-    local has_place = woken < waiter.limit - held
+    local free = waiter.limit - held
+    local has_place = woken < (waiter.word and free > 0 and math.max(free, in_place_of_missed()) or free)
     if not has_place and woken >= least then
       return 'enough'
     elseif waiter.word and not has_place then
@@ -142,6 +157,18 @@ local function wake_next(key, first, last, held, least)
     woken = woken + 1
   end)
   begin_queue_at(key, first, front, last)
+end
+
+local function call_in_place_of_missed(key, first, last)
+  local called = 0
+  walk_queue(key, first, last, function(waiter, ticket)
+    if called >= in_place_of_missed() then
+      return 'enough'
+    elseif waiter.word and not wakes(key, ticket, waiter) then
+      return 'gone'
+    end
+    called = called + (waiter.word and 1 or 0)
+  end)
 end
 
 -- The turn of a message that is refused: the one that it has; or, if it was passed over, the one that it had, or the place
