@@ -21,10 +21,10 @@ HolderState = Literal["held", "cooldown", "queued", "ended"]
 """It has a lease; has left a cool-down; is queued or waits, and goes before; or has just ended."""
 
 _STATES: dict[HolderState, str] = {
-    "held": "is held by task_id={}; its lease lasts another {:.1f} s unless it is renewed",
-    "cooldown": "is in the cool-down of task_id={}; that lasts another {:.1f} s",
-    "queued": "goes to task_id={} first, which is queued; it counts as queued for another {:.1f} s at most",
-    "ended": "was held by task_id={}, which has just ended",
+    "held": "is held by {}; its lease lasts another {:.1f} s unless it is renewed",
+    "cooldown": "is in the cool-down of {}; that lasts another {:.1f} s",
+    "queued": "goes to {} first, which is queued; it counts as queued for another {:.1f} s at most",
+    "ended": "was held by {}, which has just ended",
 }
 
 
@@ -55,7 +55,8 @@ class LockHeld(SingletonLockError):
         self.state = state
 
     def __str__(self) -> str:
-        return f"lock key={self.key} {_STATES[self.state].format(self.holder_task_id, self.expires_in)}"
+        who = f"task_id={self.holder_task_id}" if self.holder_task_id else "a Lock"
+        return f"lock key={self.key} {_STATES[self.state].format(who, self.expires_in)}"
 
 
 class LockLost(SingletonLockError):

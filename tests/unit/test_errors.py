@@ -118,3 +118,7 @@ def test_a_process_without_this_library_reads_the_facts(error: Exception, state:
     answer = subprocess.run([sys.executable, "-c", READER, stored], capture_output=True, text=True, check=True)
 
     assert answer.stdout.strip() == read
+
+
+def test_a_holder_that_is_no_task_is_named_as_a_lock() -> None:
+    assert str(LockHeld(KEY, None, 3.0)).startswith(f"lock key={KEY} is held by a Lock; its lease lasts another 3.0 s")
