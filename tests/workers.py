@@ -52,7 +52,8 @@ class Worker:
     def send(self, number: int) -> None:
         os.kill(self.pid, number)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = 90) -> int:
+        # At a warm shutdown a process of billiard may wait for 30 s for its result to be read, which nobody does.
         assert self._process is not None
         return self._process.wait(timeout)
 
