@@ -29,7 +29,7 @@ from billiard import current_process
 from celery import Task, states
 from celery.app import task as celery_task
 from celery.app.task import Context
-from celery.exceptions import Ignore, Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
@@ -258,14 +258,18 @@ class Run:
         """Store STARTED, as `task_track_started` wants it."""
         if self.way not in (ITEM, EAGER):
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
-            self._store(partial(self.task.backend.store_result, self.request.id, about, states.STARTED))
+            store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
+            # Its body runs under its soft time limit, or not at all.
+            self._store(store, raises=(SoftTimeLimitExceeded,))
 
-    def _store(self, store: Callable[..., Any]) -> bool:
+    def _store(self, store: Callable[..., Any], raises: tuple[type[Exception], ...] = ()) -> bool:
         """Store a state that is no end; whether that was done."""
         if self.task.ignore_result or self.request.ignore_result:
             return False
         try:
             store(request=self.request)
+        except raises:
+            raise
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             logger.warning("lock.result_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
             return False

@@ -20,6 +20,8 @@ MODES = ("until_executing", "until_executed", "until_and_while_executing")
 
 app.conf.accept_content = ["json", "pickle"]
 app.conf.task_track_started = "TEST_TRACKING" in os.environ
+if "TEST_RESULTS" in os.environ:
+    app.conf.result_backend = os.environ["TEST_RESULTS"]
 
 
 def busy(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **facts: Any) -> None:

@@ -1,4 +1,4 @@
-"""A result backend that is slow to store STARTED for a later delivery of a message: until its call has ended."""
+"""Result backends that are slow to store STARTED."""
 
 from typing import Any
 
@@ -9,9 +9,18 @@ from tests.waiting import until
 
 
 class LateStarted(RedisBackend):
-    """That of Redis, but for this."""
+    """That of Redis; for a later delivery of a message it waits until its call has ended."""
 
     def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
         if state == states.STARTED and self.client.incr(f"started {task_id}") > 1:
             until(lambda: self.get_task_meta(task_id, cache=False)["status"] in states.READY_STATES, "it has ended")
+        return super().store_result(task_id, result, state, *args, **kwargs)
+
+
+class HangingStarted(RedisBackend):
+    """That of Redis; it waits until a time limit strikes."""
+
+    def store_result(self, task_id: str, result: Any, state: str, *args: Any, **kwargs: Any) -> Any:
+        if state == states.STARTED:
+            until(lambda: False, "a time limit strikes", timeout=60)
         return super().store_result(task_id, result, state, *args, **kwargs)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery.exceptions import SoftTimeLimitExceeded
 
 from tests.acceptance import combined_app as combined
 from tests.gates import open_gate
@@ -210,6 +211,19 @@ def test_a_copy_does_not_store_started_over_the_end_of_its_run(
 
     assert len(runs(recorder)) == 1
     assert result.state == "FAILURE"
+
+
+def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    results = f"tests.acceptance.late_started.HangingStarted+{valkey.url.removesuffix('/0')}/1"
+    with workers(APP, {**env, **ROOT, "TEST_TRACKING": "yes", "TEST_RESULTS": results}, 1):
+        result = combined.late["skip"].apply_async(("k", 1), soft_time_limit=1)
+        with pytest.raises(SoftTimeLimitExceeded):
+            result.get(timeout=60)
+
+    assert runs(recorder) == []
+    assert combined.late["skip"].lock_holders("k", 1) == []
 
 
 def deliver_again(broker: Any, unacked: str) -> None:
