@@ -118,6 +118,22 @@ def test_a_failover_by_hand_costs_next_to_nothing(
         until(lambda: connections(client) == 0, "nobody is connected to the old master")
 
 
+def test_a_failover_by_hand_is_told_by_a_process_that_has_one_key_there(
+    shaken_cluster: Cluster, cleanup: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened(cleanup, shaken_cluster.url)
+    before = shaken_cluster.masters[0]
+    (only,) = names_at(shaken_cluster, before, 1)
+    lease = held(cleanup, store, only)
+    wait_until_replicated(before)
+    after = shaken_cluster.fail_over(lease.key)
+
+    until(lambda: f"master=127.0.0.1:{after.port} before=127.0.0.1:{before.port}" in caplog.text, "it is told")
+    renewed_after(lease, "it is renewed at the new master")
+    with before.client() as client:
+        until(lambda: connections(client) == 0, "nobody is connected to the old master")
+
+
 def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
     shaken_cluster: Cluster, cleanup: ExitStack
 ) -> None:

@@ -119,14 +119,13 @@ class Cluster(NodeConnections):
     def listen(self, channel: str, timeout: float) -> Any:
         """A connection to the server that has the key of *channel*, which hears it there."""
         until = clock() + timeout
-        while True:
-            node = self.owner_of(channel, until - clock())
+        node = self.owner_of(channel, timeout)
+        for _ in range(_MOST_REDIRECTS):
             try:
                 return self.at(node).listen(channel, until - clock())
             except exceptions.MovedError as error:
-                if clock() >= until:
-                    raise
-                self._redirected(node, error)
+                node = self._redirected(node, error)
+        raise NotUsable(f"the servers of the cluster do not agree on who has {channel}")
 
     def at_owner_of(self, key: str, timeout: float) -> Connections:
         return self.at(self.owner_of(key, timeout))
@@ -180,13 +179,12 @@ class Cluster(NodeConnections):
         return node
 
     def _redirected(self, node: Node, redirect: exceptions.AskError) -> Node:
-        # An empty host means the server that has answered.
-        target = self._reached(redirect.host or node[0], redirect.port)
         if isinstance(redirect, exceptions.MovedError):
-            # Other slots may have moved as well.
+            # Other slots may have moved as well, so the next call about any key there asks the cluster. If the new
+            # owner of this slot were noted here, and no other key were in use, nobody would ask.
             self.at(node).is_doubted = True
-            self._owners[redirect.slot_id] = target
-        return target
+        # An empty host means the server that has answered.
+        return self._reached(redirect.host or node[0], redirect.port)
 
     def _learn(self, timeout: float) -> None:
         """Ask one server after the other who has which slot, until one knows; those that are silent, last.
