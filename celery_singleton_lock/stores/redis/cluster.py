@@ -132,15 +132,11 @@ class Cluster(NodeConnections):
 
     def to_masters(self, timeout: float) -> Sequence[Connections]:
         self._learn(timeout)
-        return [self.at(node) for node in self._masters]
+        return [self.at(node) for node in _masters_in(self._owners)]
 
     def close(self) -> None:
         for each in list(self._nodes.values()):
             each.close()
-
-    @property
-    def _masters(self) -> list[Node]:
-        return sorted({node for node in self._owners if node is not None})
 
     def at(self, node: Node) -> NodeConnections:
         found = self._nodes.get(node)
@@ -216,9 +212,8 @@ class Cluster(NodeConnections):
         for each in list(self._nodes.values()):
             each.is_doubted = False
         before = self._owners
-        masters_before = self._masters
         self._owners = owners
-        for gone in set(masters_before).difference(self._masters):
+        for gone in set(_masters_in(before)).difference(_masters_in(owners)):
             after = owners[before.index(gone)]
             event = "lock.moved store=%s master=%s before=%s: this process uses the new master from now on"
             logger.warning(event, self.address, where(after) if after else None, where(gone))
@@ -231,6 +226,10 @@ class Cluster(NodeConnections):
             problem = f"address_remap has failed for ({host!r}, {port}): {type(error).__name__}: {error}"
             raise NotUsable(problem, "let address_remap return (host, port) for each server of the cluster") from error
         return reached_host, reached_port
+
+
+def _masters_in(owners: Sequence[Node | None]) -> list[Node]:
+    return sorted({node for node in owners if node is not None})
 
 
 class ClusterStore(Store):
