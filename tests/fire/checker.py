@@ -201,8 +201,13 @@ def _tell(events: Sequence[Event], runs: list[Run]) -> None:
     lost = [event for event in events if event.name == "lost" and event.facts["reason"] != "replaced"]
     for event in lost:
         for run in runs:
-            if run.pid == event.pid and run.task_id == event.facts["task_id"] and run.entered <= event.at < run.end:
+            if run.pid != event.pid or run.task_id != event.facts["task_id"]:
+                continue
+            if run.entered <= event.at < run.end:
                 run.told = event.at
+            elif run.outcome == "LockLost" and run.left <= event.at < run.left + PROMPT:
+                # By the exception; the signal comes from a thread that may be kept busy by another receiver.
+                run.told = run.left
 
 
 def _excuse(events: Sequence[Event], runs: list[Run]) -> None:

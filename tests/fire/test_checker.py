@@ -89,6 +89,10 @@ def promises(events: list[Event], *calls: Call, **more: Any) -> list[str]:
         (run(1, 3, task="until_executing", fence=0) + b(2, 4, task="until_executing", fence=0), ""),
         # While it is stopped beyond its lease, and no longer.
         (run(1, 6.5, outcome="LockLost") + stops(6) + b(5, 7) + lost(6.2), ""),
+        # It hears of its loss by an exception first, on a busy machine a little late.
+        (run(1, 3, outcome="LockLost") + b(2.9, 4) + lost(3.5), ""),
+        (run(1, 3, outcome="LockLost") + b(2.5, 4) + lost(3.5), "one at a time"),
+        (run(1, 3, outcome="LockLost") + b(2.9, 4) + lost(3.5, "replaced"), "one at a time"),
         (run(1, 7 + PROMPT) + stops(6) + b(5, 20), "one at a time"),
         (run(1, 4) + stops(2.5, since=2) + b(2.2, 3), "one at a time"),
         # For one ttl after the store has lost its data.
