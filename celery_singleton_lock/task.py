@@ -37,7 +37,15 @@ from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
-from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, PublishedRetry, Run
+from celery_singleton_lock.runs.run import (
+    ENDED,
+    HEEDS_REQUEST,
+    OVER,
+    UNLOCKED,
+    PublishedRetry,
+    Run,
+    backend_of_run,
+)
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -109,6 +117,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     # In place of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
     # a message could store it over the end of the first one.
     stores_started: bool = False
+    if not HEEDS_REQUEST:
+        backend = property(backend_of_run, Task.backend.fset)
 
     lock_mode: Mode | None
     lock_key: KeyChoice

@@ -84,13 +84,10 @@ def workers(
         for worker in started:
             worker.start()
         yield [worker.ready() for worker in started]
-    except BaseException:
+    finally:
         for worker in started:
             # Pytest shows it with the test that has failed.
             sys.stdout.write(worker.log())
-        raise
-    finally:
-        for worker in started:
             worker.close()
 
 

@@ -65,8 +65,8 @@ from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
-# Celery reads it when it stores RETRY, from 5.7 on.
-_HEEDS_REQUEST = hasattr(celery_task, "get_actual_ignore_result")
+HEEDS_REQUEST = hasattr(celery_task, "get_actual_ignore_result")
+"""Celery does not store RETRY for a request with `ignore_result`: from 5.7 on."""
 # The outcomes after which a call is requeued to ask once more.
 _POLLS = ("rescheduled", "joined")
 
@@ -372,10 +372,16 @@ class Run:
         if self.way in (ITEM, EAGER):
             # It has no message, so Celery stores nothing.
             return False
-        if self.retry is not None and self.retry.is_stored:
+        if self.has_stored_retry:
             self.request.ignore_result = True
-        is_ignored = self.task.ignore_result or (_HEEDS_REQUEST and self.request.ignore_result)
+            return False
+        is_ignored = self.task.ignore_result or (HEEDS_REQUEST and self.request.ignore_result)
         return bool(self.task.store_errors_even_if_ignored or not is_ignored)
+
+    @property
+    def has_stored_retry(self) -> bool:
+        """RETRY is stored, and Celery is kept from storing it again, perhaps over the end of the next attempt."""
+        return self.retry is not None and self.retry.is_stored and not self.task.store_errors_even_if_ignored
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
@@ -404,6 +410,27 @@ class Run:
         if not self.notes.published:
             self.notes = self.notes.dated()
             self.notes.task_id = text_of(self.request.id or "")
+
+
+class _HasRetry:
+    """A result backend that has RETRY, and does not store it once more."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def mark_as_retry(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+
+def backend_of_run(task: Any) -> Any:
+    """The task's result backend, for a Celery that does not heed the request."""
+    backend = Task.backend.fget(task)
+    state = state_of(task.request)
+    has_it = state is not None and state.run is not None and state.run.has_stored_retry
+    return _HasRetry(backend) if has_it else backend
 
 
 def _lost(run: "ref[Run]", lease: Holding) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task, states, uuid
-from celery.app import trace
 
 from celery_singleton_lock import CallRevoked, LockHeld, SingletonTask, StoreError, signals
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
@@ -381,7 +380,6 @@ def test_a_grant_whose_answer_is_lost_is_given_back(world: World, monkeypatch: p
 # Retries, and what is stored of them.
 
 
-@pytest.mark.skipif(not hasattr(trace, "get_actual_ignore_result"), reason="before 5.7 Celery stores it again")
 @pytest.mark.parametrize("by", [*REQUEUES, "retry", "autoretry_for"])
 def test_that_a_call_is_requeued_is_not_stored_over_an_end_that_comes_at_once(
     world: World, monkeypatch: pytest.MonkeyPatch, by: str
