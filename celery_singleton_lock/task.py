@@ -2,10 +2,11 @@
 
 import time
 from functools import cached_property, partial
+from inspect import getattr_static
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
 
-from celery import Celery, Task, states
+from celery import Celery, Task
 from celery._state import get_current_task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject
@@ -33,19 +34,11 @@ from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen
 from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
-from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result
+from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, backend_of, eager_result
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
-from celery_singleton_lock.runs.run import (
-    ENDED,
-    HEEDS_REQUEST,
-    OVER,
-    UNLOCKED,
-    PublishedRetry,
-    Run,
-    backend_of_run,
-)
+from celery_singleton_lock.runs.run import ENDED, OVER, UNLOCKED, PublishedRetry, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.spelling import check_call_options, check_name
 from celery_singleton_lock.stores.records import Holder, LockState
@@ -117,8 +110,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     # In place of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
     # a message could store it over the end of the first one.
     stores_started: bool = False
-    if not HEEDS_REQUEST:
-        backend = property(backend_of_run, Task.backend.fset)
+    backend = property(backend_of, Task.backend.fset)
 
     lock_mode: Mode | None
     lock_key: KeyChoice
@@ -315,11 +307,6 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         # Otherwise Celery takes all names that it does not know for headers, and publishes them with a retry.
         return Context(*args, **{"headers": outer.headers or {}, **vars(outer), **kwargs})
 
-    def on_retry(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Let the next attempt begin: Celery has stored RETRY by now."""
-        release_at_task_end(self, states.RETRY, exc)
-        super().on_retry(exc, task_id, args, kwargs, einfo)
-
     def after_return(self, status: str, retval: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Let nothing be held after this, even if the release in `__call__` has failed."""
         run = run_of(self.request)
@@ -345,6 +332,10 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
+        # That of a task with `backend=` hides the property.
+        if not isinstance(own := getattr_static(cls, "backend"), property):
+            cls._backend = own
+            cls.backend = SingletonTask.backend
         if cls.track_started and cls.is_lockable():
             cls.track_started = False
             cls.stores_started = True

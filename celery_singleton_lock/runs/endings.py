@@ -12,6 +12,7 @@ from celery.exceptions import Ignore, TaskRevokedError
 from celery.result import EagerResult
 
 from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.runs.delivery import run_of
 from celery_singleton_lock.stores.records import Holder
 
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
@@ -116,6 +117,31 @@ def _members_of(header: Any) -> Iterator[Context]:
     for member in _tasks_in([header] if isinstance(header, dict) else header):
         member.chord = None
         yield member
+
+
+class _HasRetry:
+    """A result backend that has RETRY of a run, and does not store it once more."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        # Others ask which kind of backend it is.
+        return type(self._backend)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def mark_as_retry(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+
+def backend_of(task: Any) -> Any:
+    """The result backend of a task, in which RETRY is stored once: before the message of the next attempt leaves."""
+    backend = Task.backend.fget(task)
+    run = run_of(task.request)
+    return _HasRetry(backend) if run is not None and run.goes_on_by_retry else backend
 
 
 # The results of other runs.

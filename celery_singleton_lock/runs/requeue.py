@@ -16,7 +16,7 @@ from kombu.serialization import registry
 from celery_singleton_lock.runs.delivery import Way, delivery_of, headers_of, notes_of
 from celery_singleton_lock.runs.marks import until_expired
 from celery_singleton_lock.runs.notes import text_of, with_notes
-from celery_singleton_lock.runs.run import PublishedRetry, Run
+from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.clock import clock
 
 try:
@@ -87,7 +87,7 @@ def requeue(run: Run, why: Exception, delay: float, **notes: Any) -> NoReturn:
     Raises:
         Retry: Always, unless it cannot be published.
     """
-    run.retry = PublishedRetry(why, is_stored=run.store_retry(why))
+    run.store_retry(why, run.key)
     raise Retry(str(why), exc=why, when=delay, sig=_publish_again(run, delay, **notes))
 
 

@@ -9,8 +9,8 @@ A run goes through these phases, and only forward:
     UNLOCKED  its body has ended                          ENDED
     ENDED     given back, and its result is stored        OVER
 
-A run of which nothing is left at its end, as of most, goes to OVER at once. ENDED is a run whose RETRY has yet to be
-stored, or that has left a marker for later deliveries of its message.
+A run of which nothing is left at its end, as of most, goes to OVER at once. ENDED is a run that has left a marker for
+later deliveries of its message, and whose result has yet to be stored.
 """
 
 import logging
@@ -27,7 +27,6 @@ from weakref import proxy, ref
 
 from billiard import current_process
 from celery import Task, states
-from celery.app import task as celery_task
 from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
@@ -65,8 +64,6 @@ from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
-HEEDS_REQUEST = hasattr(celery_task, "get_actual_ignore_result")
-"""Celery does not store RETRY for a request with `ignore_result`: from 5.7 on."""
 # The outcomes after which a call is requeued to ask once more.
 _POLLS = ("rescheduled", "joined")
 
@@ -98,8 +95,7 @@ class PublishedRetry:
     """What goes on with the call: the next attempt that its body asks for by `retry()`, or the requeued message."""
 
     because_of: BaseException | None = None
-    key: str | None = None  # of the next attempt
-    is_stored: bool = False  # as RETRY, before its message left
+    key: str | None = None  # once its message leaves
 
 
 class Run:
@@ -245,35 +241,41 @@ class Run:
 
     def note_retry(self, key: str) -> None:
         """Its body is about to publish its next attempt, with this key."""
-        retry = self.retry = self.retry or PublishedRetry()
-        retry.key = key
-        error = retry.because_of
-        retry.is_stored = self.store_retry(error, "".join(format_exception(error)) if error is not None else None)
+        because_of = self.retry.because_of if self.retry is not None else None
+        traceback = "".join(format_exception(because_of)) if because_of is not None else None
+        self.store_retry(because_of, key, traceback)
 
-    def store_retry(self, why: BaseException | None, traceback: str | None = None) -> bool:
-        """Store RETRY before the message leaves; Celery does so afterwards, and may overwrite the end of the retry."""
-        return self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
+    def store_retry(self, why: BaseException | None, key: str, traceback: str | None = None) -> None:
+        """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of what it brings."""
+        if self.task.store_errors_even_if_ignored or not self._is_ignored:
+            self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
+        self.retry = PublishedRetry(why, key)
+
+    @property
+    def goes_on_by_retry(self) -> bool:
+        """RETRY is stored, and what goes on with the call may end at any moment."""
+        return self.retry is not None and self.retry.key is not None
 
     def _store_started(self) -> None:
         """Store STARTED, as `task_track_started` wants it."""
-        if self.way not in (ITEM, EAGER):
+        if self.way not in (ITEM, EAGER) and not self._is_ignored:
             about = {"pid": os.getpid(), "hostname": self.request.hostname}
             store = partial(self.task.backend.store_result, self.request.id, about, states.STARTED)
             # Its body runs under its soft time limit, or not at all.
             self._store(store, raises=(SoftTimeLimitExceeded,))
 
-    def _store(self, store: Callable[..., Any], raises: tuple[type[Exception], ...] = ()) -> bool:
-        """Store a state that is no end; whether that was done."""
-        if self.task.ignore_result or self.request.ignore_result:
-            return False
+    @property
+    def _is_ignored(self) -> bool:
+        return bool(self.task.ignore_result or self.request.ignore_result)
+
+    def _store(self, store: Callable[..., Any], raises: tuple[type[Exception], ...] = ()) -> None:
+        """Store a state that is no end."""
         try:
             store(request=self.request)
         except raises:
             raise
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             logger.warning("lock.result_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
-            return False
-        return True
 
     # How it ends without its body.
 
@@ -341,9 +343,6 @@ class Run:
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if self.way is ITEM:
             self.task.request_stack.pop()
-        if error is not None and isinstance(error, Retry) and self._is_stored_as_retry_next():
-            self.go_to(ENDED)
-            return
         if self.options.min_hold and not self.options.min_hold_on_failure and self._has_failed(error):
             self._end_cooldown()
         self.give_back()
@@ -351,8 +350,7 @@ class Run:
 
     def _has_failed(self, error: BaseException | None) -> bool:
         """Its body has begun, and has ended with an error, without its lease or as REVOKED; a retry is no end."""
-        goes_on = self.retry is not None and self.retry.key is not None and not self.was_replaced
-        if self.phase is ASKING or goes_on:
+        if self.phase is ASKING or (self.goes_on_by_retry and not self.was_replaced):
             return False
         if isinstance(error, Ignore | Reject | Retry):
             return isinstance(error, Revoked)
@@ -363,25 +361,6 @@ class Run:
         self.claim.min_hold = 0.0
         if self.options.unique_in_queue:
             unmark(self.store, self.key, self.task_id)
-
-    def _is_stored_as_retry_next(self) -> bool:
-        """Celery stores RETRY after this, so the next attempt must not begin: it could end before that.
-
-        Then `on_retry`, and at the latest the receiver of `task_postrun`, gives back what is held.
-        """
-        if self.way in (ITEM, EAGER):
-            # It has no message, so Celery stores nothing.
-            return False
-        if self.has_stored_retry:
-            self.request.ignore_result = True
-            return False
-        is_ignored = self.task.ignore_result or (HEEDS_REQUEST and self.request.ignore_result)
-        return bool(self.task.store_errors_even_if_ignored or not is_ignored)
-
-    @property
-    def has_stored_retry(self) -> bool:
-        """RETRY is stored, and Celery is kept from storing it again, perhaps over the end of the next attempt."""
-        return self.retry is not None and self.retry.is_stored and not self.task.store_errors_even_if_ignored
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
@@ -410,27 +389,6 @@ class Run:
         if not self.notes.published:
             self.notes = self.notes.dated()
             self.notes.task_id = text_of(self.request.id or "")
-
-
-class _HasRetry:
-    """A result backend that has RETRY, and does not store it once more."""
-
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def mark_as_retry(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
-
-
-def backend_of_run(task: Any) -> Any:
-    """The task's result backend, for a Celery that does not heed the request."""
-    backend = Task.backend.fget(task)
-    state = state_of(task.request)
-    has_it = state is not None and state.run is not None and state.run.has_stored_retry
-    return _HasRetry(backend) if has_it else backend
 
 
 def _lost(run: "ref[Run]", lease: Holding) -> None:

@@ -380,9 +380,10 @@ def test_a_grant_whose_answer_is_lost_is_given_back(world: World, monkeypatch: p
 # Retries, and what is stored of them.
 
 
+@pytest.mark.parametrize("task", ["usual", "store_errors_even_if_ignored", "backend"])
 @pytest.mark.parametrize("by", [*REQUEUES, "retry", "autoretry_for"])
 def test_that_a_call_is_requeued_is_not_stored_over_an_end_that_comes_at_once(
-    world: World, monkeypatch: pytest.MonkeyPatch, by: str
+    world: World, monkeypatch: pytest.MonkeyPatch, by: str, task: str
 ) -> None:
     # As for one that has expired by then, or was revoked: a worker throws it away as it comes.
     def body(task: Any, number: int) -> None:
@@ -397,11 +398,13 @@ def test_that_a_call_is_requeued_is_not_stored_over_an_end_that_comes_at_once(
         assert world.result.state == "RETRY"
         world.app.backend.mark_as_revoked(ME, "ended elsewhere")
 
+    kinds: dict[str, Any] = {"backend": world.app.backend, "store_errors_even_if_ignored": True}
+    options = {name: value for name, value in kinds.items() if name == task}
     if by in REQUEUES:
-        world.define(lock_on_conflict=by)
+        world.define(lock_on_conflict=by, **options)
         world.is_held()
     else:
-        world.define(body, autoretry_for=(KeyError,) if by == "autoretry_for" else ())
+        world.define(body, autoretry_for=(KeyError,) if by == "autoretry_for" else (), **options)
     message = publish(world)
     monkeypatch.setattr(world.app, "send_task", end_elsewhere)
 
