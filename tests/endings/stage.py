@@ -63,6 +63,8 @@ class Stage:
         together = [ending for ending in self.endings if not ending.alone]
         alone = [ending for ending in self.endings if ending.alone]
         self._start("together", concurrency=len(together))
+        # A pool of greenlets may be ready before it hears a revocation.
+        until(lambda: len(app.control.ping(timeout=0.5)) == len(self._workers), "the workers listen", timeout=60)
         at_once = 1 if self.pool == "solo" else len(together)
         with ThreadPoolExecutor(at_once) as players:
             found = dict(players.map(lambda ending: (ending.name, self._play(ending, "together")), together))
