@@ -12,7 +12,7 @@ from celery import Task
 from celery.app.task import Context
 
 from celery_singleton_lock.options import LockOptions
-from celery_singleton_lock.runs.notes import DELIVERY, HEADER, OF_EVERY_CALL, Notes
+from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes
 from celery_singleton_lock.stores.clock import clock
 
 if TYPE_CHECKING:
@@ -147,52 +147,27 @@ def hands_over(request: Context) -> bool:
     return bool(request.retries or (request.replaced_task_nesting and is_in_its_place))
 
 
-def is_unusual(request: Context, notes: Notes, delivery: Delivery, options: LockOptions, now: float) -> bool:
-    """The message has come by an exchange, again, late or for later, or goes on with a task; most have not."""
-    info = request.delivery_info or {}
-    return bool(
-        request.is_eager
-        or request.retries
-        or request.eta
-        or request.replaced_task_nesting
-        or _STATE in vars(request)
-        or info.get("redelivered")
-        or info.get("exchange")
-        or not delivery.token
-        or not vars(notes).keys() <= OF_EVERY_CALL
-        or now - delivery.received > options.visibility_timeout * _NEARLY
-    )
-
-
-def way_of(task: Task, request: Context, notes: Notes) -> Way:
-    """How an unusual message has come."""
+def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Way:
+    """How the message of a run has come; equal ids alone do not make a copy."""
     state = state_of(request)
     if state is not None and state.item_of:
-        return Way.ITEM
+        return ITEM
     if request.is_eager:
-        return Way.EAGER
-    if is_broadcast(task, request):
-        return Way.BROADCAST
-    return Way.COPY if may_be_copy(task, request, notes) else Way.FIRST
+        return EAGER
+    if _is_broadcast(task, request):
+        return BROADCAST
+    # Our own countdowns are far shorter than any visibility timeout.
+    is_copy = (request.eta and not notes.tries) or has_copies(request, notes, delivery, task.lock_options)
+    return COPY if is_copy else FIRST
 
 
-def is_broadcast(task: Task, request: Context) -> bool:
+def _is_broadcast(task: Task, request: Context) -> bool:
     """The message came by a fanout exchange, so its siblings have the same task id and none is a copy."""
     exchange = (request.delivery_info or {}).get("exchange")
     if not exchange:
         return False
     queues = task.app.amqp.queues.values()
     return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
-
-
-def may_be_copy(task: Task, request: Context, notes: Notes) -> bool:
-    """The message may be delivered more than once; equal ids alone do not make a copy."""
-    if request.is_eager or is_broadcast(task, request):
-        return False
-    # Our own countdowns are far shorter than any visibility timeout.
-    delivery = delivery_of(request)
-    options = task.lock_options
-    return has_copies(request, notes, delivery, options) or bool(request.eta and not notes.tries)
 
 
 def has_copies(request: Context, notes: Notes, delivery: Delivery, options: LockOptions) -> bool:

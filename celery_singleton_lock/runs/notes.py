@@ -94,7 +94,6 @@ class Notes:
         return Notes(self.key, self.published, continues_from=self.continues_from, task_id=self.task_id)
 
 
-OF_EVERY_CALL = {"task_id", "key", "published", "marked"}
 _TYPES = {field.name: type(field.default) for field in fields(Notes)}
 
 

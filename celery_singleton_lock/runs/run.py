@@ -46,11 +46,9 @@ from celery_singleton_lock.runs.delivery import (
     CAN_BE_REQUEUED,
     COPY,
     EAGER,
-    FIRST,
     ITEM,
     delivery_of,
     hands_over,
-    is_unusual,
     state_of,
     way_of,
 )
@@ -101,8 +99,6 @@ class PublishedRetry:
 class Run:
     """One execution of a task whose key it has to hold."""
 
-    # It is a later attempt, or what `replace()` has put in the place of an earlier run.
-    continues = False
     retry: PublishedRetry | None = None
     # What later deliveries of its message have to know, until the store knows all of it.
     ending: Ending | None = None
@@ -112,7 +108,6 @@ class Run:
     def __init__(self, task: Task, request: Context, notes: Notes, key: str, args: Any, kwargs: Any) -> None:
         # On the object: what only its class has costs ten times as much to look at, and these are looked at most.
         self.phase = ASKING
-        self.way = FIRST
         self.task = task
         self.request = request
         self.notes = notes
@@ -122,9 +117,9 @@ class Run:
         self.options: LockOptions = task.lock_options
         self.delivery = delivery_of(request)
         self._made_at = clock()
-        if is_unusual(request, notes, self.delivery, self.options, self._made_at):
-            self.way = way_of(task, request, notes)
-            self.continues = hands_over(request) or bool(notes.continues)
+        self.way = way_of(task, request, notes, self.delivery)
+        # It is a later attempt, or what `replace()` has put in the place of an earlier run.
+        self.continues = hands_over(request) or bool(notes.continues)
         self.interrupt = Interrupt()
         self.lease = Holding(
             store_of(task.app),
