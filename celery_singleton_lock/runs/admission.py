@@ -128,6 +128,7 @@ def _begin_without_lease(run: Run, policy: Policy) -> Admitted | Ended:
     if heeds or run.notes.marked:
         conflict = run.store.unmark(run.key, run.task_id, ends_cooldown=False, heeds=heeds, claim=run.claim)
         if conflict is not None:
+            run.lease.refused_at = run.lease.refused_at or conflict.at
             return _finish_refused(run, policy, conflict)
         run.notes.marked = run.notes.asked = False
     return UNLOCKED

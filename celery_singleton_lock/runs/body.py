@@ -55,7 +55,8 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
 
 def _give_back_locks(run: Run, before: KnownHolds) -> None:
     """Release each `Lock` that the body has taken and left, because nobody would release it any more."""
-    for known in holds.get():
+    # The last first: of a `Lock` that was taken again, each take counts.
+    for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
                 event = "lock.left_held key=%s task_id=%s: the body ended without releasing this Lock"

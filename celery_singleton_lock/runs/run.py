@@ -4,13 +4,14 @@ A run goes through these phases, and only forward:
 
     ASKING    granted                                     RUNNING
     ASKING    it needs no lease, or may run without one   UNLOCKED
-    ASKING    refused, requeued, or failed                ENDED
-    RUNNING   its body has ended                          ENDED
-    UNLOCKED  its body has ended                          ENDED
-    ENDED     given back, and its result is stored        OVER
+    ASKING    refused, requeued, or failed                OVER
+    RUNNING   its body has ended                          OVER
+    RUNNING   the same, and later deliveries are likely   ENDED
+    UNLOCKED  its body has ended                          OVER
+    ENDED     its result is stored                        OVER
 
-A run of which nothing is left at its end, as of most, goes to OVER at once. ENDED is a run that has left a marker for
-later deliveries of its message, and whose result has yet to be stored.
+ENDED is a run that has left a marker for later deliveries of its message; once the result is stored, the marker has to
+say so.
 """
 
 import logging
@@ -72,17 +73,17 @@ class Phase(IntEnum):
     ASKING = 0  # for its lock
     RUNNING = 1  # its body, under its lease
     UNLOCKED = 2  # its body runs without a lease
-    ENDED = 3  # and something of it is left, in this process or in the store
-    OVER = 4  # and nothing of it is left
+    ENDED = 3  # and its marker has yet to say that its result is stored
+    OVER = 4  # and nothing of it is left to do
 
 
 # By their own names, because a look into an enum costs a call before Python 3.12.
 ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
 # In their order.
 _LEADS_TO = (
-    (RUNNING, UNLOCKED, ENDED, OVER),
+    (RUNNING, UNLOCKED, OVER),
     (ENDED, OVER),
-    (ENDED, OVER),
+    (OVER,),
     (OVER,),
     (),
 )
@@ -371,7 +372,7 @@ class Run:
             self.notes.marked = self.notes.asked = False
 
     def begins(self, phase: Phase) -> None:
-        """Its body is about to run: a retry of it begins a new wait."""
+        """Its body is about to run."""
         self.go_to(phase)
         if self.task.stores_started:
             self._store_started()

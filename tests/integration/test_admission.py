@@ -231,6 +231,23 @@ def test_a_call_that_is_requeued_gives_up_after_lock_wait_timeout(world: World) 
     assert world.sent is None
 
 
+def test_a_call_that_another_queued_call_keeps_out_waits_for_lock_wait_timeout_as_well(world: World) -> None:
+    world.define(lock_mode="until_executing", lock_on_conflict="reschedule", lock_wait_timeout=20)
+    message = publish(world)
+    # As after `lock_queue_ttl`, or by `break`.
+    world.store.unmark(world.task.lock_key_for(), ME)
+    world.task.apply_async(task_id="another")
+    assert world.sent is not None
+
+    assert world.deliver(message) == "RETRY"
+    world.store.advance(10)
+    assert world.deliver(world.sent) == "RETRY"
+    world.store.advance(11)
+    assert world.deliver(world.sent) == "FAILURE"
+
+    assert isinstance(world.result.result, LockHeld)
+
+
 # Copies of a message.
 
 

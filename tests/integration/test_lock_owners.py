@@ -287,3 +287,21 @@ def test_a_run_gives_back_the_locks_that_its_body_has_left(
     (told,) = [record for record in caplog.records if record.msg.startswith("lock.left_held")]
     assert told.getMessage().startswith(f"lock.left_held key={left.key} task_id={sent}: ")
     app.close()
+
+
+def test_a_run_gives_back_each_take_of_a_reentrant_lock_that_its_body_has_left(url: str) -> None:
+    app = Celery("owners", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.singleton_lock_url = url
+    left = Lock("left", url=url, reentrant=True)
+
+    @app.task(base=SingletonTask, name="leaves")
+    def leaves() -> None:
+        kept.extend([left.acquire(), left.acquire()])
+
+    kept: list[Any] = []
+    sent = uuid()
+    tracer_of(leaves)(sent, (), {}, {"id": sent, "args": (), "is_eager": False})
+
+    assert kept
+    assert holders(url, left) == []
+    app.close()

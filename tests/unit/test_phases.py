@@ -10,9 +10,9 @@ from celery.app.task import Context
 from celery_singleton_lock.runs.run import Phase, Run
 
 FORWARD = {
-    Phase.ASKING: {Phase.RUNNING, Phase.UNLOCKED, Phase.ENDED, Phase.OVER},
+    Phase.ASKING: {Phase.RUNNING, Phase.UNLOCKED, Phase.OVER},
     Phase.RUNNING: {Phase.ENDED, Phase.OVER},
-    Phase.UNLOCKED: {Phase.ENDED, Phase.OVER},
+    Phase.UNLOCKED: {Phase.OVER},
     Phase.ENDED: {Phase.OVER},
     Phase.OVER: set(),
 }
