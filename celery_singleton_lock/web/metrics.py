@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import get_args
 
-from celery import Celery
-from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -19,9 +17,8 @@ from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreEr
 from celery_singleton_lock.leases.counters import BOUNDS
 from celery_singleton_lock.operations.rows import Locks, Row, tasks_by_lock
 from celery_singleton_lock.options import OnStoreError
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.web.page import Total, totals_of
+from celery_singleton_lock.web.page import SnapshotCache, Total, totals_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
@@ -55,54 +52,55 @@ _GAUGES = {
 _Numbers = Mapping[tuple[str, ...], int]
 
 
-class _Metrics(Collector):
-    """What `exposition` has to say."""
+class Metrics(Collector):
+    """All metrics of an app; if its locks cannot be looked up, only the counters."""
 
-    def __init__(self, app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> None:
-        self._app = app
-        self._rows = rows
-        self._scan_seconds = scan_seconds
+    def __init__(self, snapshots: SnapshotCache) -> None:
+        self._snapshots = snapshots
 
     def collect(self) -> Iterator[Metric]:
+        app = self._snapshots.app
         try:
-            counted = Locks(self._app).counted()
+            locks = Locks(app)
+            counted = locks.counted()
         except (StoreError, ConfigurationError):
             yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 0)
             return
         yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 1)
         with suppress(StoreError, ConfigurationError):
-            leads, last = last_leader_of(self._app, store_of(self._app))
+            leads, last = last_leader_of(app, locks.store)
             if leads or last:
                 yield GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
         # By what is counted, label and task; a task's name may have colons.
         numbers = {tuple(field.split(":", 2)): amount for field, amount in counted.items()}
         # Each task has its counters from the start, so that a first event is a rise.
-        names = sorted({*(task.name for task in lockable(self._app)), *(task for _, _, task in numbers)})
+        names = sorted({*(task.name for task in lockable(app)), *(task for _, _, task in numbers)})
         yield from (_counter(what, names, numbers) for what in _COUNTERS)
         yield from (_histogram(what, numbers) for what in _HISTOGRAMS)
-        if self._rows is None:
-            return
-        owners = {name: task.name for name, task in tasks_by_lock(self._app).items()}
-
-        def owner(row: Row) -> str:
-            # A mark does not have its task, and a `Lock` has none.
-            return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
-
-        by_name = {total.name: total for total in totals_of(self._rows, owner)}
-        for what, (metric, meaning) in _GAUGES.items():
-            gauge = GaugeMetricFamily(metric, meaning, labels=["task"])
-            for name in sorted({*names, *by_name}):
-                gauge.add_metric([name], getattr(by_name.get(name, Total(name)), what))
-            yield gauge
-        broken = {row.lock.key for row in self._rows if row.state == "unreadable"}
-        yield GaugeMetricFamily("singleton_lock_unreadable", "Keys under the prefix that cannot be read.", len(broken))
-        scan = "The time that the last look at all locks took."
-        yield GaugeMetricFamily("singleton_lock_scan_seconds", scan, self._scan_seconds)
+        # The store's user may have no right to walk the keys.
+        with suppress(StoreError, ConfigurationError):
+            yield from _present(self._snapshots, names)
 
 
-def exposition(app: Celery, rows: Sequence[Row] | None, scan_seconds: float) -> bytes:
-    """All metrics in Prometheus' text format; without rows, because they could not be looked up, only the counters."""
-    return generate_latest(_Metrics(app, rows, scan_seconds))
+def _present(snapshots: SnapshotCache, names: Sequence[str]) -> Iterator[Metric]:
+    """The present numbers, of these tasks and of all others that have some."""
+    rows, seconds = snapshots.look()
+    # Of several tasks with one lock name, the first.
+    owners = {name: tasks[0].name for name, tasks in tasks_by_lock(snapshots.app).items()}
+
+    def owner(row: Row) -> str:
+        # A mark does not have its task, and a `Lock` has none.
+        return row.about.task_name or (owners.get(row.name, "") if row.about.task_id else "")
+
+    totals = totals_of(rows, owner)
+    for what, (metric, meaning) in _GAUGES.items():
+        gauge = GaugeMetricFamily(metric, meaning, labels=["task"])
+        for name in sorted({*names, *totals}):
+            gauge.add_metric([name], getattr(totals.get(name, Total()), what))
+        yield gauge
+    broken = {row.lock.key for row in rows if row.lock.problem}
+    yield GaugeMetricFamily("singleton_lock_unreadable", "Keys under the prefix that cannot be read.", len(broken))
+    yield GaugeMetricFamily("singleton_lock_scan_seconds", "The time that the last look at all locks took.", seconds)
 
 
 def _counter(what: str, tasks: Sequence[str], numbers: _Numbers) -> Metric:

@@ -1,6 +1,7 @@
 """What the page of the locks shows, under Flask and in Django's admin."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -55,9 +56,8 @@ class SnapshotCache:
 
 @dataclass
 class Total:
-    """The present numbers of the locks that have one name."""
+    """The present numbers of some locks."""
 
-    name: str
     held: int = 0
     waiting: int = 0
     queued: int = 0
@@ -65,12 +65,12 @@ class Total:
     queued_for: float = 0.0
 
 
-def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> list[Total]:
+def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, Total]:
     """The totals, by name; the lease of a beat is that of no run."""
-    totals: dict[str, Total] = {}
+    totals = defaultdict[str, Total](Total)
     counted = set()
     for row in (row for row in rows if not row.is_beat):
-        total = totals.setdefault(name_of(row), Total(name_of(row)))
+        total = totals[name_of(row)]
         if row.state == "held":
             total.held += 1
             total.longest = max(total.longest, row.age or 0.0)
@@ -81,7 +81,7 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> list[Total]
             # Each row of a lock has the number of all its waiters.
             counted.add(row.lock.key)
             total.waiting += row.lock.waiters
-    return sorted(totals.values(), key=lambda total: total.name)
+    return totals
 
 
 def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
         locks = Locks(snapshots.app)
     except (StoreError, ConfigurationError) as error:
         return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(snapshots.app, str(error))}
-    total = next(iter(totals_of(rows, lambda _: "")), Total(""))
+    total = totals_of(rows, lambda _: "").get("", Total())
     return {
         **facts,
         "address": locks.store.address,

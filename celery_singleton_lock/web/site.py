@@ -7,12 +7,13 @@ from urllib.parse import urlsplit
 from celery import Celery
 from flask import Flask, Response, jsonify, render_template, request
 from flask.typing import ResponseReturnValue
+from prometheus_client import generate_latest
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
-from celery_singleton_lock.web.metrics import CONTENT_TYPE, exposition
+from celery_singleton_lock.web.metrics import CONTENT_TYPE, Metrics
 from celery_singleton_lock.web.page import SnapshotCache, page_context
 
 _HEADERS = {
@@ -46,7 +47,6 @@ class Site(Flask):
 
     def __init__(self, app: Celery, *, password: str | None = None, hosts: frozenset[str] | None = None) -> None:
         super().__init__(__name__, template_folder=".")
-        self._celery = app
         self._password = password
         self._hosts = hosts
         self._snapshots = SnapshotCache(app)
@@ -84,17 +84,11 @@ class Site(Flask):
             return jsonify(problem=str(error)), 503
 
     def metrics(self) -> ResponseReturnValue:
-        try:
-            rows, seconds = self._snapshots.look()
-        except (StoreError, ConfigurationError):
-            # The store's user may have no right to walk the keys; the counters are shown all the same.
-            rows = None
-            seconds = 0.0
-        return exposition(self._celery, rows, seconds), {"Content-Type": CONTENT_TYPE}
+        return generate_latest(Metrics(self._snapshots)), {"Content-Type": CONTENT_TYPE}
 
     def healthz(self) -> ResponseReturnValue:
         try:
-            Inventory(store_of(self._celery)).now()
+            Inventory(store_of(self._snapshots.app)).now()
         except (StoreError, ConfigurationError):
             # No address, because the client may be a stranger.
             return "the store cannot be asked\n", 503, _TEXT
