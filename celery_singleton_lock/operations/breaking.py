@@ -89,7 +89,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     key = plan.key
     store = locks.store
     marks = bool(plan.dropped) and plan.name is None
-    turns = ["turns"] if marks and plan.turns and _drop_dead_turns(locks, key, by) else []
+    turns = ["turns"] if marks and plan.turns and _drops_dead_turns(locks, key, by) else []
     asked, dropped = Inventory(store).break_lock(
         key, [holder.token for holder in plan.holders], by, marks=marks, force=force
     )
@@ -105,18 +105,15 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     return replace(plan, holders=asked, dropped=[*dropped, *turns])
 
 
-def _drop_dead_turns(locks: Locks, key: str, by: str) -> int:
-    """Let the store wake those that wait until it finds no more of them dead; return how many turns are gone."""
-    gone = 0
-    left = locks.survey(key).waiters
-    while left:
+def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
+    """Let the store wake those that wait until it finds no more of them dead; whether it has found any."""
+    at_first = left = locks.survey(key).waiters
+    before = left + 1
+    while 0 < left < before:
         Inventory(locks.store).break_lock(key, (), by)
         before = left
         left = locks.survey(key).waiters
-        if left >= before:
-            break
-        gone += before - left
-    return gone
+    return left < at_first
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:

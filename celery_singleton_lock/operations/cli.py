@@ -73,9 +73,9 @@ def app_of(obj: Any) -> Celery:
     return app
 
 
-def locks_of(app: Celery) -> Locks:
-    """The locks of an app; says so if only one process can see them."""
-    locks = Locks(app)
+def locks_of(obj: Any) -> Locks:
+    """The locks of the app of a command; says so if only one process can see them."""
+    locks = Locks(app_of(obj))
     if locks.is_of_one_process:
         click.echo(OF_ONE_PROCESS, err=True)
     return locks
@@ -102,7 +102,7 @@ def list_locks(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    locks = locks_of(app_of(obj))
+    locks = locks_of(obj)
     surveys = list[LockState]()
     problem = None
     try:
@@ -139,13 +139,12 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
     make its key; or the task id of a call. The beginning of a key, of the digest in
     it, or of a task id is enough. Exits with 1 if nothing is known.
     """
-    app = app_of(obj)
-    locks = locks_of(app)
-    lock, task_id = named(app, locks, what, args, kwargs)
-    if task_id is not None:
-        _show_call(*call_of(app, locks, task_id), is_json=is_json)
-    elif lock is not None:
-        _show_lock(app, locks, lock, is_json=is_json)
+    locks = locks_of(obj)
+    lock, task_id = named(locks, what, args, kwargs)
+    if task_id is None:
+        _show_lock(locks, lock, is_json=is_json)
+    else:
+        _show_call(*call_of(locks, task_id), is_json=is_json)
 
 
 @singleton.command("break")
@@ -183,14 +182,13 @@ def break_lock(
     After a purge, --marks 'shop.*' drops the queued and next marks of many locks, and
     never one that is held.
     """
-    app = app_of(obj)
+    locks = locks_of(obj)
     if marks is not None and not (what or args or kwargs or holder or force or wait is not None):
-        _break_marks(locks_of(app), marks, dry_run=dry_run, yes=yes, is_json=is_json)
+        _break_marks(locks, marks, dry_run=dry_run, yes=yes, is_json=is_json)
     if what is None or marks is not None:
         raise click.UsageError("Give one lock or call; or --marks PATTERN, without --holder, --force and --wait.")
-    locks = locks_of(app)
-    lock, task_id = named(app, locks, what, args, kwargs)
-    plan = breaking.Plan.of(lock or LockState(what), holder or task_id)
+    lock, task_id = named(locks, what, args, kwargs)
+    plan = breaking.Plan.of(lock, holder or task_id)
     if not plan:
         why = plan.problem or "nobody holds it, there are no marks, and nobody waits"
         if plan.name is not None:
@@ -203,7 +201,7 @@ def break_lock(
         _confirm()
     done = breaking.ask(locks, plan, _operator(), force=force)
     left, seconds = ([], 0.0) if force or not done.holders else breaking.wait_until_gone(locks, done, wait)
-    app_name = click.get_current_context().find_root().params.get("app") or app.main or "proj"
+    app_name = click.get_current_context().find_root().params.get("app") or locks.app.main or "proj"
     notice = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
     _end(done.as_json(gone=not left, seconds=seconds), notice, int(bool(left) or not done), is_json=is_json)
 
@@ -221,7 +219,7 @@ def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -
 
     PATTERN is a glob for lock names, such as 'shop.*'.
     """
-    locks = locks_of(app_of(obj))
+    locks = locks_of(obj)
 
     def show_list() -> None:
         rows = locks.rows(locks.surveys(pattern))
@@ -279,7 +277,6 @@ def web(obj: Any, bind: str) -> None:
     # Each command of celery, also a worker, imports this file, and needs no web server.
     from celery_singleton_lock.web import application  # noqa: PLC0415
 
-    app = app_of(obj)
     try:
         place = urlsplit(f"//{bind}")
         host = place.hostname
@@ -295,12 +292,9 @@ def web(obj: Any, bind: str) -> None:
             "127.0.0.1, behind a proxy that authenticates"
         )
     hosts = None if password else frozenset({"localhost", "127.0.0.1", "::1", host})
-    page = application(app, password=password, hosts=hosts)
-    # The page shows that a store is away.
-    with suppress(StoreError):
-        locks_of(app)
+    app = locks_of(obj).app
     try:
-        server = page.server(host, port)
+        server = application(app, password=password, hosts=hosts).server(host, port)
     except OSError as error:
         why = f"{error.strerror or error}; stop the program that listens there, or give another HOST:PORT"
         raise click.UsageError(f"--bind {bind}: {why}") from error
@@ -309,10 +303,10 @@ def web(obj: Any, bind: str) -> None:
     server.serve_forever()
 
 
-def _show_lock(app: Celery, locks: Locks, survey: LockState, *, is_json: bool) -> None:
-    task = tasks_by_lock(app).get(lock_name_of(survey.key))
+def _show_lock(locks: Locks, survey: LockState, *, is_json: bool) -> None:
+    tasks = tasks_by_lock(locks.app).get(lock_name_of(survey.key))
     rows = locks.rows([survey], with_turns=True)
-    limit = None if task is None else int(task.lock_options.limit)
+    limit = int(tasks[0].lock_options.limit) if tasks else None
     if is_json:
         known = {
             "key": survey.key,

@@ -5,7 +5,6 @@ from difflib import get_close_matches
 from typing import Any
 
 import click
-from celery import Celery
 
 from celery_singleton_lock.leases.log import shown
 from celery_singleton_lock.operations.rows import Locks, a_few
@@ -14,9 +13,9 @@ from celery_singleton_lock.stores.records import LockState
 
 
 def named(
-    app: Celery, locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
-) -> tuple[LockState | None, str | None]:
-    """The lock, and the task id if one call is meant, which may be in no lock.
+    locks: Locks, what: str, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[LockState, str | None]:
+    """The lock, and the task id if one call is meant; a call that is in no lock has one of its own name.
 
     Raises:
         click.UsageError: It means nothing, or several things.
@@ -24,21 +23,20 @@ def named(
     what = what.strip().removesuffix("…")
     if not what:
         raise click.UsageError("Give a lock key, a task with its arguments, or a task id.")
-    if args is not None or kwargs is not None or what in app.tasks:
-        return locks.survey(_key_of_call(_task_named(app, what), args or [], kwargs or {})), None
-    if locks.is_key(what):
-        return locks.survey(what), None
-    found = _found(locks, what)
-    if len(found) > 1:
-        which = a_few([shown(name) for name in found], most=10)
-        raise click.UsageError(f"{what!r} is the beginning of several: {which}. Give more of one of them.")
-    if found:
-        return next(iter(found.values()))
-    if "{" in what:
-        return locks.survey(locks.checked_key(what)), None
-    if any(name.startswith(what) for name in app.tasks):
-        return locks.survey(_key_of_call(_task_named(app, what), [], {})), None
-    return None, what
+    if args is None and kwargs is None and what not in locks.app.tasks:
+        if locks.is_key(what):
+            return locks.survey(what), None
+        found = _found(locks, what)
+        if len(found) > 1:
+            which = a_few([shown(name) for name in found], most=10)
+            raise click.UsageError(f"{what!r} is the beginning of several: {which}. Give more of one of them.")
+        if found:
+            return next(iter(found.values()))
+        if "{" in what:
+            locks.checked_key(what)
+        if not any(name.startswith(what) for name in locks.app.tasks):
+            return LockState(what), what
+    return locks.survey(_key_of_call(_task_named(locks.app.tasks, what), args or [], kwargs or {})), None
 
 
 def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
@@ -56,14 +54,14 @@ def _found(locks: Locks, start: str) -> dict[str, tuple[LockState, str | None]]:
     return {start: found[start]} if start in found else found
 
 
-def _task_named(app: Celery, name: str) -> Any:
-    begins = sorted(each for each in app.tasks if each.startswith(name))
-    if name not in app.tasks and len(begins) != 1:
-        near = begins[:3] or [each for each in app.tasks if each.endswith(f".{name}")][:1]
-        near = near or get_close_matches(name, app.tasks, n=1)
+def _task_named(tasks: Mapping[str, Any], name: str) -> Any:
+    begins = [name] if name in tasks else sorted(each for each in tasks if each.startswith(name))
+    if len(begins) != 1:
+        near = begins[:3] or [each for each in tasks if each.endswith(f".{name}")][:1]
+        near = near or get_close_matches(name, tasks, n=1)
         meant = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
         raise click.UsageError(f"There is no task {name!r} in this app.{meant}")
-    task = app.tasks[name if name in app.tasks else begins[0]]
+    task = tasks[begins[0]]
     if not isinstance(task, Lockable):
         raise click.UsageError(f"The task {task.name!r} is not a SingletonTask, so it has no locks.")
     return task

@@ -3,13 +3,13 @@
 Whatever looks at the store raises `StoreError` if there is no answer in time.
 """
 
-import fnmatch
 import re
 import shutil
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 from celery import Celery, states
@@ -89,7 +89,7 @@ class Row:
     @property
     def asked_by(self) -> str | None:
         """Who has asked the holder to stop."""
-        return None if isinstance(self.about, LeftMark) else self.lock.asked_by.get(self.about.token)
+        return self.lock.asked_by.get(self.about.token)
 
     def as_json(self) -> dict[str, Any]:
         """As JSON, with the names of the docs; no row has a token, because a token allows a release."""
@@ -108,8 +108,8 @@ class Locks:
     """The locks of an app, straight from their store: the one that the app uses, or another one."""
 
     def __init__(self, app: Celery, store: Store | None = None) -> None:
+        self.app = app
         self.store: Store = store or store_of(app)
-        self._app = app
         self._start = start_of_keys(prefix_of(app))
 
     @property
@@ -140,11 +140,10 @@ class Locks:
 
         If one of several servers is away, the error comes after the locks of the others.
         """
+        found = Inventory(self.store).keys(self._start)
         keys = list[str]()
         try:
-            for key in Inventory(self.store).keys(self._start):
-                if pattern is None or fnmatch.fnmatchcase(lock_name_of(key), pattern):
-                    keys.append(key)
+            keys.extend(key for key in found if pattern is None or fnmatchcase(lock_name_of(key), pattern))
         except StoreError:
             yield from self.surveys_of(keys)
             raise
@@ -159,34 +158,36 @@ class Locks:
 
         A queued call has its task, and the time for which it is due.
         """
-        known = tasks_by_lock(self._app)
-        count = Counter(map(str, map(lock_name_of_task, lockable(self._app))))
-
-        def told(row: Row) -> Row:
-            task = known.get(row.name)
-            mark = row.about
-            if row.state != "queued" or task is None or not isinstance(mark, LeftMark):
-                return row
-            # Of several tasks with one lock name, the mark does not say which it is.
-            if count[row.name] == 1:
-                row = replace(row, about=replace(mark, task_name=task.name))
-            # The other locks of an app whose task cannot work are listed all the same.
-            with suppress(ConfigurationError):
-                # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
-                due_for = mark.due_for or task.lock_options.queue_ttl
-                return replace(row, queued_for=max(0.0, due_for - mark.expires_in))
-            return row
-
+        tasks = tasks_by_lock(self.app)
         found = self.surveys() if surveys is None else surveys
-        rows = [told(row) for survey in found for row in rows_of(survey, with_turns=with_turns)]
+        rows = [_told(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
         return sorted(rows, key=lambda row: (row.state != "held", -(row.age or 0.0), row.lock.key))
 
 
-def tasks_by_lock(app: Celery) -> dict[str, Any]:
-    """The tasks of an app by the name of their lock; of several with one name, the first."""
-    named = ((lock_name_of_task(task), task) for task in reversed(lockable(app)))
-    # The checks of tasks know of a name that is no text.
-    return {name: task for name, task in named if isinstance(name, str)}
+def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
+    """The same; of a queued call, with its task, and with the time for which it is due."""
+    mark = row.about
+    if row.name not in tasks or not isinstance(mark, LeftMark) or mark.state != "queued":
+        return row
+    task, *others = tasks[row.name]
+    # Of several tasks with one lock name, the mark does not say which it is.
+    if not others:
+        row = replace(row, about=replace(mark, task_name=task.name))
+    # The other locks of an app whose task cannot work are listed all the same.
+    with suppress(ConfigurationError):
+        # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
+        due_for = mark.due_for or task.lock_options.queue_ttl
+        row = replace(row, queued_for=max(0.0, due_for - mark.expires_in))
+    return row
+
+
+def tasks_by_lock(app: Celery) -> dict[str, list[Any]]:
+    """The tasks of an app by the name of their lock, which several may share."""
+    found = defaultdict[str, list[Any]](list)
+    for task in lockable(app):
+        # The checks of tasks know of a name that is no text.
+        found[str(lock_name_of_task(task))].append(task)
+    return found
 
 
 def in_json(state: str) -> str:
@@ -218,13 +219,13 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
     return [Row(survey, each) for each in (*found, *survey.turns[:number])]
 
 
-def call_of(app: Celery, locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
+def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
     """What its result says of a call, in the words of the docs; its rows; and why results cannot be read, if so."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
     call: dict[str, Any] = {"task_id": task_id, "state": None, "reason": None, "key": None, "holder_task_id": None}
     call |= {"locks": [row.as_json() for row in rows], "text": None}
     try:
-        kept = app.backend.get_task_meta(task_id)
+        kept = locks.app.backend.get_task_meta(task_id)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises, or that there is none)
         return call, rows, f"{type(error).__name__}: {error}".partition("\n")[0]
     call["state"] = kept["status"]

@@ -104,7 +104,7 @@ def test_who_waits_occupies_no_process_and_asks_nobody(
 
 
 def _what_became_of(app: Any, task_id: str) -> str:
-    call, rows, _ = call_of(app, Locks(app), task_id)
+    call, rows, _ = call_of(Locks(app), task_id)
     return call_text(call, rows)
 
 
