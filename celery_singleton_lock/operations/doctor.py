@@ -1,7 +1,7 @@
 """The checks of a deployment: the store and its servers, settings, tasks, workers and holders. They change nothing."""
 
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, LockState
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.store import Store
 
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
 CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
@@ -40,6 +41,7 @@ _ALIVE = "alive"
 _NO_TASK = "held by a Lock or a beat, which no worker knows"
 _SILENT = "on a worker that has not answered"
 _IDLE = "not active on a worker that has answered"
+_UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
 _QUESTIONS = ("stats", "active", "active_queues", "reserved")
 # To connect to the broker.
 _TO_CONNECT = 5.0
@@ -76,68 +78,72 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
     try:
         store = open_store(app)
     except ConfigurationError as error:
-        return _examine(app, None, {"store": (False, str(error))}, timeout)
+        return _examine(app, None, {"store": (False, str(error))}, timeout), False
     with closing(store):
         locks = Locks(app, store)
         if locks.is_of_one_process:
-            return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout)
-        return _examine(app, locks, {}, timeout)
+            return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout), False
+        try:
+            found = _about_answers(store, timeout)
+        except StoreError as error:
+            return _examine(app, None, {"store": (False, str(error))}, timeout), True
+        return _examine(app, locks, found, timeout), False
 
 
-def _examine(
-    app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float
-) -> tuple[list[dict[str, Any]], bool]:
+def _examine(app: Celery, locks: Locks | None, found: dict[str, Found], timeout: float) -> list[dict[str, Any]]:
+    """All findings, beside those that were made; without locks, if the store cannot be used."""
     surveys = list[LockState]()
-    is_away = False
-    try:
-        # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
-        surveys = list(locks.surveys()) if locks else []
-    except StoreError as error:
-        found["holders"] = None, str(error)
-    workers, silence = _ask_workers(app, timeout)
     if locks:
-        of_store = _about_store(app, locks, timeout)
-        is_away = len(of_store) == 1
-        if is_away:
-            found.clear()
-        elif "holders" not in found:
-            found["holders"] = _about_holders(locks, surveys, workers)
-        found |= of_store
+        found |= _about_use(app, locks.store, timeout)
+        try:
+            # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
+            surveys += locks.surveys()
+        except StoreError as error:
+            found["holders"] = None, str(error)
+    workers, silence = _ask_workers(app, timeout)
+    if locks and "holders" not in found:
+        found["holders"] = _about_holders(locks, surveys, workers)
     faults = [*faults_of(app), *without_base(app)]
     well = f"{len(lockable(app))} with a lock, and their options can work"
     found["tasks"] = not faults, "; ".join(faults) or well
     found["workers"] = _about_workers(app, workers, silence)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     advice = _advice(app, locks.rows(surveys) if locks else [], workers)
-    with suppress(ConfigurationError, StoreError):
-        # What else keeps the answer back is told by the other checks.
-        advice += _about_beats(app, locks) if locks and not is_away else []
+    if locks:
+        advice += _about_beats(app, locks.store)
     findings += [("advice", True, text) for text in advice]
-    return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings], is_away
+    return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings]
 
 
-def _about_beats(app: Celery, locks: Locks) -> list[str]:
+def _about_beats(app: Celery, store: Store) -> list[str]:
     """Whether all beats of this library are dead, if there have been any."""
-    leads, last = last_leader_of(app, locks.store)
-    if leads or last is None:
-        return []
-    seen = datetime.fromtimestamp(last.sent / 1_000_000, UTC)
-    who = f"the last leader, {last.entry}, was seen at {seen:%Y-%m-%d %H:%M:%S} UTC"
-    return [f"no beat leads, so nothing of the schedule is sent; {who}. Start a beat"]
+    # What else keeps the answer back is told by the other checks.
+    with suppress(ConfigurationError, StoreError):
+        leads, last = last_leader_of(app, store)
+        if last is not None and not leads:
+            seen = datetime.fromtimestamp(last.sent / 1_000_000, UTC)
+            who = f"the last leader, {last.entry}, was seen at {seen:%Y-%m-%d %H:%M:%S} UTC"
+            return [f"no beat leads, so nothing of the schedule is sent; {who}. Start a beat"]
+    return []
 
 
 # The store.
 
 
-def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
-    """What is found of it, by the names of the checks; if it does not answer, only that."""
-    store = locks.store
-    try:
-        round_trip, ahead = Inventory(store).latency(timeout)
-    except StoreError as error:
-        return {"store": (False, str(error))}
+def _about_answers(store: Store, timeout: float) -> dict[str, Found]:
+    round_trip, ahead = Inventory(store).latency(timeout)
     slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
-    found: dict[str, Found] = {"store": (True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}")}
+    clocks = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
+    if abs(ahead) > _CLOCKS_DIFFER_BY:
+        side = "ahead of" if ahead > 0 else "behind"
+        why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
+        clocks = False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}"
+    return {"store": (True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}"), "clock": clocks}
+
+
+def _about_use(app: Celery, store: Store, timeout: float) -> dict[str, Found]:
+    """Whether locks work in it, and what its servers say of themselves."""
+    found = dict[str, Found]()
     try:
         try_store(app, timeout)
         found["locking"] = True, "a lock was acquired, waited for, released, and its waiter woken"
@@ -146,28 +152,21 @@ def _about_store(app: Celery, locks: Locks, timeout: float) -> dict[str, Found]:
     try:
         reports = Inventory(store).about_servers(timeout)
         looks = zip(_OF_SERVERS, (_version, _eviction, _persistence, _connections), strict=True)
-        found |= {name: _of_all(look, reports) for name, look in looks}
+        return found | {name: _of_all(look, reports) for name, look in looks}
     except StoreError as error:
-        found |= dict.fromkeys(_OF_SERVERS, (None, str(error)))
-    found["clock"] = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
-    if abs(ahead) > _CLOCKS_DIFFER_BY:
-        side = "ahead of" if ahead > 0 else "behind"
-        why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
-        found["clock"] = False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}"
-    return found
+        return found | dict.fromkeys(_OF_SERVERS, (None, str(error)))
 
 
 # Its servers, by their own reports.
 
 
-def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Any) -> Found:
+def _of_all(look: Callable[[Mapping[str, str]], tuple[bool, str]], reports: Mapping[str, Mapping[str, str]]) -> Found:
     """What is found of all servers; of several that differ, it names those with a fault."""
-    found = {where: look(each) for where, each in sorted(reports.items())}
-    faults = {where: detail for where, (ok, detail) in found.items() if not ok}
-    details = faults or {where: detail for where, (_, detail) in found.items()}
-    if len(found) == 1 or (not faults and len(set(details.values())) == 1):
-        return not faults, next(iter(details.values()))
-    return not faults, "; ".join(f"{where}: {detail}" for where, detail in details.items())
+    found = [(where, *look(report)) for where, report in sorted(reports.items())]
+    is_well = all(ok for _, ok, _ in found)
+    if len({detail for *_, detail in found}) == 1:
+        return found[0][1:]
+    return is_well, "; ".join(f"{where}: {detail}" for where, ok, detail in found if ok == is_well)
 
 
 def _version(report: Mapping[str, str]) -> tuple[bool, str]:
@@ -244,19 +243,21 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
         thread.join(max(0.0, give_up_at - clock()))
     if len(answers) < len(_QUESTIONS):
         return {}, problems[0] if problems else "the broker does not answer"
+
+    def told(question: str, name: str, field: str) -> set[str] | None:
+        said = answers[question].get(name)
+        # One with an error answers with its text.
+        return {each[field] for each in said} if isinstance(said, list) else None
+
     workers = {}
     for name, stats in answers["stats"].items():
         pool = stats.get("pool", {})
-        queues = answers["active_queues"].get(name)
-        runs = answers["active"].get(name)
-        reserved = answers["reserved"].get(name)
         workers[name] = Worker(
             _pool_named(str(pool.get("implementation"))),
             int(pool.get("max-concurrency") or 1),
-            # One with an error answers with its text.
-            {each["name"] for each in queues} if isinstance(queues, list) else set(),
-            {each["id"] for each in runs} if isinstance(runs, list) else None,
-            {each["id"] for each in reserved} if isinstance(reserved, list) else set(),
+            queues=told("active_queues", name, "name") or set(),
+            active=told("active", name, "id"),
+            reserved=told("reserved", name, "id") or set(),
         )
     return workers, None
 
@@ -291,28 +292,28 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
 
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
     """Those that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed."""
-    by_state: dict[str, list[Holder]] = {_ALIVE: [], _NO_TASK: [], _SILENT: [], _IDLE: []}
-    for holder in (holder for survey in before for holder in survey.holders):
-        worker = workers.get(holder.hostname or "")
-        if holder.task_id is None:
-            by_state[_NO_TASK].append(holder)
-        elif worker is None or worker.active is None:
-            by_state[_SILENT].append(holder)
-        else:
-            by_state[_ALIVE if holder.task_id in worker.active else _IDLE].append(holder)
+    asked_about = {holder.token for survey in before for holder in survey.holders}
+    found = defaultdict[str, list[str]](list)
     try:
-        # A holder that has ended meanwhile was alive before.
-        doubtful = sorted({holder.key for holder in by_state[_IDLE]})
-        still = {holder.token: holder for survey in locks.surveys_of(doubtful) for holder in survey.holders}
+        # Those that have ended meanwhile were alive.
+        for survey in locks.surveys_of([survey.key for survey in before]):
+            for holder in survey.holders:
+                if holder.token in asked_about:
+                    found[_state_of(holder, workers)].append(_UNTIL.format(holder))
     except StoreError as error:
         return None, str(error)
-    by_state[_IDLE] = [still[holder.token] for holder in by_state[_IDLE] if holder.token in still]
-    parts = [f"{len(by_state[state])} {state}" for state in (_ALIVE, _NO_TASK) if by_state[state]]
-    for state in (_SILENT, _IDLE):
-        until = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-        if by_state[state]:
-            parts.append(f"{state}: {a_few([until.format(holder) for holder in by_state[state]])}")
-    return None if by_state[_SILENT] else True, "; ".join(parts) or "nobody holds a lock"
+    parts = [f"{len(found[state])} {state}" for state in (_ALIVE, _NO_TASK) if state in found]
+    parts += [f"{state}: {a_few(found[state])}" for state in (_SILENT, _IDLE) if state in found]
+    return None if _SILENT in found else True, "; ".join(parts) or "nobody holds a lock"
+
+
+def _state_of(holder: Holder, workers: Mapping[str, Worker]) -> str:
+    if holder.task_id is None:
+        return _NO_TASK
+    worker = workers.get(holder.hostname or "")
+    if worker is None or worker.active is None:
+        return _SILENT
+    return _ALIVE if holder.task_id in worker.active else _IDLE
 
 
 # Advice.
@@ -352,22 +353,21 @@ _PASSWORD = (
 
 def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list[str]:
     known = tasks_by_lock(app)
-    slots = sum(worker.slots for worker in workers.values())
-    others = {row.name for row in rows if row.name not in known and not row.name.startswith("celery.beat.")}
+    others = {row.name for row in rows if not (row.name in known or row.name.startswith("celery.beat."))}
     # What a worker that was killed leaves: calls that it had received, and that nobody delivers for now.
     is_idle = any(worker.active is not None and len(worker.active) < worker.slots for worker in workers.values())
     takers = {task_id: name for name, worker in workers.items() for task_id in worker.reserved}
-    queued = [row for row in rows if row.state == "queued"]
-    reserved = Counter(takers[each] for row in queued if (each := row.about.task_id) in takers)
-    late = Counter(
-        row.name
-        for row in queued
-        if not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG and row.about.task_id not in takers
-    )
+    reserved = Counter[str]()
+    late = Counter[str]()
+    for row in rows:
+        if row.state == "queued" and row.about.task_id in takers:
+            reserved[takers[row.about.task_id]] += 1
+        elif is_idle and not row.lock.holders and (row.queued_for or 0.0) > _QUEUED_LONG:
+            late[row.name] += 1
     pieces = {
-        **_about_tasks(app, slots),
+        **_about_tasks(app, sum(worker.slots for worker in workers.values())),
         _OF_OTHERS: sorted(others - {row.name for row in rows if row.lock.problem}),
-        _QUEUED: [f"{name} ({count})" for name, count in late.most_common()] if is_idle else [],
+        _QUEUED: [f"{name} ({count})" for name, count in late.most_common()],
         _RESERVED: [f"{name} ({count})" for name, count in reserved.most_common()],
         _UNREADABLE: [f"{row.lock.key} ({row.lock.problem})" for row in rows if row.lock.problem],
     }
@@ -381,7 +381,8 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
     """The names of tasks by what may surprise."""
-    found: dict[str, list[str]] = {_ENDLESS: [], _WAITING.format(slots): [], _LONG: [], _SKIPS_RETRIES: []}
+    waiting = _WAITING.format(slots)
+    found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
     for task in lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
@@ -390,7 +391,7 @@ def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
         with suppress(ConfigurationError):
             options = task.lock_options
             if options.on_conflict == "wait" and 0 < slots <= _FEW_SLOTS:
-                found[_WAITING.format(slots)].append(task.name)
+                found[waiting].append(task.name)
             if options.ttl > _LONG_TTL:
                 found[_LONG].append(f"{task.name} ({options.ttl:g} s)")
             if options.on_conflict == "skip" and getattr(task, "autoretry_for", ()):
