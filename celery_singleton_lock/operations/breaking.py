@@ -15,7 +15,6 @@ from celery_singleton_lock.leases.log import shown
 from celery_singleton_lock.operations.rows import Locks, Row, duration, in_json, rows_of, worker_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState
-from celery_singleton_lock.stores.redis.inventory import Inventory
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -37,7 +36,6 @@ class Plan:
     Attributes:
         name: That of the one call, or `Lock`, that is meant; without one, all are, but for turns whose owners live.
         dropped: `queued`, `next`, `cooldown` and `turns`.
-        problem: Why the lock cannot be read.
     """
 
     key: str
@@ -45,7 +43,6 @@ class Plan:
     holders: Sequence[Holder] = ()
     dropped: Sequence[str] = ()
     turns: Sequence[LeftMark] = ()
-    problem: str | None = None
 
     @classmethod
     def of(cls, lock: LockState, name: str | None = None) -> "Plan":
@@ -54,7 +51,7 @@ class Plan:
         # Behind a holder, its release passes over those that are dead.
         turns = [turn for turn in lock.turns if (turn.task_id == name if name else not lock.holders)]
         dropped = [state for state in ("queued", "next", "cooldown") if state in states] + ["turns"] * bool(turns)
-        return cls(lock.key, name, holders, dropped, turns, lock.problem)
+        return cls(lock.key, name, holders, dropped, turns)
 
     def __bool__(self) -> bool:
         return bool(self.holders or self.dropped)
@@ -71,9 +68,8 @@ class Plan:
         if self.holders:
             names = shown(", ".join(map(name_of, self.holders)))
             lines.append(f"To be {'freed at once' if force else 'asked to stop'}: {names}")
-        if self.holders and force:
-            risk = "keeps running beside the next one, at least until its next renewal"
-            lines.append(f"A body that is still alive {risk}.")
+            risk = "A body that is still alive keeps running beside the next one, at least until its next renewal."
+            lines += [risk] if force else []
         if self.dropped:
             of_dead = "" if self.name or not self.turns else f" (of {len(self.turns)}, those whose process is gone)"
             lines.append(f"To be dropped: {', '.join(self.dropped)}{of_dead}")
@@ -87,19 +83,17 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
         Those that were still there, and what is gone.
     """
     key = plan.key
-    store = locks.store
     marks = bool(plan.dropped) and plan.name is None
     turns = ["turns"] if marks and plan.turns and _drops_dead_turns(locks, key, by) else []
-    asked, dropped = Inventory(store).break_lock(
-        key, [holder.token for holder in plan.holders], by, marks=marks, force=force
-    )
+    tokens = [holder.token for holder in plan.holders]
+    asked, dropped = locks.inventory.break_lock(key, tokens, by, marks=marks, force=force)
     for holder in asked:
         logger.info("lock.broken key=%s task_id=%s by=%s force=%s", key, holder.task_id, by, force)
     if plan.name is not None and plan.dropped:
-        store.unmark(key, plan.name)
+        locks.store.unmark(key, plan.name)
         for turn in plan.turns:
             # A call that lives queues anew, as the last one.
-            store.release(Claim(key, turn.token, ttl=1.0), None)
+            locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
     return replace(plan, holders=asked, dropped=[*dropped, *turns])
@@ -110,7 +104,7 @@ def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
     at_first = left = locks.survey(key).waiters
     before = left + 1
     while 0 < left < before:
-        Inventory(locks.store).break_lock(key, (), by)
+        locks.inventory.break_lock(key, (), by)
         before = left
         left = locks.survey(key).waiters
     return left < at_first

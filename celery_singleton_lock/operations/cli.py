@@ -190,7 +190,7 @@ def break_lock(
     lock, task_id = named(locks, what, args, kwargs)
     plan = breaking.Plan.of(lock, holder or task_id)
     if not plan:
-        why = plan.problem or "nobody holds it, there are no marks, and nobody waits"
+        why = lock.problem or "nobody holds it, there are no marks, and nobody waits"
         if plan.name is not None:
             why = f"{shown(plan.name)} does not hold it, and neither is queued nor waits for it"
         _end(plan.as_json(), f"Nothing to break in {shown(plan.key)}: {why}.", 1, is_json=is_json)
@@ -277,12 +277,11 @@ def web(obj: Any, bind: str) -> None:
     # Each command of celery, also a worker, imports this file, and needs no web server.
     from celery_singleton_lock.web import application  # noqa: PLC0415
 
-    try:
+    host = port = None
+    with suppress(ValueError):
         place = urlsplit(f"//{bind}")
         host = place.hostname
         port = place.port
-    except ValueError:
-        host = port = None
     if not host or port is None:
         raise click.UsageError(f"--bind {bind!r} is not an address to listen on; give HOST:PORT, as 127.0.0.1:8765")
     password = os.environ.get(PASSWORD) or None

@@ -19,8 +19,6 @@ from celery_singleton_lock.options import as_set
 from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, LockState
-from celery_singleton_lock.stores.redis.inventory import Inventory
-from celery_singleton_lock.stores.redis.store import Store
 
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
 CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
@@ -84,7 +82,7 @@ def examine(app: Celery, timeout: float) -> tuple[list[dict[str, Any]], bool]:
         if locks.is_of_one_process:
             return _examine(app, None, {"store": (None, OF_ONE_PROCESS)}, timeout), False
         try:
-            found = _about_answers(store, timeout)
+            found = _about_answers(locks, timeout)
         except StoreError as error:
             return _examine(app, None, {"store": (False, str(error))}, timeout), True
         return _examine(app, locks, found, timeout), False
@@ -94,7 +92,7 @@ def _examine(app: Celery, locks: Locks | None, found: dict[str, Found], timeout:
     """All findings, beside those that were made; without locks, if the store cannot be used."""
     surveys = list[LockState]()
     if locks:
-        found |= _about_use(app, locks.store, timeout)
+        found |= _about_use(locks, timeout)
         try:
             # Before the question to the workers: a run that holds a lock now is active later, or gives it back.
             surveys += locks.surveys()
@@ -110,16 +108,16 @@ def _examine(app: Celery, locks: Locks | None, found: dict[str, Found], timeout:
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     advice = _advice(app, locks.rows(surveys) if locks else [], workers)
     if locks:
-        advice += _about_beats(app, locks.store)
+        advice += _about_beats(locks)
     findings += [("advice", True, text) for text in advice]
     return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings]
 
 
-def _about_beats(app: Celery, store: Store) -> list[str]:
+def _about_beats(locks: Locks) -> list[str]:
     """Whether all beats of this library are dead, if there have been any."""
     # What else keeps the answer back is told by the other checks.
     with suppress(ConfigurationError, StoreError):
-        leads, last = last_leader_of(app, store)
+        leads, last = last_leader_of(locks.app, locks.store)
         if last is not None and not leads:
             seen = datetime.fromtimestamp(last.sent / 1_000_000, UTC)
             who = f"the last leader, {last.entry}, was seen at {seen:%Y-%m-%d %H:%M:%S} UTC"
@@ -130,27 +128,27 @@ def _about_beats(app: Celery, store: Store) -> list[str]:
 # The store.
 
 
-def _about_answers(store: Store, timeout: float) -> dict[str, Found]:
-    round_trip, ahead = Inventory(store).latency(timeout)
+def _about_answers(locks: Locks, timeout: float) -> dict[str, Found]:
+    round_trip, ahead = locks.inventory.latency(timeout)
     slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
     clocks = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
     if abs(ahead) > _CLOCKS_DIFFER_BY:
         side = "ahead of" if ahead > 0 else "behind"
         why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
         clocks = False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}"
-    return {"store": (True, f"{store.address} answers in {round_trip * 1000:.2f} ms{slow}"), "clock": clocks}
+    return {"store": (True, f"{locks.store.address} answers in {round_trip * 1000:.2f} ms{slow}"), "clock": clocks}
 
 
-def _about_use(app: Celery, store: Store, timeout: float) -> dict[str, Found]:
+def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
     """Whether locks work in it, and what its servers say of themselves."""
     found = dict[str, Found]()
     try:
-        try_store(app, timeout)
+        try_store(locks.app, timeout)
         found["locking"] = True, "a lock was acquired, waited for, released, and its waiter woken"
     except (ConfigurationError, StoreError) as error:
         found["locking"] = False, str(error)
     try:
-        reports = Inventory(store).about_servers(timeout)
+        reports = locks.inventory.about_servers(timeout)
         looks = zip(_OF_SERVERS, (_version, _eviction, _persistence, _connections), strict=True)
         return found | {name: _of_all(look, reports) for name, look in looks}
     except StoreError as error:

@@ -37,6 +37,7 @@ _TO_END_OF_LINE = "\x1b[K"
 _TO_END_OF_SCREEN = "\x1b[J"
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 """Of a holder; a mark has some of them."""
+_OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "text")
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,7 @@ class Locks:
     def __init__(self, app: Celery, store: Store | None = None) -> None:
         self.app = app
         self.store: Store = store or store_of(app)
+        self.inventory = Inventory(self.store)
         self._start = start_of_keys(prefix_of(app))
 
     @property
@@ -130,7 +132,7 @@ class Locks:
         return text
 
     def counted(self) -> dict[str, int]:
-        return Inventory(self.store).counted(hash_of(self._start))
+        return self.inventory.counted(hash_of(self._start))
 
     def survey(self, key: str) -> LockState:
         return next(self.surveys_of([key]))
@@ -140,9 +142,9 @@ class Locks:
 
         If one of several servers is away, the error comes after the locks of the others.
         """
-        found = Inventory(self.store).keys(self._start)
         keys = list[str]()
         try:
+            found = self.inventory.keys(self._start)
             keys.extend(key for key in found if pattern is None or fnmatchcase(lock_name_of(key), pattern))
         except StoreError:
             yield from self.surveys_of(keys)
@@ -222,8 +224,8 @@ def rows_of(survey: LockState, *, with_turns: bool = False) -> list[Row]:
 def call_of(locks: Locks, task_id: str) -> tuple[dict[str, Any], list[Row], str | None]:
     """What its result says of a call, in the words of the docs; its rows; and why results cannot be read, if so."""
     rows = [row for row in locks.rows(with_turns=True) if row.about.task_id == task_id]
-    call: dict[str, Any] = {"task_id": task_id, "state": None, "reason": None, "key": None, "holder_task_id": None}
-    call |= {"locks": [row.as_json() for row in rows], "text": None}
+    call: dict[str, Any] = dict.fromkeys(_OF_CALL)
+    call |= {"task_id": task_id, "locks": [row.as_json() for row in rows]}
     try:
         kept = locks.app.backend.get_task_meta(task_id)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises, or that there is none)
@@ -318,10 +320,8 @@ def _cut(text: str, width: int) -> str:
 
 def aligned(lines: Sequence[tuple[str, ...]]) -> str:
     """The lines, with columns of one width each."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
+    form = "  ".join(f"{{:{max(map(len, column))}}}" for column in zip(*lines, strict=True))
+    return "\n".join(form.format(*line).rstrip() for line in lines)
 
 
 def a_few(names: Sequence[str], of: int | None = None, *, most: int = 3) -> str:

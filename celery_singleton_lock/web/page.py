@@ -86,16 +86,15 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
 
 def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
     """All that a template of the page needs, to be escaped there; with a `problem` if nothing can be shown."""
-    facts = {"name": snapshots.app.main or "this app", "pattern": pattern}
-    facts["now"] = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
+    facts: dict[str, Any] = {"name": snapshots.app.main or "this app", "pattern": pattern, "now": now}
     try:
         rows = snapshots.matching(pattern)
         locks = Locks(snapshots.app)
     except (StoreError, ConfigurationError) as error:
-        return {**facts, "address": getattr(error, "store", "no store"), "problem": as_set(snapshots.app, str(error))}
+        return facts | {"address": getattr(error, "store", "no store"), "problem": as_set(snapshots.app, str(error))}
     total = totals_of(rows, lambda _: "").get("", Total())
-    return {
-        **facts,
+    return facts | {
         "address": locks.store.address,
         "alone": OF_ONE_PROCESS if locks.is_of_one_process else None,
         "sums": {

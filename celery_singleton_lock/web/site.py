@@ -11,8 +11,7 @@ from prometheus_client import generate_latest
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.settings import store_of
-from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.operations.rows import Locks
 from celery_singleton_lock.web.metrics import CONTENT_TYPE, Metrics
 from celery_singleton_lock.web.page import SnapshotCache, page_context
 
@@ -52,13 +51,10 @@ class Site(Flask):
         self._snapshots = SnapshotCache(app)
         self.before_request(self._check_visitor)
         self.after_request(_with_headers)
-        for path, view in {
-            "/": self.page,
-            "/locks.json": self.locks_json,
-            "/metrics": self.metrics,
-            "/healthz": self.healthz,
-        }.items():
-            self.add_url_rule(path, view_func=view)
+        self.get("/")(self.page)
+        self.get("/locks.json")(self.locks_json)
+        self.get("/metrics")(self.metrics)
+        self.get("/healthz")(self.healthz)
 
     def _check_visitor(self) -> ResponseReturnValue | None:
         if self._hosts is not None and _name_in(request.environ.get("HTTP_HOST", "")) not in self._hosts:
@@ -88,7 +84,7 @@ class Site(Flask):
 
     def healthz(self) -> ResponseReturnValue:
         try:
-            Inventory(store_of(self._snapshots.app)).now()
+            Locks(self._snapshots.app).inventory.now()
         except (StoreError, ConfigurationError):
             # No address, because the client may be a stranger.
             return "the store cannot be asked\n", 503, _TEXT

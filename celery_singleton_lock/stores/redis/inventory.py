@@ -48,12 +48,10 @@ class Inventory:
         problem = None
         steps = "MATCH", pattern, "COUNT", _KEYS_PER_STEP
         for server in self._masters():
-            cursor = "0"
-            is_first = True
+            cursor = None
             try:
-                while is_first or cursor != "0":
-                    cursor, found = self._store.call("SCAN", cursor, *steps, servers=server)
-                    is_first = False
+                while cursor != "0":
+                    cursor, found = self._store.call("SCAN", cursor or "0", *steps, servers=server)
                     fresh = {key for key in found if _OUR_KEY.fullmatch(key)} - seen
                     seen |= fresh
                     yield from fresh
@@ -78,7 +76,8 @@ class Inventory:
             round_trip = clock() - sent_at
             here = time.time()
             found.append((round_trip, microseconds(answer) / 1_000_000 - (here - round_trip / 2)))
-        return max(round_trip for round_trip, _ in found), max((ahead for _, ahead in found), key=abs)
+        round_trips, ahead = zip(*found, strict=True)
+        return max(round_trips), max(ahead, key=abs)
 
     def about_servers(self, bound: float) -> dict[str, dict[str, str]]:
         """Each server's own report about itself, by its address."""
