@@ -37,38 +37,6 @@ _NEVER = float("inf")
 Heard = Callable[[str], None]
 
 
-class Listener:
-    """Hears the channels of one store, in one thread of each process that has any.
-
-    A signal may raise anywhere in `add` and `remove`.
-    """
-
-    def __init__(self, servers: Connections) -> None:
-        self._servers = servers
-        # By process: after a fork the child begins with nothing.
-        self._threads: dict[int, _Thread] = {}
-
-    def add(self, channel: str, heard: Heard) -> None:
-        """Have *heard* called with each message from now on, and with `LISTENING` and `DEAF` as that begins and ends.
-
-        Whoever hears `LISTENING`, maybe more than once, looks for itself what was sent before. *heard* is called in the
-        listener's thread, native even where threads are greenlets, so it must not block. *channel* begins with the key
-        of a lock.
-        """
-        pid = os.getpid()
-        thread = self._threads.get(pid)
-        if thread is None:
-            thread = self._threads.setdefault(pid, _Thread(self._servers))
-        thread.heard[channel] = heard
-        thread.changes(channel)
-
-    def remove(self, channel: str) -> None:
-        """Call nothing for it any more, except what is being called just now."""
-        thread = self._threads.get(os.getpid())
-        if thread is not None and thread.heard.pop(channel, None) is not None:
-            thread.changes(channel)
-
-
 class _Wire:
     """A connection to one server, if there is one now."""
 
@@ -106,11 +74,14 @@ class _Wire:
         self.connection.send_packed_command([b"".join(map(packed, commands))], check_health=False)
 
 
-class _Thread(DaemonThread):
-    """What one process hears. All but `heard` and `_changed` is touched by one thread only."""
+class Listener(DaemonThread):
+    """Hears the channels of one store, in one thread of one process.
+
+    All but `_heard` and `_changed` is touched by that thread only. A signal may raise anywhere in `add` and `remove`.
+    """
 
     def __init__(self, servers: Connections) -> None:
-        self.heard: dict[str, Heard] = {}
+        self._heard: dict[str, Heard] = {}
         self._servers = servers
         self._changed = deque[str]()
         self._wires: dict[Connections, _Wire] = {}
@@ -124,7 +95,22 @@ class _Thread(DaemonThread):
         self._alone = original("_thread", "allocate_lock")()
         self._untold = deque[Callable[[], None]]()
 
-    def changes(self, channel: str) -> None:
+    def add(self, channel: str, heard: Heard) -> None:
+        """Have *heard* called with each message from now on, and with `LISTENING` and `DEAF` as that begins and ends.
+
+        Whoever hears `LISTENING`, maybe more than once, looks for itself what was sent before. *heard* is called in the
+        listener's thread, native even where threads are greenlets, so it must not block. *channel* begins with the key
+        of a lock.
+        """
+        self._heard[channel] = heard
+        self._change(channel)
+
+    def remove(self, channel: str) -> None:
+        """Call nothing for it any more, except what is being called just now."""
+        if self._heard.pop(channel, None) is not None:
+            self._change(channel)
+
+    def _change(self, channel: str) -> None:
         self._changed.append(channel)
         self.ensure()
         if self._pipe is not None:
@@ -139,7 +125,7 @@ class _Thread(DaemonThread):
         start_native_thread(partial(run, mark))
 
     def _has_work(self) -> bool:
-        return bool(self.heard)
+        return bool(self._heard)
 
     def _log(self, line: Callable[[], None]) -> None:
         if patched_by() is None:
@@ -158,7 +144,7 @@ class _Thread(DaemonThread):
             except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
                 self._report(error)
                 self._hang_up()
-                self._changed.extend(list(self.heard))
+                self._changed.extend(list(self._heard))
                 original("time", "sleep")(REPLY_TIMEOUT)
                 return True
 
@@ -173,7 +159,7 @@ class _Thread(DaemonThread):
         for wire, commands in self._commands(batch).items():
             with self._losing(wire):
                 wire.send(commands)
-        if self.heard or self._changed:
+        if self._heard or self._changed:
             self._leaves_at = clock() + _LINGERS
         elif clock() >= self._leaves_at:
             self._hang_up()
@@ -203,7 +189,7 @@ class _Thread(DaemonThread):
         commands: dict[_Wire, list[Command]] = {}
         for channel in channels:
             wire = self._wire_of.pop(channel, None)
-            if channel not in self.heard:
+            if channel not in self._heard:
                 self._deaf.pop(channel, None)
                 if wire is not None:
                     commands.setdefault(wire, []).append((wire.server.unsubscribe, channel))
@@ -320,7 +306,7 @@ class _Thread(DaemonThread):
 
     def _tell(self, channel: str, what: str) -> None:
         try:
-            if (heard := self.heard.get(channel)) is not None:
+            if (heard := self._heard.get(channel)) is not None:
                 heard(what)
         except Exception as error:  # noqa: BLE001 (it harms no other)
             self._report(error)

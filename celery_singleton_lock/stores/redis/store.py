@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from os import getpid
 from typing import Any, Self
 
 from redis import ConnectionPool, exceptions
@@ -144,6 +145,8 @@ class Store:
         self.replicas = replicas
         self.servers = self._connect(url, options)
         self.whole = self._part(self.servers.address)
+        # By process: after a fork the child begins with nothing.
+        self._listeners: dict[int, Listener] = {}
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Connections:
         if url.startswith("sentinel://"):
@@ -166,12 +169,12 @@ class Store:
 
     @property
     def listener(self) -> Listener:
-        """Hears channels of this store; the same object for all who ask."""
-        found: Listener | None = vars(self).get("_listener")
+        """Hears channels of this store; the same object for all who ask in this process."""
+        found = self._listeners.get(getpid())
         if found is None:
             # A thread beside greenlets needs connections of its own.
             servers = self.clone().servers if patched_by() is not None else self.servers
-            found = vars(self).setdefault("_listener", Listener(servers))
+            found = self._listeners.setdefault(getpid(), Listener(servers))
         return found
 
     def part_of(self, key: str) -> Part:  # noqa: ARG002 (for a store that has parts)
