@@ -126,7 +126,7 @@ class OwnMemory(Connections):
             self._server.after_fork()
         super()._begin()
 
-    def _open(self, until: float) -> Any:
+    def open(self, timeout: float) -> Any:
         if self._pid != os.getpid():
             self._begin()
-        return super()._open(until)
+        return super().open(timeout)

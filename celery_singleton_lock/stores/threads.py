@@ -12,13 +12,13 @@ from celery_singleton_lock.stores.clock import clock
 _LONGEST_START = 2.0
 
 
-def patched_by() -> Any:
-    """The module, gevent or eventlet, that has patched threads in this process; None if neither has."""
+def patched_by(what: str = "thread") -> Any:
+    """The module, gevent or eventlet, that has patched *what* in this process; None if neither has."""
     gevent = sys.modules.get("gevent.monkey")
-    if gevent is not None and gevent.is_module_patched("threading"):
+    if gevent is not None and gevent.is_module_patched("threading" if what == "thread" else what):
         return sys.modules["gevent"]
     eventlet = sys.modules.get("eventlet.patcher")
-    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+    if eventlet is not None and eventlet.is_monkey_patched(what):
         return sys.modules["eventlet"]
     return None
 

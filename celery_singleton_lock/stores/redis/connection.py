@@ -3,7 +3,6 @@
 import inspect
 import re
 import ssl
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +21,7 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import NotUsable, is_elsewhere, not_connected
+from celery_singleton_lock.stores.threads import patched_by
 
 REPLY_TIMEOUT = 1.0
 _SHORTEST_TIMEOUT = 0.01
@@ -73,12 +73,7 @@ class IdleOfThread(threading.local):
 
 def _has_an_event_loop_each() -> bool:
     """The sockets of this process are for greenlets, and its threads are not: each has an event loop of its own."""
-    for patcher, is_patched in (("gevent.monkey", "is_module_patched"), ("eventlet.patcher", "is_monkey_patched")):
-        if patcher in sys.modules:
-            has = getattr(sys.modules[patcher], is_patched)
-            if has("socket") and not has("threading" if patcher == "gevent.monkey" else "thread"):
-                return True
-    return False
+    return patched_by("socket") is not None and patched_by() is None
 
 
 class Connections:
@@ -121,7 +116,7 @@ class Connections:
         try:
             connection = idle.pop()
         except IndexError:
-            connection = self._open(until)
+            connection = self.open(timeout)
         try:
             sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
             connection.send_packed_command([sent], check_health=False)
@@ -177,7 +172,7 @@ class Connections:
     def listen(self, channel: str, timeout: float) -> Any:
         """A connection that hears *channel*; the caller disconnects it."""
         until = clock() + timeout
-        connection = self._open(until)
+        connection = self.open(timeout)
         try:
             connection.send_packed_command([packed((self.subscribe, channel))], check_health=False)
             if not connection.can_read(timeout=max(0.0, until - clock())):
@@ -190,7 +185,19 @@ class Connections:
 
     def open(self, timeout: float) -> Any:
         """A connection of the caller's own, who disconnects it."""
-        return self._open(clock() + timeout)
+        arguments = self.pool.connection_kwargs
+        timeout = max(_SHORTEST_TIMEOUT, min(REPLY_TIMEOUT, timeout))
+        connection = self.pool.connection_class(**{**arguments, "socket_connect_timeout": timeout})
+        try:
+            connection.connect()
+        except BaseException as error:
+            connection.disconnect()
+            if isinstance(error, exceptions.RedisError):
+                self.close()
+            elif isinstance(error, TypeError | ValueError):
+                raise not_connected(error) from error
+            raise
+        return connection
 
     def at_owner_of(self, key: str, timeout: float) -> "Connections":  # noqa: ARG002 (of a cluster)
         """Those to the server that has *key*."""
@@ -209,22 +216,6 @@ class Connections:
         with suppress(IndexError):
             while True:
                 idle.pop().disconnect()
-
-    def _open(self, until: float) -> Any:
-        arguments = self.pool.connection_kwargs
-        timeout = max(_SHORTEST_TIMEOUT, min(REPLY_TIMEOUT, until - clock()))
-        connection = self.pool.connection_class(**{**arguments, "socket_connect_timeout": timeout})
-        try:
-            connection.connect()
-        except BaseException as error:
-            connection.disconnect()
-            if isinstance(error, exceptions.RedisError):
-                self.close()
-                raise
-            if isinstance(error, TypeError | ValueError):
-                raise not_connected(error) from error
-            raise
-        return connection
 
 
 def replicated(replies: list[Any], replicas: int) -> list[Any]:

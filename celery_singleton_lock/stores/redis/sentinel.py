@@ -145,8 +145,9 @@ class SentinelConnections(Connections):
                 _thread.start_new_thread(self._look, ())
         return super().ask(key, commands, timeout)
 
-    def _open(self, until: float) -> Any:
-        connection = super()._open(until)
+    def open(self, timeout: float) -> Any:
+        """The same, to whichever is the master now."""
+        connection = super().open(timeout)
         self._look_at = min(self._look_at, clock() + _LOOK_AGAIN)
         return connection
 
