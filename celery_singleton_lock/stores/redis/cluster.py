@@ -99,8 +99,6 @@ class Cluster(NodeConnections):
 
     def run(self, script: Script, calls: Sequence[Call], timeout: float, replicas: int = 0) -> list[Any]:
         """The same, in one round trip to each server that it concerns."""
-        if len(calls) == 1:
-            return super().run(script, calls, timeout, replicas)
         until = clock() + timeout
         replies: list[Any] = [None] * len(calls)
         groups: dict[Node, list[int]] = {}

@@ -355,12 +355,11 @@ class Store:
                 # What was refused was not done.
                 if not isinstance(reply, exceptions.RedisError):
                     return reply, sent_at, 1
-        ask = partial(self._try, script, key, arguments, replicas)
-        reply, sent_at, more = part.persist(ask, bound - (clock() - sent_at))
-        return reply, sent_at, tries + more
-
-    def _try(self, script: Script, key: str, arguments: Sequence[str], replicas: int, left: float) -> Any:
-        return accepted(self.servers.run(script, [((key,), arguments)], left, replicas))[0]
+        calls = [((key,), arguments)]
+        replies, sent_at, more = part.persist(
+            lambda left: accepted(self.servers.run(script, calls, left, replicas)), bound - (clock() - sent_at)
+        )
+        return replies[0], sent_at, tries + more
 
     def call(self, *command: str, bound: float = RELEASE_BOUND, servers: Connections | None = None) -> Any:
         """The reply to a command about the key that follows its name."""
