@@ -187,7 +187,7 @@ class Cluster(NodeConnections):
             RedisError: None does.
         """
         self._learned_at = began = clock()
-        answers: dict[str, exceptions.RedisError | str] = {}
+        answers: dict[str, exceptions.RedisError] = {}
         for node in dict.fromkeys([*self._order, *self._seeds]):
             left = min(_PATIENCE, began + timeout - clock())
             try:
@@ -197,7 +197,7 @@ class Cluster(NodeConnections):
                 continue
             if rows:
                 break
-            answers[where(node)] = "it knows of no server that has slots"
+            answers[where(node)] = NotUsable("it knows of no server that has slots")
         else:
             raise none_of("no server of the cluster says who has which slot", answers)
         owners: list[Node | None] = [None] * _SLOTS

@@ -243,7 +243,7 @@ def settled(make: Callable[..., Any], options: Mapping[str, Any], address: str) 
         arguments.update(OURS)
         settle(arguments, has_tls=issubclass(pool.connection_class, SSLConnection))
         database = arguments.get("db") or 0
-        if isinstance(database, bool) or not isinstance(database, int | str) or not _DATABASE.fullmatch(str(database)):
+        if not _DATABASE.fullmatch(str(database)):
             raise TypeError("db in singleton_lock_client_options, or redis_db, has to be the number of a database")
         # As text, because no signal may interrupt a packer in C at a number.
         arguments["db"] = str(database) if int(database) else 0

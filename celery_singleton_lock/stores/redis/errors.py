@@ -130,14 +130,12 @@ def advice_about(error: exceptions.RedisError, user: str = "default") -> str | N
 
 def none_of(
     problem: str,
-    answers: Mapping[str, exceptions.RedisError | str],
+    answers: Mapping[str, exceptions.RedisError],
     advise: Callable[[exceptions.RedisError], str | None] = advice_about,
 ) -> NotUsable:
     """The error that no server of several has said what we need, with what each has answered."""
-    errors = [each for each in answers.values() if not isinstance(each, str)]
-    reasons = [each if isinstance(each, str) else problem_of(each).partition(": ")[2] for each in answers.values()]
-    lines = "; ".join(f"{who}: {why}" for who, why in zip(answers, reasons, strict=True))
-    advice = [each for error in errors if (each := advise(error)) is not None]
+    lines = "; ".join(f"{who}: {problem_of(error).partition(': ')[2]}" for who, error in answers.items())
+    advice = [each for error in answers.values() if (each := advise(error)) is not None]
     # A refusal by one of several may be the fault of that one.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
 

@@ -46,7 +46,7 @@ class AllSentinels(Sentinel):
     def discover_master(self, service_name: str) -> Address:
         """Host and port of the master; `NotUsable` if no sentinel knows one."""
         states = list[dict[str, Any]]()
-        answers = dict[str, exceptions.RedisError | str]()
+        answers = dict[str, exceptions.RedisError]()
         for host, sentinel in zip(self._hosts, self.sentinels, strict=True):
             try:
                 # As two words, for redis-py 6.3 to 7.0 cannot read the answer to the command that they know.
@@ -61,7 +61,7 @@ class AllSentinels(Sentinel):
                 least = self.min_other_sentinels
                 few = f"it knows of {others} others, and min_other_sentinels={least}"
                 is_down = state["is_sdown"] or state["is_odown"]
-                answers[where(host)] = f"{state['ip']}:{state['port']} is down" if is_down else few
+                answers[where(host)] = NotUsable(f"{state['ip']}:{state['port']} is down" if is_down else few)
 
         def rank(state: Mapping[str, Any]) -> tuple[int, bool, bool]:
             # The one that fails over names the former master until it is done; the others hear of the new one before.
@@ -75,8 +75,8 @@ class AllSentinels(Sentinel):
             if before not in (None, self.known):
                 self._moved(before, self.known)
             return self.known
-        is_silence = not any(advise(each) for each in answers.values() if not isinstance(each, str))
-        if not states and is_silence and self.known is not None:
+        is_silence = not states and not any(map(advise, answers.values()))
+        if is_silence and self.known is not None:
             # Nobody says that it is another one by now. If it is, it tells so.
             return self.known
         raise none_of(f"no sentinel knows a master {service_name}", answers, advise)

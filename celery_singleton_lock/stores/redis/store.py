@@ -77,12 +77,9 @@ class Waiter:
     A waiter that leaves without a grant still has to release the claim, to pass the turn on.
     """
 
-    def __init__(
-        self, servers: Connections, claim: Claim, ask: Callable[[float], Grant | Conflict | Done | float]
-    ) -> None:
-        self._servers = servers
+    def __init__(self, store: "Store", claim: Claim) -> None:
+        self._store = store
         self._claim = claim
-        self._ask = ask
         self._subscription: Any = None
 
     def __enter__(self) -> Self:
@@ -103,8 +100,8 @@ class Waiter:
             with suppress(exceptions.RedisError):
                 channel = f"{self._claim.key}:{self._claim.token}"
                 bound = min(_LISTEN_BOUND, self._claim.patience)
-                self._subscription = self._servers.listen(channel, bound)
-        return self._ask(give_up_at - clock())
+                self._subscription = self._store.servers.listen(channel, bound)
+        return self._store.take_turn(self._claim, give_up_at - clock())
 
     def sleep(self, seconds: float) -> None:
         """Return when woken by a release, and at the latest after *seconds*."""
@@ -195,7 +192,7 @@ class Store:
 
     def waiter(self, claim: Claim) -> Waiter:
         """Queue for a place: first come, first served, woken by the release."""
-        return Waiter(self.servers, claim, partial(self.take_turn, claim))
+        return Waiter(self, claim)
 
     def take_turn(self, claim: Claim, bound: float = ACQUIRE_BOUND) -> Grant | Conflict | Done | float:
         """The same, once, for a caller who listens at `<key>:<token>` by itself; see `Waiter.ask`."""
@@ -205,8 +202,7 @@ class Store:
         self, claim: Claim, bound: float = ACQUIRE_BOUND, *, waits: bool = False
     ) -> Grant | Conflict | Done | float:
         part = self.part_of(claim.key)
-        if claim.patience < ACQUIRE_BOUND:
-            bound = min(bound, claim.patience)
+        bound = min(bound, claim.patience)
         if part.is_away and claim.facts.task_id and not waits:
             # Other calls, each in a slot of a pool, do not try for as long as the first one has.
             bound = min(bound, REPLY_TIMEOUT)
@@ -215,10 +211,8 @@ class Store:
         except StoreError:
             part.is_away = True
             raise
-        if self.has_parts:
-            # By now it is known which part that is.
-            part = self.part_of(claim.key)
-        part.clock.compare(reply if type(reply) is int else reply[1], sent_at)
+        # By now it is known which part that is.
+        self.part_of(claim.key).clock.compare(reply if type(reply) is int else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
@@ -272,7 +266,7 @@ class Store:
         found with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`. If it is to be the *newest*, no
         queued call that was published before it is in its way: it takes that call's place.
         """
-        in_the_way = " ".join(filter(None, [str(limit), sent, "newest" if newest else ""]))
+        in_the_way = f"{limit} {sent} {'newest' if newest else ''}"
         about = mark_text(label, published, due_for)
         arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(cooldown), *filter(None, [about])
         reply = self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0]
@@ -286,7 +280,7 @@ class Store:
         If it *heeds*, leave everything if another call is queued, and return the conflict with it; with a *claim* that
         `succeeds`, only if that one is newer, or if a newer one has begun.
         """
-        words = " ".join(word for word, is_said in {"cooldown": ends_cooldown, "heeds": heeds}.items() if is_said)
+        words = f"{'cooldown' if ends_cooldown else ''} {'heeds' if heeds else ''}"
         reply = self.request(UNMARK, key, (task_id, words, *begins_text(claim)))[0]
         return None if reply == 1 else conflict_in(key, reply)
 
