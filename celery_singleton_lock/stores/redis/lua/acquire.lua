@@ -89,7 +89,7 @@ if marker ~= '' then
   if attempt <= past and (outcome ~= 'ended' or now - at < RESULT_GRACE) then
     return {3, now, past, outcome}
   end
-  local ids = fields_of_places(key, highest, ':i')
+  local ids = read_numbered(key, '', 1, highest, ':i')
   for _, each in ipairs(places) do
     if each.alive and ids[each.place] == task_id and each.token ~= token then
       local is_later = attempt > grant_of(key, each.place).attempt
@@ -190,6 +190,10 @@ if first and free > #before and behind >= first then
   end
 end
 
+-- Its turn as it is by now; no walk from here on visits it.
+local own = ticket and waiter_in(redis.call('HGET', key, 'q' .. ticket))
+local copies = own and own.copies or '0'
+
 if looks then
   local is_next = its_relation == 'mine' and is_coming(successor)
   if is_next then
@@ -202,10 +206,9 @@ if looks then
     end
   end
   local comes = free > #before or not (ticket or is_next)
-  local waiter = comes and known[8] and waiter_in(redis.call('HGET', key, 'q' .. ticket))
-  if waiter then
+  if comes and known[8] and own then
     redis.call('HDEL', key, '')
-    set_called(key, ticket, waiter)
+    set_called(key, ticket, own)
   end
   -- If the first does not come, somebody has to find that soon.
   local in_front = first and waiter_in(redis.call('HGET', key, 'q' .. first))
@@ -252,8 +255,7 @@ if free > #before then
     redis.call('HDEL', key, 'queued')
   end
   if ticket then
-    local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
-    if waiter and waiter.copies == '1' then
+    if copies == '1' then
       redis.call('HSET', key, place .. ':c', 1)
     end
     leave_queue(key, ticket, ticket_token)
@@ -280,7 +282,6 @@ if waits then
   if turn - (first or turn) >= NEAR then
     wait = math.max(wait, ttl * 1000)
   end
-  local copies = ticket and (waiter_in(redis.call('HGET', key, 'q' .. ticket)) or {}).copies or '0'
   local waiter = {deadline = now + wait + GRACE, token = token, limit = limit, copies = copies, task_id = task_id}
   if known[8] then
     redis.call('HDEL', key, 'w' .. own_turn)
@@ -321,8 +322,7 @@ if turn_lasts then
   local word = '@' .. turn_lasts .. ',' .. integer(math.max(0, now - this_call.published))
   local waiter = {
     deadline = now + turn_lasts * 1000000, token = own_turn, word = word, limit = limit,
-    copies = ticket and (waiter_in(redis.call('HGET', key, 'q' .. ticket)) or {}).copies or '0', task_id = task_id,
-    published = this_call.published,
+    copies = copies, task_id = task_id, published = this_call.published,
   }
   redis.call('HDEL', key, '')
   turn = keep_turn(key, first, last, tonumber(had), waiter, ticket)

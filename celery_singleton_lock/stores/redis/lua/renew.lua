@@ -12,11 +12,9 @@
 --          or another program has written its key | -1 nobody has it
 --          and then the time of this server, in microseconds
 
-local call = redis.call
-local time = call('TIME')
-local now = time[1] * 1000000 + time[2]
-local deadline = string.format('%.0f', now + ARGV[1] * 1000)
-local expiry = string.format('%.0f', 2 * ARGV[1])
+-- @include time
+local deadline = format('%.0f', now + ARGV[1] * 1000)
+local expiry = format('%.0f', 2 * ARGV[1])
 local answers = {}
 
 -- Does nothing, but a server out of memory allows this write, and it does not allow

@@ -35,11 +35,8 @@ add('next', successor, successor and successor.task_name)
 add('cooldown', mark_of(known[6]), '')
 if first then
   -- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
-  local stop, names = math.min(last, first + LONGEST_WALK - 1), {}
-  for ticket = first, stop do
-    names[#names + 1] = 'q' .. ticket
-  end
-  for _, value in ipairs(redis.call('HMGET', key, unpack(names))) do
+  local stop = math.min(last, first + LONGEST_WALK - 1)
+  for _, value in ipairs(read_numbered(key, 'q', first, stop, '')) do
     local waiter = waiter_in(value)
     if waiter and waiter.deadline > now then
       turns[#turns + 1] = {integer(waiter.deadline), waiter.task_id, waiter.token}

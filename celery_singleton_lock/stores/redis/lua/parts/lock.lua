@@ -35,10 +35,11 @@ local function read_fields(key, names)
   return values
 end
 
-local function fields_of_places(key, highest, suffix)
+-- The fields whose names have a number, from `first` to `last`, between `before` and `behind`.
+local function read_numbered(key, before, first, last, behind)
   local names = {}
-  for place = 1, highest do
-    names[place] = place .. suffix
+  for number = first, last do
+    names[#names + 1] = before .. number .. behind
   end
   return read_fields(key, names)
 end
@@ -67,7 +68,7 @@ end
 -- All places, in order: {place, token, deadline, alive, asked_to_stop}; the token is nil where the place is empty. A holder
 -- is alive until its deadline, whether it was asked to stop or not.
 local function read_places(key, highest)
-  local tokens = fields_of_places(key, highest, '')
+  local tokens = read_numbered(key, '', 1, highest, '')
   local names, places = {}, {}
   for place = 1, highest do
     names[place] = tokens[place] or ''
@@ -113,6 +114,12 @@ end
 -- Holders in the form for callers, seven values each: place, token, deadline, grant, task id, hostname, task name.
 local A_FEW = 8
 
+local function add_values(holders, values)
+  for _, value in ipairs(values) do
+    holders[#holders + 1] = value or ''
+  end
+end
+
 -- A few of the holders, among them the one whose lease ends first.
 local function described(key, places, most)
   local alive, holders = {}, {}
@@ -124,18 +131,10 @@ local function described(key, places, most)
       end
     end
   end
-  local names, count = {}, math.min(#alive, most)
-  for i = 1, count do
-    for k, suffix in ipairs({':', ':i', ':h', ':n'}) do
-      names[4 * i - 4 + k] = alive[i].place .. suffix
-    end
-  end
-  local facts = read_fields(key, names)
-  for i = 1, count do
-    local at, first = #holders, 4 * i - 3
-    holders[at + 1], holders[at + 2], holders[at + 3] = alive[i].place, alive[i].token, integer(alive[i].deadline)
-    holders[at + 4], holders[at + 5] = facts[first] or '', facts[first + 1] or ''
-    holders[at + 6], holders[at + 7] = facts[first + 2] or '', facts[first + 3] or ''
+  for i = 1, math.min(#alive, most) do
+    local place = alive[i].place
+    add_values(holders, {place, alive[i].token, integer(alive[i].deadline)})
+    add_values(holders, redis.call('HMGET', key, place .. ':', place .. ':i', place .. ':h', place .. ':n'))
   end
   return holders
 end
@@ -145,10 +144,7 @@ local function described_turns(turns)
   local holders = {}
   for i = 1, math.min(#turns, A_FEW) do
     local each = turns[i]
-    local published = integer(each.published or 0)
-    for _, value in ipairs({'', each.token or '', integer(each.deadline), published, each.task_id, '', ''}) do
-      holders[#holders + 1] = value
-    end
+    add_values(holders, {'', each.token or '', integer(each.deadline), integer(each.published or 0), each.task_id, '', ''})
   end
   return holders
 end

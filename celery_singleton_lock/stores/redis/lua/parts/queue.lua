@@ -112,11 +112,7 @@ end
 local function walk_queue(key, first, last, visit)
   local front
   for start = first, last, LONGEST_WALK do
-    local names = {}
-    for ticket = start, math.min(last, start + LONGEST_WALK - 1) do
-      names[#names + 1] = 'q' .. ticket
-    end
-    for i, value in ipairs(read_fields(key, names)) do
+    for i, value in ipairs(read_numbered(key, 'q', start, math.min(last, start + LONGEST_WALK - 1), '')) do
       local waiter, ticket = waiter_in(value), start + i - 1
       if waiter then
         local is_over = waiter.deadline <= now
