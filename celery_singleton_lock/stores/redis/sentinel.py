@@ -117,7 +117,7 @@ class SentinelConnections(Connections):
         def make(**arguments: Any) -> SentinelConnectionPool:
             return SentinelConnectionPool(name, sentinels, ssl=has_tls, **arguments)
 
-        self._look_at = float("inf")
+        self._look_at = clock() + _LOOK_AGAIN
         super().__init__(settled(make, rest, address), f"{address}?master_name={name}")
 
     def _of(self, hosts: Sequence[Address], options: dict[str, Any]) -> AllSentinels:
@@ -144,12 +144,6 @@ class SentinelConnections(Connections):
             with suppress(RuntimeError):
                 _thread.start_new_thread(self._look, ())
         return super().ask(key, commands, timeout)
-
-    def open(self, timeout: float) -> Any:
-        """The same, to whichever is the master now."""
-        connection = super().open(timeout)
-        self._look_at = min(self._look_at, clock() + _LOOK_AGAIN)
-        return connection
 
     def _look(self) -> None:
         with suppress(exceptions.RedisError):
