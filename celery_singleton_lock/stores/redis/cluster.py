@@ -35,6 +35,7 @@ Node = tuple[str, int]
 class NodeConnections(Connections):
     """Connections to one server of a cluster. A script there counts only the listeners at this server."""
 
+    is_sharded = True
     publish = "SPUBLISH"
     subscribe = "SSUBSCRIBE"
     unsubscribe = "SUNSUBSCRIBE"
@@ -44,9 +45,6 @@ class NodeConnections(Connections):
     def close(self) -> None:
         super().close()
         self.is_doubted = True
-
-    def form_of(self, script: Script) -> Script:
-        return script.sharded
 
 
 class Cluster(NodeConnections):

@@ -83,6 +83,8 @@ class Connections:
     step of a deque, so a signal may raise anywhere.
     """
 
+    is_sharded = False
+    """A channel is heard only at the server that has its key."""
     publish: str = "PUBLISH"
     subscribe: str = "SUBSCRIBE"
     unsubscribe: str = "UNSUBSCRIBE"
@@ -143,9 +145,6 @@ class Connections:
         idle.append(connection)
         return replies
 
-    def form_of(self, script: Script) -> Script:
-        return script
-
     def run(self, script: Script, calls: Sequence[Call], timeout: float, replicas: int = 0) -> list[Any]:
         """Run a script for each call, all in one go, sending its text only if the server does not know it.
 
@@ -153,7 +152,8 @@ class Connections:
         script, and a script that is repeated has to write again: acquire.lua and renew.lua do.
         """
         until = clock() + timeout
-        script = self.form_of(script)
+        if self.is_sharded:
+            script = script.sharded
         digest = script.digest
         commands: list[Command] = [("EVALSHA", digest, str(len(keys)), *keys, *arguments) for keys, arguments in calls]
         if replicas:

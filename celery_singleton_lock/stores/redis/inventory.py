@@ -104,10 +104,9 @@ class Inventory:
 
     def counted(self, key: str) -> dict[str, int]:
         """All numbers, by field."""
-        fields = self._store.call("HGETALL", key)
-        pairs = zip(fields[::2], fields[1::2], strict=True)
         # Another program may have written others.
-        return {field: int(value) for field, value in pairs if _NUMBER.fullmatch(value)}
+        found = self._store.fields(key).items()
+        return {field: int(value) for field, value in found if _NUMBER.fullmatch(value)}
 
     def now(self) -> int:
         """The time on the store's clock, in microseconds since the epoch."""

@@ -295,9 +295,13 @@ class Store:
 
     def slots(self, key: str) -> dict[str, Slot]:
         """The last slot of each entry."""
-        fields = self.call("HGETALL", key)
-        pairs = zip(fields[::2], fields[1::2], strict=True)
-        return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in pairs}
+        found = self.fields(key).items()
+        return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in found}
+
+    def fields(self, key: str) -> dict[str, str]:
+        """All of a hash, such as that of slots or of counts."""
+        reply = self.call("HGETALL", key)
+        return dict(zip(reply[::2], reply[1::2], strict=True))
 
     def count(self, key: str, sums: Mapping[str, int], timeout: float) -> None:
         """Add to the fields of a hash of counts; twice if an answer is lost."""
