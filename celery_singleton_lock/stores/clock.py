@@ -19,16 +19,18 @@ clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
 class ServerClock:
     """Compares a server's time with the local clock, which never steps."""
 
-    def __init__(self, stepped: Callable[[float], None]) -> None:
-        self._stepped = stepped
+    def __init__(self) -> None:
         self._seen_at = float("-inf")
         # How far the server's clock is ahead of ours, at least and at most.
         self._ahead = float("-inf"), float("inf")
 
-    def compare(self, now: int, sent_at: float) -> None:
-        """The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*."""
+    def compare(self, now: int, sent_at: float) -> float:
+        """By how many seconds it was set since the last time, 0.0 if it was not.
+
+        The server's time was *now*, in microseconds, as it worked on a request that was sent at *sent_at*.
+        """
         if sent_at < self._seen_at + _COMPARE_EVERY:
-            return
+            return 0.0
         answered_at = clock()
         seconds = now / 1_000_000
         least_before, most_before = self._ahead
@@ -36,5 +38,4 @@ class ServerClock:
         step = max(least - most_before, 0.0) + min(most - least_before, 0.0)
         drift = (answered_at - self._seen_at) * _WORST_RATE
         self._seen_at = answered_at
-        if abs(step) > _SMALLEST_STEP + drift:
-            self._stepped(step)
+        return step if abs(step) > _SMALLEST_STEP + drift else 0.0

@@ -54,7 +54,7 @@ class MemoryStore(Store):
     def _refuse_a_copy(self, pid: int) -> None:
         """Called in a process that was forked off *pid*, before it is served by its copy."""
 
-    def _stepped(self, seconds: float) -> None:
+    def _compare(self, key: str, now: int, sent_at: float) -> None:
         """Report nothing: `advance` has set the clock."""
 
 

@@ -140,7 +140,7 @@ class Cluster(NodeConnections):
             host, port = node
             arguments = {**self.pool.connection_kwargs, "host": host, "port": port}
             pool = ConnectionPool(self.pool.connection_class, **arguments)
-            found = self._nodes.setdefault(node, NodeConnections(pool, where(node)))
+            found = self._nodes.setdefault(node, NodeConnections(pool, where(node), f"{self.address} ({where(node)})"))
         return found
 
     def known_owner(self, key: str) -> Node | None:
@@ -237,12 +237,9 @@ class ClusterStore(Store):
     _renewals_per_script = 1
 
     def _connect(self, url: str, options: Mapping[str, Any]) -> Cluster:
-        self._parts: dict[Node, Part] = {}
         return Cluster(url, options)
 
     def part_of(self, key: str) -> Part:
         """The server of *key*; before one is known, the whole cluster."""
         node = self.servers.known_owner(key)
-        if node is None:
-            return self.whole
-        return self._parts.get(node) or self._parts.setdefault(node, self._part(f"{self.address} ({where(node)})"))
+        return self.servers.part if node is None else self.servers.at(node).part

@@ -21,6 +21,7 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import NotUsable, is_elsewhere, not_connected
+from celery_singleton_lock.stores.redis.part import Part
 from celery_singleton_lock.stores.threads import patched_by
 
 REPLY_TIMEOUT = 1.0
@@ -93,11 +94,14 @@ class Connections:
     pool: ConnectionPool
     address: str
     """Fit for logs: never with credentials."""
+    part: Part
+    """Asks again and again; its errors name the *store*, if that is not the address."""
     _pid = 0
 
-    def __init__(self, pool: ConnectionPool, address: str) -> None:
+    def __init__(self, pool: ConnectionPool, address: str, store: str = "") -> None:
         self.pool = pool
         self.address = address
+        self.part = Part(store or address, pool.connection_kwargs)
         self._begin()
 
     def _begin(self) -> None:

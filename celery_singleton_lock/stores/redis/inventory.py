@@ -114,7 +114,7 @@ class Inventory:
 
     def self_test(self, key: str, bound: float) -> None:
         """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing."""
-        self._store.whole.persist(partial(self._self_test, key), bound)
+        self._servers.part.persist(partial(self._self_test, key), bound)
 
     def _self_test(self, key: str, timeout: float) -> None:
         give_up_at = clock() + timeout
@@ -147,5 +147,5 @@ class Inventory:
         return [*others, *named, *(("HLEN", f"{key.removesuffix('}')}:{number}}}") for number in range(_OTHER_SLOTS))]
 
     def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
-        masters: Sequence[Connections] = self._store.whole.persist(self._servers.to_masters, bound)[0]
+        masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
         return masters

@@ -29,13 +29,12 @@ class Part:
     """It has not answered an acquire, and nothing since."""
     has_answered: bool = False
     """It is what its URL says, whatever comes."""
-    clock: ServerClock
 
-    def __init__(self, address: str, arguments: Mapping[str, Any], stepped: Callable[[float], None]) -> None:
+    def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
         is_provided = arguments.get("credential_provider") is not None
         self._address = address
         self._user = PROVIDED if is_provided else arguments.get("username") or "default"
-        self.clock = ServerClock(stepped)
+        self.clock = ServerClock()
 
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float, int]:
         """The answer of *ask*, which asks once within so many seconds; when it was sent; which try it was.

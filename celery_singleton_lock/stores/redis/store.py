@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from os import getpid
 from typing import Any, Self
 
@@ -133,7 +132,6 @@ class Store:
     """Called with the seconds by which the store's clock was set, in whichever thread finds out."""
     servers: Connections
     replicas: int
-    whole: Part
     _renewals_per_script = RENEWALS_PER_SCRIPT
 
     def __init__(self, url: str, options: Mapping[str, Any], replicas: int = 0) -> None:
@@ -141,7 +139,6 @@ class Store:
         self._options = options
         self.replicas = replicas
         self.servers = self._connect(url, options)
-        self.whole = self._part(self.servers.address)
         # By process: after a fork the child begins with nothing.
         self._listeners: dict[int, Listener] = {}
 
@@ -176,7 +173,7 @@ class Store:
 
     def part_of(self, key: str) -> Part:  # noqa: ARG002 (for a store that has parts)
         """The part of the store that has *key* now."""
-        return self.whole
+        return self.servers.part
 
     def clone(self) -> Self:
         return type(self)(self._url, self._options, self.replicas)
@@ -212,7 +209,7 @@ class Store:
             part.is_away = True
             raise
         # By now it is known which part that is.
-        self.part_of(claim.key).clock.compare(reply if type(reply) is int else reply[1], sent_at)
+        self._compare(claim.key, reply if type(reply) is int else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
 
     def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
@@ -228,7 +225,7 @@ class Store:
             lambda left: accepted(self.servers.run(RENEW, calls, left, self.replicas)), timeout
         )
         for (keys, _), (*_, now) in zip(calls, replies, strict=True):
-            self.part_of(keys[0]).clock.compare(now, sent_at)
+            self._compare(keys[0], now, sent_at)
         return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
 
     def release(
@@ -308,7 +305,7 @@ class Store:
         first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # Second, so that a connection that breaks leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
-        self.whole.persist(lambda left: accepted(self.servers.ask(key, commands, left)), timeout)
+        self.servers.part.persist(lambda left: accepted(self.servers.ask(key, commands, left)), timeout)
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys, and change nothing.
@@ -318,8 +315,10 @@ class Store:
         states = unreadable_in(keys) if tolerant else {}
         calls = [([key], ()) for key in keys if key not in states]
         if calls:
-            ask = partial(self.servers.run, SURVEY, calls)
-            states |= self.whole.persist(lambda left: states_in(calls, ask(left), tolerant=tolerant), RELEASE_BOUND)[0]
+            found, _, _ = self.servers.part.persist(
+                lambda left: states_in(calls, self.servers.run(SURVEY, calls, left), tolerant=tolerant), RELEASE_BOUND
+            )
+            states |= found
         return [states[key] for key in keys]
 
     def holders(self, key: str) -> list[Holder]:
@@ -363,14 +362,12 @@ class Store:
         """The reply to a command about the key that follows its name."""
         key = command[1] if len(command) > 1 else ""
         asked = servers or self.servers
-        return self.whole.persist(lambda left: accepted(asked.ask(key, [command], left))[0], bound)[0]
+        return self.servers.part.persist(lambda left: accepted(asked.ask(key, [command], left))[0], bound)[0]
 
     def close(self) -> None:
         self.servers.close()
 
-    def _part(self, address: str) -> Part:
-        return Part(address, self.servers.pool.connection_kwargs, self._stepped)
-
-    def _stepped(self, seconds: float) -> None:
-        if self.on_clock_step is not None:
-            self.on_clock_step(seconds)
+    def _compare(self, key: str, now: int, sent_at: float) -> None:
+        step = self.part_of(key).clock.compare(now, sent_at)
+        if step and self.on_clock_step is not None:
+            self.on_clock_step(step)
