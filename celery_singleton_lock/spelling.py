@@ -11,31 +11,34 @@ from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.options import NAMES, SETTINGS, as_celery_reads, base_in
 
 _PREFIXES = ("lock_", "singleton_lock_")
-# Options and settings of the libraries that people come from, each with its library and its counterpart here.
-_OF_OTHERS: Mapping[str, tuple[str, str]] = {
-    "unique_on": ("celery-singleton", "lock_key"),
-    "raise_on_duplicate": ("celery-singleton", 'lock_on_conflict="raise"'),
-    "lock_expiry": ("celery-singleton", "lock_queue_ttl"),
-    "once": ("celery-once", "lock_key, lock_mode and others"),
-    "heimdall": ("celery-heimdall", "lock_mode and others"),
-    "singleton_backend_url": ("celery-singleton", "singleton_lock_url"),
-    "singleton_backend_class": ("celery-singleton", "singleton_lock_url"),
-    "singleton_backend_kwargs": ("celery-singleton", "singleton_lock_client_options"),
-    "singleton_key_prefix": ("celery-singleton", "singleton_lock_prefix"),
-    "singleton_lock_expiry": ("celery-singleton", "singleton_lock_queue_ttl"),
-    "singleton_raise_on_duplicate": ("celery-singleton", "singleton_lock_on_conflict"),
+# Options and settings, and methods, of the libraries that people come from, each with its counterpart here.
+_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
+    "celery-singleton": {
+        "unique_on": "lock_key",
+        "raise_on_duplicate": 'lock_on_conflict="raise"',
+        "lock_expiry": "lock_queue_ttl",
+        "singleton_backend_url": "singleton_lock_url",
+        "singleton_backend_class": "singleton_lock_url",
+        "singleton_backend_kwargs": "singleton_lock_client_options",
+        "singleton_key_prefix": "singleton_lock_prefix",
+        "singleton_lock_expiry": "singleton_lock_queue_ttl",
+        "singleton_raise_on_duplicate": "singleton_lock_on_conflict",
+    },
+    "celery-once": {"once": "lock_key, lock_mode and others"},
+    "celery-heimdall": {"heimdall": "lock_mode and others"},
 }
-_METHODS_OF_OTHERS: Mapping[str, tuple[str, str]] = {
-    "generate_lock": ("celery-singleton", "lock_key with a callable"),
-    "aquire_lock": ("celery-singleton", "taken before the body"),
-    "lock_and_run": ("celery-singleton", "taken before the body"),
-    "release_lock": ("celery-singleton", "released after the body"),
-    "unlock": ("celery-singleton", "released after the body"),
-    "get_existing_task_id": ("celery-singleton", "lock_state(...)"),
-    "on_duplicate": ("celery-singleton", "the signal lock_conflict"),
-    "get_key": ("celery-once", "lock_key with a callable"),
-    "clear_lock": ("celery-once", "released after the body"),
-    "setup_redis": ("celery-heimdall", "singleton_lock_url"),
+_METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
+    "celery-singleton": {
+        "generate_lock": "lock_key with a callable",
+        "aquire_lock": "taken before the body",
+        "lock_and_run": "taken before the body",
+        "release_lock": "released after the body",
+        "unlock": "released after the body",
+        "get_existing_task_id": "lock_state(...)",
+        "on_duplicate": "the signal lock_conflict",
+    },
+    "celery-once": {"get_key": "lock_key with a callable", "clear_lock": "released after the body"},
+    "celery-heimdall": {"setup_redis": "singleton_lock_url"},
 }
 
 
@@ -52,36 +55,34 @@ def faults_in_names(cls: type[Any]) -> Iterator[str]:
             continue
         is_decorated = "_decorated" in vars(each)
         for name, value in vars(each).items():
-            is_own = hasattr(type(value), "__get__") and not is_decorated
-            is_behind = any(name in vars(behind) for behind in cls.__mro__[number + 1 :])
-            if name in _METHODS_OF_OTHERS and not is_behind:
-                yield f"task {cls.name}: {_of_others(name, 'a method')}"
-            if name in NAMES or is_own or is_behind:
+            if any(name in vars(behind) for behind in cls.__mro__[number + 1 :]):
                 continue
+            fault = _of_others("a method", name, _METHODS_OF_OTHERS)
             if is_decorated and f"lock_{name}" in NAMES:
-                yield f"task {cls.name}: there is no option {name}; did you mean lock_{name}?"
-            elif fault := _fault_in_name(name):
+                fault = f"there is no option {name}; did you mean lock_{name}?"
+            elif is_decorated or not hasattr(type(value), "__get__"):
+                fault = fault or _fault_in_name(name)
+            if fault:
                 yield f"task {cls.name}: {fault}"
 
 
 def check_name(task: Any, name: str) -> None:
     """Refuse an option that does not exist, as it is set on the object."""
-    fault = "" if name in NAMES or hasattr(type(task), name) else _fault_in_name(name)
-    if fault:
+    if not hasattr(type(task), name) and (fault := _fault_in_name(name)):
         raise ConfigurationError(f"task {task.name}: {fault}")
 
 
 def check_call_options(task: str, options: Mapping[str, Any]) -> None:
     """Refuse an option of the task that is given with a call."""
-    stamps = options.get("stamped_headers") or ()
     for name in options:
-        if name in _OF_OTHERS and name not in stamps:
-            raise ConfigurationError(f"task {task}: {_of_others(name, 'an option')}")
-        if name.startswith(_PREFIXES) and name not in stamps:
-            raise ConfigurationError(
-                f"task {task}: {name} cannot be given with a call, because options belong to the task; write "
+        fault = _of_others("an option", name)
+        if name.startswith(_PREFIXES) and not fault:
+            fault = (
+                f"{name} cannot be given with a call, because options belong to the task; write "
                 f"`@app.task(base=SingletonTask, {_meant(name) or 'lock_...'}=...)`"
             )
+        if fault and name not in (options.get("stamped_headers") or ()):
+            raise ConfigurationError(f"task {task}: {fault}")
 
 
 def faults_in_settings(app: Celery) -> Iterator[str]:
@@ -99,10 +100,10 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
         if name in readable:
             if not is_read:
                 yield f"the setting {written} is not read; write {readable[name]}"
-        elif name in _OF_OTHERS:
+        elif fault := _of_others("a setting", name):
             # If that library is there, it serves other tasks of the app.
             if "celery_singleton" not in sys.modules:
-                yield _of_others(name, "a setting")
+                yield fault
         elif option in NAMES:
             yield f"there is no setting {written}: {option} is an option of each task alone"
         else:
@@ -111,17 +112,20 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
 
 
 def _fault_in_name(name: str) -> str:
-    if name in _OF_OTHERS:
-        return _of_others(name, "an option")
-    if not name.lower().startswith(_PREFIXES):
-        return ""
+    fault = _of_others("an option", name)
+    if fault or name in NAMES or not name.lower().startswith(_PREFIXES):
+        return fault
     own = "An attribute of your own needs a name that does not begin with lock_"
     return f"there is no option {name}; {_suggestion(_meant(name), NAMES)} {own}"
 
 
-def _of_others(name: str, kind: str) -> str:
-    library, counterpart = {**_OF_OTHERS, **_METHODS_OF_OTHERS}[name]
-    return f"{name} is {kind} of {library}; here it is {counterpart}: see {DOCS}how-to/migrate/#from-{library}"
+def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _OF_OTHERS) -> str:
+    """What *name*, of that kind, is in another library and here; empty if it is in none."""
+    for library, counterparts in tables.items():
+        if name in counterparts:
+            here = counterparts[name]
+            return f"{name} is {kind} of {library}; here it is {here}: see {DOCS}how-to/migrate/#from-{library}"
+    return ""
 
 
 def _meant(name: str) -> str:
