@@ -9,10 +9,8 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
 
@@ -21,12 +19,11 @@ from celery.beat import PersistentScheduler, Scheduler
 from celery.schedules import schedstate
 from celery.utils.time import maybe_make_aware
 
-from celery_singleton_lock.checks import check_beat
-from celery_singleton_lock.errors import ConfigurationError, LockHeld, StoreError
-from celery_singleton_lock.keys import checked_name, key_of
+from celery_singleton_lock.errors import LockHeld, StoreError
+from celery_singleton_lock.keys import beat_key_of
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.options import prefix_of, seconds, setting
+from celery_singleton_lock.options import beat_ttl_of
 from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
@@ -41,7 +38,6 @@ _LONGEST_PAUSE = 1.0
 _SILENCE = 60.0
 # django-celery-beat reads entries that come near, and forgets those that go, at the latest after five minutes.
 _SETTLED_AFTER = 330.0
-_LONGEST_NAME = 100
 # Begins the name of the slot by which a leader is known, where an entry has its name.
 _LEADER = "\x1f"
 
@@ -69,10 +65,6 @@ class SingletonSchedulerMixin(Scheduler):
         self._known = dict[str, Slot]()
         super().__init__(*args, **kwargs)
 
-    def check(self) -> None:
-        """Return if this beat can work; what cannot pass ends it."""
-        check_beat(self.app, *questions_of(self.app))
-
     def tick(self, *args: Any, **kwargs: Any) -> float:
         """Lead, or look whether this beat has to.
 
@@ -90,7 +82,7 @@ class SingletonSchedulerMixin(Scheduler):
             self._heap = None
             return _LONGEST_PAUSE
         # Often enough to learn in time that the lease is lost.
-        return min(pause, _ttl_of(self.app) / _LOOKS_PER_TTL)
+        return min(pause, beat_ttl_of(self.app) / _LOOKS_PER_TTL)
 
     def populate_heap(self, *args: Any, **kwargs: Any) -> None:
         """As Celery's: at the take-over, after a change of the schedule, and once a minute."""
@@ -198,7 +190,7 @@ class SingletonSchedulerMixin(Scheduler):
             return True
         self._give_up()
         facts = Facts(hostname=socket.gethostname(), pid=os.getpid(), task_name="celery.beat")
-        lease = Holding(store_of(self.app), Claim(self._key, new_token(), _ttl_of(self.app), facts=facts))
+        lease = Holding(store_of(self.app), Claim(self._key, new_token(), beat_ttl_of(self.app), facts=facts))
         try:
             answer = lease.acquire()
             known = lease.store.slots(self._slots) if isinstance(answer, Grant) else {}
@@ -274,7 +266,7 @@ class SingletonSchedulerMixin(Scheduler):
 
     @property
     def _key(self) -> str:
-        return _key_of(self.app)
+        return beat_key_of(self.app)
 
     @property
     def _slots(self) -> str:
@@ -283,30 +275,10 @@ class SingletonSchedulerMixin(Scheduler):
 
 def last_leader_of(app: Celery, store: Store) -> tuple[bool, Slot | None]:
     """Whether a beat leads the schedule of this app now; and the last that has done so, with `sent` as it was seen."""
-    key = _key_of(app)
+    key = beat_key_of(app)
     slots = store.slots(f"{key}:slots").values()
     leaders = [replace(slot, entry=slot.entry[1:]) for slot in slots if slot.entry.startswith(_LEADER)]
     return bool(store.holders(key)), max(leaders, key=lambda slot: slot.fence, default=None)
-
-
-def questions_of(app: Celery) -> tuple[Callable[[], str], Callable[[], float]]:
-    """The questions that the settings of this app's beat must answer: its key, and its ttl."""
-    return partial(_key_of, app), partial(_ttl_of, app)
-
-
-def _key_of(app: Celery) -> str:
-    name = setting(app, "singleton_beat_name")
-    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME):
-        raise ConfigurationError(
-            f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME} characters, "
-            "the same for all beats of one schedule"
-        )
-    return key_of(prefix_of(app), checked_name(f"celery.beat.{name or app.main}"), {})
-
-
-def _ttl_of(app: Celery) -> float:
-    ttl = setting(app, "singleton_beat_ttl")
-    return seconds("singleton_beat_ttl", setting(app, "singleton_lock_ttl", 30) if ttl is None else ttl, least=1)
 
 
 class SingletonScheduler(SingletonSchedulerMixin, PersistentScheduler):

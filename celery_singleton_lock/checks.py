@@ -6,6 +6,7 @@ What can never work ends a worker or a beat. A store that is away may come back,
 import inspect
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import closing
 from functools import partial
 from types import CodeType
 from typing import Any
@@ -17,7 +18,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.keys import checked_name, key_maker_of, key_of, lock_name_of_task
+from celery_singleton_lock.keys import beat_key_of, checked_name, key_maker_of, key_of, lock_name_of_task
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.log import log
 from celery_singleton_lock.options import (
@@ -27,6 +28,7 @@ from celery_singleton_lock.options import (
     LockOptions,
     as_set,
     base_in,
+    beat_ttl_of,
     logs_labels,
     option_of,
     prefix_of,
@@ -137,31 +139,30 @@ def _faults_in_key(task: Any) -> Iterator[str]:
 # Before the first task of a worker or a beat.
 
 
-def check_worker(app: Celery, pool: type, *of_beat: Check) -> None:
-    """End a worker that cannot work with that pool, or with the beat inside it, which has checks of its own."""
+def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
+    """End a worker that cannot work with that pool, or whose beat, if it has one of this library inside, cannot."""
     for text in without_base(app):
         logger.warning("lock.no_base: %s", text)
     # With its beat it need not look again.
     _checked.add(app)
-    if of_beat or lockable(app):
-        _end_if_faulty(app, [*_checks_for_pool(app, pool), *_checks_for_tasks(app), *_checks_for_beat(app, of_beat)])
+    if has_beat or lockable(app):
+        of_beat = _checks_for_beat(app) if has_beat else []
+        checks = [*_checks_for_pool(app, pool), *_checks_for_tasks(app), *of_beat]
+        _end_if_faulty(app, [*checks, partial(_check_store, app)])
     for text in never_awaited(app):
         logger.warning("lock.async_body: %s", text)
 
 
-def check_beat(app: Celery, *of_beat: Check) -> None:
-    """End a beat that cannot work, or fails those checks; the log says why."""
+def check_beat(app: Celery, *, has_lease: bool) -> None:
+    """End a beat that cannot work; the log says why. Of one without a lease, only its tasks are looked at."""
     # If it is inside a worker, that has checked all of this.
-    if app not in _checked:
-        checks = [*_checks_for_tasks(app), *_checks_for_beat(app, of_beat)]
-        _checked.add(app)
-        _end_if_faulty(app, checks)
-
-
-def check_definitions(app: Celery) -> None:
-    """End a beat of another library if its tasks cannot work; the other checks do not concern it."""
-    if app not in _checked:
-        _end_if_faulty(app, [task.check_class for task in lockable(app)])
+    if app in _checked:
+        return
+    checks: list[Check] = [partial(check_definition, task.__class__) for task in lockable(app)]
+    if has_lease:
+        checks = [*_checks_for_tasks(app), *_checks_for_beat(app), partial(_check_store, app)]
+    _checked.add(app)
+    _end_if_faulty(app, checks)
 
 
 # For callers that show the faults themselves.
@@ -224,13 +225,10 @@ def try_store(app: Celery, bound: float) -> None:
     names = (name for name in map(lock_name_of_task, lockable(app)) if isinstance(name, str))
     key = key_of(prefix_of(app), checked_name(next(names, "celery.beat")), {"start": new_token()})
     # Connections of its own, which no pool process inherits.
-    store = open_store(app)
-    try:
+    with closing(open_store(app)) as store:
         # One in memory refuses nothing, and a test would see the lock of the trial.
         if not store.address.startswith("memory:"):
             Inventory(store).self_test(key, bound)
-    finally:
-        store.close()
 
 
 # The checks.
@@ -246,14 +244,11 @@ def _check_settings(app: Celery) -> None:
     logs_labels(app)
 
 
-def _checks_for_beat(app: Celery, of_beat: tuple[Check, ...]) -> list[Check]:
-    """Those of a beat, if there is one, and of the store."""
-    if not of_beat:
-        return [partial(_check_store, app)]
+def _checks_for_beat(app: Celery) -> list[Check]:
     # It has a process of its own also inside a worker.
     why = "each beat would lead with locks of its own"
     remedy = "start a single beat with a scheduler of Celery's own, such as celery.beat:PersistentScheduler"
-    return [*of_beat, partial(_refuse_memory, app, why, remedy), partial(_check_store, app)]
+    return [partial(beat_key_of, app), partial(beat_ttl_of, app), partial(_refuse_memory, app, why, remedy)]
 
 
 def _checks_for_pool(app: Celery, pool: type, queues: Container[str] | None = None) -> list[Check]:

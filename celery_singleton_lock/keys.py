@@ -23,17 +23,19 @@ from functools import partial
 from json import encoder
 from typing import Any
 
+from celery import Celery
 from celery.app import base
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.log import log
-from celery_singleton_lock.options import KeyChoice, given, option_of
+from celery_singleton_lock.options import KeyChoice, given, option_of, prefix_of, setting
 
 logger = logging.getLogger("celery_singleton_lock")
 
 MAX_NAME = 200
+_LONGEST_NAME_OF_BEAT = 100
 # Short enough for Redis to keep the lock as a list, which takes half of the memory.
 MAX_LABEL = 60
 _PLAIN = frozenset({str, int, float, bool, types.NoneType})
@@ -76,6 +78,17 @@ def key_of(prefix: str, name: str, subject: Any) -> str:
         ) from error
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     return f"{start_of_keys(prefix)}{name}:{digest}}}"
+
+
+def beat_key_of(app: Celery) -> str:
+    """The lock key of the beats of an app."""
+    name = setting(app, "singleton_beat_name")
+    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME_OF_BEAT):
+        raise ConfigurationError(
+            f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME_OF_BEAT} characters, "
+            "the same for all beats of one schedule"
+        )
+    return key_of(prefix_of(app), checked_name(f"celery.beat.{name or app.main}"), {})
 
 
 def start_of_keys(prefix: str) -> str:

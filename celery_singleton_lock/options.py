@@ -296,6 +296,12 @@ def prefix_of(app: Celery) -> str:
     return prefix
 
 
+def beat_ttl_of(app: Celery) -> float:
+    """The seconds that the lease of a leading beat lasts."""
+    ttl = setting(app, "singleton_beat_ttl")
+    return seconds("singleton_beat_ttl", setting(app, "singleton_lock_ttl", 30) if ttl is None else ttl, least=1)
+
+
 def logs_labels(app: Celery) -> bool:
     """The labels of calls stand in the log as well."""
     return flag("singleton_lock_log_labels", app.conf.get("singleton_lock_log_labels", False))

@@ -17,7 +17,7 @@ from celery.signals import (
     worker_process_shutdown,
 )
 
-from celery_singleton_lock.checks import check_definitions
+from celery_singleton_lock.checks import check_beat
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.options import Lockable, base_in
@@ -107,10 +107,7 @@ def check_before_the_first_tick(sender: Any = None, **_: Any) -> None:
     """Refuse to start a beat with what cannot work."""
     from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (of no use but in a beat)
 
-    if isinstance(sender.scheduler, SingletonSchedulerMixin):
-        sender.scheduler.check()
-    else:
-        check_definitions(sender.app)
+    check_beat(sender.app, has_lease=isinstance(sender.scheduler, SingletonSchedulerMixin))
 
 
 @task_unknown.connect(weak=False)

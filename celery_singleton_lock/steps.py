@@ -33,20 +33,20 @@ class Start(Step):
     requires = ("celery.worker.components:Pool",)
 
     def __init__(self, worker: Any, beat: bool = False, **kwargs: Any) -> None:
-        check_worker(worker.app, worker.pool_cls, *(_questions_of_beat(worker) if beat else ()))
+        check_worker(worker.app, worker.pool_cls, has_beat=beat and _has_our_scheduler(worker))
         super().__init__(worker, beat=beat, **kwargs)
 
 
-def _questions_of_beat(worker: Any) -> tuple[Any, ...]:
-    from celery_singleton_lock.beat import SingletonSchedulerMixin, questions_of  # noqa: PLC0415 (only beats need it)
+def _has_our_scheduler(worker: Any) -> bool:
+    from celery_singleton_lock.beat import SingletonSchedulerMixin  # noqa: PLC0415 (only beats need it)
 
     aliases = dict(load_extension_class_names("celery.beat_schedulers"))
     try:
         scheduler = symbol_by_name(worker.scheduler, aliases)
     except (ImportError, AttributeError):
         # Celery itself reports this.
-        return ()
-    return questions_of(worker.app) if issubclass(scheduler, SingletonSchedulerMixin) else ()
+        return False
+    return issubclass(scheduler, SingletonSchedulerMixin)
 
 
 class LostConnection(StartStopStep):

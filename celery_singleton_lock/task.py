@@ -340,16 +340,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             cls.track_started = False
             cls.stores_started = True
         if cls.is_lockable() and not is_checked_at_start(app):
-            cls.check_class()
-
-    @classmethod
-    def check_class(cls) -> None:
-        """Return if the class of the task can work.
-
-        Raises:
-            ConfigurationError: Naming each fault in a line.
-        """
-        check_definition(cls)
+            check_definition(cls)
 
     def _new_run(self, args: Any, kwargs: Any) -> Run | None:
         """The run of this call; None for a direct call, a call inside its own run or after it, and a task of Celery."""

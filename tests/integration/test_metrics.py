@@ -13,7 +13,7 @@ from celery import Celery
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_singleton_lock import SingletonTask
-from celery_singleton_lock.beat import questions_of
+from celery_singleton_lock.keys import beat_key_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.stores.records import Claim, Facts
@@ -75,9 +75,9 @@ def told(app: Celery, counted: dict[str, int] | None = None) -> Samples:
 
 def text_of(app: Celery, counted: dict[str, int] | None = None) -> str:
     """What Prometheus scrapes while a lock is held and a call is queued."""
-    store, (beat, _) = store_of(app), questions_of(app)
+    store = store_of(app)
     store.acquire(Claim("singleton:v3:{shop.sync:00}", "a", 30.0, facts=Facts("id-a")))
-    store.acquire(Claim(beat(), "b", 30.0, facts=Facts(task_name="celery.beat", hostname="web-1", pid=7)))
+    store.acquire(Claim(beat_key_of(app), "b", 30.0, facts=Facts(task_name="celery.beat", hostname="web-1", pid=7)))
     store.mark_queued("singleton:v3:{shop.sync:01}", "q", 30.0, limit=0, cooldown=0.0)
     if counted:
         store.count("singleton:v3:stats", counted, 5.0)
