@@ -40,7 +40,8 @@ _silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictio
 _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries")
 
 _of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
-_continued: ContextVar[tuple[str, int, int] | None] = ContextVar("continued", default=None)
+_NO_RUN = "", 0, 0
+_continued: ContextVar[tuple[str, int, int]] = ContextVar("continued", default=_NO_RUN)
 
 
 @contextmanager
@@ -55,17 +56,15 @@ def continuing(key: str, fence: int, published: int) -> Iterator[None]:
 
 def continues(lease: Holding) -> bool:
     """The calling code runs a replacement of the run that has this lease."""
-    return (_continued_here() or ())[:2] == (lease.key, lease.fence)
+    return _continued_here()[:2] == (lease.key, lease.fence)
 
 
-def _continued_here() -> tuple[str, int, int] | None:
+def _continued_here() -> tuple[str, int, int]:
     """Key, fence and publication of the run that what is published here replaces."""
-    continued = _continued.get()
-    if continued is not None and (task := get_current_task()) is not None:
-        state = state_of(task.request)
-        # In eager mode, the calls of its body are no part of the replacement.
-        return None if state is not None and state.continues else continued
-    return continued
+    task = get_current_task()
+    state = state_of(task.request) if task is not None else None
+    # In eager mode, the calls of its body are no part of the replacement.
+    return _NO_RUN if state is not None and state.continues else _continued.get()
 
 
 @contextmanager
@@ -101,32 +100,30 @@ def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
     return run if is_next else None
 
 
-def _noted(task: Task, run: Run | None, options: Mapping[str, Any]) -> Notes:
-    """What is noted of the call already: a later attempt has the notes of its run, whatever its headers are."""
+def _known_of(
+    task: Task, run: Run | None, args: Any, kwargs: Any, options: Mapping[str, Any]
+) -> tuple[Notes, str | None]:
+    """What is noted of the call already, and the key that it has; no key if one is to be made of its arguments.
+
+    The arguments were serialised since its publisher made the key, and the code that makes keys may have changed.
+    """
     if run is not None:
-        return run.notes.of_the_call()
+        # A later attempt has the notes of its run, whatever its headers are.
+        return run.notes.of_the_call(), run.key if _has_arguments(run, args, kwargs) else None
     headers = options.get("headers")
     task_id = options.get("task_id")
     # Without a task id it is a new call, even if its body has handed on the headers of its own.
     notes = Notes.of(headers if isinstance(headers, Mapping) else None, task_id or "")
-    if notes.published or not options.get("retries"):
-        return notes
-    # Celery forgets the headers if one of them is named `headers`.
-    if (dead := _of_a_dead_run.get()) is not None:
-        return dead
-    return notes_of(task.request).of_the_call() if task.request.id == task_id else notes
-
-
-def _key_to_keep(run: Run | None, notes: Notes, args: Any, kwargs: Any) -> str | None:
-    """The key that a call has already; None if one is to be made of its arguments.
-
-    The arguments were serialised since its publisher made the key, and the code that makes keys may have changed.
-    """
-    if _of_a_dead_run.get() is not None:
-        return notes.key
-    if notes.tries:
-        return notes.key or None
-    return run.key if run is not None and _has_arguments(run, args, kwargs) else None
+    dead = _of_a_dead_run.get()
+    if options.get("retries") and not notes.published:
+        # Celery forgets the headers if one of them is named `headers`.
+        if dead is not None:
+            notes = dead
+        elif task.request.id == task_id:
+            notes = notes_of(task.request).of_the_call()
+    if dead is not None:
+        return notes, notes.key
+    return notes, (notes.key or None) if notes.tries else None
 
 
 def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
@@ -139,10 +136,11 @@ def _has_arguments(run: Run, args: Any, kwargs: Any) -> bool:
 def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any]) -> bool:
     """The call has notes already, or its key is needed now, or may run user code or fail; most do not."""
     return bool(
-        (options and (options.get("headers") or options.get("retries")))
+        options.get("headers")
+        or options.get("retries")
         or task.lock_options.unique_in_queue
         or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
-        or _continued.get()
+        or _continued.get() is not _NO_RUN
         or _of_a_dead_run.get()
     )
 
@@ -160,8 +158,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         Exception: Whatever publishing has raised; nothing is queued then.
     """
     run = _own_run(task, options)
-    notes = _noted(task, run, options)
-    key = _key_to_keep(run, notes, args, kwargs)
+    notes, key = _known_of(task, run, args, kwargs, options)
     try:
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
@@ -193,7 +190,8 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     # A caller may have used an id of its own before.
     has_own_id = bool(options.get("task_id"))
     published = (notes.continues_from or notes.published) if has_own_id or wanted.newest_wins else 0
-    return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, label, published, has_own_id=has_own_id))
+    about = {"label": label, "published": published, "newest": wanted.newest_wins}
+    return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, about, has_own_id=has_own_id))
 
 
 def _note_call(notes: Notes, key: str, task_id: Any) -> None:
@@ -201,7 +199,7 @@ def _note_call(notes: Notes, key: str, task_id: Any) -> None:
     notes.task_id = text_of(task_id)
     notes.key = key
     notes.published = notes.published or time.time_ns() // 1000
-    continued_key, fence, since = _continued_here() or ("", 0, 0)
+    continued_key, fence, since = _continued_here()
     if key == continued_key:
         notes.continues = fence
         notes.continues_from = since
@@ -209,14 +207,14 @@ def _note_call(notes: Notes, key: str, task_id: Any) -> None:
 
 def _is_always_sent(options: Mapping[str, Any]) -> bool:
     """It is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another call."""
-    if DUE_HEADER in (options.get("headers") or {}):
+    if DUE_HEADER in options["headers"]:
         return False
-    return any(map(options.get, _WAITED_FOR)) or _is_body_of_chord(options.get("task_id"))
+    return any(map(options.get, _WAITED_FOR)) or _is_body_of_chord(options["task_id"])
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
     """The last member of a chord's header publishes its body, or Celery's own task does; it has no sign but its id."""
-    publisher = get_current_task() if task_id else None
+    publisher = get_current_task()
     if publisher is None:
         return False
     of_member: Mapping[str, Any] = (publisher.request.chord or {}).get("options") or {}
@@ -224,13 +222,14 @@ def _is_body_of_chord(task_id: Any) -> bool:
 
 
 def _publish_marked(
-    task: Task, key: str, options: dict[str, Any], send: Send, label: str, published: int, *, has_own_id: bool
+    task: Task, key: str, options: dict[str, Any], send: Send, about: Mapping[str, Any], *, has_own_id: bool
 ) -> AsyncResult:
+    """Send the call, or find the one that stands for it; what its mark says *about* it is for the store alone."""
     sent: PublishMode = ""
     if _is_always_sent(options):
         # A retry was there before whatever is queued by now.
         sent = "over" if options.get("retries") else "anyway"
-    mark = partial(_mark, task, key, options, label, published, sent)
+    mark = partial(_mark, task, key, options, about, sent)
     is_asking = True
     try:
         found = mark()
@@ -295,13 +294,8 @@ def _end_as_skipped(task: Task, key: str, result: AsyncResult) -> None:
     result._maybe_set_cache({"task_id": result.id, "status": state, "result": value, "children": []})  # noqa: SLF001
 
 
-def _mark(
-    task: Task, key: str, options: dict[str, Any], label: str, published: int, sent: PublishMode
-) -> Holder | None:
-    """Mark the call as queued, or find the one that is in its way.
-
-    It was *published* then, if it has an id that its caller has chosen, or is to be the newest; else 0.
-    """
+def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any], sent: PublishMode) -> Holder | None:
+    """Mark the call as queued, or find the one that is in its way."""
     wanted = task.lock_options
     task_id = text_of(options["task_id"])
     store = store_of(task.app)
@@ -314,9 +308,9 @@ def _mark(
         _allow_unmarked(task, key, task_id, silence, logging.INFO, sent)
         return None
     try:
-        about: dict[str, Any] = {"label": label, "published": published, "due_for": due_for}
-        about["newest"] = wanted.newest_wins
-        found = store.mark_queued(key, task_id, seconds, limit=limit, cooldown=cooldown, sent=sent, **about)
+        return store.mark_queued(
+            key, task_id, seconds, limit=limit, cooldown=cooldown, due_for=due_for, sent=sent, **about
+        )
     except StoreRefused:
         # It will the next time.
         if sent:
@@ -329,8 +323,6 @@ def _mark(
         unmark_later(store, key, task_id, ends_cooldown=not options.get("retries"), may_arrive=True)
         _allow_unmarked(task, key, task_id, error, logging.WARNING, sent)
         return None
-    _silences.pop(part, None)
-    return found
 
 
 def _silence_of(part: Hashable) -> StoreError | None:
