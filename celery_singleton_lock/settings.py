@@ -74,7 +74,7 @@ def _opened(app: Celery) -> Store:
     if "username" in own or "password" in own:
         # The provider belongs to the other user and password, and not to these.
         options.pop("credential_provider", None)
-    return store_from_url(url, {**options, **own}, replicas)
+    return store_from_url(url, {**_in_redis_py(options), **own}, replicas)
 
 
 def has_password(url: Any) -> bool:
@@ -84,49 +84,49 @@ def has_password(url: Any) -> bool:
 
 def _location(app: Celery) -> tuple[str, dict[str, Any]]:
     conf = app.conf
-    get = app.conf.get
+    get = conf.get
     if (url := setting(app, "singleton_lock_url")) is not None:
         return one_url(url), {}
-    results = conf.result_backend
-    broker = conf.broker_write_url or conf.broker_url
+    results = _as_text(conf.result_backend)
+    broker = _as_text(conf.broker_write_url or conf.broker_url)
     # What Celery uses if the URL does not say otherwise.
     of_results = {
         "username": get("redis_username"),
         "password": get("redis_password"),
         "credential_provider": get("redis_backend_credential_provider"),
         # Over TCP the database is that of the URL, or 0.
-        "db": get("redis_db") if isinstance(results, str) and results.startswith(_SOCKETS) else None,
-        "default_port": _PORT_OF_RESULTS if _first(results).startswith(SENTINEL) else None,
+        "db": get("redis_db") if results.startswith(_SOCKETS) else None,
+        "default_port": _PORT_OF_RESULTS if results.startswith(SENTINEL) else None,
     }
     of_broker = {"username": get("broker_user"), "password": get("broker_password")}
     for url, theirs, tls, transport in (
         (results, of_results, get("redis_backend_use_ssl"), get("result_backend_transport_options")),
         (broker, of_broker, get("broker_use_ssl"), get("broker_transport_options")),
     ):
-        first = _first(url)
-        options = {name: value for name, value in theirs.items() if value}
-        if isinstance(tls, dict):
-            options |= _in_redis_py(tls)
-        if first.startswith(SENTINEL):
+        has_tls = isinstance(tls, dict)
+        options = {name: value for name, value in theirs.items() if value} | (tls if has_tls else {})
+        if url.startswith(SENTINEL):
             options |= {name: transport[name] for name in _OF_SENTINEL if name in (transport or {})}
-            if isinstance(options.get("sentinel_kwargs"), dict):
-                options["sentinel_kwargs"] = _in_redis_py(options["sentinel_kwargs"])
-            if isinstance(tls, dict):
+            if has_tls:
                 options["ssl"] = True
-            return url if isinstance(url, str) else ";".join(part for part in url if isinstance(part, str)), options
-        if first.startswith(_LOCATIONS):
-            return first.replace("redis://", "rediss://", 1) if isinstance(tls, dict) else first, options
+            return url, options
+        if url.startswith(_LOCATIONS):
+            first = url.partition(";")[0]
+            return first.replace("redis://", "rediss://", 1) if has_tls else first, options
     raise ConfigurationError(
         "singleton_lock_url is not set, and neither the result backend nor the broker is Redis; "
         "set app.conf.singleton_lock_url, for example to 'redis://localhost:6379/0'"
     )
 
 
-def _first(url: Any) -> str:
+def _as_text(url: Any) -> str:
     """Celery takes a list of URLs, or several joined by semicolons, to fail over between brokers."""
-    first = url[0] if isinstance(url, list | tuple) and url else url
-    return first.partition(";")[0] if isinstance(first, str) else ""
+    parts = url if isinstance(url, list | tuple) else [url]
+    return ";".join(part for part in parts if isinstance(part, str))
 
 
-def _in_redis_py(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: in_redis_py(value) for name, value in options.items()}
+def _in_redis_py(value: Any) -> Any:
+    """A value of Celery's settings as redis-py has it, also inside `sentinel_kwargs`."""
+    if isinstance(value, dict):
+        return {name: _in_redis_py(each) for name, each in value.items()}
+    return in_redis_py(value)
