@@ -152,10 +152,6 @@ class _Target(NamedTuple):
     options: LockOptions | None = None
 
 
-# The tokens of the leases of `hold`.
-_held: set[str] = set()
-
-
 def hold(task_or_key: Any, /, *args: Any, **kwargs: Any) -> AbstractContextManager[Holder]:
     """Have another holder hold the lock inside, like a run in another worker; the lock is free again at the end.
 
@@ -207,7 +203,8 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
     for renewal in renewals.values():
         if renewal.thread is not None:
             renewal.thread.remove(renewal)
-        if renewal.claim.token in _held:
+        if renewal.task_id == HELD_BY_TEST:
+            # It dies, and says nothing more.
             renewal.go_to(State.LOST)
         store.renew([replace(renewal.claim, ttl=_MOMENT)], RELEASE_BOUND)
     # Those of other processes, which would renew them.
@@ -220,9 +217,8 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         time.sleep(_MOMENT)
     # A release for a token that nobody has; it wakes the waiters.
     store.release(Claim(key, new_token(), _TTL), None)
-    for token, renewal in renewals.items():
-        if token not in _held:
-            renewal.lose("expired")
+    for renewal in renewals.values():
+        renewal.lose("expired")
     await_reports()
 
 
@@ -260,7 +256,6 @@ def _leased(target: _Target) -> Iterator[Holder]:
     facts = Facts(HELD_BY_TEST, options.holder_name if options else "", socket.gethostname(), os.getpid())
     ttl, limit = (options.ttl, options.limit) if options else (_TTL, 1)
     lease = Holding(target.store, Claim(target.key, new_token(), ttl, limit, facts))
-    _held.add(lease.claim.token)
     before = current.get()
     try:
         answer = lease.acquire()
@@ -270,7 +265,6 @@ def _leased(target: _Target) -> Iterator[Holder]:
         yield next(each for each in target.store.holders(target.key) if each.token == lease.claim.token)
     finally:
         current.set(before)
-        _held.discard(lease.claim.token)
         if lease.remaining() > 0:
             lease.release()
         elif lease.unreleased:
