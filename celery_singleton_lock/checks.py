@@ -18,7 +18,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.keys import beat_key_of, checked_name, key_maker_of, key_of, lock_name_of_task
+from celery_singleton_lock.keys import KeyMaker, beat_key_of, checked_name, key_of, lock_name_of_task
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.log import log
 from celery_singleton_lock.options import (
@@ -131,7 +131,7 @@ def _names_in(code: CodeType) -> set[str]:
 
 def _faults_in_key(task: Any) -> Iterator[str]:
     try:
-        key_maker_of(task)
+        KeyMaker(task)
     except ConfigurationError as error:
         yield str(error)
 

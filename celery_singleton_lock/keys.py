@@ -121,36 +121,32 @@ def plain(value: Any) -> Any:
 
 
 class KeyMaker:
-    """Makes the lock keys and the labels of one function.
+    """Makes the lock keys and the labels of a task, or of a class of tasks.
 
-    Arguments:
-        name: First part of every key.
-        signature: The function's signature, without a bound `self`.
-        choice: Which arguments count, see `lock_key`.
-        receive: Turns the arguments of a call into those that the function receives; None if they are the same.
-        label: A format string for what operators read beside a key.
-        binds: Whether the arguments of a call are those of the function; not with `typing=False`.
+    Raises:
+        ConfigurationError: Its name, its `lock_key` or its `lock_label` cannot work.
     """
 
-    def __init__(
-        self,
-        name: str,
-        signature: inspect.Signature,
-        choice: KeyChoice,
-        receive: Receive | None,
-        label: str | None,
-        *,
-        binds: bool = True,
-    ) -> None:
-        self._name = checked_name(name)
+    def __init__(self, task: Any) -> None:
+        body = inspect.getattr_static(task if isinstance(task, type) else type(task), "run")
+        function = getattr(body, "__func__", body)
+        signature = inspect.signature(function)
+        if not isinstance(body, staticmethod):
+            # Celery leaves `self` on the class.
+            signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         self._signature = signature
-        self._binds = binds
-        self._choice = choice
-        self._receive = receive
-        self._label = label
-        self._counting = _names_in_choice(choice, signature)
-        if isinstance(label, str):
-            _check_names("lock_label", label, _fields("lock_label", label), signature)
+        # With `typing=False` the arguments of a call are not those of the function.
+        self._binds = task.typing is not False
+        self._receive = _receiver_of(task, function, signature)
+        self._choice: KeyChoice = option_of(task, "key")
+        self._label: str | None = option_of(task, "label")
+        try:
+            self._name = checked_name(lock_name_of_task(task))
+            self._counting = _names_in_choice(self._choice, signature)
+            if isinstance(self._label, str):
+                _check_names("lock_label", self._label, _fields("lock_label", self._label), signature)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"task {task.name}: {error}") from None
         parameters = signature.parameters
         self._is_usual = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters.values())
         self._names = dict.fromkeys(parameters).keys()
@@ -158,7 +154,7 @@ class KeyMaker:
         self._needs_only_arguments = not self.runs_user_code and _are_plain(self._defaults.values())
 
     def key(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
-        """The lock key of a call; any error of *receive* passes."""
+        """The lock key of a call; any error of a model passes."""
         choice = self._choice
         if self._receive is not None:
             args, kwargs = self._receive(args, kwargs)
@@ -324,24 +320,6 @@ def lock_name_of_task(task: Any) -> Any:
     """The first part of its keys, before it is checked."""
     name = option_of(task, "name")
     return task.name if name is None else name
-
-
-def key_maker_of(task: Any) -> KeyMaker:
-    """The maker of the lock keys of a task, or of a class of tasks, unless its options cannot work."""
-    body = inspect.getattr_static(task if isinstance(task, type) else type(task), "run")
-    function = getattr(body, "__func__", body)
-    signature = inspect.signature(function)
-    if not isinstance(body, staticmethod):
-        # Celery leaves `self` on the class.
-        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
-    receive = _receiver_of(task, function, signature)
-    choice = option_of(task, "key")
-    label = option_of(task, "label")
-    binds = task.typing is not False
-    try:
-        return KeyMaker(lock_name_of_task(task), signature, choice, receive, label, binds=binds)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"task {task.name}: {error}") from None
 
 
 def _receiver_of(task: Any, body: Any, signature: inspect.Signature) -> Receive | None:

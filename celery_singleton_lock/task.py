@@ -14,7 +14,7 @@ from celery.result import AsyncResult, EagerResult
 
 from celery_singleton_lock.checks import check_definition, is_checked_at_start, options_of, request_class_of
 from celery_singleton_lock.errors import ConfigurationError, LockLost
-from celery_singleton_lock.keys import KeyMaker, key_maker_of, start_of_keys
+from celery_singleton_lock.keys import KeyMaker, start_of_keys
 from celery_singleton_lock.leases.holding import NULL_LEASE, Holding
 from celery_singleton_lock.leases.lease import Lease, current_holding, held_here
 from celery_singleton_lock.lock import Lock
@@ -188,7 +188,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     @cached_property
     def _lock_keys(self) -> KeyMaker:
         # Not made in on_bound: another thread may use the task before Celery has bound it.
-        return key_maker_of(self)
+        return KeyMaker(self)
 
     @cached_property
     def _calls_body_itself(self) -> bool:
