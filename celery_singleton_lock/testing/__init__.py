@@ -367,8 +367,7 @@ if find_spec("pytest") is not None:
     def singleton_locks(singleton_lock_app: "Celery[Any]") -> Iterator[SingletonLocks]:
         """Locks in memory, new for this test, and a record of what they did; a lock left held fails the test."""
         with memory_store(singleton_lock_app) as store:
-            locks = SingletonLocks(store)
-            with locks.listening():
+            with SingletonLocks(store).listening() as locks:
                 yield locks
             give_up_at = clock() + _PATIENCE
             while store.held() and clock() < give_up_at:

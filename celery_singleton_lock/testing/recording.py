@@ -2,8 +2,8 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Self
 
 from celery import Task
 
@@ -87,7 +87,7 @@ class Recorded:
         return self._lost
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
+    def listening(self) -> Iterator[Self]:
         """Record what happens inside."""
         pairs = (
             (signals.lock_acquired, self._on_acquired),
@@ -100,14 +100,14 @@ class Recorded:
             for signal, receiver in pairs:
                 # Celery before 5.7 counts the same method of two records as one receiver.
                 signal.connect(receiver, weak=False, dispatch_uid=self)
-            yield
+            yield self
         finally:
             await_reports()
             for signal, _ in pairs:
                 signal.disconnect(dispatch_uid=self)
 
     def _on_acquired(self, sender: Any, lease: Lease, **_: Any) -> None:
-        self.acquired.append(Acquired(*_whose(sender, lease), lease.key, lease.fence, lease.waited, lease.took_over))
+        self.acquired.append(Acquired(*_whose(sender, lease), lease.fence, lease.waited, lease.took_over))
 
     def _on_conflict(self, sender: Task, key: str, holder: Holder, outcome: signals.ConflictOutcome, **_: Any) -> None:
         # A call that is not published has no request; the request here may be that of the body that makes the call.
@@ -115,12 +115,12 @@ class Recorded:
         self.conflicts.append(Conflicted(sender.name, task_id, key, holder.task_id, outcome))
 
     def _on_lost(self, sender: Any, lease: Lease, reason: LostReason, **_: Any) -> None:
-        self._lost.append(Lost(*_whose(sender, lease), lease.key, reason))
+        self._lost.append(Lost(*_whose(sender, lease), reason))
 
     def _on_released(self, sender: Any, lease: Lease, **_: Any) -> None:
         # A body that ends after the loss of its lease releases nothing that counts.
         if not lease.lost or lease.lost_reason in REASONS_TO_STOP:
-            self.released.append(Released(*_whose(sender, lease), lease.key))
+            self.released.append(Released(*_whose(sender, lease)))
 
     def _on_unanswered(
         self, sender: Task, key: str, error: StoreError, outcome: signals.UnansweredOutcome, **_: Any
@@ -128,15 +128,12 @@ class Recorded:
         self.unanswered.append(Unanswered(sender.name, sender.request.id, key, error.problem, outcome))
 
 
-@contextmanager
-def recorded() -> Iterator[Recorded]:
+def recorded() -> AbstractContextManager[Recorded]:
     """Record what all locks of this process do inside: those of any app, in any thread.
 
     The pool processes of a worker send their signals there, so a test with prefork looks at results instead.
     """
-    record = Recorded()
-    with record.listening():
-        yield record
+    return Recorded().listening()
 
 
 def await_reports() -> None:
@@ -146,5 +143,6 @@ def await_reports() -> None:
     reported.wait(RELEASE_BOUND)
 
 
-def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None]:
-    return sender.name if isinstance(sender, Task) else None, task_id_of(lease)
+def _whose(sender: Any, lease: Lease) -> tuple[str | None, str | None, str]:
+    """The task, the task id and the key."""
+    return sender.name if isinstance(sender, Task) else None, task_id_of(lease), lease.key
