@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from enum import Enum
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypedDict, get_args, get_type_hints
 
@@ -18,11 +17,7 @@ _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
 
 
-class _Unset(Enum):
-    UNSET = "unset"
-
-
-UNSET = _Unset.UNSET
+UNSET: Any = object()
 # One script looks at all places as it takes one.
 MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, and Lua's numbers end before those of year 2255.

@@ -91,7 +91,7 @@ class StoreInMemory(MemoryStore):
 
     def held(self) -> list[Holder]:
         """The present holders of all locks; a cool-down has none."""
-        return [holder for key in Inventory(self).keys("") for holder in self.holders(key) if not holder.is_on_hold]
+        return [holder for lock in self.survey([*Inventory(self).keys("")]) for holder in lock.holders]
 
     def _refuse_a_copy(self, pid: int) -> None:
         raise ConfigurationError(
@@ -193,7 +193,7 @@ def expire(task_or_key: Any, /, *args: Any, **kwargs: Any) -> None:
         SingletonLockError: The lock has no holder.
     """
     said, store, key, _ = _target("expire", task_or_key, args, kwargs)
-    tokens = {holder.token for holder in store.holders(key) if not holder.is_on_hold}
+    tokens = {holder.token for holder in store.survey([key])[0].holders}
     if not tokens:
         raise SingletonLockError(
             f"{said}: key={key} has no holder; hold it by `with hold(...)`, or wait until a body runs"
