@@ -108,7 +108,7 @@ def plain(value: Any) -> Any:
     """*value* as it looks after a trip over the wire; other types are left to kombu."""
     if type(value) in _PLAIN:
         return value
-    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
+    if type(value) is dict and _are_plain(value.values()) and _TEXT.issuperset(map(type, value)):
         return value
     if isinstance(value, Enum):
         return plain(value.value)
@@ -142,9 +142,9 @@ class KeyMaker:
         self._label: str | None = option_of(task, "label")
         try:
             self._name = checked_name(lock_name_of_task(task))
-            self._counting = _names_in_choice(self._choice, signature)
+            self._counting = _names_in("lock_key", self._choice, signature)
             if isinstance(self._label, str):
-                _check_names("lock_label", self._label, _fields("lock_label", self._label), signature)
+                _names_in("lock_label", self._label, signature)
         except ConfigurationError as error:
             raise ConfigurationError(f"task {task.name}: {error}") from None
         parameters = signature.parameters
@@ -260,18 +260,19 @@ def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
 # What the options name.
 
 
-def _names_in_choice(choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
+def _names_in(option: str, choice: KeyChoice, signature: inspect.Signature) -> list[str] | None:
     """The parameters that *choice* names; None if all of them count, or a callable decides."""
+    parameters = signature.parameters
     if choice is None or callable(choice):
         return None
-    if isinstance(choice, str) and choice in signature.parameters:
+    if isinstance(choice, str) and choice in parameters and option == "lock_key":
         # A comma was forgotten, and the parentheses mean nothing.
         raise ConfigurationError(
             f"lock_key={choice!r} is the name of a parameter and no format string; did you mean "
             f'("{choice}",) or "{{{choice}}}"?'
         )
     if isinstance(choice, str):
-        names = _fields("lock_key", choice)
+        names = _fields(option, choice)
     elif isinstance(choice, list | tuple) and all(isinstance(name, str) for name in choice):
         names = list(choice)
     else:
@@ -279,7 +280,10 @@ def _names_in_choice(choice: KeyChoice, signature: inspect.Signature) -> list[st
             f"lock_key={given(choice)} is not allowed: give None, a list of parameter names, "
             "a format string with at least one {parameter}, or a callable"
         )
-    _check_names("lock_key", choice, names, signature)
+    for name in names:
+        if name not in parameters:
+            has = ", ".join(parameters) or "no parameters"
+            raise ConfigurationError(f"{option}={choice!r}: unknown parameter {name!r}; the function has {has}")
     return names
 
 
@@ -302,15 +306,6 @@ def _parsed(text: str) -> Iterator[str]:
         if field is not None:
             yield re.split(r"[.\[]", field)[0]
             yield from _parsed(specification or "")
-
-
-def _check_names(option: str, choice: Any, names: Sequence[str], signature: inspect.Signature) -> None:
-    for name in names:
-        if name not in signature.parameters:
-            raise ConfigurationError(
-                f"{option}={choice!r}: unknown parameter {name!r}; "
-                f"the function has {', '.join(signature.parameters) or 'no parameters'}"
-            )
 
 
 # Of a task.
