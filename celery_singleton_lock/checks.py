@@ -89,9 +89,9 @@ def request_class_of(task: Any) -> type[Any]:
     """The class of the task's requests: ours, joined with the class of the user or of a base."""
     ours = base_in(task.__class__)
     written = [vars(each)["Request"] for each in (task, *task.__class__.__mro__) if "Request" in vars(each)]
-    theirs = next((each for each in written if each not in (ours.Request, Task.Request)), None)
+    theirs = next((each for each in written if each not in (ours.Request, Task.Request)), ours.Request)
     request = symbol_by_name(ours.Request)
-    given = symbol_by_name(theirs or ours.Request)
+    given = symbol_by_name(theirs)
     return given if issubclass(given, request) else type("Request", (request, given), {})
 
 
@@ -114,9 +114,10 @@ def _faults_in_class(cls: type[Any]) -> Iterator[str]:
             f"in a way of its own and take no lock; leave {ours.__name__} out, or the class that brings the Strategy"
         )
     for base in cls.__mro__[: cls.__mro__.index(ours)]:
-        call = vars(base).get("__call__")
-        code = getattr(inspect.unwrap(call), "__code__", None) if call is not None else None
-        if call is not None and not (code is not None and {"super", "__call__"} <= _names_in(code)):
+        if "__call__" not in vars(base):
+            continue
+        code = getattr(inspect.unwrap(vars(base)["__call__"]), "__code__", None)
+        if code is None or not {"super", "__call__"} <= _names_in(code):
             yield (
                 f"task {cls.name}: {base.__qualname__}.__call__ never calls super().__call__(), so it would bypass the "
                 "lock; write `return super().__call__(*args, **kwargs)` where it runs the body, or put "
@@ -147,7 +148,8 @@ def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
     _checked.add(app)
     if has_beat or lockable(app):
         of_beat = _checks_for_beat(app) if has_beat else []
-        checks = [*_checks_for_pool(app, pool), *_checks_for_tasks(app), *of_beat]
+        of_pool = _checks_for_pool(app, pool, app.amqp.queues.consume_from)
+        checks = [*of_pool, *_checks_for_tasks(app), *of_beat]
         _end_if_faulty(app, [*checks, partial(_check_store, app)])
     for text in never_awaited(app):
         logger.warning("lock.async_body: %s", text)
@@ -251,8 +253,7 @@ def _checks_for_beat(app: Celery) -> list[Check]:
     return [partial(beat_key_of, app), partial(beat_ttl_of, app), partial(_refuse_memory, app, why, remedy)]
 
 
-def _checks_for_pool(app: Celery, pool: type, queues: Container[str] | None = None) -> list[Check]:
-    """The checks of a worker with that pool; if its queues are not known, they are those of this process."""
+def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Check]:
     from celery.concurrency.prefork import TaskPool  # noqa: PLC0415 (of no use but in a worker)
 
     if not issubclass(pool, TaskPool):
@@ -269,7 +270,7 @@ def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
         )
 
 
-def _check_kill(app: Celery, task: Any, queues: Container[str] | None) -> None:
+def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
     """Refuse a task that wants to be killed with its process, unless it goes to the queues of other workers."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
@@ -278,7 +279,7 @@ def _check_kill(app: Celery, task: Any, queues: Container[str] | None) -> None:
     else:
         by_route = route if isinstance(route, str) else route.get("queue")
         queue = getattr(task, "queue", None) or by_route or app.conf.task_default_queue
-        is_taken = getattr(queue, "name", queue) in (app.amqp.queues.consume_from if queues is None else queues)
+        is_taken = getattr(queue, "name", queue) in queues
     kills_itself(task, task.lock_options, has_process=not is_taken)
 
 

@@ -306,7 +306,7 @@ def as_set(app: Celery, text: str) -> str:
     """*text* with the settings of this library as the app's configuration spells them."""
     if not app.namespace:
         return text
-    of_app = re.compile(rf"(?<![\w'])(?:app\.conf\.)?({'|'.join(sorted(SETTINGS, key=len, reverse=True))})\b")
+    of_app = re.compile(rf"(?<![\w'])(?:app\.conf\.)?({'|'.join(SETTINGS)})\b")
     return of_app.sub(lambda found: as_celery_reads(app, found[1]), text)
 
 
