@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -44,14 +44,26 @@ _NO_RUN = "", 0, 0
 _continued: ContextVar[tuple[str, int, int]] = ContextVar("continued", default=_NO_RUN)
 
 
-@contextmanager
-def continuing(key: str, fence: int, published: int) -> Iterator[None]:
+def continuing(key: str, fence: int, published: int) -> AbstractContextManager[None]:
     """Publish the replacement of the run with this fence: a call of its key is not new, and waits for the run's end."""
-    token = _continued.set((key, fence, published))
+    return _having(_continued, (key, fence, published))
+
+
+def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
+    """Publish a call of a dead process again under the key of its *notes*.
+
+    A main process runs no user code, so it makes no key.
+    """
+    return _having(_of_a_dead_run, notes.of_the_call())
+
+
+@contextmanager
+def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _continued.reset(token)
+        variable.reset(token)
 
 
 def continues(lease: Holding) -> bool:
@@ -67,19 +79,6 @@ def _continued_here() -> tuple[str, int, int]:
     return _NO_RUN if state is not None and state.continues else _continued.get()
 
 
-@contextmanager
-def for_a_dead_run(notes: Notes) -> Iterator[None]:
-    """Publish a call of a dead process again under the key of its *notes*.
-
-    A main process runs no user code, so it makes no key.
-    """
-    token = _of_a_dead_run.set(notes.of_the_call())
-    try:
-        yield
-    finally:
-        _of_a_dead_run.reset(token)
-
-
 def options_by_name(
     task_id: Any = None, producer: Any = None, link: Any = None, link_error: Any = None, shadow: Any = None, **rest: Any
 ) -> dict[str, Any]:
@@ -91,13 +90,9 @@ def options_by_name(
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
     """The run whose body publishes its next attempt with these options; None if it is anything else."""
     run = run_of(task.request)
-    is_next = (
-        run is not None
-        and run.phase is not Phase.ASKING
-        and options.get("retries")
-        and str(options["task_id"]) == run.task_id
-    )
-    return run if is_next else None
+    if run is None or run.phase is Phase.ASKING or not options.get("retries"):
+        return None
+    return run if str(options["task_id"]) == run.task_id else None
 
 
 def _known_of(
@@ -205,11 +200,13 @@ def _note_call(notes: Notes, key: str, task_id: Any) -> None:
         notes.continues_from = since
 
 
-def _is_always_sent(options: Mapping[str, Any]) -> bool:
-    """It is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another call."""
-    if DUE_HEADER in options["headers"]:
-        return False
-    return any(map(options.get, _WAITED_FOR)) or _is_body_of_chord(options["task_id"])
+def _mode_of(options: Mapping[str, Any]) -> PublishMode:
+    """Whether it is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another."""
+    is_waited_for = any(map(options.get, _WAITED_FOR)) or _is_body_of_chord(options["task_id"])
+    if DUE_HEADER in options["headers"] or not is_waited_for:
+        return ""
+    # A retry was there before whatever is queued by now.
+    return "over" if options.get("retries") else "anyway"
 
 
 def _is_body_of_chord(task_id: Any) -> bool:
@@ -225,10 +222,7 @@ def _publish_marked(
     task: Task, key: str, options: dict[str, Any], send: Send, about: Mapping[str, Any], *, has_own_id: bool
 ) -> AsyncResult:
     """Send the call, or find the one that stands for it; what its mark says *about* it is for the store alone."""
-    sent: PublishMode = ""
-    if _is_always_sent(options):
-        # A retry was there before whatever is queued by now.
-        sent = "over" if options.get("retries") else "anyway"
+    sent = _mode_of(options)
     mark = partial(_mark, task, key, options, about, sent)
     is_asking = True
     try:
