@@ -110,14 +110,16 @@ class SingletonSchedulerMixin(Scheduler):
         """As Celery's; but an entry whose slot cannot be claimed is not due yet, so it does not count as run."""
         state = super().is_due(entry)
         self._slot = None
-        if state[0]:
-            try:
-                if self._lease is None or self._lease.remaining() <= 0:
-                    return schedstate(is_due=False, next=_LONGEST_PAUSE)
-                self._slot = self._claimed(entry)
-            except StoreError as error:
-                self._report("beat.unanswered entry=%s due=%s: %s", entry.name, due_of(entry).isoformat(), error)
-                return schedstate(is_due=False, next=_LONGEST_PAUSE)
+        later = schedstate(is_due=False, next=_LONGEST_PAUSE)
+        if not state[0]:
+            return state
+        try:
+            if self._lease is None or self._lease.remaining() <= 0:
+                return later
+            self._slot = self._claimed(entry)
+        except StoreError as error:
+            self._report("beat.unanswered entry=%s due=%s: %s", entry.name, due_of(entry).isoformat(), error)
+            return later
         return state
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:

@@ -48,12 +48,11 @@ Receive = Callable[[Args, Kwargs], tuple[Args, Kwargs]]
 
 class _Encoder(json.JSONEncoder):
     def default(self, o: Any) -> Any:
-        dump = getattr(type(o), "model_dump", None)
-        if dump is None:
+        if not hasattr(type(o), "model_dump"):
             return super().default(o)
         try:
             if not _has_set(o):
-                return dump(o, mode="json")
+                return o.model_dump(mode="json")
         except Exception as error:
             # The model's own code may raise anything.
             raise ValueError(f"{type(error).__name__}: {error}") from error
@@ -244,7 +243,7 @@ def _has_set(value: Any) -> bool:
     if hasattr(type(value), "model_dump"):
         value = value.model_dump()
     if isinstance(value, Mapping):
-        return any(map(_has_set, value.keys())) or any(map(_has_set, value.values()))
+        value = [*value, *value.values()]
     return isinstance(value, AbstractSet) or (isinstance(value, list | tuple) and any(map(_has_set, value)))
 
 
