@@ -9,7 +9,6 @@ from typing import Any
 
 from celery.bootsteps import StartStopStep, Step
 from celery.concurrency.solo import TaskPool as SoloPool
-from celery.signals import worker_shutting_down
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
 
@@ -78,23 +77,10 @@ class CallsThatWait(StartStopStep):
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
-    def __init__(self, consumer: Any, **kwargs: Any) -> None:
-        super().__init__(consumer, **kwargs)
-        self.messages = consumer.waiting_messages = WaitingMessages(consumer)
-
-    def start(self, consumer: Any) -> None:  # noqa: ARG002
-        """Call them."""
-        self.messages.open()
-        # While a worker ends softly, it starts nothing more.
-        worker_shutting_down.connect(self._leave_line)
-
-    def stop(self, consumer: Any) -> None:  # noqa: ARG002
-        """Forget them: the broker delivers them again, here or elsewhere."""
-        worker_shutting_down.disconnect(self._leave_line)
-        self.messages.close()
-
-    def _leave_line(self, **_: Any) -> None:
-        self.messages.leave_line()
+    def create(self, parent: Any) -> WaitingMessages:
+        """What is started and stopped with the connection."""
+        messages = parent.waiting_messages = WaitingMessages(parent)
+        return messages
 
 
 def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:

@@ -322,7 +322,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             return super().start_strategy(app, consumer, **kwargs)
         # A strategy takes what it needs of its consumer as it is made.
         timer = consumer.timer
-        consumer.timer = messages.timer
+        consumer.timer = messages
         try:
             return super().start_strategy(app, consumer, **kwargs)
         finally:

@@ -9,9 +9,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from celery.signals import worker_shutting_down
 from celery.utils.functional import maybe_list
 from celery.worker import state
 
@@ -23,38 +25,13 @@ from celery_singleton_lock.worker import SingletonRequest
 _LOOK_FOR_REVOKED = 1.0
 
 
+@dataclass(eq=False)
 class Waiting:
-    """A message that waits, in the place of the function that Celery's timer calls at its time."""
+    """A message that waits, and what Celery's timer would call for it at its time."""
 
-    def __init__(self, messages: "WaitingMessages", go: Callable[..., Any], args: Any) -> None:
-        self.args = args
-        self.entry: Any = None
-        self._messages = messages
-        # Taken by one step, because a timer may have a thread of its own.
-        self._goes = [go]
-
-    def __call__(self, *args: Any) -> None:
-        """Go on with it, unless somebody has."""
-        try:
-            go = self._goes.pop()
-        except IndexError:
-            return
-        self._messages.forget(self)
-        go(*args)
-
-    def go_early(self, timer: Any) -> None:
-        """Let the timer call it now, in whichever thread it calls what is due."""
-        # Some timers kill what they cancel, which must not have begun.
-        if self.entry is not None and self._goes:
-            timer.cancel(self.entry)
-            with suppress(AttributeError):
-                # It stays in the timer until its time, and need not keep the message.
-                self.entry.args = ()
-        timer.call_after(0, self, self.args)
-
-    def give_up(self) -> None:
-        """Let nobody go on with it: the broker delivers it again."""
-        self._goes.clear()
+    go: Callable[..., Any]
+    args: Any
+    entry: Any = None
 
     @property
     def is_revoked(self) -> bool:
@@ -71,7 +48,7 @@ class Waiting:
 
 
 class WaitingMessages:
-    """The messages that wait in a consumer for their turns."""
+    """The messages that wait in a consumer for their turns; for the strategies of its tasks, its timer."""
 
     def __init__(self, consumer: Any) -> None:
         self._timer = consumer.timer
@@ -81,9 +58,11 @@ class WaitingMessages:
         self._called: deque[Waiting] = deque()
         self._ends: tuple[socket.socket, ...] = ()
         self._looks_for_revoked = False
-        self.timer: Any = TimerInLine(consumer.timer, self)
 
-    def open(self) -> None:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timer, name)
+
+    def start(self) -> None:
         """Hear of calls from now on: in the event loop if the worker has one."""
         hears, _ = self._ends = socket.socketpair()
         self._ends[1].setblocking(False)
@@ -92,12 +71,14 @@ class WaitingMessages:
             self._hub.add_reader(hears, self._hear)
         else:
             threading.Thread(target=self._listen, args=(hears,), name="singleton-lock-calls", daemon=True).start()
+        # While a worker ends softly, it starts nothing more.
+        worker_shutting_down.connect(self._leave_line)
 
-    def close(self) -> None:
-        """Forget all of them, and hear of no calls until it is opened again."""
+    def stop(self) -> None:
+        """Forget all of them, and hear of no calls: the broker delivers them again, here or elsewhere."""
+        worker_shutting_down.disconnect(self._leave_line)
         for waiting in list(self._in_line):
-            self.forget(waiting)
-            waiting.give_up()
+            self._forget(waiting)
         ends = self._ends
         self._ends = ()
         if ends and self._hub is not None:
@@ -108,14 +89,14 @@ class WaitingMessages:
                 end.shutdown(socket.SHUT_RDWR)
             end.close()
 
-    def leave_line(self) -> None:
+    def _leave_line(self, **_: Any) -> None:
         """Let others be called in their place, from now on."""
         for one in list(self._in_line.values()):
             self._line.remove(one)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
         """As the timer does, or before, if that is the time until which the message of a request waits for its turn."""
-        waiting = Waiting(self, go, args)
+        waiting = Waiting(go, args)
         one = None
         if self._ends and args and isinstance(args[0], SingletonRequest):
             # Its run tells of a store that cannot be found.
@@ -124,16 +105,23 @@ class WaitingMessages:
         if one is None:
             return self._timer.call_at(at, go, args, priority=priority)
         self._in_line[waiting] = one
-        waiting.entry = self._timer.call_at(at, waiting, args, priority=priority)
+        waiting.entry = self._timer.call_at(at, partial(self._go_on, waiting), args, priority=priority)
         self._line.add(one)
         self._look_for_revoked()
         return waiting.entry
 
-    def forget(self, waiting: Waiting) -> None:
-        """It waits no longer."""
+    def _go_on(self, waiting: Waiting, *args: Any) -> None:
+        """Go on with it, unless somebody has: a timer may have a thread of its own."""
+        if self._forget(waiting):
+            waiting.go(*args)
+
+    def _forget(self, waiting: Waiting) -> bool:
+        """It waits no longer; False if it did not any more."""
         one = self._in_line.pop(waiting, None)
-        if one is not None:
-            self._line.remove(one)
+        if one is None:
+            return False
+        self._line.remove(one)
+        return True
 
     def _call(self, waiting: Waiting) -> None:
         """In any thread, perhaps one that may use nothing of a library for greenlets."""
@@ -172,15 +160,14 @@ class WaitingMessages:
         while self._called:
             waiting = self._called.popleft()
             if waiting in self._in_line:
-                waiting.go_early(self._timer)
+                self._go_early(waiting)
 
-
-class TimerInLine:
-    """The timer that a task's strategy gets, while it is made."""
-
-    def __init__(self, timer: Any, messages: WaitingMessages) -> None:
-        self._timer = timer
-        self.call_at = messages.call_at
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._timer, name)
+    def _go_early(self, waiting: Waiting) -> None:
+        """Let the timer call it now, in whichever thread it calls what is due."""
+        # Some timers kill what they cancel, which must not have begun.
+        if waiting.entry is not None:
+            self._timer.cancel(waiting.entry)
+            with suppress(AttributeError):
+                # It stays in the timer until its time, and need not keep the message.
+                waiting.entry.args = ()
+        self._timer.call_after(0, partial(self._go_on, waiting), waiting.args)
