@@ -26,14 +26,14 @@ from celery_singleton_lock.leases.lease import (
     forget,
     give_back,
     holds,
-    live_holds,
+    known_holds,
     new_token,
     running_loop,
 )
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, LockState
+from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, LockState
 from celery_singleton_lock.stores.redis.store import Store
 
 P = ParamSpec("P")
@@ -116,10 +116,7 @@ class Lock:
             LockHeld: Others held it for all that time.
             SingletonLockError: It is held, and this thread runs an event loop.
         """
-        taken = self._take(self._timeout, _statement())
-        if isinstance(taken, Conflict):
-            raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
-        return taken.view
+        return _granted(self._take(self._timeout, _statement()))
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
         """Release what this block has taken, unless that was released already; in any context and thread.
@@ -131,7 +128,7 @@ class Lock:
         statement = _statement()
         hold = None
         try:
-            hold = self._leave(statement)
+            hold = self._leave(statement, error_type)
             if hold is not None:
                 give_back(hold)
         except BaseException:
@@ -140,7 +137,6 @@ class Lock:
             if hold is not None:
                 give_back(hold)
             raise
-        self._check_left(hold, error_type)
         return False
 
     # No coroutine functions, because the frame that calls them is the statement.
@@ -153,14 +149,10 @@ class Lock:
         return self._exit(_statement(), error_type)
 
     async def _enter(self, statement: object) -> Lease:
-        taken = await self._take_in_loop(self._timeout, statement)
-        if isinstance(taken, Conflict):
-            raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
-        return taken.view
+        return _granted(await self._take_in_loop(self._timeout, statement))
 
     async def _exit(self, statement: object, error_type: object) -> Literal[False]:
-        hold = self._leave(statement)
-        self._check_left(hold, error_type)
+        hold = self._leave(statement, error_type)
         if hold is not None:
             forget(hold)
             if hold.lasts and error_type is GeneratorExit:
@@ -216,7 +208,7 @@ class Lock:
             SingletonLockError: It would wait in a thread that runs an event loop.
         """
         taken = self._take(_patience(blocking, timeout))
-        return None if isinstance(taken, Conflict) else taken.view
+        return taken if isinstance(taken, Lease) else None
 
     async def aacquire(self, timeout: Duration | None = None) -> Lease | None:
         """`acquire` in a coroutine: the event loop is not blocked, and if this is cancelled, nothing is held.
@@ -224,7 +216,7 @@ class Lock:
         Give the lease back by `await lease.arelease()`, in any task.
         """
         taken = await self._take_in_loop(_patience(True, timeout))
-        return None if isinstance(taken, Conflict) else taken.view
+        return taken if isinstance(taken, Lease) else None
 
     def release(self) -> None:
         """Release the lease that this thread, or asyncio task, acquired last; elsewhere, call the lease's `release`.
@@ -236,7 +228,6 @@ class Lock:
         if hold is None:
             raise SingletonLockError(f"lock key={self._key} {_NOT_MINE}")
         hold.lease.release()
-        holds.set(live_holds())
 
     @property
     def _store(self) -> Store:
@@ -244,49 +235,44 @@ class Lock:
             return stores_of_locks[-1](self._app)
         return store_of(self._app) if self._url is None else shared_store(self._url)
 
-    def _take(self, patience: float | None, statement: object = None) -> Holding | Conflict:
+    def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
         """The lease, or who held it for *patience* seconds; *statement* is the `with` that takes it, if one does."""
         hold = self._begin(statement)
         try:
-            self._note(hold)
             answer = hold.lease.acquire() if hold.takes == 1 else None
             if isinstance(answer, Conflict) and patience != 0:
                 if running_loop() is not None:
                     raise SingletonLockError(f"lock key={self._key} {_BLOCKS_LOOP}")
                 answer = hold.lease.wait(answer, patience)
-            if isinstance(answer, Conflict):
-                give_back(hold)
-                return answer
-            return self._taken(hold)
+            return self._taken(hold, answer)
         except BaseException:
             # A signal handler may raise after it was acquired and before the caller has it.
             give_back(hold)
             raise
 
-    async def _take_in_loop(self, patience: float | None, statement: object = None) -> Holding | Conflict:
+    async def _take_in_loop(self, patience: float | None, statement: object = None) -> Lease | Conflict:
         hold = self._begin(statement)
         try:
-            self._note(hold)
             answer = await coroutines.acquire(hold.lease, patience) if hold.takes == 1 else None
         except BaseException:
             # What it has left is given back in a thread.
             forget(hold)
             raise
-        if isinstance(answer, Conflict):
-            forget(hold)
-            return answer
-        return self._taken(hold)
+        return self._taken(hold, answer)
 
     def _begin(self, statement: object) -> Hold:
         latest = self._latest() if self._reentrant else None
         is_again = latest is not None and latest.lease.time_left > 0
         lease = latest.lease if latest is not None and is_again else self._new_lease()
-        return Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
+        hold = Hold(ref(self), _caller(), lease, lease.takes + is_again, statement)
+        lasting = [known for known in holds.get() if (other := known()) is not None and other.lasts]
+        holds.set((*lasting, (lambda: hold) if statement is None else ref(hold)))
+        return hold
 
-    def _note(self, hold: Hold) -> None:
-        holds.set((*live_holds(), (lambda: hold) if hold.statement is None else ref(hold)))
-
-    def _taken(self, hold: Hold) -> Holding:
+    def _taken(self, hold: Hold, answer: Grant | Conflict | Done | None) -> Lease | Conflict:
+        if isinstance(answer, Conflict):
+            give_back(hold)
+            return answer
         if hold.takes > 1:
             hold.lease.takes += 1
         else:
@@ -294,29 +280,24 @@ class Lock:
         if hold.statement is not None:
             # Only now, because nobody may leave a block that is not entered yet.
             self._blocks[hold] = True
-        return hold.lease
+        return hold.lease.view
 
     def _latest(self) -> Hold | None:
         """What the calling thread, or asyncio task, has taken last and not released."""
         caller = _caller()
-        for known in reversed(holds.get()):
-            hold = known()
-            if hold is not None and hold.lock() is self and hold.caller == caller and hold.lasts:
-                return hold
-        return None
+        mine = [hold for hold in known_holds() if hold.lock() is self and hold.caller == caller and hold.lasts]
+        return mine[-1] if mine else None
 
-    def _leave(self, statement: object) -> Hold | None:
-        """What the block has taken that *statement* ends."""
+    def _leave(self, statement: object, error_type: object) -> Hold | None:
+        """What the block has taken that *statement* ends; None if nobody knows, and an error ends it."""
         # Of two threads that mean the same block, the second looks for another.
         while (hold := self._block_left_by(statement)) is not None and not self._blocks.pop(hold, False):
             pass
-        return hold
-
-    def _check_left(self, hold: Hold | None, error_type: object) -> None:
         # The exception that closes a generator is no error.
         if hold is None and error_type in (None, GeneratorExit):
             why = "nobody in this process has entered it through this object, or it was left already"
             raise SingletonLockError(f"the block of lock key={self._key} cannot be left here: {why}")
+        return hold
 
     def _block_left_by(self, statement: object) -> Hold | None:
         """The block that *statement* ends, maybe in another context or thread than it began in.
@@ -324,8 +305,8 @@ class Lock:
         Of those that other code has entered, such as an `ExitStack`, the last one that this context knows of; elsewhere
         one whose lease is over, because that end harms nobody, and else the last one.
         """
-        blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.caller[0] == os.getpid()]
-        known = {known() for known in holds.get()}
+        blocks = [hold for hold in reversed(tuple(self._blocks)) if hold.lease.pid == os.getpid()]
+        known = known_holds()
 
         def likeness(hold: Hold) -> tuple[bool, ...]:
             own = hold.statement == statement
@@ -340,6 +321,12 @@ class Lock:
         return Holding(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
 
 
+def _granted(taken: Lease | Conflict) -> Lease:
+    if isinstance(taken, Conflict):
+        raise LockHeld(taken.key, taken.first.task_id, taken.first.expires_in)
+    return taken
+
+
 def _statement() -> object:
     """The `with` that calls: it begins and ends in one frame, in whatever context and thread a generator goes on."""
     # Where a greenlet begins there is none.
@@ -348,11 +335,11 @@ def _statement() -> object:
     return id(frame), frame and frame.f_code
 
 
-def _caller() -> tuple[int, int, object]:
+def _caller() -> tuple[int, object]:
     """Whoever calls. A new asyncio task, or thread, may begin with a copy of the context of the one that made it."""
     loop = running_loop()
     task = asyncio.current_task(loop) if loop is not None else None
-    return os.getpid(), threading.get_ident(), task and ref(task)
+    return threading.get_ident(), task and ref(task)
 
 
 def _patience(blocking: bool, timeout: Duration | None) -> float | None:

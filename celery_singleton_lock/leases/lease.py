@@ -132,7 +132,7 @@ class Hold:
     """One take of a lease through a `Lock`; it keeps the lease."""
 
     lock: "ref[Any]"
-    caller: tuple[int, int, object]  # process, thread and asyncio task
+    caller: tuple[int, object]  # thread and asyncio task
     lease: "Holding"
     takes: int  # how often the lease was taken by then
     statement: object = None  # the `with` that has taken it, if one has
@@ -152,16 +152,15 @@ Contexts are copied, so a copy may list what another thread or task has taken, o
 """
 
 
+def known_holds() -> list[Hold]:
+    """Those that this context lists, the last one last."""
+    return [hold for known in holds.get() if (hold := known()) is not None]
+
+
 def has_locked(key: str) -> bool:
     """The calling thread holds *key* by a `Lock`; a wait for it in this thread would never end."""
-    here = os.getpid(), threading.get_ident()
-    known = [known() for known in holds.get()]
-    return any(hold is not None and hold.lease.key == key and hold.caller[:2] == here and hold.lasts for hold in known)
-
-
-def live_holds() -> KnownHolds:
-    """Those that last."""
-    return tuple([known for known in holds.get() if (hold := known()) is not None and hold.lasts])
+    here = threading.get_ident()
+    return any(hold.lease.key == key and hold.caller[0] == here and hold.lasts for hold in known_holds())
 
 
 def forget(hold: Hold) -> None:
