@@ -7,18 +7,15 @@ import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 from weakref import ref
 
 from celery import Celery, Task, current_app
 
-from celery_singleton_lock import signals
 from celery_singleton_lock.errors import DOCS, ConfigurationError, LockHeld, SingletonLockError
 from celery_singleton_lock.keys import checked_name, key_of
 from celery_singleton_lock.leases import coroutines
-from celery_singleton_lock.leases.background import background
-from celery_singleton_lock.leases.counters import count as count_one
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import (
     Hold,
@@ -39,8 +36,6 @@ from celery_singleton_lock.stores.redis.store import Store
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# The label of a metric: names of locks may be made of ids, of which there is no end.
-_NO_TASK = ""
 _NOT_MINE = (
     "is not held by this thread, asyncio task or process; only the one that acquired it can release it here, "
     "and any thread of its process can call lease.release()"
@@ -276,7 +271,7 @@ class Lock:
         if hold.takes > 1:
             hold.lease.takes += 1
         else:
-            hold.lease.report_granted(Lock, _NO_TASK)
+            hold.lease.report_granted()
         if hold.statement is not None:
             # Only now, because nobody may leave a block that is not entered yet.
             self._blocks[hold] = True
@@ -318,7 +313,7 @@ class Lock:
 
     def _new_lease(self) -> Holding:
         facts = Facts(hostname=self._hostname, pid=os.getpid())
-        return Holding(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), on_lost=_report_lost)
+        return Holding(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), sender=Lock)
 
 
 def _granted(taken: Lease | Conflict) -> Lease:
@@ -349,8 +344,3 @@ def _patience(blocking: bool, timeout: Duration | None) -> float | None:
     if not blocking:
         raise ConfigurationError(f"timeout={timeout!r} goes with blocking=True only")
     return seconds("timeout", timeout, least=0)
-
-
-def _report_lost(lease: Holding) -> None:
-    count_one(lease.store, lease.key, "lost", _NO_TASK, lease.lost_reason or "expired")
-    background.submit(partial(signals.lock_lost.send, sender=Lock, lease=lease.view, reason=lease.lost_reason))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,8 @@ from billiard.exceptions import Terminated, WorkerLostError
 from celery.worker import state
 from celery.worker.request import Request
 
-from celery_singleton_lock import signals
-from celery_singleton_lock.errors import ConfigurationError, LostReason, SingletonLockError, StoreError
-from celery_singleton_lock.leases.background import background, release_claim_later
-from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
+from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
@@ -183,8 +182,13 @@ class SingletonRequest(Request):
         if not self._runs_in_a_child() or claim is None:
             return
         with suppress(SingletonLockError):
+            store = store_of(self.app)
+            release = partial(store.release, claim, None)
+            pending = PendingRelease(store, claim.key, claim.facts.task_id, clock() + claim.ttl, release)
+            pending.may_release = lambda: _state_of(pid) in _DEAD
             # It may have died while it asked.
-            release_claim_later(store_of(self.app), claim, may_release=lambda: _state_of(pid) in _DEAD, may_arrive=True)
+            pending.may_arrive = True
+            background.submit(pending)
         if not is_redelivered:
             self._unmark()
 
@@ -207,17 +211,14 @@ class SingletonRequest(Request):
                 state = self._lock_at_death or store.survey([claim.key])[0]
             except StoreError:
                 if may_be_lost:
-                    _report_lost(task, store, claim, "unreachable")
+                    Holding(store, claim, sender=task).report_lost("unreachable")
                 return
             mine = [holder for holder in state.holders if holder.token == claim.token]
             for each in mine:
-                task_name = each.task_name or task.name
-                tell_of_death(
-                    claim.key, Facts(each.task_id or "", task_name, each.hostname or "", label=each.label or "")
-                )
+                tell_of_death(claim.key, replace(each, task_name=each.task_name or task.name))
             if may_be_lost and not any(each.expires_in > claim.ttl * (1 - _NEARLY) for each in mine):
                 is_taken = not mine and len(state.holders) >= claim.limit
-                _report_lost(task, store, claim, "taken" if is_taken else "expired")
+                Holding(store, claim, sender=task).report_lost("taken" if is_taken else "expired")
 
     def _is_redelivered(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""
@@ -233,16 +234,6 @@ class SingletonRequest(Request):
         if claim is not None:
             with suppress(SingletonLockError):
                 unmark_later(store_of(self.app), claim.key, claim.facts.task_id)
-
-
-def _report_lost(task: Any, store: Store, claim: Claim, reason: LostReason) -> None:
-    """Have the loss logged, counted and signalled."""
-
-    def report(lease: Holding) -> None:
-        count(store, claim.key, "lost", task.name, reason)
-        signals.lock_lost.send(sender=task, lease=lease.view, reason=reason)
-
-    Holding(store, claim, on_lost=report).report_lost(reason)
 
 
 def _late_claims() -> list[tuple[Store, Claim]]:

@@ -7,13 +7,12 @@ import logging
 import os
 from _queue import Empty, SimpleQueue
 from collections.abc import Callable, Hashable
-from functools import partial
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Ending
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.stores.threads import DaemonThread, patched_by
 
@@ -94,38 +93,27 @@ class Background(DaemonThread):
 background = Background()
 
 
+@dataclass(eq=False)
 class PendingRelease:
     """Something that the store may still have, and that nobody wants any more: released until that is answered.
 
-    Arguments:
+    Attributes:
         store, key, task_id: Where it is, and the run that has left it, for the log; None if it is no task's.
-        ttl: Seconds after which the store has freed it by itself.
+        give_up_at: When the store has freed it by itself.
         release: Releases it, or raises a `StoreError` if there is no answer.
         may_release: Asked before each try.
         may_arrive: The request that makes it may still be under way, on another connection, where the release
             overtakes it. So it is released again and again for a while after the first answer.
     """
 
-    _is_answered = False
-
-    def __init__(
-        self,
-        store: Store,
-        key: str,
-        task_id: str | None,
-        ttl: float,
-        release: Callable[[], object],
-        *,
-        may_release: Callable[[], bool] | None = None,
-        may_arrive: bool = False,
-    ) -> None:
-        self._store = store
-        self._key = key
-        self._task_id = task_id
-        self._release = release
-        self._may_release = may_release
-        self._may_arrive = may_arrive
-        self._give_up_at = clock() + ttl
+    store: Store
+    key: str
+    task_id: str | None
+    give_up_at: float
+    release: Callable[[], object]
+    may_release: Callable[[], bool] = lambda: True
+    may_arrive: bool = False
+    is_answered: bool = False
 
     def __call__(self) -> None:
         """Try once, and again later if that is needed."""
@@ -133,44 +121,27 @@ class PendingRelease:
             pause = self._try()
         except Exception:
             event = "lock.release_failed key=%s task_id=%s: the release raised an unexpected error"
-            logger.exception(event, self._key, self._task_id)
+            logger.exception(event, self.key, self.task_id)
             pause = _PAUSE
-        if pause and clock() + pause < self._give_up_at:
+        if pause and clock() + pause < self.give_up_at:
             background.submit(self, pause)
 
     def _try(self) -> float:
         """Seconds until the next try; 0.0 if none is needed."""
         silent_until = background.silent_until
-        part = self._store.part_of(self._key)
+        part = self.store.part_of(self.key)
         silence = silent_until.get(part, 0.0) - clock()
-        if silence > 0 or not (self._may_release is None or self._may_release()):
+        if silence > 0 or not self.may_release():
             return max(silence, _PAUSE)
         try:
-            self._release()
+            self.release()
         except StoreError:
             silent_until[part] = clock() + _SILENCE
             return _PAUSE
         silent_until.pop(part, None)
-        if not self._may_arrive:
+        if not self.may_arrive:
             return 0.0
-        if not self._is_answered:
-            self._is_answered = True
-            self._give_up_at = min(self._give_up_at, clock() + _UNDER_WAY)
+        if not self.is_answered:
+            self.is_answered = True
+            self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
         return _PAUSE
-
-
-def release_claim_later(
-    store: Store,
-    claim: Claim,
-    place: int | None = None,
-    ending: Ending | None = None,
-    *,
-    may_release: Callable[[], bool] | None = None,
-    may_arrive: bool,
-) -> None:
-    """Release a claim that nobody wants any more, while the store may still count it; see `PendingRelease`."""
-    release = partial(store.release, claim, place, ending=ending)
-    task_id = claim.facts.task_id or None
-    background.submit(
-        PendingRelease(store, claim.key, task_id, claim.ttl, release, may_release=may_release, may_arrive=may_arrive)
-    )

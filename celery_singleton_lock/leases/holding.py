@@ -36,8 +36,8 @@ from celery_singleton_lock.errors import (
     SingletonLockError,
     StoreError,
 )
-from celery_singleton_lock.leases.background import background, release_claim_later
-from celery_singleton_lock.leases.counters import counters
+from celery_singleton_lock.leases.background import PendingRelease, background
+from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.lease import Lease
@@ -88,6 +88,7 @@ class Holding:
 
     Arguments:
         store, claim: The store, and what to ask it for.
+        sender: Of its signals, a task or `Lock`; it counts for the task. None sends and counts nothing.
         deadman: Kills this process at the deadline; each renewal moves it.
         on_lost: Called once with this object when it is lost, in the heartbeat's thread, so it must not take long.
         refused_at: When an earlier execution of the call was refused first, by the store's clock, in microseconds.
@@ -106,7 +107,7 @@ class Holding:
     is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
     takes: int = 1  # how often it has to be released
     _place: int | None = None
-    _sender: Any = None
+    _counted_as: str | None = None  # once its grant was reported
     # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
     _view: "ref[Lease] | None" = None
 
@@ -115,6 +116,7 @@ class Holding:
         store: Store,
         claim: Claim,
         *,
+        sender: Any = None,
         deadman: DeadMan | None = None,
         on_lost: Callable[["Holding"], None] | None = None,
         refused_at: int = 0,
@@ -131,6 +133,7 @@ class Holding:
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.facts.task_id or None
         self.refused_at: int = refused_at
+        self._sender = sender
         self._deadman = deadman
         self._on_lost = on_lost
         self.pid: int = os.getpid()
@@ -233,15 +236,19 @@ class Holding:
             event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
             logger.log(level, event, self.key, self.task_id, self.fence, self.took_over, self.waited)
 
-    def report_granted(self, sender: Any, task: str) -> None:
-        """Count its grant for a *task*, empty for a `Lock`, and send `lock_acquired`; likewise at its release."""
-        self._sender = sender
-        self._counted_as = task
+    def report_granted(self) -> None:
+        """Count its grant, and send `lock_acquired`; likewise at its release."""
+        task = self._counted_as = self._task
         counters.add(self.store, self.key, "acquired", task, value=self.waited)
         if self.took_over:
             counters.add(self.store, self.key, "taken_over", task)
         if signals.lock_acquired.receivers:
-            signals.lock_acquired.send(sender=sender, lease=self.view)
+            signals.lock_acquired.send(sender=self._sender, lease=self.view)
+
+    @property
+    def _task(self) -> str:
+        # A `Lock` has none: names of locks may be made of ids, of which there is no end.
+        return getattr(self._sender, "name", "")
 
     # While it is held.
 
@@ -286,6 +293,10 @@ class Holding:
             if self._on_lost is not None:
                 self._on_lost(self)
         finally:
+            if self._sender is not None:
+                count(self.store, self.key, "lost", self._task, reason)
+                send = partial(signals.lock_lost.send, sender=self._sender, lease=self.view, reason=reason)
+                background.submit(send)
             # If the policy, or a person, has asked for this end, it is no error.
             level = logging.INFO if reason in REASONS_TO_STOP else logging.ERROR
             event = "lock.lost key=%s task_id=%s reason=%s"
@@ -328,7 +339,7 @@ class Holding:
             return answer
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("lock.released key=%s task_id=%s", self.key, self.task_id)
-        if self._sender is not None:
+        if self._counted_as is not None:
             counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
             if signals.lock_released.receivers:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
@@ -348,7 +359,10 @@ class Holding:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
                 self.stop()
-                release_claim_later(self.store, self.claim, self._place, ending, may_arrive=self.is_unanswered)
+                release = partial(self.store.release, self.claim, self._place, ending=ending)
+                pending = PendingRelease(self.store, self.key, self.task_id, clock() + self.ttl, release)
+                pending.may_arrive = self.is_unanswered
+                background.submit(pending)
         return answer
 
     def stop(self) -> None:

@@ -4,7 +4,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
-from celery_singleton_lock.stores.records import Facts
+from celery_singleton_lock.stores.records import Facts, Holder
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -54,9 +54,9 @@ def _on_one_line(value: Any) -> Any:
     return shown(text) if isinstance(text, str) and not text.isprintable() else value
 
 
-def tell_of_death(key: str, died: Facts) -> None:
+def tell_of_death(key: str, died: Facts | Holder) -> None:
     """Name a holder that has died, by what it had left in its lock."""
-    log.note_label(died.task_id, died.label)
+    log.note_label(died.task_id or "", died.label)
     who = died.task_id or None, died.task_name or None, died.hostname or None
     logger.warning("lock.holder_died key=%s task_id=%s task=%s host=%s: it held the lock when it died", key, *who)
 

@@ -66,7 +66,7 @@ def _give_back_locks(run: Run, before: KnownHolds) -> None:
 
 def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
     lease = run.lease
-    lease.report_granted(run.task, run.task.name)
+    lease.report_granted()
     before = current.get()
     try:
         current.set((*before, ref(lease)))

@@ -17,6 +17,7 @@ from celery_singleton_lock.runs.delivery import notes_of
 from celery_singleton_lock.runs.endings import final_result
 from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder
 from celery_singleton_lock.stores.redis.store import Store
 
@@ -58,7 +59,7 @@ def unmark(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, 
 def unmark_later(store: Store, key: str, task_id: str, *, ends_cooldown: bool = True, may_arrive: bool = False) -> None:
     """End it in the background: a main process waits for no store."""
     end = partial(store.unmark, key, task_id, ends_cooldown=ends_cooldown)
-    background.submit(PendingRelease(store, key, task_id, _PATIENCE, end, may_arrive=may_arrive))
+    background.submit(PendingRelease(store, key, task_id, clock() + _PATIENCE, end, may_arrive=may_arrive))
 
 
 @contextmanager

@@ -35,7 +35,6 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockHeld, LockLost
 from celery_singleton_lock.keys import label_of
-from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.holding import Holding
@@ -125,6 +124,7 @@ class Run:
         self.lease = Holding(
             store_of(task.app),
             self._claim(),
+            sender=task,
             deadman=self._deadman() if self.options.on_lost == "kill" else None,
             on_lost=partial(_lost, ref(self)),
             refused_at=notes.since,
@@ -222,16 +222,14 @@ class Run:
         return clock() - self._made_at
 
     def on_lost(self, lease: Holding) -> None:
-        """End the body, or let it run on, as the task's `lock_on_lost` says; then have `lock_lost` sent."""
+        """End the body, or let it run on, as the task's `lock_on_lost` says."""
         policy = self.options.on_lost
         reason = lease.lost_reason or "expired"
-        count(lease.store, lease.key, "lost", self.task.name, reason)
         # A holder that is asked to stop still has its lease, so it has time to end in order.
         if policy == "kill" and reason not in REASONS_TO_STOP:
             os.kill(os.getpid(), signal.SIGKILL)
         if policy != "warn":
             self.interrupt.send(LockLost(lease.key, reason))
-        background.submit(partial(signals.lock_lost.send, sender=self.task, lease=lease.view, reason=reason))
 
     # Its next attempt.
 
