@@ -6,7 +6,6 @@ lease of one whose body lets no other thread run. For a message that ends well i
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -21,7 +20,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
-from celery_singleton_lock.leases.background import PendingRelease, background
+from celery_singleton_lock.leases.background import Background, PendingRelease, background
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
@@ -45,7 +44,6 @@ _LATE = 2.5
 _ROUNDS_PER_TTL = 8
 # Of a ttl: a lease that is renewed has far more than the rest of it before it, and one whose deadline has passed less.
 _NEARLY = 0.9
-_LONGEST_SLEEP = 0.2
 # Enough to connect to a store that is far away.
 _RENEWAL_BOUND = 2.0
 
@@ -261,33 +259,34 @@ def active_requests() -> list[Any]:
 class ChildLeaseRenewer:
     """Renews the leases of pool children whose heartbeat gets no time to run, because a body holds the GIL in C.
 
-    One thread looks a few times per ttl. It decides nothing: only a heartbeat finds out that a lease is lost.
+    It looks a few times per ttl, and decides nothing: only a heartbeat finds out that a lease is lost.
     """
 
     _pause = float("inf")
-    _thread: threading.Thread | None = None
+
+    def __init__(self) -> None:
+        # A thread of its own, because in the common one others wait for a store that is silent.
+        self._thread = Background()
 
     def start(self, ttl: float) -> None:
-        """Let the thread run, often enough for leases of *ttl* seconds."""
-        self._pause = min(self._pause, ttl / _ROUNDS_PER_TTL)
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run, name="singleton-lock-children", daemon=True)
-            self._thread.start()
+        """Look from now on, often enough for leases of *ttl* seconds."""
+        pause = ttl / _ROUNDS_PER_TTL
+        if pause < self._pause:
+            self._pause = pause
+            self._thread.submit(partial(self._look, pause), pause)
 
-    def _run(self) -> None:
-        while True:
-            began = clock()
-            # In slices, because a lease with a shorter ttl may come meanwhile.
-            while (left := began + self._pause - clock()) > 0:
-                time.sleep(min(left, _LONGEST_SLEEP))
-            # By the part that answers, or is silent, by itself.
-            claims: dict[tuple[Store, Hashable], list[Claim]] = {}
-            for store, claim in _late_claims():
-                claims.setdefault((store, store.part_of(claim.key)), []).append(claim)
-            for (store, _), held in claims.items():
-                # The child reports any error.
-                with suppress(Exception):
-                    _renew(store, held)
+    def _look(self, pause: float) -> None:
+        # By the part that answers, or is silent, by itself.
+        claims: dict[tuple[Store, Hashable], list[Claim]] = {}
+        for store, claim in _late_claims():
+            claims.setdefault((store, store.part_of(claim.key)), []).append(claim)
+        for (store, _), held in claims.items():
+            # The child reports any error.
+            with suppress(Exception):
+                _renew(store, held)
+        # Unless a lease with a shorter ttl has come meanwhile.
+        if pause == self._pause:
+            self._thread.submit(partial(self._look, pause), pause)
 
 
 def _renew(store: Store, claims: list[Claim]) -> None:
