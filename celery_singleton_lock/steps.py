@@ -68,8 +68,7 @@ class LostConnection(StartStopStep):
     def stop(self, consumer: Any) -> None:  # noqa: ARG002
         """Expect copies of what runs, unless the worker itself ends."""
         if state.should_stop is None and state.should_terminate is None:
-            running = [request for request in active_requests() if isinstance(request, SingletonRequest)]
-            background.submit(partial(_expect_copies, running))
+            background.submit(partial(_expect_copies, active_requests()))
 
 
 class CallsThatWait(StartStopStep):

@@ -39,10 +39,9 @@ class Waiting:
         request = self.args[0]
         if request.id in state.revoked:
             return True
-        stamps = {name: value for name, value in request.stamps.items() if name in state.revoked_stamps}
         return any(
-            each in maybe_list(state.revoked_stamps[name])
-            for name, value in stamps.items()
+            each in maybe_list(state.revoked_stamps.get(name, ()))
+            for name, value in request.stamps.items()
             for each in maybe_list(value)
         )
 

@@ -123,20 +123,14 @@ class SingletonRequest(Request):
         """The child's claim as far as the main process can know it; None if it cannot."""
         # Whatever the message carries: the child finds the same, and its result says so.
         with suppress(Exception):
-            return self._as_the_child_makes_it()
+            notes = self._notes()
+            key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
+            if self.task.is_lockable() and key is not None:
+                options = self.task.lock_options
+                token = self.request_dict[DELIVERY][0]
+                facts = Facts(task_id=text_of(self.id))
+                return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
         return None
-
-    def _as_the_child_makes_it(self) -> Claim | None:
-        if not self.task.is_lockable():
-            return None
-        notes = self._notes()
-        key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
-        if key is None:
-            return None
-        options = self.task.lock_options
-        token = self.request_dict[DELIVERY][0]
-        facts = Facts(task_id=text_of(self.id))
-        return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
 
     def in_line(self, come: Callable[[], None]) -> InLine | None:
         """What waits for its turn; None if it does not, or if that cannot be known. See `InLine` for *come*."""
@@ -152,27 +146,23 @@ class SingletonRequest(Request):
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())
 
-    def needs_help(self) -> bool:
-        """The child runs for longer than its own heartbeat needs until it renews its lease."""
-        options = self.task.lock_options
-        return (
-            self._runs_in_a_child()
-            and time.monotonic() - self._accepted_at > options.ttl / _LATE
-            # It has asked to be killed if it cannot renew by itself.
-            and options.on_lost != "kill"
-            # A dead child needs no help, and a stopped one may stay stopped for ever.
-            and _state_of(self.worker_pid) not in _DEAD + _STOPPED
-        )
-
-    def look_at_death(self) -> None:
-        """See what a child leaves that its lease may have killed: Celery may hear of its end much later.
+    def look_after_child(self) -> Claim | None:
+        """Its claim, if the child runs for longer than its own heartbeat needs until it renews its lease.
 
         Raises:
-            SingletonLockError: It cannot be seen now.
+            Exception: Its lock cannot be seen now, or its task has wrong settings.
         """
-        is_told = self._lock_at_death is not None or self.task.lock_options.on_lost != "kill"
-        if not is_told and self._runs_in_a_child() and _state_of(self.worker_pid) in _DEAD and self.claim is not None:
-            (self._lock_at_death,) = store_of(self.app).survey([self.claim.key])
+        if not self._runs_in_a_child():
+            return None
+        options = self.task.lock_options
+        if options.on_lost == "kill":
+            # It has asked to be killed if it cannot renew by itself. Celery may hear of its end much later.
+            if self._lock_at_death is None and _state_of(self.worker_pid) in _DEAD and self.claim is not None:
+                (self._lock_at_death,) = store_of(self.app).survey([self.claim.key])
+            return None
+        # A dead child needs no help, and a stopped one may stay stopped for ever.
+        runs_for_long = time.monotonic() - self._accepted_at > options.ttl / _LATE
+        return self.claim if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
 
     def _release_once_dead(self, *, is_redelivered: bool) -> None:
         pid = self.worker_pid
@@ -234,23 +224,11 @@ class SingletonRequest(Request):
                 unmark_later(store_of(self.app), claim.key, claim.facts.task_id)
 
 
-def _late_claims() -> list[tuple[Store, Claim]]:
-    """The claims whose renewal pool children may have missed."""
-    late = []
-    for request in active_requests():
-        # A request with wrong settings, for example, costs the others nothing; its child tells of it.
-        with suppress(Exception):
-            if isinstance(request, SingletonRequest):
-                request.look_at_death()
-                if request.needs_help() and (claim := request.claim) is not None:
-                    late.append((store_of(request.app), claim))
-    return late
-
-
-def active_requests() -> list[Any]:
+def active_requests() -> list[SingletonRequest]:
+    """Those for tasks of ours."""
     while True:
         try:
-            return list(state.active_requests)
+            return [request for request in state.active_requests if isinstance(request, SingletonRequest)]
         except RuntimeError:
             # The main thread has added one meanwhile.
             continue
@@ -277,13 +255,17 @@ class ChildLeaseRenewer:
 
     def _look(self, pause: float) -> None:
         # By the part that answers, or is silent, by itself.
-        claims: dict[tuple[Store, Hashable], list[Claim]] = {}
-        for store, claim in _late_claims():
-            claims.setdefault((store, store.part_of(claim.key)), []).append(claim)
-        for (store, _), held in claims.items():
+        late: dict[tuple[Store, Hashable], list[Claim]] = {}
+        for request in active_requests():
+            # One with wrong settings, for example, costs the others nothing; its child tells of it.
+            with suppress(Exception):
+                if (claim := request.look_after_child()) is not None:
+                    store = store_of(request.app)
+                    late.setdefault((store, store.part_of(claim.key)), []).append(claim)
+        for (store, _), claims in late.items():
             # The child reports any error.
             with suppress(Exception):
-                _renew(store, held)
+                _renew(store, claims)
         # Unless a lease with a shorter ttl has come meanwhile.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)

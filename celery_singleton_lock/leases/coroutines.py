@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,14 +64,13 @@ def release_soon(lease: "Holding") -> None:
     """The same, for a coroutine that is closed and cannot wait any more."""
     if lease.let_go():
         lease.stop()
-        _soon(partial(_submit, lease.give_back))
+        background.submit(lease.give_back)
 
 
 async def _wait(
     lease: "Holding", conflict: Conflict, patience: float | None, requests: "_Requests"
 ) -> Grant | Conflict | Done:
     began_at = clock()
-    give_up_at = float("inf") if patience is None else began_at + patience
     channel = f"{lease.key}:{lease.claim.token}"
     listener = lease.store.listener
 
@@ -83,15 +81,13 @@ async def _wait(
     bell = _Bell(end)
     try:
         listener.add(channel, bell.ring)
-        await bell.wait(min(_LONGEST_START, give_up_at - began_at))
+        await bell.wait(_LONGEST_START if patience is None else min(_LONGEST_START, patience))
+        ask = partial(lease.store.take_turn, lease.claim)
         while True:
-            answer = await requests.ask(partial(lease.ask_turn, partial(lease.store.take_turn, lease.claim)))
+            answer = await requests.ask(partial(lease.ask_turn, ask, conflict, began_at, patience))
             if not isinstance(answer, float):
                 return answer
-            now = clock()
-            if now >= give_up_at:
-                return replace(conflict, at=conflict.at + round((now - began_at) * 1_000_000))
-            await bell.wait(min(answer, give_up_at - now, _LOOK_EVERY if bell.is_broken else answer))
+            await bell.wait(min(answer, _LOOK_EVERY) if bell.is_broken else answer)
     finally:
         listener.remove(channel)
 
@@ -117,19 +113,10 @@ class _Requests:
     async def make(self, call: Callable[[], T]) -> T:
         """What *call* returns; it is made to its end, even if this is cancelled."""
         loop = _loop(self._lease.key)
-        answer: asyncio.Future[T] = loop.create_future()
-
-        def settle() -> None:
-            if answer.cancelled():
-                return
-            if (error := request.exception()) is not None:
-                answer.set_exception(error)
-            else:
-                answer.set_result(request.result())
-
         self._last = request = _submit(call)
-        request.add_done_callback(lambda _: _call_in(loop, settle, self.give_back))
-        return await answer
+        # Whoever has waited in a loop that was closed will never hear of it.
+        request.add_done_callback(lambda _: self.give_back() if loop.is_closed() else None)
+        return await asyncio.shield(asyncio.wrap_future(request))
 
     async def ask(self, call: Callable[[], T]) -> T:
         """The same, unless no thread comes to it in time: the store is silent to those who have asked before."""
@@ -145,7 +132,9 @@ class _Requests:
     def give_back_last(self) -> None:
         """After the request that is under way; nobody waits for it."""
         if (last := self._last) is not None:
-            _soon(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
+            # Whoever calls may be the garbage collector, which ends a coroutine anywhere, also where the lock of a
+            # future or of the pool is held.
+            background.submit(lambda: last.add_done_callback(lambda _: _submit(self.give_back)))
 
     def give_back(self) -> None:
         if self._lease.unreleased:
@@ -168,7 +157,11 @@ class _Bell:
             self.is_broken = what == DEAF
             self._rung.set()
 
-        _call_in(self._loop, note, self._is_gone)
+        try:
+            self._loop.call_soon_threadsafe(note)
+        except RuntimeError:
+            # It was closed, so whoever waits there will never hear of it.
+            self._is_gone()
 
     async def wait(self, seconds: float) -> None:
         """Return once it has been rung since the last time, and at the latest after *seconds*."""
@@ -179,19 +172,6 @@ class _Bell:
             self._rung.clear()
         finally:
             alarm.cancel()
-
-
-def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None], otherwise: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(call)
-    except RuntimeError:
-        # It was closed, so whoever waits there will never hear of it.
-        otherwise()
-
-
-def _soon(call: Callable[[], object]) -> None:
-    # Whoever calls may be the garbage collector, which ends a coroutine anywhere, also where the pool's lock is held.
-    background.submit(call)
 
 
 def _submit(call: Callable[[], T]) -> "Future[T]":

@@ -184,11 +184,7 @@ class RenewalThread(DaemonThread):
             self.remove(holding)
 
     def _report_late(self) -> None:
-        late = {holding: seconds for holding in self.watched() if (seconds := lateness(holding))}
-        for holding in late:
-            # Here, because a greenlet may tell it only after the next beat.
-            holding.told_late_for = holding.deadline
-        if late:
+        if late := {holding: seconds for holding in self.watched() if (seconds := lateness(holding))}:
             self._call(partial(tell_late, late))
 
     def _log(self, line: Callable[[], object]) -> None:
@@ -244,9 +240,12 @@ class Heartbeat:
 
 
 def lateness(holding: "Holding") -> float:
-    """Seconds by which the heartbeat was late to renew it; 0.0 if it was not, or if that was told before."""
+    """Seconds by which the heartbeat was late to renew it; 0.0 if it was not, or if that was asked before."""
     late = clock() - min(holding.next_renewal, holding.deadline)
-    return late if late > holding.ttl / _LATE and holding.told_late_for != holding.deadline else 0.0
+    if late <= holding.ttl / _LATE or holding.told_late_for == holding.deadline:
+        return 0.0
+    holding.told_late_for = holding.deadline
+    return late
 
 
 def tell_late(late: dict["Holding", float]) -> None:

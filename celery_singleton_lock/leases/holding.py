@@ -196,26 +196,36 @@ class Holding:
             `release` gives the turn back, as after an exception.
         """
         began_at = clock()
-        give_up_at = float("inf") if timeout is None else began_at + timeout
         with self.store.waiter(self.claim) as waiter:
             while True:
-                answer = self.ask_turn(waiter.ask)
+                answer = self.ask_turn(waiter.ask, conflict, began_at, timeout)
                 if not isinstance(answer, float):
                     return answer
-                now = clock()
-                if now >= give_up_at:
-                    return replace(conflict, at=conflict.at + round((now - began_at) * 1_000_000))
-                waiter.sleep(min(answer, give_up_at - now))
+                waiter.sleep(answer)
 
-    def ask_turn(self, ask: Callable[[], Grant | Conflict | Done | float]) -> Grant | Conflict | Done | float:
-        """Keep its turn in the queue, and take it if it has come; *ask* asks for that. See `Waiter.ask`."""
+    def ask_turn(
+        self,
+        ask: Callable[[], Grant | Conflict | Done | float],
+        conflict: Conflict,
+        began_at: float,
+        timeout: float | None,
+    ) -> Grant | Conflict | Done | float:
+        """Keep its turn in the queue, and take it if it has come; else return how many seconds to sleep at most.
+
+        *ask* asks for it, see `Waiter.ask`. Once *timeout* seconds are over, the answer is that of `wait`.
+        """
         self.go_to(ASKING)
         answer = ask()
         if isinstance(answer, Grant):
             self._begin(answer)
-        else:
-            self.go_to(QUEUED)
-        return answer
+            return answer
+        self.go_to(QUEUED)
+        if timeout is None or not isinstance(answer, float):
+            return answer
+        waited = clock() - began_at
+        if waited >= timeout:
+            return replace(conflict, at=conflict.at + round(waited * 1_000_000))
+        return min(answer, timeout - waited)
 
     def _begin(self, grant: Grant) -> None:
         self._place = grant.place

@@ -89,9 +89,9 @@ class Line:
 
     def _remove(self, one: InLine) -> None:
         where = one.store, one.claim.key
-        lock = self._locks.get(where)
-        ones = lock.by_channel.get(one.channel, []) if lock is not None else []
-        if lock is None or one not in ones:
+        lock = self._locks.get(where, _OfOneLock())
+        ones = lock.by_channel.get(one.channel, [])
+        if one not in ones:
             return
         ones.remove(one)
         if not ones:
