@@ -48,7 +48,6 @@ _TAKES_FUNCTIONS = (
     "give a function, or a coroutine function; in a generator take the lock inside, and in a task take it "
     f"below its own decorator, see {DOCS}how-to/lock-without-a-task/"
 )
-_LAZY = inspect.isasyncgenfunction, inspect.isgeneratorfunction
 
 
 class Lock:
@@ -162,7 +161,7 @@ class Lock:
         Raises:
             ConfigurationError: It is neither.
         """
-        is_lazy = any(is_one(function) for is_one in _LAZY)
+        is_lazy = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
         if is_lazy or not callable(function) or isinstance(function, type | Task):
             raise ConfigurationError(f"lock key={self._key} cannot decorate {function!r:.80}: {_TAKES_FUNCTIONS}")
 

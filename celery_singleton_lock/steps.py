@@ -16,7 +16,6 @@ from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import SingletonRequest, active_requests
 
@@ -98,15 +97,15 @@ def _acknowledging_at_once(call_soon: Callable[..., Any]) -> Callable[..., Any]:
 def _expect_copies(running: list[SingletonRequest]) -> None:
     """Mark these runs as if a copy had met them: where all children are busy, it comes when its run has ended."""
     for request in running:
-        claim = request.claim
-        if claim is None:
+        lease = request.lease
+        if lease is None:
             continue
         try:
             # With a limit of 0 it gets no place.
-            store_of(request.app).acquire(replace(claim, token=new_token(), limit=0, may_be_copy=True))
+            lease.store.acquire(replace(lease.claim, token=new_token(), limit=0, may_be_copy=True))
         except SingletonLockError as error:
             logger.warning(
-                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", claim.key, request.id, error
+                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", lease.key, request.id, error
             )
             return
 

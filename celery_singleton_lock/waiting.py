@@ -17,7 +17,6 @@ from celery.signals import worker_shutting_down
 from celery.utils.functional import maybe_list
 from celery.worker import state
 
-from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.line import InLine, Line
 from celery_singleton_lock.worker import SingletonRequest
 
@@ -52,9 +51,9 @@ class WaitingMessages:
     def __init__(self, consumer: Any) -> None:
         self._timer = consumer.timer
         self._hub = consumer.hub
-        self._line = Line()
-        self._in_line: dict[Waiting, InLine] = {}
-        self._called: deque[Waiting] = deque()
+        self._line = Line(self._call)
+        self._waiting: dict[InLine, Waiting] = {}
+        self._called: deque[InLine] = deque()
         self._ends: tuple[socket.socket, ...] = ()
         self._looks_for_revoked = False
 
@@ -76,8 +75,8 @@ class WaitingMessages:
     def stop(self) -> None:
         """Forget all of them, and hear of no calls: the broker delivers them again, here or elsewhere."""
         worker_shutting_down.disconnect(self._leave_line)
-        for waiting in list(self._in_line):
-            self._forget(waiting)
+        self._leave_line()
+        self._waiting.clear()
         ends = self._ends
         self._ends = ()
         if ends and self._hub is not None:
@@ -90,41 +89,32 @@ class WaitingMessages:
 
     def _leave_line(self, **_: Any) -> None:
         """Let others be called in their place, from now on."""
-        for one in list(self._in_line.values()):
+        for one in list(self._waiting):
             self._line.remove(one)
 
     def call_at(self, at: float, go: Callable[..., Any], args: Any = (), priority: int = 0) -> Any:
         """As the timer does, or before, if that is the time until which the message of a request waits for its turn."""
-        waiting = Waiting(go, args)
         one = None
         if self._ends and args and isinstance(args[0], SingletonRequest):
-            # Its run tells of a store that cannot be found.
-            with suppress(SingletonLockError):
-                one = args[0].in_line(partial(self._call, waiting))
+            one = args[0].in_line()
         if one is None:
             return self._timer.call_at(at, go, args, priority=priority)
-        self._in_line[waiting] = one
-        waiting.entry = self._timer.call_at(at, partial(self._go_on, waiting), args, priority=priority)
+        waiting = self._waiting[one] = Waiting(go, args)
+        waiting.entry = self._timer.call_at(at, partial(self._go_on, one), args, priority=priority)
         self._line.add(one)
         self._look_for_revoked()
         return waiting.entry
 
-    def _go_on(self, waiting: Waiting, *args: Any) -> None:
+    def _go_on(self, one: InLine, *args: Any) -> None:
         """Go on with it, unless somebody has: a timer may have a thread of its own."""
-        if self._forget(waiting):
+        waiting = self._waiting.pop(one, None)
+        if waiting is not None:
+            self._line.remove(one)
             waiting.go(*args)
 
-    def _forget(self, waiting: Waiting) -> bool:
-        """It waits no longer; False if it did not any more."""
-        one = self._in_line.pop(waiting, None)
-        if one is None:
-            return False
-        self._line.remove(one)
-        return True
-
-    def _call(self, waiting: Waiting) -> None:
+    def _call(self, one: InLine) -> None:
         """In any thread, perhaps one that may use nothing of a library for greenlets."""
-        self._called.append(waiting)
+        self._called.append(one)
         for end in self._ends[1:]:
             # If it is full, it is heard all the same.
             with suppress(OSError):
@@ -137,12 +127,12 @@ class WaitingMessages:
 
     def _call_revoked(self) -> None:
         self._looks_for_revoked = False
-        if self._in_line:
+        if self._waiting:
             self._look_for_revoked()
         if state.revoked or state.revoked_stamps:
-            for waiting in list(self._in_line):
+            for one, waiting in list(self._waiting.items()):
                 if waiting.is_revoked:
-                    self._call(waiting)
+                    self._call(one)
 
     def _hear(self) -> None:
         with suppress(OSError):
@@ -157,11 +147,11 @@ class WaitingMessages:
 
     def _start_called(self) -> None:
         while self._called:
-            waiting = self._called.popleft()
-            if waiting in self._in_line:
-                self._go_early(waiting)
+            one = self._called.popleft()
+            if (waiting := self._waiting.get(one)) is not None:
+                self._go_early(one, waiting)
 
-    def _go_early(self, waiting: Waiting) -> None:
+    def _go_early(self, one: InLine, waiting: Waiting) -> None:
         """Let the timer call it now, in whichever thread it calls what is due."""
         # Some timers kill what they cancel, which must not have begun.
         if waiting.entry is not None:
@@ -169,4 +159,4 @@ class WaitingMessages:
             with suppress(AttributeError):
                 # It stays in the timer until its time, and need not keep the message.
                 waiting.entry.args = ()
-        self._timer.call_after(0, partial(self._go_on, waiting), waiting.args)
+        self._timer.call_after(0, partial(self._go_on, one), waiting.args)

@@ -7,7 +7,7 @@ lease of one whose body lets no other thread run. For a message that ends well i
 import logging
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from celery.worker import state
 from celery.worker.request import Request
 
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
-from celery_singleton_lock.leases.background import Background, PendingRelease, background
+from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
@@ -35,7 +35,6 @@ from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, LockState
-from celery_singleton_lock.stores.redis.store import Store
 
 logger = logging.getLogger("celery_singleton_lock")
 
@@ -106,7 +105,8 @@ class SingletonRequest(Request):
         """Keep the end of a call whose worker shuts down: Celery overwrites an end that it has not read with RETRY."""
         received = time.time() - (clock() - self._request_dict[DELIVERY][1])
         # The clock of its publisher may be ahead of ours.
-        since = min(self.claim.message, round(received * 1_000_000)) if self.claim is not None else 0
+        lease = self.lease
+        since = min(lease.claim.message, round(received * 1_000_000)) if lease is not None else 0
         kept = final_result(self.task, self.id, since)
         super()._announce_cancelled(*args, **kwargs)
         if kept is not None:
@@ -119,8 +119,8 @@ class SingletonRequest(Request):
         return Notes()
 
     @property
-    def claim(self) -> Claim | None:
-        """The child's claim as far as the main process can know it; None if it cannot."""
+    def lease(self) -> Holding | None:
+        """The child's lease as far as the main process can know it; None if it cannot."""
         # Whatever the message carries: the child finds the same, and its result says so.
         with suppress(Exception):
             notes = self._notes()
@@ -129,25 +129,25 @@ class SingletonRequest(Request):
                 options = self.task.lock_options
                 token = self.request_dict[DELIVERY][0]
                 facts = Facts(task_id=text_of(self.id))
-                return Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
+                claim = Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
+                return Holding(store_of(self.app), claim, sender=self.task)
         return None
 
-    def in_line(self, come: Callable[[], None]) -> InLine | None:
-        """What waits for its turn; None if it does not, or if that cannot be known. See `InLine` for *come*."""
+    def in_line(self) -> InLine | None:
+        """What waits for its turn; None if it does not, or if that cannot be known."""
         notes = self._notes()
-        claim = self.claim
-        if claim is None or not notes.ticket:
+        lease = self.lease
+        if lease is None or not notes.ticket:
             return None
         timeout = self.task.lock_options.wait_timeout
         gives_up_at = float("inf") if timeout is None or notes.asked else notes.since + timeout * 1_000_000
-        claim = claim_in_line(self.task, claim, notes, self.request_dict)
-        return InLine(store_of(self.app), claim, gives_up_at, come)
+        return InLine(lease.store, claim_in_line(self.task, lease.claim, notes, self.request_dict), gives_up_at)
 
     def _runs_in_a_child(self) -> bool:
         return self.worker_pid not in (None, os.getpid())
 
-    def look_after_child(self) -> Claim | None:
-        """Its claim, if the child runs for longer than its own heartbeat needs until it renews its lease.
+    def look_after_child(self) -> Holding | None:
+        """Its lease, if the child runs for longer than its own heartbeat needs until it renews its lease.
 
         Raises:
             Exception: Its lock cannot be seen now, or its task has wrong settings.
@@ -157,26 +157,24 @@ class SingletonRequest(Request):
         options = self.task.lock_options
         if options.on_lost == "kill":
             # It has asked to be killed if it cannot renew by itself. Celery may hear of its end much later.
-            if self._lock_at_death is None and _state_of(self.worker_pid) in _DEAD and self.claim is not None:
-                (self._lock_at_death,) = store_of(self.app).survey([self.claim.key])
+            is_dead = self._lock_at_death is None and _state_of(self.worker_pid) in _DEAD
+            if is_dead and (lease := self.lease) is not None:
+                (self._lock_at_death,) = lease.store.survey([lease.key])
             return None
         # A dead child needs no help, and a stopped one may stay stopped for ever.
         runs_for_long = time.monotonic() - self._accepted_at > options.ttl / _LATE
-        return self.claim if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
+        return self.lease if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
 
     def _release_once_dead(self, *, is_redelivered: bool) -> None:
         pid = self.worker_pid
-        claim = self.claim
-        if not self._runs_in_a_child() or claim is None:
+        lease = self.lease
+        if not self._runs_in_a_child() or lease is None:
             return
-        with suppress(SingletonLockError):
-            store = store_of(self.app)
-            release = partial(store.release, claim, None)
-            pending = PendingRelease(store, claim.key, claim.facts.task_id, clock() + claim.ttl, release)
-            pending.may_release = lambda: _state_of(pid) in _DEAD
-            # It may have died while it asked.
-            pending.may_arrive = True
-            background.submit(pending)
+        pending = lease.pending_release()
+        pending.may_release = lambda: _state_of(pid) in _DEAD
+        # It may have died while it asked.
+        pending.may_arrive = True
+        background.submit(pending)
         if not is_redelivered:
             self._unmark()
 
@@ -187,26 +185,23 @@ class SingletonRequest(Request):
             ran: Seconds for which it ran until something killed it; 0 if it has ended in another way.
         """
         task = self.task
-        claim = self.claim
-        if claim is None:
+        lease = self.lease
+        if lease is None:
             return
-        with suppress(ConfigurationError):
-            store = store_of(self.app)
-            options = task.lock_options
-            # The kernel's timer is set by a grant, for nearly one ttl.
-            may_be_lost = ran > options.ttl * _NEARLY and kills_itself(task, options, has_process=True)
-            try:
-                state = self._lock_at_death or store.survey([claim.key])[0]
-            except StoreError:
-                if may_be_lost:
-                    Holding(store, claim, sender=task).report_lost("unreachable")
-                return
-            mine = [holder for holder in state.holders if holder.token == claim.token]
-            for each in mine:
-                tell_of_death(claim.key, replace(each, task_name=each.task_name or task.name))
-            if may_be_lost and not any(each.expires_in > claim.ttl * (1 - _NEARLY) for each in mine):
-                is_taken = not mine and len(state.holders) >= claim.limit
-                Holding(store, claim, sender=task).report_lost("taken" if is_taken else "expired")
+        # The kernel's timer is set by a grant, for nearly one ttl.
+        may_be_lost = ran > lease.ttl * _NEARLY and kills_itself(task, task.lock_options, has_process=True)
+        try:
+            state = self._lock_at_death or lease.store.survey([lease.key])[0]
+        except StoreError:
+            if may_be_lost:
+                lease.report_lost("unreachable")
+            return
+        mine = [holder for holder in state.holders if holder.token == lease.claim.token]
+        for each in mine:
+            tell_of_death(lease.key, replace(each, task_name=each.task_name or task.name))
+        if may_be_lost and not any(each.expires_in > lease.ttl * (1 - _NEARLY) for each in mine):
+            is_taken = not mine and len(state.holders) >= lease.claim.limit
+            lease.report_lost("taken" if is_taken else "expired")
 
     def _is_redelivered(self) -> bool:
         """Celery delivers or publishes the message of a dead child again."""
@@ -218,10 +213,9 @@ class SingletonRequest(Request):
 
     def _unmark(self) -> None:
         """End in the background what the call has left in the store."""
-        claim = self.claim
-        if claim is not None:
-            with suppress(SingletonLockError):
-                unmark_later(store_of(self.app), claim.key, claim.facts.task_id)
+        lease = self.lease
+        if lease is not None:
+            unmark_later(lease.store, lease.key, lease.claim.facts.task_id)
 
 
 def active_requests() -> list[SingletonRequest]:
@@ -255,29 +249,29 @@ class ChildLeaseRenewer:
 
     def _look(self, pause: float) -> None:
         # By the part that answers, or is silent, by itself.
-        late: dict[tuple[Store, Hashable], list[Claim]] = {}
+        late: dict[Hashable, list[Holding]] = {}
         for request in active_requests():
             # One with wrong settings, for example, costs the others nothing; its child tells of it.
             with suppress(Exception):
-                if (claim := request.look_after_child()) is not None:
-                    store = store_of(request.app)
-                    late.setdefault((store, store.part_of(claim.key)), []).append(claim)
-        for (store, _), claims in late.items():
+                if (lease := request.look_after_child()) is not None:
+                    late.setdefault(lease.store.part_of(lease.key), []).append(lease)
+        for leases in late.values():
             # The child reports any error.
             with suppress(Exception):
-                _renew(store, claims)
+                _renew(leases)
         # Unless a lease with a shorter ttl has come meanwhile.
         if pause == self._pause:
             self._thread.submit(partial(self._look, pause), pause)
 
 
-def _renew(store: Store, claims: list[Claim]) -> None:
-    surveys = store.survey([claim.key for claim in claims])
-    # A lease whose heartbeat is well, or that was released meanwhile, is not touched.
+def _renew(leases: list[Holding]) -> None:
+    """Renew those at one store whose heartbeat is late: one that is well, or was released meanwhile, is not touched."""
+    store = leases[0].store
+    surveys = store.survey([lease.key for lease in leases])
     late = [
-        claim
-        for claim, survey in zip(claims, surveys, strict=True)
-        if any(each.token == claim.token and each.expires_in < claim.ttl / 2 for each in survey.holders)
+        lease.claim
+        for lease, survey in zip(leases, surveys, strict=True)
+        if any(each.token == lease.claim.token and each.expires_in < lease.ttl / 2 for each in survey.holders)
     ]
     if late:
         store.renew(late, _RENEWAL_BOUND)

@@ -6,7 +6,7 @@ A renewal must not wait for any of it, because all leases of the process would w
 import logging
 import os
 from _queue import Empty, SimpleQueue
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
@@ -47,7 +47,6 @@ class Background(DaemonThread):
         # The queue of C: its `put` is safe in the handler of a signal, and no library makes it one for greenlets.
         self._calls: SimpleQueue[tuple[float, int, Callable[[], object]]] = SimpleQueue()
         self._waiting: list[tuple[float, int, Callable[[], object]]] = []
-        self.silent_until: dict[Hashable, float] = {}
 
     def submit(self, call: Callable[[], object], delay: float = 0.0) -> None:
         """Make a call soon after *delay* seconds, after those that were due before."""
@@ -128,17 +127,16 @@ class PendingRelease:
 
     def _try(self) -> float:
         """Seconds until the next try; 0.0 if none is needed."""
-        silent_until = background.silent_until
         part = self.store.part_of(self.key)
-        silence = silent_until.get(part, 0.0) - clock()
+        silence = part.silent_until - clock()
         if silence > 0 or not self.may_release():
             return max(silence, _PAUSE)
         try:
             self.release()
         except StoreError:
-            silent_until[part] = clock() + _SILENCE
+            part.silent_until = clock() + _SILENCE
             return _PAUSE
-        silent_until.pop(part, None)
+        part.silent_until = 0.0
         if not self.may_arrive:
             return 0.0
         if not self.is_answered:

@@ -53,9 +53,6 @@ class DeadMan:
 
     The kernel has a limited number of timers. So this object takes one when it is armed for the first time, and gives
     it back when it is disarmed, or when nothing refers to it any more.
-
-    Raises:
-        ConfigurationError: This machine has no such timer.
     """
 
     def __init__(self) -> None:
@@ -64,9 +61,6 @@ class DeadMan:
         # Written by the call itself: a signal that raises after it loses no timer.
         self._timer = ctypes.c_void_p(_NO_TIMER)
         self._spec = _Itimerspec()
-        why = why_unavailable()
-        if why is not None:
-            raise ConfigurationError(f"lock_on_lost='kill' is not possible here: {why}; use 'abort'")
 
     def arm(self, deadline: float) -> None:
         """Kill this process at *deadline*, seconds on CLOCK_BOOTTIME, unless armed again or disarmed before.

@@ -78,10 +78,13 @@ class RenewalThread(DaemonThread):
         self.watching.pop(ref(holding), None)
 
     def watched(self) -> list["Holding"]:
-        found = {known: known() for known in list(self.watching)}
-        for known in [known for known, holding in found.items() if holding is None or not holding.is_kept]:
-            self.watching.pop(known, None)
-        return [holding for holding in found.values() if holding is not None and holding.is_kept]
+        watched = []
+        for known in list(self.watching):
+            if (holding := known()) is not None and holding.is_kept:
+                watched.append(holding)
+            else:
+                self.watching.pop(known, None)
+        return watched
 
     def _start(self, run: Callable[[object], None], mark: object) -> None:
         self._heartbeat.threads.setdefault(self.part, self)

@@ -314,19 +314,14 @@ class Holding:
 
     # Giving it back.
 
-    def release(self, ending: Ending | None = None) -> Answer | None:
+    def release(self) -> None:
         """Give back the lease, or the turn in the queue, or anything that an unanswered request has left.
 
         The heartbeat lets go of it first, so nothing renews a released lease. What the store does not answer is
         repeated in the background, until it must have freed the key by itself. See `Lease.release` as well.
-
-        Arguments:
-            ending: What later deliveries of the run's message have to know, if it has ended for good.
-
-        Returns:
-            What the store said, or None if it did not answer, or was not asked because the lease was taken again.
         """
-        return self.give_back(ending) if self.let_go() else None
+        if self.let_go():
+            self.give_back()
 
     def let_go(self) -> bool:
         """Count a release, and raise its error; if it is the last one, `give_back` has to follow."""
@@ -339,7 +334,14 @@ class Holding:
         return True
 
     def give_back(self, ending: Ending | None = None) -> Answer | None:
-        """The same for a caller who has seen that there is something to release, and that nobody has taken it again."""
+        """The same for a caller who has seen that there is something to release, and that nobody has taken it again.
+
+        Arguments:
+            ending: What later deliveries of the run's message have to know, if it has ended for good.
+
+        Returns:
+            What the store said, or None if it did not answer.
+        """
         answer = self._end(ending)
         if answer is None:
             return None
@@ -369,11 +371,14 @@ class Holding:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.
                 self.stop()
-                release = partial(self.store.release, self.claim, self._place, ending=ending)
-                pending = PendingRelease(self.store, self.key, self.task_id, clock() + self.ttl, release)
-                pending.may_arrive = self.is_unanswered
-                background.submit(pending)
+                background.submit(self.pending_release(ending))
         return answer
+
+    def pending_release(self, ending: Ending | None = None) -> PendingRelease:
+        """Its release in the background, while the store may still count it."""
+        release = partial(self.store.release, self.claim, self._place, ending=ending)
+        give_up_at = clock() + self.ttl
+        return PendingRelease(self.store, self.key, self.task_id, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:
         """Renew it no longer: nobody wants it any more."""

@@ -75,19 +75,18 @@ class Interrupt:
             if thread is not None and self._error is not None and self._greenlet is None and not self._by_signal:
                 _raise_in(thread, None)
 
-    def send(self, error: Exception) -> bool:
-        """Raise *error* in the body; False if it is not running."""
+    def send(self, error: Exception) -> None:
+        """Raise *error* in the body, if it is running."""
         if self._thread is None:
-            return False
+            return
         with self._guard:
             if self._thread is None:
-                return False
+                return
             self._error = error
             if self._greenlet is not None:
                 call_soon(self._hub, self.deliver)
             else:
                 threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
-            return True
 
     def _insist(self, thread: int) -> None:
         """Ask for it until it is delivered."""

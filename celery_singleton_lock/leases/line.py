@@ -35,13 +35,11 @@ class InLine:
     Attributes:
         store, claim: The lock, and what to ask it for; with `ticket`, or with `asked` for the one that runs next.
         gives_up_at: When it has waited for long enough, by the store's clock, in microseconds.
-        come: Called when it has to come, in any thread; it must not block or log.
     """
 
     store: Store
     claim: Claim
     gives_up_at: float
-    come: Callable[[], None]
 
     @property
     def channel(self) -> str:
@@ -64,9 +62,14 @@ class _OfOneLock:
 
 
 class Line:
-    """All that wait in this process. A thread of its own looks, and changes what is known; anybody may call."""
+    """All that wait in this process. A thread of its own looks, and changes what is known; anybody may call.
 
-    def __init__(self) -> None:
+    Arguments:
+        come: Called with one that has to come, in any thread; it must not block or log.
+    """
+
+    def __init__(self, come: Callable[[InLine], None]) -> None:
+        self._come = come
         self._locks: dict[tuple[Store, str], _OfOneLock] = {}
         self.thread = Background(lambda: bool(self._locks))
 
@@ -138,7 +141,7 @@ class Line:
 
     def _call(self, one: InLine) -> None:
         """In any thread; if two do it in one moment, its message is taken once all the same."""
-        one.come()
+        self._come(one)
         self.thread.put(partial(self._remove, one))
 
     def _look_within(self, lock: _OfOneLock, seconds: float) -> None:

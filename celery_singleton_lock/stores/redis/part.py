@@ -27,6 +27,8 @@ class Part:
 
     is_away: bool = False
     """It has not answered an acquire, and nothing since."""
+    silent_until: float = 0.0
+    """On `clock()`; no release that is repeated asks it before."""
     has_answered: bool = False
     """It is what its URL says, whatever comes."""
 
