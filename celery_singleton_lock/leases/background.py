@@ -112,7 +112,6 @@ class PendingRelease:
     release: Callable[[], object]
     may_release: Callable[[], bool] = lambda: True
     may_arrive: bool = False
-    is_answered: bool = False
 
     def __call__(self) -> None:
         """Try once, and again later if that is needed."""
@@ -139,7 +138,6 @@ class PendingRelease:
         part.silent_until = 0.0
         if not self.may_arrive:
             return 0.0
-        if not self.is_answered:
-            self.is_answered = True
-            self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
+        # Counted from the first answer, because a later one would make it later.
+        self.give_up_at = min(self.give_up_at, clock() + _UNDER_WAY)
         return _PAUSE
