@@ -20,12 +20,8 @@ _NO_TIMER = ctypes.c_void_p(-1).value
 _SIGEV_SIGNAL = 0
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
-
-
 class _Itimerspec(ctypes.Structure):
-    _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
+    _fields_ = (("it_interval", ctypes.c_long * 2), ("it_value", ctypes.c_long * 2))
 
 
 class _Sigevent(ctypes.Structure):
@@ -74,9 +70,8 @@ class DeadMan:
             event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
             if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
                 raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
-        value = self._spec.it_value
-        value.tv_sec = int(deadline)
-        value.tv_nsec = int(deadline % 1 * 1_000_000_000)
+        # Seconds and nanoseconds.
+        self._spec.it_value[:] = int(deadline), int(deadline % 1 * 1_000_000_000)
         _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
         if self._over:
             # Meanwhile another thread has disarmed it.

@@ -112,7 +112,8 @@ class RenewalThread(DaemonThread):
             return False
         self._wakes_at = _NEVER
         try:
-            self._report_late()
+            if late := {holding: seconds for holding in self.watched() if (seconds := lateness(holding))}:
+                self._call(partial(tell_late, late))
             self._beat()
         except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
             self._log(partial(logger.error, "lock.heartbeat_error: the thread goes on", exc_info=error))
@@ -185,10 +186,6 @@ class RenewalThread(DaemonThread):
         self._call(partial(holding.lose, reason))
         if reason not in REASONS_TO_STOP:
             self.remove(holding)
-
-    def _report_late(self) -> None:
-        if late := {holding: seconds for holding in self.watched() if (seconds := lateness(holding))}:
-            self._call(partial(tell_late, late))
 
     def _log(self, line: Callable[[], object]) -> None:
         # Not here, because a handler may block.
