@@ -30,7 +30,7 @@ from celery_singleton_lock.leases.lease import (
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Facts, Grant, LockState
+from celery_singleton_lock.stores.records import Claim, Conflict, Facts, LockState, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
 P = ParamSpec("P")
@@ -263,7 +263,7 @@ class Lock:
         holds.set((*lasting, (lambda: hold) if statement is None else ref(hold)))
         return hold
 
-    def _taken(self, hold: Hold, answer: Grant | Conflict | Done | None) -> Lease | Conflict:
+    def _taken(self, hold: Hold, answer: Verdict | None) -> Lease | Conflict:
         if isinstance(answer, Conflict):
             give_back(hold)
             return answer

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery_singleton_lock.errors import SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Conflict, Done, Grant
+from celery_singleton_lock.stores.records import Conflict, Grant, Verdict
 from celery_singleton_lock.stores.redis.listener import DEAF
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
 
@@ -33,7 +33,7 @@ _LOOK_EVERY = 1.0
 _pools: dict[int, ThreadPoolExecutor] = {}
 
 
-async def acquire(lease: "Holding", patience: float | None) -> Grant | Conflict | Done:
+async def acquire(lease: "Holding", patience: float | None) -> Verdict:
     """Take it, or queue for it for *patience* seconds; None waits for as long as it takes.
 
     Unless it is granted, nothing is left in the store, or will not be soon.
@@ -67,9 +67,7 @@ def release_soon(lease: "Holding") -> None:
         background.submit(lease.give_back)
 
 
-async def _wait(
-    lease: "Holding", conflict: Conflict, patience: float | None, requests: "_Requests"
-) -> Grant | Conflict | Done:
+async def _wait(lease: "Holding", conflict: Conflict, patience: float | None, requests: "_Requests") -> Verdict:
     began_at = clock()
     channel = f"{lease.key}:{lease.claim.token}"
     listener = lease.store.listener

@@ -43,7 +43,7 @@ from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, heartbeat, 
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.log import tell_of_death
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import TAKEN, Answer, Claim, Conflict, Done, Ending, Grant
+from celery_singleton_lock.stores.records import TAKEN, Answer, Claim, Conflict, Ending, Grant, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Holding:
     is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
     takes: int = 1  # how often it has to be released
     _place: int | None = None
-    _counted_as: str | None = None  # once its grant was reported
+    _is_reported: bool = False
     # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
     _view: "ref[Lease] | None" = None
 
@@ -134,6 +134,8 @@ class Holding:
         self.task_id: str | None = claim.facts.task_id or None
         self.refused_at: int = refused_at
         self._sender = sender
+        # A `Lock` has none: names of locks may be made of ids, of which there is no end.
+        self._task: str = getattr(sender, "name", "")
         self._deadman = deadman
         self._on_lost = on_lost
         self.pid: int = os.getpid()
@@ -174,7 +176,7 @@ class Holding:
 
     # Asking for it.
 
-    def acquire(self) -> Grant | Conflict | Done:
+    def acquire(self) -> Verdict:
         """Ask the store once; after a grant it is under the heartbeat's care. After any error, release it."""
         self.go_to(ASKING)
         answer = self.store.acquire(self.claim)
@@ -186,7 +188,7 @@ class Holding:
             self.refused_at = self.refused_at or answer.at
         return answer
 
-    def wait(self, conflict: Conflict, timeout: float | None = None) -> Grant | Conflict | Done:
+    def wait(self, conflict: Conflict, timeout: float | None = None) -> Verdict:
         """Queue for it, first come, first served, until it is ours or *timeout* seconds are over; errors as `acquire`.
 
         The holder's release wakes the next in the queue. If the holder has died, the waiter wakes at its deadline.
@@ -204,12 +206,8 @@ class Holding:
                 waiter.sleep(answer)
 
     def ask_turn(
-        self,
-        ask: Callable[[], Grant | Conflict | Done | float],
-        conflict: Conflict,
-        began_at: float,
-        timeout: float | None,
-    ) -> Grant | Conflict | Done | float:
+        self, ask: Callable[[], Verdict | float], conflict: Conflict, began_at: float, timeout: float | None
+    ) -> Verdict | float:
         """Keep its turn in the queue, and take it if it has come; else return how many seconds to sleep at most.
 
         *ask* asks for it, see `Waiter.ask`. Once *timeout* seconds are over, the answer is that of `wait`.
@@ -248,17 +246,12 @@ class Holding:
 
     def report_granted(self) -> None:
         """Count its grant, and send `lock_acquired`; likewise at its release."""
-        task = self._counted_as = self._task
-        counters.add(self.store, self.key, "acquired", task, value=self.waited)
+        self._is_reported = True
+        counters.add(self.store, self.key, "acquired", self._task, value=self.waited)
         if self.took_over:
-            counters.add(self.store, self.key, "taken_over", task)
+            counters.add(self.store, self.key, "taken_over", self._task)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self._sender, lease=self.view)
-
-    @property
-    def _task(self) -> str:
-        # A `Lock` has none: names of locks may be made of ids, of which there is no end.
-        return getattr(self._sender, "name", "")
 
     # While it is held.
 
@@ -336,11 +329,7 @@ class Holding:
     def give_back(self, ending: Ending | None = None) -> Answer | None:
         """The same for a caller who has seen that there is something to release, and that nobody has taken it again.
 
-        Arguments:
-            ending: What later deliveries of the run's message have to know, if it has ended for good.
-
-        Returns:
-            What the store said, or None if it did not answer.
+        *ending* is what later deliveries of the run's message have to know. The answer is None if the store gave none.
         """
         answer = self._end(ending)
         if answer is None:
@@ -351,8 +340,8 @@ class Holding:
             return answer
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("lock.released key=%s task_id=%s", self.key, self.task_id)
-        if self._counted_as is not None:
-            counters.add(self.store, self.key, "held", self._counted_as, value=clock() - self.began_at)
+        if self._is_reported:
+            counters.add(self.store, self.key, "held", self._task, value=clock() - self.began_at)
             if signals.lock_released.receivers:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
         return answer

@@ -173,6 +173,10 @@ class Conflict:
         return self.holders[0]
 
 
+Verdict = Grant | Conflict | Done
+"""What the store says to a claim."""
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place of a message in the line for a lock."""
