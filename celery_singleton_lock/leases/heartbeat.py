@@ -35,7 +35,7 @@ _LINGERS = 5.0
 # Equal lines in the log for one beat.
 _MOST_LINES = 10
 _NEVER = float("inf")
-_REASONS: dict[Answer, LostReason] = {
+REASONS: dict[Answer, LostReason] = {
     Answer.REPLACED: "replaced",
     Answer.BROKEN: "broken",
     Answer.TAKEN: "taken",
@@ -156,11 +156,8 @@ class RenewalThread(DaemonThread):
         for holding, answer in zip(holdings, answers, strict=True):
             if not holding.is_kept:
                 continue
-            # A holder that is asked to stop keeps its lease until it has.
-            if answer is Answer.DONE or _REASONS[answer] in REASONS_TO_STOP:
-                holding.renewed(sent_at)
-            if answer is not Answer.DONE:
-                self._lose(holding, _REASONS[answer])
+            if (reason := holding.answered(answer, sent_at)) is not None:
+                self._lose(holding, reason)
 
     def _ask(self, holdings: list["Holding"]) -> list[Answer]:
         now = clock()

@@ -39,7 +39,7 @@ from celery_singleton_lock.errors import (
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.leases.deadman import DeadMan
-from celery_singleton_lock.leases.heartbeat import RENEWALS_PER_TTL, heartbeat, lateness, tell_late
+from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.leases.log import tell_of_death
 from celery_singleton_lock.stores.clock import clock
@@ -90,7 +90,8 @@ class Holding:
         store, claim: The store, and what to ask it for.
         sender: Of its signals, a task or `Lock`; it counts for the task. None sends and counts nothing.
         deadman: Kills this process at the deadline; each renewal moves it.
-        on_lost: Called once with this object when it is lost, in the heartbeat's thread, so it must not take long.
+        on_lost: Called with this object and the reason when its holder has to stop, and when it is lost, each once; in
+            the heartbeat's thread, so it must not take long.
         refused_at: When an earlier execution of the call was refused first, by the store's clock, in microseconds.
     """
 
@@ -118,14 +119,14 @@ class Holding:
         *,
         sender: Any = None,
         deadman: DeadMan | None = None,
-        on_lost: Callable[["Holding"], None] | None = None,
+        on_lost: Callable[["Holding", LostReason], None] | None = None,
         refused_at: int = 0,
     ) -> None:
         # On the object: what only its class has costs ten times as much to look at, and these are looked at most.
         self.state: State = NEW
         self.fence: int = 0
         self.waited: float = 0.0
-        # It outlasts the state, because a lease is released after its loss.
+        # Why it was lost, or was to end before that. It outlasts the state, for a lease is released after its loss.
         self.lost_reason: LostReason | None = None
         self.store: Store = store
         self.claim: Claim = claim
@@ -265,19 +266,29 @@ class Holding:
 
     def check(self) -> None:
         """See `Lease.check`."""
+        reason: NotHeldReason | None = None
         if self.state is HELD and self.unreleased and not self.time_left:
             # The heartbeat got no time to run, and the main process of a worker may have renewed it meanwhile.
             sent_at = clock()
             with suppress(StoreError):
-                if self.store.renew([self.claim], _LATE_BOUND) == [Answer.DONE]:
-                    self.renewed(sent_at)
-        if self.remaining() <= 0.0:
-            reason: NotHeldReason = "released" if self.state is RELEASED else "forked"
-            raise LockLost(self.key, self.lost_reason or ("expired" if self.unreleased else reason))
+                (answer,) = self.store.renew([self.claim], _LATE_BOUND)
+                reason = self.answered(answer, sent_at)
+        if reason is None and self.remaining() <= 0.0:
+            ended: NotHeldReason = "released" if self.state is RELEASED else "forked"
+            reason = "expired" if self.unreleased else ended
+        if reason is not None:
+            raise LockLost(self.key, self.lost_reason or reason)
+
+    def answered(self, answer: Answer, sent_at: float) -> LostReason | None:
+        """Take the answer to a renewal that was sent then; the reason if it is lost, or if its holder has to stop."""
+        reason = REASONS.get(answer)
+        if reason is None or reason in REASONS_TO_STOP:
+            # A holder that is asked to stop keeps its lease until it has.
+            self.renewed(sent_at)
+        return reason
 
     def lose(self, reason: LostReason) -> None:
-        """Report once that it is lost, or that its holder has to stop; nothing if it was released meanwhile."""
-        is_told = self.lost_reason is not None
+        """Report that its holder has to stop, or that it is lost, each once; nothing if it was released meanwhile."""
         if reason == "broken" and self.state is ASKED_TO_STOP:
             # A person asks it to end now, and then no successor takes over.
             self.lost_reason = reason
@@ -285,16 +296,14 @@ class Holding:
             self.go_to(ASKED_TO_STOP if reason in REASONS_TO_STOP else LOST)
         except RuntimeError:
             return
-        # At once, so that nobody sees the state without its reason.
-        self.lost_reason = self.lost_reason or reason
-        if not is_told:
-            self.report_lost(reason)
+        self.report_lost(reason)
 
     def report_lost(self, reason: LostReason) -> None:
-        self.lost_reason = reason
+        # At once, so that nobody sees the state without its reason. Who was asked to stop before ends as asked.
+        self.lost_reason = self.lost_reason or reason
         try:
             if self._on_lost is not None:
-                self._on_lost(self)
+                self._on_lost(self, reason)
         finally:
             if self._sender is not None:
                 count(self.store, self.key, "lost", self._task, reason)

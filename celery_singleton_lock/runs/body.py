@@ -8,7 +8,8 @@ from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 from weakref import ref
 
-from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, StoreError
+from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
+from celery_singleton_lock.leases.holding import LOST
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import UNLOCKED, Run
@@ -34,22 +35,24 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
                 _give_back_locks(run, locks)
     except Exception as error:
         run.ending = ending_of(run, error)
-        if not _was_preempted(run, error):
+        reason = _asked_to_stop(run, error)
+        if reason is None:
             raise
     else:
         run.ending = ending_of(run, None)
         if run.lease.lost_reason is None:
             return result
-        if not _was_preempted(run, None):
+        reason = _asked_to_stop(run, None)
+        if reason is None:
             # A run that was asked to stop keeps its lease until it has ended.
-            if run.lease.lost_reason not in REASONS_TO_STOP:
+            if run.lease.state is LOST:
                 # It was only to be warned, or it has caught the error.
                 event = (
                     "lock.finished_without_lease key=%s task_id=%s reason=%s: the body ran to its end after the loss"
                 )
                 logger.error(event, run.key, run.task_id, run.lease.lost_reason)
             return result
-    _finish_preempted(run)
+    _finish_preempted(run, reason)
     return None
 
 
@@ -108,16 +111,18 @@ def _lost(run: Run) -> LockLost:
     return LockLost(run.key, run.lease.lost_reason or "expired")
 
 
-def _was_preempted(run: Run, error: Exception | None) -> bool:
-    """The run was asked to stop, even if its body has caught that."""
-    return run.was_replaced or (
-        isinstance(error, LockLost) and error.key == run.key and error.reason in REASONS_TO_STOP
-    )
+def _asked_to_stop(run: Run, error: Exception | None) -> NotHeldReason | None:
+    """Why the run was asked to stop, even if its body has caught that; None if it was not."""
+    if run.was_replaced:
+        return run.lease.lost_reason
+    if isinstance(error, LockLost) and error.key == run.key and error.reason in REASONS_TO_STOP:
+        return error.reason
+    return None
 
 
-def _finish_preempted(run: Run) -> None:
+def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
     """End as REVOKED; the result names the successor, or the person who has asked for it."""
-    is_broken = run.lease.lost_reason == "broken"
+    is_broken = reason == "broken"
     successor = None
     by = None
     try:

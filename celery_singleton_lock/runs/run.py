@@ -33,11 +33,11 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockHeld, LockLost
+from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockHeld, LockLost, LostReason
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
-from celery_singleton_lock.leases.holding import Holding
+from celery_singleton_lock.leases.holding import LOST, Holding
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.options import LockOptions
@@ -221,12 +221,11 @@ class Run:
     def age(self) -> float:
         return clock() - self._made_at
 
-    def on_lost(self, lease: Holding) -> None:
+    def on_lost(self, lease: Holding, reason: LostReason) -> None:
         """End the body, or let it run on, as the task's `lock_on_lost` says."""
         policy = self.options.on_lost
-        reason = lease.lost_reason or "expired"
-        # A holder that is asked to stop still has its lease, so it has time to end in order.
-        if policy == "kill" and reason not in REASONS_TO_STOP:
+        # Not if it still has its lease, and time to end in order; nor if its body has ended, and its result is to come.
+        if policy == "kill" and lease.state is LOST:
             os.kill(os.getpid(), signal.SIGKILL)
         if policy != "warn":
             self.interrupt.send(LockLost(lease.key, reason))
@@ -385,10 +384,10 @@ class Run:
             self.notes.task_id = text_of(self.request.id or "")
 
 
-def _lost(run: "ref[Run]", lease: Holding) -> None:
+def _lost(run: "ref[Run]", lease: Holding, reason: LostReason) -> None:
     # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
     if (one := run()) is not None and one.phase is not UNLOCKED:
-        one.on_lost(lease)
+        one.on_lost(lease, reason)
 
 
 def kills_itself(task: Task, options: LockOptions, *, has_process: bool) -> bool:

@@ -12,6 +12,7 @@ from celery.exceptions import Ignore, Reject
 
 from celery_singleton_lock import LockLost, SingletonTask, current_lease, signals
 from celery_singleton_lock.leases.lease import task_id_of
+from celery_singleton_lock.settings import store_of
 from tests.acceptance.app import app, recorder
 
 app.conf.update(
@@ -151,4 +152,11 @@ def killed(self: Any, key: Any, seconds: float) -> str:
         recorder.write("tick", key, self.request.id)
         time.sleep(0.02)
     recorder.write("leave", key, self.request.id)
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_on_lost=killed.lock_on_lost)
+def forgotten_at_its_end(self: Any) -> str:
+    """Run until the store has forgotten the lock."""
+    store_of(app).call("DEL", self.lock.key)
     return "ran"

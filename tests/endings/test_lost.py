@@ -122,6 +122,13 @@ def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(env: dict[s
         assert "lock.lost" not in worker.log()
 
 
+def test_a_run_whose_body_has_ended_is_not_killed_and_its_loss_is_told(env: dict[str, str]) -> None:
+    with workers(APP, env) as (worker,):
+        assert tasks.forgotten_at_its_end.delay().get(timeout=20) == "ran"
+
+        until(lambda: "lock.lost" in worker.log(), "the loss is told")
+
+
 @contextmanager
 def standing_still(by: str, pid: int) -> Iterator[None]:
     """The process does not run inside, and may run after."""

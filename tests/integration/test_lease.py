@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import Lease, Lock, SingletonTask, current_lease, signals
+from celery_singleton_lock import Lease, Lock, LockLost, SingletonTask, current_lease, signals
+from celery_singleton_lock.errors import LostReason
 from celery_singleton_lock.leases import holding
 from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server
 from tests.waiting import until
+
+KEY = "singleton:v3:{stock:00}"
 
 
 @pytest.fixture
@@ -84,7 +88,7 @@ def test_a_lease_has_the_documented_names_and_no_others(app: Celery, way: Any) -
 @pytest.mark.parametrize(("present", "wanted"), list(product(State, State)))
 def test_a_state_leads_only_where_its_table_says(app: Celery, present: State, wanted: State) -> None:
     row = rf"^    {present.name} .* {wanted.name}$"
-    claim = Holding(store_of(app), Claim("singleton:v3:{stock:00}", "mine", 1.0))
+    claim = Holding(store_of(app), Claim(KEY, "mine", 1.0))
     claim.state = present
 
     if re.search(row, holding.__doc__ or "", re.MULTILINE):
@@ -97,8 +101,8 @@ def test_a_state_leads_only_where_its_table_says(app: Celery, present: State, wa
 
 
 def test_a_loss_that_comes_after_the_release_is_no_loss(app: Celery, caplog: pytest.LogCaptureFixture) -> None:
-    lost: list[Holding] = []
-    late = Holding(store_of(app), Claim("singleton:v3:{stock:00}", "mine", 1.0), on_lost=lost.append)
+    lost: list[LostReason] = []
+    late = Holding(store_of(app), Claim(KEY, "mine", 1.0), on_lost=lambda _, reason: lost.append(reason))
     late.acquire()
     late.release()
 
@@ -107,6 +111,36 @@ def test_a_loss_that_comes_after_the_release_is_no_loss(app: Celery, caplog: pyt
 
     assert (lost, late.view.lost, late.view.lost_reason) == ([], False, None)
     assert "lock.lost" not in caplog.text
+
+
+def test_a_loss_after_its_holder_was_asked_to_stop_is_told_as_well(
+    app: Celery, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost: list[LostReason] = []
+    asked = Holding(store_of(app), Claim(KEY, "mine", 30.0), on_lost=lambda _, reason: lost.append(reason))
+    asked.acquire()
+
+    for reason in ("replaced", "replaced", "unreachable", "expired"):
+        asked.lose(reason)  # type: ignore[arg-type]
+
+    assert lost == ["replaced", "unreachable"]
+    # It ends as it was asked to.
+    assert asked.view.lost_reason == "replaced"
+    until(lambda: "reason=unreachable" in caplog.text, "the log says it")
+    asked.release()
+
+
+def test_who_checks_a_lease_late_learns_that_it_has_to_stop(app: Celery) -> None:
+    late = Holding(store_of(app), Claim(KEY, "mine", 30.0))
+    late.acquire()
+    Inventory(late.store).break_lock(KEY, ["mine"], "a person")
+    # As if the heartbeat had got no time to run.
+    late.deadline = 0.0
+
+    with pytest.raises(LockLost, match="broken"):
+        late.check()
+    assert late.time_left > 0
+    late.release()
 
 
 def is_renewed(lease: Lease) -> None:
