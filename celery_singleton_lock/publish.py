@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -44,26 +44,14 @@ _NO_RUN = "", 0, 0
 _continued: ContextVar[tuple[str, int, int]] = ContextVar("continued", default=_NO_RUN)
 
 
-def continuing(key: str, fence: int, published: int) -> AbstractContextManager[None]:
-    """Publish the replacement of the run with this fence: a call of its key is not new, and waits for the run's end."""
-    return _having(_continued, (key, fence, published))
-
-
-def for_a_dead_run(notes: Notes) -> AbstractContextManager[None]:
-    """Publish a call of a dead process again under the key of its *notes*.
-
-    A main process runs no user code, so it makes no key.
-    """
-    return _having(_of_a_dead_run, notes.of_the_call())
-
-
 @contextmanager
-def _having(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    token = variable.set(value)
+def continuing(key: str, fence: int, published: int) -> Iterator[None]:
+    """Publish the replacement of the run with this fence: a call of its key is not new, and waits for the run's end."""
+    token = _continued.set((key, fence, published))
     try:
         yield
     finally:
-        variable.reset(token)
+        _continued.reset(token)
 
 
 def continues(lease: Holding) -> bool:
@@ -77,6 +65,19 @@ def _continued_here() -> tuple[str, int, int]:
     state = state_of(task.request) if task is not None else None
     # In eager mode, the calls of its body are no part of the replacement.
     return _NO_RUN if state is not None and state.continues else _continued.get()
+
+
+@contextmanager
+def for_a_dead_run(notes: Notes) -> Iterator[None]:
+    """Publish a call of a dead process again under the key of its *notes*.
+
+    A main process runs no user code, so it makes no key.
+    """
+    token = _of_a_dead_run.set(notes.of_the_call())
+    try:
+        yield
+    finally:
+        _of_a_dead_run.reset(token)
 
 
 def options_by_name(
