@@ -209,7 +209,7 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease = lease
         self._follows = 0
         self._heap = None
-        logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.took_over)
+        logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.grant.took_over)
         return True
 
     def _stand_by(self, leader: Holder) -> None:

@@ -70,9 +70,9 @@ def _show_run(tracer: trace.Tracer, task: Any, **_: object) -> None:
         return
     lease = run.lease
     key = {"singleton_lock.key": run.lease.key}
-    span.set_attributes({**key, "singleton_lock.fence": lease.fence, "singleton_lock.took_over": lease.took_over})
+    span.set_attributes({**key, "singleton_lock.fence": lease.fence, "singleton_lock.took_over": lease.grant.took_over})
     if lease.waited:
-        began_at = time.time_ns() - round((clock() - lease.began_at) * 1e9)
+        began_at = time.time_ns() - round((clock() - lease.grant.sent_at) * 1e9)
         since = began_at - round(lease.waited * 1e9)
         tracer.start_span("singleton_lock wait", start_time=since, attributes=key).end(began_at)
     if lease.lost_reason is not None:

@@ -88,16 +88,13 @@ class Holding:
 
     Arguments:
         store, claim: The store, and what to ask it for.
-        sender: Of its signals, a task or `Lock`; it counts for the task. None sends and counts nothing.
-        deadman: Kills this process at the deadline; each renewal moves it.
         on_lost: Called with this object and the reason when its holder has to stop, and when it is lost, each once; in
             the heartbeat's thread, so it must not take long.
-        refused_at: When an earlier execution of the call was refused first, by the store's clock, in microseconds.
+        deadman: Kills this process at the deadline; each renewal moves it.
+        sender: Of its signals, a task or `Lock`; it counts for the task. None sends and counts nothing.
     """
 
-    took_over: bool = False
-    began_at: float = 0.0  # when it was granted, by the local clock
-    since: float = 0.0  # the same by the store's
+    grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; this one is none
     # On `clock()`. It counts from the moment the last answered request was sent, less an allowance for the drift of
     # clocks, so it never lies behind the store's own.
     deadline: float = 0.0
@@ -107,7 +104,6 @@ class Holding:
     told_late_for: float = 0.0  # the deadline before which the heartbeat was late, and has said so
     is_unanswered: bool = False  # it was released while a request for it had no answer, and may still be under way
     takes: int = 1  # how often it has to be released
-    _place: int | None = None
     _is_reported: bool = False
     # Weakly, or the two would keep each other, and the heartbeat both, until the garbage collector comes.
     _view: "ref[Lease] | None" = None
@@ -116,11 +112,9 @@ class Holding:
         self,
         store: Store,
         claim: Claim,
-        *,
-        sender: Any = None,
-        deadman: DeadMan | None = None,
         on_lost: Callable[["Holding", LostReason], None] | None = None,
-        refused_at: int = 0,
+        deadman: DeadMan | None = None,
+        sender: Any = None,
     ) -> None:
         # On the object: what only its class has costs ten times as much to look at, and these are looked at most.
         self.state: State = NEW
@@ -133,12 +127,13 @@ class Holding:
         self.key: str = claim.key
         self.ttl: float = claim.ttl
         self.task_id: str | None = claim.facts.task_id or None
-        self.refused_at: int = refused_at
+        # When the call was refused first, by this execution or an earlier one, by the store's clock, in microseconds.
+        self.refused_at: int = 0
         self._sender = sender
         # A `Lock` has none: names of locks may be made of ids, of which there is no end.
         self._task: str = getattr(sender, "name", "")
-        self._deadman = deadman
         self._on_lost = on_lost
+        self._deadman = deadman
         self.pid: int = os.getpid()
 
     def go_to(self, state: State) -> None:
@@ -160,7 +155,7 @@ class Holding:
     @property
     def unreleased(self) -> bool:
         """There is, or may be, something in the store for this process to release."""
-        return NEW < self.state < RELEASED and self.pid == os.getpid()
+        return self.state is not NEW and self.state is not RELEASED and self.pid == os.getpid()
 
     @property
     def is_kept(self) -> bool:
@@ -227,11 +222,8 @@ class Holding:
         return min(answer, timeout - waited)
 
     def _begin(self, grant: Grant) -> None:
-        self._place = grant.place
+        self.grant = grant
         self.fence = grant.fence
-        self.took_over = grant.took_over
-        self.since = grant.since
-        self.began_at = grant.sent_at
         if self.refused_at:
             self.waited = max(0.0, grant.since - self.refused_at / 1_000_000)
         self.go_to(HELD)
@@ -243,13 +235,13 @@ class Holding:
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
             event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
-            logger.log(level, event, self.key, self.task_id, self.fence, self.took_over, self.waited)
+            logger.log(level, event, self.key, self.task_id, self.fence, grant.took_over, self.waited)
 
     def report_granted(self) -> None:
         """Count its grant, and send `lock_acquired`; likewise at its release."""
         self._is_reported = True
-        counters.add(self.store, self.key, "acquired", self._task, value=self.waited)
-        if self.took_over:
+        counters.add(self.store, self.key, "acquired", self._task, "", self.waited)
+        if self.grant.took_over:
             counters.add(self.store, self.key, "taken_over", self._task)
         if signals.lock_acquired.receivers:
             signals.lock_acquired.send(sender=self._sender, lease=self.view)
@@ -350,7 +342,7 @@ class Holding:
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("lock.released key=%s task_id=%s", self.key, self.task_id)
         if self._is_reported:
-            counters.add(self.store, self.key, "held", self._task, value=clock() - self.began_at)
+            counters.add(self.store, self.key, "held", self._task, "", clock() - self.grant.sent_at)
             if signals.lock_released.receivers:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
         return answer
@@ -362,7 +354,7 @@ class Holding:
             # From here on the store may give it to somebody else, although no answer has come yet.
             self.stop()
             if not self.is_unanswered:
-                answer = self.store.release(self.claim, self._place, ending=ending)
+                answer = self.store.release(self.claim, self.grant.place, ending)
         except StoreError as error:
             logger.warning("lock.release_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
         finally:
@@ -374,7 +366,7 @@ class Holding:
 
     def pending_release(self, ending: Ending | None = None) -> PendingRelease:
         """Its release in the background, while the store may still count it."""
-        release = partial(self.store.release, self.claim, self._place, ending=ending)
+        release = partial(self.store.release, self.claim, self.grant.place, ending=ending)
         give_up_at = clock() + self.ttl
         return PendingRelease(self.store, self.key, self.task_id, give_up_at, release, may_arrive=self.is_unanswered)
 

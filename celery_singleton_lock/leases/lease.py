@@ -52,8 +52,8 @@ class Lease:
         self.token: str = holding.claim.token
         self.ttl: float = holding.ttl
         self.fence: int = holding.fence
-        self.acquired_at: datetime = datetime.fromtimestamp(holding.since, UTC)
-        self.took_over: bool = holding.took_over
+        self.acquired_at: datetime = datetime.fromtimestamp(holding.grant.since, UTC)
+        self.took_over: bool = holding.grant.took_over
         self.waited: float = holding.waited
 
     @property

@@ -124,11 +124,11 @@ class Run:
         self.lease = Holding(
             store_of(task.app),
             self._claim(),
-            sender=task,
-            deadman=self._deadman() if self.options.on_lost == "kill" else None,
-            on_lost=partial(_lost, ref(self)),
-            refused_at=notes.since,
+            partial(_lost, ref(self)),
+            self._deadman() if self.options.on_lost == "kill" else None,
+            task,
         )
+        self.lease.refused_at = notes.since
 
     def go_to(self, phase: Phase) -> None:
         """Go forward to another phase.
@@ -177,8 +177,8 @@ class Run:
                 notes.continues_from or notes.published,
                 label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
             ),
-            message=message_of(notes),
         )
+        claim.message = message_of(notes)
         if options.min_hold and not options.unique_in_queue:
             # In a queue mode `lock_min_hold` counts from the publication, so it does not count here.
             claim.min_hold = options.min_hold

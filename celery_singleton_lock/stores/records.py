@@ -71,9 +71,9 @@ class Grant:
 
     place: int  # from 1
     fence: int
-    took_over: bool
     since: float  # when it was granted, by the server's clock, in seconds since the epoch
     sent_at: float  # `clock()` before the request; the ttl counts from here
+    took_over: bool = False
     died: Facts | None = None  # of the holder that had the place, and died in it
 
 

@@ -167,11 +167,11 @@ def release_arguments(claim: Claim, place: int | None, ending: Ending | None) ->
 def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done | float:
     """What acquire.lua says; a float is how many seconds to wait for a turn."""
     if isinstance(reply, int):
-        return Grant(1, reply, took_over=False, since=reply / 1_000_000, sent_at=sent_at)
+        return Grant(1, reply, reply / 1_000_000, sent_at)
     verdict, _, *rest = reply
     if verdict == _GRANTED:
         place, fence, took_over, since, *died = rest
-        return Grant(place, fence, bool(took_over), since / 1_000_000, sent_at, _dead(key, *died[0]) if died else None)
+        return Grant(place, fence, since / 1_000_000, sent_at, bool(took_over), _dead(key, *died[0]) if died else None)
     if verdict == _QUEUED:
         return float(rest[0]) / 1_000_000
     return Done(*rest) if verdict == _DONE else conflict_in(key, reply)

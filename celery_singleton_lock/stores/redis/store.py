@@ -229,7 +229,7 @@ class Store:
         return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
 
     def release(
-        self, claim: Claim, place: int | None, bound: float = RELEASE_BOUND, ending: Ending | None = None
+        self, claim: Claim, place: int | None, ending: Ending | None = None, bound: float = RELEASE_BOUND
     ) -> Answer:
         """Give back the place, or the turn in the queue; if *place* is None, any place or turn that the token has.
 
