@@ -46,7 +46,6 @@ class Interrupt:
 
     delivered = False
     _thread: int | None = None
-    _by_signal = False
     _greenlet: Any = None
     _hub: Any = None
     _outer_loop: asyncio.AbstractEventLoop | None = None
@@ -60,20 +59,20 @@ class Interrupt:
         if patched_by() is not None:
             self._greenlet = current()
             self._hub = hub()
-        elif _SIGNAL is not None and thread == threading.main_thread().ident:
-            self._by_signal = True
-            if _handler_of(_SIGNAL) is not _deliver:
-                signal.signal(_SIGNAL, _deliver)
+        elif _SIGNAL is not None and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
+            signal.signal(_SIGNAL, _deliver)
         self._outer_loop = running_loop()
         self._thread = thread
 
     def __exit__(self, *_: object) -> None:
         """From now on, `send` reaches nothing."""
-        with self._guard:
-            thread = self._thread
-            self._thread = None
-            if thread is not None and self._error is not None and self._greenlet is None and not self._by_signal:
-                _raise_in(thread, None)
+        thread = self._thread
+        self._thread = None
+        if self._error is not None:
+            # Whoever has sent it may be about to raise it in this thread.
+            with self._guard:
+                if thread is not None and self._greenlet is None and not _hears_signals(thread):
+                    _raise_in(thread, None)
 
     def send(self, error: Exception) -> None:
         """Raise *error* in the body, if it is running."""
@@ -100,7 +99,7 @@ class Interrupt:
             pause = min(2 * pause, _RETRY_AFTER_AT_MOST)
 
     def _ask_for_delivery(self, thread: int) -> None:
-        if self._by_signal and _SIGNAL is not None:
+        if _SIGNAL is not None and _hears_signals(thread):
             _sent.append(self)
             # A signal that comes just before a call into the kernel does not end that; the next one does.
             signal.pthread_kill(thread, _SIGNAL)
@@ -149,6 +148,10 @@ class Interrupt:
             return error
 
         return type(type(error).__name__, (type(error),), {"__new__": deliver})
+
+
+def _hears_signals(thread: int) -> bool:
+    return _SIGNAL is not None and thread == threading.main_thread().ident
 
 
 def _deliver(_number: int, _frame: FrameType | None) -> None:
