@@ -204,7 +204,7 @@ class KeyMaker:
     def _bound(self, args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
         """The arguments by the names of their parameters, defaults filled in."""
         if self._is_usual and not kwargs and len(args) == len(self._names):
-            return dict(zip(self._names, args, strict=True))
+            return dict(zip(self._names, args))  # noqa: B905 (they were counted)
         if self._is_usual and len(args) <= len(self._names):
             by_position = dict(zip(self._names, args, strict=False))
             arguments = {**self._defaults, **by_position, **kwargs}

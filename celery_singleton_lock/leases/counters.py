@@ -106,9 +106,9 @@ class Counters:
         with suppress(IndexError):
             while True:
                 store, key, what, task, label, value = self._events.popleft()
-                alike[store, key[: key.find("{")], what, task, label, bisect_left(BOUNDS, value)].append(value)
-        for (store, prefix, what, task, label, place), values in alike.items():
-            sums = self._unsent.setdefault((store, hash_of(prefix)), Counter())
+                alike[store, hash_of(key), what, task, label, bisect_left(BOUNDS, value)].append(value)
+        for (store, hash_key, what, task, label, place), values in alike.items():
+            sums = self._unsent.setdefault((store, hash_key), Counter())
             name = self._name_of(task)
             if what != "held":
                 sums[f"{what}:{label}:{name}"] += len(values)

@@ -128,7 +128,7 @@ def delivery_of(request: Context) -> Delivery:
     if type(delivery) is not Delivery:
         # A header of that name that somebody else wrote comes here only where no worker has replaced it.
         delivery = Delivery(*delivery) if type(delivery) is tuple else _NO_DELIVERY
-        vars(request)[DELIVERY] = delivery
+        setattr(request, DELIVERY, delivery)
         if delivery.hidden is not None and not isinstance(request.headers, Mapping):
             # Celery could publish no retry with it.
             request.headers = None

@@ -6,6 +6,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from celery_singleton_lock import Lease, StoreError
+from celery_singleton_lock.errors import LostReason
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
@@ -36,7 +37,7 @@ def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = T
     return lease
 
 
-def leased(store: Store, claim: Claim, on_lost: Callable[[Holding], None] | None = None) -> Lease:
+def leased(store: Store, claim: Claim, on_lost: Callable[[Holding, LostReason], None] | None = None) -> Lease:
     """A lease that the heartbeat keeps for as long as the test has it."""
     holding = Holding(store, claim, on_lost=on_lost)
     assert isinstance(holding.acquire(), Grant)

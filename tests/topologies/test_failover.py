@@ -145,7 +145,7 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     # As one that reaches the old master, and no sentinel.
     on_its_side, elsewhere = opened(cleanup, deployment.servers[0].url), opened(cleanup, deployment.url)
     told_at: list[float] = []
-    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
+    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda *_: told_at.append(clock()))
     renewed_after(lease, "it is renewed before")
     deployment.front.black_hole()
 

@@ -143,7 +143,7 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
     for store in (on_its_side, elsewhere):
         cleanup.callback(store.close)
     told_at: list[float] = []
-    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda _: told_at.append(clock()))
+    lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda *_: told_at.append(clock()))
     renewed_after(lease, "it is renewed before")
     deployment.front.black_hole()
 
