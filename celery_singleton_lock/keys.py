@@ -107,7 +107,7 @@ def plain(value: Any) -> Any:
     """*value* as it looks after a trip over the wire; other types are left to kombu."""
     if type(value) in _PLAIN:
         return value
-    if type(value) is dict and _are_plain(value.values()) and _TEXT.issuperset(map(type, value)):
+    if type(value) is dict and _PLAIN.issuperset(map(type, value.values())) and _TEXT.issuperset(map(type, value)):
         return value
     if isinstance(value, Enum):
         return plain(value.value)

@@ -2,7 +2,6 @@
 
 import time
 from functools import cached_property, partial
-from inspect import getattr_static
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, cast
 
@@ -34,7 +33,7 @@ from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen
 from celery_singleton_lock.runs.admission import Admitted, admit
 from celery_singleton_lock.runs.body import run_body
 from celery_singleton_lock.runs.delivery import RequestState, notes_of, run_of, state_for, state_of
-from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, backend_of, eager_result
+from celery_singleton_lock.runs.endings import TASKS_OF_ITEMS, eager_result
 from celery_singleton_lock.runs.marks import queued_until_its_workflow_ends
 from celery_singleton_lock.runs.notes import HEADER, Notes, text_of
 from celery_singleton_lock.runs.policies import handing_on
@@ -110,7 +109,6 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     # In place of `track_started`: Celery would store STARTED before the lock is asked for, so that a second delivery of
     # a message could store it over the end of the first one.
     stores_started: bool = False
-    backend = property(backend_of, Task.backend.fset)
 
     lock_mode: Mode | None
     lock_key: KeyChoice
@@ -332,10 +330,6 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
     def on_bound(cls, app: Celery) -> None:
         """Check the options as soon as the task exists."""
         super().on_bound(app)
-        # That of a task with `backend=` hides the property.
-        if not isinstance(own := getattr_static(cls, "backend"), property):
-            cls._backend = own
-            cls.backend = SingletonTask.backend
         if cls.track_started and cls.is_lockable():
             cls.track_started = False
             cls.stores_started = True

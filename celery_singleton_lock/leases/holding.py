@@ -94,7 +94,7 @@ class Holding:
         sender: Of its signals, a task or `Lock`; it counts for the task. None sends and counts nothing.
     """
 
-    grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; this one is none
+    grant: Grant = Grant(0, 0, 0.0, 0.0)  # the last that the store has given; this one is none
     # On `clock()`. It counts from the moment the last answered request was sent, less an allowance for the drift of
     # clocks, so it never lies behind the store's own.
     deadline: float = 0.0

@@ -149,23 +149,20 @@ def hands_over(request: Context) -> bool:
 
 def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Way:
     """How the message of a run has come; equal ids alone do not make a copy."""
-    state = state_of(request)
-    if state is not None and state.item_of:
+    if request.called_directly:
         return ITEM
     if request.is_eager:
         return EAGER
-    if _is_broadcast(task, request):
+    exchange = (request.delivery_info or {}).get("exchange")
+    if exchange and _is_fanout(task, exchange):
         return BROADCAST
     # Our own countdowns are far shorter than any visibility timeout.
     is_copy = (request.eta and not notes.tries) or has_copies(request, notes, delivery, task.lock_options)
     return COPY if is_copy else FIRST
 
 
-def _is_broadcast(task: Task, request: Context) -> bool:
-    """The message came by a fanout exchange, so its siblings have the same task id and none is a copy."""
-    exchange = (request.delivery_info or {}).get("exchange")
-    if not exchange:
-        return False
+def _is_fanout(task: Task, exchange: str) -> bool:
+    """Each queue gets a message by this exchange, so its siblings have the same task id and none is a copy."""
     queues = task.app.amqp.queues.values()
     return any(queue.exchange.type == "fanout" and queue.exchange.name == exchange for queue in queues)
 

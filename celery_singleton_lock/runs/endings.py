@@ -1,6 +1,7 @@
 """How a run ends without its body: as REVOKED, through chains and chords; and the results of other runs."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -119,29 +120,40 @@ def _members_of(header: Any) -> Iterator[Context]:
         yield member
 
 
-class _HasRetry:
-    """A result backend that has RETRY of a run, and does not store it once more."""
+class StoresRetryOnce:
+    """The result backend of a task, which keeps Celery from storing RETRY of a run that has stored it."""
 
-    def __init__(self, backend: Any) -> None:
-        self._backend = backend
+    def __init__(self, task: Task) -> None:
+        backend = task.backend
+        self._app = task.app
+        # That of an app may differ from thread to thread.
+        self._own = None if backend is task.app.backend else backend
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         # Others ask which kind of backend it is.
         return type(self._backend)
 
+    @property
+    def _backend(self) -> Any:
+        return self._own or self._app.backend
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def mark_as_retry(self, *_: Any, **__: Any) -> None:
-        """Do nothing."""
+    def mark_as_retry(self, *args: Any, request: Context, **kwargs: Any) -> Any:
+        """As Celery's, unless that was done as the message of the next attempt left."""
+        run = run_of(request)
+        is_stored = run is not None and run.goes_on_by_retry
+        return None if is_stored else self._backend.mark_as_retry(*args, request=request, **kwargs)
 
 
-def backend_of(task: Any) -> Any:
-    """The result backend of a task, in which RETRY is stored once: before the message of the next attempt leaves."""
-    backend = Task.backend.fget(task)
-    run = run_of(task.request)
-    return _HasRetry(backend) if run is not None and run.goes_on_by_retry else backend
+def store_retry_once(task: Task) -> None:
+    """From now on, RETRY of the task's runs is stored by us alone."""
+    if type(task.backend) is not StoresRetryOnce:
+        # A property of the user's own has no setter, perhaps.
+        with suppress(AttributeError):
+            task.backend = StoresRetryOnce(task)
 
 
 # The results of other runs.

@@ -52,7 +52,7 @@ from celery_singleton_lock.runs.delivery import (
     state_of,
     way_of,
 )
-from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke
+from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke, store_retry_once
 from celery_singleton_lock.runs.marks import unmark, until_expired
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
@@ -240,6 +240,7 @@ class Run:
 
     def store_retry(self, why: BaseException | None, key: str, traceback: str | None = None) -> None:
         """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of what it brings."""
+        store_retry_once(self.task)
         if self.task.store_errors_even_if_ignored or not self._is_ignored:
             self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
         self.retry = PublishedRetry(why, key)

@@ -126,7 +126,7 @@ class OwnMemory(Connections):
             self._server.after_fork()
         super()._begin()
 
-    def open(self, timeout: float) -> Any:
+    def open(self, until: float) -> Any:
         if self._pid != os.getpid():
             self._begin()
-        return super().open(timeout)
+        return super().open(until)

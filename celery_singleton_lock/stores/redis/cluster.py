@@ -80,14 +80,13 @@ class Cluster(NodeConnections):
         self._owners: list[Node | None] = []
         self._learned_at = float("-inf")
 
-    def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:
+    def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
         """The same, at the server that has *key*, wherever its slot or the key itself has moved."""
-        until = clock() + timeout
-        node = self.owner_of(key, timeout)
+        node = self.owner_of(key, until)
         asks = False
         for _ in range(_MOST_REDIRECTS):
             sent = [each for command in commands for each in (("ASKING",), command)] if asks else commands
-            replies = self.at(node).ask(key, sent, until - clock())[1 if asks else 0 :: 2 if asks else 1]
+            replies = self.at(node).ask(key, sent, until)[1 if asks else 0 :: 2 if asks else 1]
             redirect = next((reply for reply in replies if isinstance(reply, exceptions.AskError)), None)
             if redirect is None:
                 return replies
@@ -95,39 +94,37 @@ class Cluster(NodeConnections):
             node = self._redirected(node, redirect)
         raise NotUsable(f"the servers of the cluster do not agree on who has {key}")
 
-    def run(self, script: Script, calls: Sequence[Call], timeout: float, replicas: int = 0) -> list[Any]:
+    def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
         """The same, in one round trip to each server that it concerns."""
-        until = clock() + timeout
         replies: list[Any] = [None] * len(calls)
         groups: dict[Node, list[int]] = {}
         for number, (keys, _) in enumerate(calls):
-            groups.setdefault(self.owner_of(keys[0], until - clock()), []).append(number)
+            groups.setdefault(self.owner_of(keys[0], until), []).append(number)
         for node, group in groups.items():
-            answers = self.at(node).run(script, [calls[number] for number in group], until - clock(), replicas)
+            answers = self.at(node).run(script, [calls[number] for number in group], until, replicas)
             for number, answer in zip(group, answers, strict=True):
                 replies[number] = answer
         for number, answer in enumerate(replies):
             if isinstance(answer, exceptions.AskError):
                 # Those whose keys have moved follow them, one by one.
-                (replies[number],) = super().run(script, [calls[number]], until - clock(), replicas)
+                (replies[number],) = super().run(script, [calls[number]], until, replicas)
         return replies
 
-    def listen(self, channel: str, timeout: float) -> Any:
+    def listen(self, channel: str, until: float) -> Any:
         """A connection to the server that has the key of *channel*, which hears it there."""
-        until = clock() + timeout
-        node = self.owner_of(channel, timeout)
+        node = self.owner_of(channel, until)
         for _ in range(_MOST_REDIRECTS):
             try:
-                return self.at(node).listen(channel, until - clock())
+                return self.at(node).listen(channel, until)
             except exceptions.MovedError as error:
                 node = self._redirected(node, error)
         raise NotUsable(f"the servers of the cluster do not agree on who has {channel}")
 
-    def at_owner_of(self, key: str, timeout: float) -> Connections:
-        return self.at(self.owner_of(key, timeout))
+    def at_owner_of(self, key: str, until: float) -> Connections:
+        return self.at(self.owner_of(key, until))
 
-    def to_masters(self, timeout: float) -> Sequence[Connections]:
-        self._learn(timeout)
+    def to_masters(self, until: float) -> Sequence[Connections]:
+        self._learn(until)
         return [self.at(node) for node in _masters_in(self._owners)]
 
     def close(self) -> None:
@@ -147,16 +144,16 @@ class Cluster(NodeConnections):
         """The server that has *key*, as far as that is known."""
         return self._owners[key_slot(key.encode())] if self._owners else None
 
-    def owner_of(self, key: str, timeout: float) -> Node:
+    def owner_of(self, key: str, until: float) -> Node:
         """The server that has *key*; ask the cluster if that is not known, or in doubt.
 
         Raises:
-            RedisError: Nobody says so within *timeout* seconds.
+            RedisError: Nobody says so *until* then.
         """
         node = self.known_owner(key)
         if node is None or (self.at(node).is_doubted and clock() >= self._learned_at + _PAUSE):
             try:
-                self._learn(timeout)
+                self._learn(until)
             except exceptions.RedisError:
                 # The one that was right the last time may still be right, and its answer tells more.
                 if node is None:
@@ -178,18 +175,17 @@ class Cluster(NodeConnections):
         # An empty host means the server that has answered.
         return self._reached(redirect.host or node[0], redirect.port)
 
-    def _learn(self, timeout: float) -> None:
+    def _learn(self, until: float) -> None:
         """Ask one server after the other who has which slot, until one knows; those that are silent, last.
 
         Raises:
             RedisError: None does.
         """
-        self._learned_at = began = clock()
+        self._learned_at = clock()
         answers: dict[str, exceptions.RedisError] = {}
         for node in dict.fromkeys([*self._order, *self._seeds]):
-            left = min(_PATIENCE, began + timeout - clock())
             try:
-                (rows,) = accepted(self.at(node).ask("", [("CLUSTER", "SLOTS")], left))
+                (rows,) = accepted(self.at(node).ask("", [("CLUSTER", "SLOTS")], min(until, clock() + _PATIENCE)))
             except exceptions.RedisError as error:
                 answers[where(node)] = error
                 continue

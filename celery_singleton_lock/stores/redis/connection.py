@@ -108,13 +108,12 @@ class Connections:
         self._idle: Any = IdleOfThread() if _has_an_event_loop_each() else deque()
         self._pid = getpid()
 
-    def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
+    def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:  # noqa: ARG002 (of a cluster)
         """A reply to each of *commands*, which are sent in one go, all of them about *key*. A refusal is a reply.
 
         Raises:
-            RedisError: Not all of it was answered within *timeout* seconds. It may have been done all the same.
+            RedisError: Not all of it was answered *until* then, on `clock()`. It may have been done all the same.
         """
-        until = clock() + timeout
         if self._pid != getpid():
             # After a fork the sockets are the parent's.
             self._begin()
@@ -122,7 +121,7 @@ class Connections:
         try:
             connection = idle.pop()
         except IndexError:
-            connection = self.open(timeout)
+            connection = self.open(until)
         try:
             sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
             connection.send_packed_command([sent], check_health=False)
@@ -149,34 +148,32 @@ class Connections:
         idle.append(connection)
         return replies
 
-    def run(self, script: Script, calls: Sequence[Call], timeout: float, replicas: int = 0) -> list[Any]:
+    def run(self, script: Script, calls: Sequence[Call], until: float, replicas: int = 0) -> list[Any]:
         """Run a script for each call, all in one go, sending its text only if the server does not know it.
 
         WAIT counts the replicas that have the writes of its own connection, and of no other one. So it is sent with the
         script, and a script that is repeated has to write again: acquire.lua and renew.lua do.
         """
-        until = clock() + timeout
         if self.is_sharded:
             script = script.sharded
         digest = script.digest
         commands: list[Command] = [("EVALSHA", digest, str(len(keys)), *keys, *arguments) for keys, arguments in calls]
         if replicas:
             # Never 0, which means for ever.
-            wait = max(1, round(1000 * min(timeout / 2, _LONGEST_WAIT)))
+            wait = max(1, round(1000 * min((until - clock()) / 2, _LONGEST_WAIT)))
             commands.append(("WAIT", str(replicas), str(wait)))
-        replies = self.ask(calls[0][0][0], commands, timeout)
+        replies = self.ask(calls[0][0][0], commands, until)
         for number, reply in enumerate(replies):
             if isinstance(reply, exceptions.NoScriptError):
                 # After a restart, a failover or SCRIPT FLUSH. The first call loads it for the others.
                 commands[number] = ("EVAL", script.text, *commands[number][2:])
-                replies = self.ask(calls[0][0][0], commands, until - clock())
+                replies = self.ask(calls[0][0][0], commands, until)
                 break
         return replicated(replies, replicas) if replicas else replies
 
-    def listen(self, channel: str, timeout: float) -> Any:
+    def listen(self, channel: str, until: float) -> Any:
         """A connection that hears *channel*; the caller disconnects it."""
-        until = clock() + timeout
-        connection = self.open(timeout)
+        connection = self.open(until)
         try:
             connection.send_packed_command([packed((self.subscribe, channel))], check_health=False)
             if not connection.can_read(timeout=max(0.0, until - clock())):
@@ -187,10 +184,10 @@ class Connections:
             raise
         return connection
 
-    def open(self, timeout: float) -> Any:
+    def open(self, until: float) -> Any:
         """A connection of the caller's own, who disconnects it."""
         arguments = self.pool.connection_kwargs
-        timeout = max(_SHORTEST_TIMEOUT, min(REPLY_TIMEOUT, timeout))
+        timeout = max(_SHORTEST_TIMEOUT, min(REPLY_TIMEOUT, until - clock()))
         connection = self.pool.connection_class(**{**arguments, "socket_connect_timeout": timeout})
         try:
             connection.connect()
@@ -203,11 +200,11 @@ class Connections:
             raise
         return connection
 
-    def at_owner_of(self, key: str, timeout: float) -> "Connections":  # noqa: ARG002 (of a cluster)
+    def at_owner_of(self, key: str, until: float) -> "Connections":  # noqa: ARG002 (of a cluster)
         """Those to the server that has *key*."""
         return self
 
-    def to_masters(self, timeout: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
+    def to_masters(self, until: float) -> Sequence["Connections"]:  # noqa: ARG002 (of a cluster)
         return [self]
 
     def close(self) -> None:

@@ -116,18 +116,17 @@ class Inventory:
         """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing."""
         self._servers.part.persist(partial(self._self_test, key), bound)
 
-    def _self_test(self, key: str, timeout: float) -> None:
-        give_up_at = clock() + timeout
+    def _self_test(self, key: str, until: float) -> None:
         holder = Claim(key, "holder", _TRIAL_TTL)
         waiter = Claim(key, "waiter", _TRIAL_TTL)
         asks = [([key], arguments_of(holder)), ([key], arguments_of(waiter, waits=True))]
         releases = [([key], (each.token, "0 0 0")) for each in (holder, waiter)]
-        subscription = self._servers.listen(f"{key}:{waiter.token}", timeout)
+        subscription = self._servers.listen(f"{key}:{waiter.token}", until)
         try:
-            accepted(self._servers.ask(key, self._commands_on(key), give_up_at - clock()))
-            accepted(self._servers.run(ACQUIRE, asks, give_up_at - clock(), self._store.replicas))
-            accepted(self._servers.run(RELEASE, releases, give_up_at - clock()))
-            if not subscription.can_read(timeout=max(0.0, give_up_at - clock())):
+            accepted(self._servers.ask(key, self._commands_on(key), until))
+            accepted(self._servers.run(ACQUIRE, asks, until, self._store.replicas))
+            accepted(self._servers.run(RELEASE, releases, until))
+            if not subscription.can_read(timeout=max(0.0, until - clock())):
                 raise exceptions.TimeoutError("the waiter was not woken in time")
         finally:
             subscription.disconnect()

@@ -205,9 +205,9 @@ class Listener(DaemonThread):
         wire = self._wire_at(self._servers)
         try:
             if wire.connection is not None or wire.retry_at == _NEVER:
-                wire = self._wire_at(self._servers.at_owner_of(channel, 2 * REPLY_TIMEOUT))
+                wire = self._wire_at(self._servers.at_owner_of(channel, clock() + 2 * REPLY_TIMEOUT))
             if wire.connection is None and wire.retry_at == _NEVER:
-                wire.connection = wire.server.open(REPLY_TIMEOUT)
+                wire.connection = wire.server.open(clock() + REPLY_TIMEOUT)
         except exceptions.RedisError:
             wire.try_later()
         return wire if wire.connection is not None else None

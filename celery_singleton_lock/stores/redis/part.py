@@ -25,21 +25,21 @@ _WITHOUT_TLS = (
 class Part:
     """Asks a server again and again, until it answers or the time for it is over."""
 
-    is_away: bool = False
-    """It has not answered an acquire, and nothing since."""
     silent_until: float = 0.0
     """On `clock()`; no release that is repeated asks it before."""
-    has_answered: bool = False
-    """It is what its URL says, whatever comes."""
 
     def __init__(self, address: str, arguments: Mapping[str, Any]) -> None:
+        # It has not answered an acquire, and nothing since.
+        self.is_away: bool = False
+        # It is what its URL says, whatever comes.
+        self.has_answered: bool = False
         is_provided = arguments.get("credential_provider") is not None
         self._address = address
         self._user = PROVIDED if is_provided else arguments.get("username") or "default"
-        self.clock = ServerClock()
+        self.clock: ServerClock = ServerClock()
 
     def persist(self, ask: Callable[[float], Any], bound: float) -> tuple[Any, float, int]:
-        """The answer of *ask*, which asks once within so many seconds; when it was sent; which try it was.
+        """The answer of *ask*, which asks once until that moment; when it was sent; which try it was.
 
         Raises:
             StoreError: No answer; no try began later than after *bound* seconds.
@@ -52,7 +52,7 @@ class Part:
             sent_at = clock()
             tries += 1
             try:
-                answer = ask(give_up_at - sent_at)
+                answer = ask(give_up_at)
             except exceptions.RedisError as error:
                 # The last try may have had too little time, so its silence says less than an answer before it.
                 if problem is None or not isinstance(error, exceptions.TimeoutError):

@@ -136,14 +136,14 @@ class SentinelConnections(Connections):
                 f"{{'password': '...'}}, and min_other_sentinels a number{why}"
             ) from error
 
-    def ask(self, key: str, commands: Sequence[Command], timeout: float) -> list[Any]:
+    def ask(self, key: str, commands: Sequence[Command], until: float) -> list[Any]:
         """The same, and now and then have somebody look for another master."""
         if (now := clock()) >= self._look_at:
             self._look_at = now + _LOOK_AGAIN
             # There are no threads any more at the end of a process.
             with suppress(RuntimeError):
                 _thread.start_new_thread(self._look, ())
-        return super().ask(key, commands, timeout)
+        return super().ask(key, commands, until)
 
     def _look(self) -> None:
         with suppress(exceptions.RedisError):

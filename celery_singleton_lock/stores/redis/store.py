@@ -98,8 +98,8 @@ class Waiter:
         if self._subscription is None:
             with suppress(exceptions.RedisError):
                 channel = f"{self._claim.key}:{self._claim.token}"
-                bound = min(_LISTEN_BOUND, self._claim.patience)
-                self._subscription = self._store.servers.listen(channel, bound)
+                until = clock() + min(_LISTEN_BOUND, self._claim.patience)
+                self._subscription = self._store.servers.listen(channel, until)
         return self._store.take_turn(self._claim, give_up_at - clock())
 
     def sleep(self, seconds: float) -> None:
@@ -222,7 +222,7 @@ class Store:
         if not calls:
             return []
         replies, sent_at, _ = self.part_of(claims[0].key).persist(
-            lambda left: accepted(self.servers.run(RENEW, calls, left, self.replicas)), timeout
+            lambda until: accepted(self.servers.run(RENEW, calls, until, self.replicas)), timeout
         )
         for (keys, _), (*_, now) in zip(calls, replies, strict=True):
             self._compare(keys[0], now, sent_at)
@@ -305,7 +305,7 @@ class Store:
         first, *others = [("HINCRBY", key, field, str(amount)) for field, amount in sums.items()]
         # Second, so that a connection that breaks leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
-        self.servers.part.persist(lambda left: accepted(self.servers.ask(key, commands, left)), timeout)
+        self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys, and change nothing.
@@ -316,7 +316,7 @@ class Store:
         calls = [([key], ()) for key in keys if key not in states]
         if calls:
             found, _, _ = self.servers.part.persist(
-                lambda left: states_in(calls, self.servers.run(SURVEY, calls, left), tolerant=tolerant), RELEASE_BOUND
+                lambda until: states_in(calls, self.servers.run(SURVEY, calls, until), tolerant=tolerant), RELEASE_BOUND
             )
             states |= found
         return [states[key] for key in keys]
@@ -342,7 +342,9 @@ class Store:
         tries = 0
         if not (self.has_parts or replicas or part.is_away) and bound >= _FIRST_TRY:
             try:
-                (reply,) = self.servers.ask(key, (("EVALSHA", script.digest, "1", key, *arguments),), _FIRST_TRY)
+                (reply,) = self.servers.ask(
+                    key, (("EVALSHA", script.digest, "1", key, *arguments),), sent_at + _FIRST_TRY
+                )
             except exceptions.RedisError as error:
                 if not is_passing(error):
                     raise part.unanswered(error) from error
@@ -354,7 +356,7 @@ class Store:
                     return reply, sent_at, 1
         calls = [((key,), arguments)]
         replies, sent_at, more = part.persist(
-            lambda left: accepted(self.servers.run(script, calls, left, replicas)), bound - (clock() - sent_at)
+            lambda until: accepted(self.servers.run(script, calls, until, replicas)), bound - (clock() - sent_at)
         )
         return replies[0], sent_at, tries + more
 
@@ -362,7 +364,7 @@ class Store:
         """The reply to a command about the key that follows its name."""
         key = command[1] if len(command) > 1 else ""
         asked = servers or self.servers
-        return self.servers.part.persist(lambda left: accepted(asked.ask(key, [command], left))[0], bound)[0]
+        return self.servers.part.persist(lambda until: accepted(asked.ask(key, [command], until))[0], bound)[0]
 
     def close(self) -> None:
         self.servers.close()

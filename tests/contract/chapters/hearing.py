@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, Contract
@@ -18,7 +19,7 @@ CHANNEL = f"{KEY}:one"
 
 def publish(store: Store, channel: str, text: str) -> int:
     """How many have heard it."""
-    (count,) = store.servers.ask(channel, [(store.servers.publish, channel, text)], 5.0)
+    (count,) = store.servers.ask(channel, [(store.servers.publish, channel, text)], clock() + 5.0)
     return int(count)
 
 
