@@ -5,8 +5,9 @@ A header is read from the top level of the message. Celery makes each of them an
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from celery import Task
 from celery.app.task import Context
@@ -44,7 +45,8 @@ CAN_BE_REQUEUED = FIRST, COPY
 """The others have no message of their own that could go back to the broker."""
 
 
-class Delivery(NamedTuple):
+@dataclass(slots=True)
+class Delivery:
     """The data that the main process of a worker sends to a pool process."""
 
     token: str = ""
@@ -142,9 +144,8 @@ def redelivered_within(options: LockOptions) -> float:
 
 def hands_over(request: Context) -> bool:
     """A run continues under this id: `retry()` and `replace()` publish before their own body has ended."""
-    # Each step of a chain that replaces a task is marked so; only the one in the task's place has it as parent.
-    is_in_its_place = request.parent_id in (None, request.id)
-    return bool(request.retries or (request.replaced_task_nesting and is_in_its_place))
+    # Each step of a chain that replaces a task is nested; only the one in the task's place has it as parent.
+    return bool(request.retries or (request.replaced_task_nesting and request.parent_id in (None, request.id)))
 
 
 def way_of(task: Task, request: Context, notes: Notes, delivery: Delivery) -> Way:
