@@ -4,9 +4,9 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Self
 
 _LONGEST_HELD = 60.0
@@ -22,12 +22,10 @@ class Proxy:
         self._open: set[socket.socket] = set()
         self._pumps: list[threading.Thread] = []
         self._guard = threading.Lock()
-        self._forgotten: set[socket.socket] = set()
         self._lose: bytes | None = None
         self._lost = threading.Event()
         self._held: bytes | None = None
         self._goes_on = threading.Event()
-        self.turns = 0
         self.forward()
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -64,10 +62,6 @@ class Proxy:
         for pump in pumps:
             # As long as it reads, the reset is not sent.
             pump.join(5)
-
-    def forget(self) -> None:
-        with self._guard:
-            self._forgotten |= self._open
 
     def move(self, port: int) -> None:
         self._upstream = ("127.0.0.1", port)
@@ -115,10 +109,11 @@ class Proxy:
         server.settimeout(None)
         with self._guard:
             self._open |= {client, server}
-        talk = _Talk()
+        # What was asked last.
+        asked: deque[bytes] = deque([b""], maxlen=1)
         for source, target, passes in (
-            (client, server, lambda data: self._request(data, talk)),
-            (server, client, lambda data: self._reply(talk)),
+            (client, server, lambda data: self._request(data, asked)),
+            (server, client, lambda data: self._reply(asked)),
         ):
             pump = threading.Thread(target=self._pump, args=(source, target, passes), daemon=True)
             pump.start()
@@ -127,7 +122,7 @@ class Proxy:
     def _pump(self, source: socket.socket, target: socket.socket, passes: Callable[[bytes], bool]) -> None:
         with suppress(OSError):
             while data := source.recv(65536):
-                if passes(data) and source not in self._forgotten:
+                if passes(data):
                     target.sendall(data)
         with self._guard:
             ended = {source, target} & self._open
@@ -135,32 +130,21 @@ class Proxy:
         for connection in ended:
             _close(connection)
 
-    def _request(self, data: bytes, talk: "_Talk") -> bool:
-        with self._guard:
-            self.turns += talk.is_heard
-            talk.asked, talk.is_heard = data, False
+    def _request(self, data: bytes, asked: deque[bytes]) -> bool:
+        asked.append(data)
         if self._held is not None and self._held in data:
             self._goes_on.wait(_LONGEST_HELD)
         return not self._swallows
 
-    def _reply(self, talk: "_Talk") -> bool:
+    def _reply(self, asked: deque[bytes]) -> bool:
         if self._delay:
             time.sleep(self._delay)
         with self._guard:
-            loses = self._lose is not None and self._lose in talk.asked
+            loses = self._lose is not None and self._lose in asked[0]
             if loses:
                 self._lose = None
                 self._lost.set()
-            talk.is_heard = True
         return not loses and not self._swallows
-
-
-@dataclass
-class _Talk:
-    """What was asked last on a connection, and whether something has come since."""
-
-    asked: bytes = b""
-    is_heard: bool = True
 
 
 def _close(connection: socket.socket, *, reset: bool = False) -> None:

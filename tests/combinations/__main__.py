@@ -17,9 +17,9 @@ import celery
 from rich.console import Console
 
 from tests.combinations.cover import pairs_of, possible
-from tests.combinations.factors import STAGE, why_not
+from tests.combinations.factors import why_not
 from tests.combinations.found import FOUND
-from tests.combinations.play import BOUND, Played, play
+from tests.combinations.play import Played, play
 from tests.combinations.program import HANDFUL, Program, draw, read
 from tests.combinations.stage import Servers, Stage
 
@@ -37,20 +37,16 @@ def arguments() -> argparse.Namespace:
         default=os.environ.get("COMBINATIONS_REPLAY"),
         help="a program, or several, one a line, as a failing one is printed",
     )
-    parser.add_argument("--only", default="", help="of the stages, those with these factors: pool=prefork,broker=redis")
     parser.add_argument("--seconds", type=float, default=3600, help="begin no further stage after so many")
     parser.add_argument("--found", action="store_true", help="nothing new: the programs that have found something")
-    parser.add_argument("--bound", type=float, default=BOUND, help="seconds a call may take (default: %(default)s)")
-    parser.add_argument("--logs", action="store_true", help="keep those of every stage, not only of those that fail")
     return parser.parse_args()
 
 
 class Run:
-    """Stages one after another, two abreast, and what came of their programs."""
+    """Stages, some abreast, and what came of their programs."""
 
-    def __init__(self, servers: Servers, console: Console, bound: float, keeps_logs: bool = False) -> None:
-        self._servers, self._console, self._bound = servers, console, bound
-        self._keeps_logs = keeps_logs
+    def __init__(self, servers: Servers, console: Console) -> None:
+        self._servers, self._console = servers, console
         self._numbers = count()
         self.played: list[Played] = []
         self.troubles: list[str] = []
@@ -65,11 +61,11 @@ class Run:
     def _stage(self, hand: Sequence[Program]) -> list[Played]:
         began, number = time.monotonic(), next(self._numbers)
         with Stage(self._servers, hand, number) as stage:
-            played = play(stage, hand, self._bound)
+            played = play(stage, hand)
             troubles = stage.troubles()
             why_void = stage.why_void()
         failed = [some for some in played if some.findings]
-        if failed or troubles or why_void or self._keeps_logs:
+        if failed or troubles or why_void:
             for index, log in enumerate(stage.logs):
                 (LOGS / f"stage-{number}-{index}.log").write_text(log, encoding="utf-8")
             shutil.copy(stage.path, LOGS / f"stage-{number}.jsonl")
@@ -92,11 +88,11 @@ def main() -> int:
     # Who is told to end takes its workers and servers along.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     given = list(FOUND.values()) if options.found else (options.replay or "").splitlines()
-    programs = playable([read(line) for line in given], console) if given else drawn(options)
+    programs = playable([read(line) for line in given], console) if given else draw(options.seed, options.programs)
     told = "" if given else f" of seed {options.seed}"
     console.print(f"{len(programs)} programs{told}, Celery {celery.__version__}")
     with Servers() as servers:
-        run = Run(servers, console, options.bound, options.logs)
+        run = Run(servers, console)
         # Only now: on a slow machine it takes a while to draw programs and to start servers.
         began = time.monotonic()
         run.play(programs, options.seconds)
@@ -114,13 +110,6 @@ def playable(programs: Sequence[Program], console: Console) -> list[Program]:
         if reason is not None:
             console.print(f"left out, {reason}: {program.line()}", markup=False)
     return [program for program in programs if reasons[program] is None]
-
-
-def drawn(options: argparse.Namespace) -> list[Program]:
-    """As many as are wanted, of the stages that are wanted."""
-    texts = (pair.split("=") for pair in options.only.split(",") if pair)
-    wanted = {name: next(value for value in STAGE[name] if str(value) == text) for name, text in texts}
-    return draw(options.seed, options.programs, wanted)
 
 
 def hands(programs: Sequence[Program]) -> list[list[Program]]:

@@ -1,6 +1,7 @@
 """What is combined: the factors with their values, and which combinations are left out and why."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import celery
@@ -59,131 +60,91 @@ _ONLY_PREFORK = ("soft limit", "hard limit", "kill", "terminate")
 
 
 # Why a combination is left out, and when: what Celery or the library refuses, or what has no meaning.
-REASONS: dict[str, tuple[tuple[str, ...], Callable[[Row], bool]]] = {
-    "before 5.5 Celery consumes from no quorum queue": (
-        ("broker",),
-        lambda row: row["broker"] == "quorum" and celery.VERSION < (5, 5),
+REASONS: dict[str, Callable[[Row], bool]] = {
+    "before 5.5 Celery consumes from no quorum queue": lambda row: (
+        row["broker"] == "quorum" and celery.VERSION < (5, 5)
     ),
     # Seen with 5.4 and not with 5.7, also without the lock.
-    "an older Celery leaves a group waiting by rpc once another result for one of its ids is dropped or settled": (
-        ("mode", "results", "place"),
-        lambda row: (
-            celery.VERSION < (5, 7)
-            and row["results"] == "rpc"
-            and row["mode"] != "while_executing"
-            and row["place"] in ("group", "chunks", "before a group")
-        ),
+    "an older Celery leaves a group waiting by rpc once another result for one of its ids is dropped": lambda row: (
+        celery.VERSION < (5, 7)
+        and row["results"] == "rpc"
+        and row["mode"] != "while_executing"
+        and row["place"] in ("group", "chunks", "before a group")
     ),
-    "join is refused where results cannot be read": (
-        ("policy", "results"),
-        lambda row: row["policy"] == "join" and row["results"] in ("rpc", "none"),
+    "join is refused where results cannot be read": lambda row: (
+        row["policy"] == "join" and row["results"] in ("rpc", "none")
     ),
-    "join is refused where results are ignored": (
-        ("policy", "ignore"),
-        lambda row: row["policy"] == "join" and row["ignore"],
+    "join is refused where results are ignored": lambda row: row["policy"] == "join" and row["ignore"],
+    "who joins a result that is forgotten at once may come too late for it": lambda row: (
+        row["policy"] == "join" and row["results"] == "forgotten"
     ),
-    "who joins a result that is forgotten at once may come too late for it": (
-        ("policy", "results"),
-        lambda row: row["policy"] == "join" and row["results"] == "forgotten",
+    "only Redis as the broker has a visibility timeout": lambda row: row["redelivers"] and row["broker"] != "redis",
+    "RabbitMQ itself drops what has expired, and nobody is told": lambda row: (
+        row["broker"] != "redis" and row["timing"] == "expires"
     ),
-    "only Redis as the broker has a visibility timeout": (
-        ("broker", "redelivers"),
-        lambda row: row["redelivers"] and row["broker"] != "redis",
+    "a step that a worker sends may come to its eta, of which Celery leaves RabbitMQ no whole second": lambda row: (
+        row["broker"] == "quorum" and row["place"] in _AFTER_OTHERS and row["timing"] == "eta"
     ),
-    "RabbitMQ itself drops what has expired, and nobody is told": (
-        ("broker", "timing"),
-        lambda row: row["broker"] != "redis" and row["timing"] == "expires",
+    "only prefork has children that can be killed or timed out": lambda row: (
+        row["pool"] != "prefork" and row["ending"] in _ONLY_PREFORK
     ),
-    "what a worker sends of a canvas may come to its eta, of which Celery leaves RabbitMQ no whole second": (
-        ("broker", "place", "timing"),
-        lambda row: row["broker"] == "quorum" and row["place"] in _AFTER_OTHERS and row["timing"] == "eta",
+    "Celery leaves whoever waits for an Ignore or a Reject waiting": lambda row: (
+        row["place"] != "single" and row["ending"] in ("ignore", "reject")
     ),
-    "only prefork has children that can be killed or timed out": (
-        ("pool", "ending"),
-        lambda row: row["pool"] != "prefork" and row["ending"] in _ONLY_PREFORK,
+    "Celery leaves a group waiting after a step that fails": lambda row: (
+        row["place"] == "before a group" and row["ending"] != "return"
     ),
-    "Celery leaves whoever waits for an Ignore or a Reject waiting": (
-        ("place", "ending"),
-        lambda row: row["place"] != "single" and row["ending"] in ("ignore", "reject"),
+    "Celery waits for a result that a member of a group, or the body of a chord, has ignored": lambda row: (
+        row["place"] in ("group", "chord body") and row["ignore"]
     ),
-    "Celery leaves a group waiting after a step that fails": (
-        ("place", "ending"),
-        lambda row: row["place"] == "before a group" and row["ending"] != "return",
-    ),
-    "Celery waits for a result that a member of a group, or the body of a chord, has ignored": (
-        ("place", "ignore"),
-        lambda row: row["place"] in ("group", "chord body") and row["ignore"],
-    ),
-    "Celery leaves a chain waiting after a step that fails and ignores its result": (
-        ("place", "ending", "ignore"),
-        lambda row: row["place"] in _CHAINS and row["ignore"] and row["ending"] != "return",
+    "Celery leaves a chain waiting after a step that fails and ignores its result": lambda row: (
+        row["place"] in _CHAINS and row["ignore"] and row["ending"] != "return"
     ),
     # Seen without the lock: `chain(ignored.si(), other.si())` loses the result of `other`, if `get` comes late.
-    "by rpc, Celery declares no queue for results if the first step of a chain ignores its own": (
-        ("broker", "results", "place", "ignore"),
-        lambda row: (
-            row["broker"] in ("classic", "quorum")
-            and row["results"] == "rpc"
-            and row["ignore"]
-            and row["place"] in ("first of a chain", "before a group")
-        ),
+    "by rpc, Celery declares no queue for results if the first step of a chain ignores its own": lambda row: (
+        row["broker"] in ("classic", "quorum")
+        and row["results"] == "rpc"
+        and row["ignore"]
+        and row["place"] in ("first of a chain", "before a group")
     ),
-    "what replaces a call sends its result by rpc to the worker that was replaced": (
-        ("results", "retries"),
-        lambda row: row["results"] == "rpc" and row["retries"] == "replace",
+    "what replaces a call sends its result by rpc to the worker that was replaced": lambda row: (
+        row["results"] == "rpc" and row["retries"] == "replace"
     ),
-    "what expires in a canvas leaves Celery's own steps waiting": (
-        ("place", "timing"),
-        lambda row: row["place"] != "single" and row["timing"] == "expires",
+    "what expires in a canvas leaves Celery's own steps waiting": lambda row: (
+        row["place"] != "single" and row["timing"] == "expires"
     ),
-    "an item of map, starmap or chunks is no message that could be replaced": (
-        ("place", "retries"),
-        lambda row: row["place"] in _LOOPS and row["retries"] == "replace",
+    "an item of map, starmap or chunks is no message that could be replaced": lambda row: (
+        row["place"] in _LOOPS and row["retries"] == "replace"
     ),
-    "an item of a map is nothing but a key: nothing tells it to retry": (
-        ("place", "retries"),
-        lambda row: row["place"] == "map" and row["retries"] != "none",
+    "an item of a map is nothing but a key: nothing tells it to retry": lambda row: (
+        row["place"] == "map" and row["retries"] != "none"
     ),
-    "an item is no message: what strikes one strikes all": (
-        ("place", "ending"),
-        lambda row: row["place"] in _LOOPS and row["ending"] not in ("return", "raise"),
+    "an item is no message: what strikes one strikes all": lambda row: (
+        row["place"] in _LOOPS and row["ending"] not in ("return", "raise")
     ),
-    "who sends by another way is no member of a canvas": (
-        ("place", "route"),
-        lambda row: row["place"] != "single" and row["route"] != "delay",
+    "who sends by another way is no member of a canvas": lambda row: (
+        row["place"] != "single" and row["route"] != "delay"
     ),
-    "this result backend has no chords": (
-        ("results", "place"),
-        lambda row: row["results"] in ("rpc", "none") and row["place"] in _CHORDS,
-    ),
+    "this result backend has no chords": lambda row: row["results"] in ("rpc", "none") and row["place"] in _CHORDS,
     # Seen on a busy machine: `celery.chord_unlock` succeeds twice, and each time with a new message for the body.
-    "a chord that polls publishes its body twice if its own message is delivered twice": (
-        ("results", "redelivers", "place"),
-        lambda row: row["results"] == "database" and row["redelivers"] and row["place"] in _CHORDS,
+    "a chord that polls publishes its body twice if its own message is delivered twice": lambda row: (
+        row["results"] == "database" and row["redelivers"] and row["place"] in _CHORDS
     ),
-    "a chord that polls needs stored results": (
-        ("results", "place", "ignore"),
-        lambda row: row["results"] == "database" and row["place"] == "chord header" and row["ignore"],
+    "a chord that polls needs stored results": lambda row: (
+        row["results"] == "database" and row["place"] == "chord header" and row["ignore"]
     ),
-    "such a pair of mode and policy is refused": (
-        ("mode", "policy"),
-        lambda row: (row["mode"], row["policy"]) in _REFUSED,
+    "such a pair of mode and policy is refused": lambda row: (row["mode"], row["policy"]) in _REFUSED,
+    "in until_executing a run takes no lease, so its copies are Celery's": lambda row: (
+        row["mode"] == "until_executing" and row["redelivers"]
     ),
-    "in until_executing a run takes no lease, so its copies are Celery's": (
-        ("mode", "redelivers"),
-        lambda row: row["mode"] == "until_executing" and row["redelivers"],
+    "what a worker publishes first has the key that a worker makes": lambda row: (
+        row["keys"] == "by code" and row["place"] in _BY_WORKERS
     ),
-    "what a worker publishes first has the key that a worker makes": (
-        ("place", "keys"),
-        lambda row: row["keys"] == "by code" and row["place"] in _BY_WORKERS,
+    "what comes without notes has the key that its worker makes": lambda row: (
+        row["keys"] == "by code" and row["route"] == "send_task"
     ),
-    "what comes without notes has the key that its worker makes": (
-        ("route", "keys"),
-        lambda row: row["keys"] == "by code" and row["route"] == "send_task",
-    ),
-    "a retry with other arguments, and what replaces a run, has the key that its worker makes": (
-        ("retries", "keys"),
-        lambda row: row["keys"] == "by code" and row["retries"] in ("other arguments", "replace"),
+    "a retry with other arguments, and what replaces a run, has the key that its worker makes": lambda row: (
+        row["keys"] == "by code" and row["retries"] in ("other arguments", "replace")
     ),
 }
 
@@ -195,7 +156,8 @@ def plain() -> dict[str, Any]:
 
 def why_not(row: Row) -> str | None:
     """Why this combination is left out, as far as its factors are known; None if it is not."""
-    for reason, (names, applies) in REASONS.items():
-        if all(name in row for name in names) and applies(row):
-            return reason
+    for reason, applies in REASONS.items():
+        with suppress(KeyError):
+            if applies(row):
+                return reason
     return None

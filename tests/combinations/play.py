@@ -51,8 +51,9 @@ class Played:
     findings: list[Finding]
 
 
-def play(stage: Stage, programs: Sequence[Program], bound: float = BOUND) -> list[Played]:
-    """Play all of them at the same time, each on keys of its own; each call has to end within *bound* seconds."""
+def play(stage: Stage, programs: Sequence[Program]) -> list[Played]:
+    """Play all of them at the same time, each on keys of its own."""
+    bound = BOUND
     if stage.facts["pool"] == "solo":
         # The bodies of all come one after another, and those that retry come twice.
         bound += 2 * sum(call.seconds for program in programs for call in program.calls)

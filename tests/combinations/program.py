@@ -3,7 +3,7 @@
 import dataclasses
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,13 +105,13 @@ def read(line: str) -> Program:
     return Program(stage, tasks, tuple(Call(**call) for call in told["calls"]))
 
 
-def draw(seed: int, number: int, wanted: Mapping[str, Any] | None = None) -> list[Program]:
-    """So many programs, with these factors of the stage, a stage at a time, so that few have to be set up."""
+def draw(seed: int, number: int) -> list[Program]:
+    """So many programs, a stage at a time, so that few have to be set up."""
     rng = random.Random(f"combinations {seed}")
     drawn: list[Program] = []
     missing = possible()
     while len(drawn) < number:
-        stage = covering(rng, missing, STAGE, wanted or {})
+        stage = covering(rng, missing, STAGE, {})
         size = HANDFUL_OF_SOLO if stage["pool"] == "solo" else HANDFUL
         hand = [covering(rng, missing, [*TASK, *CALL], stage) for _ in range(min(size, number - len(drawn)))]
         drawn += [one(row, hand, rng) for row in hand]

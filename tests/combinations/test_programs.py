@@ -1,4 +1,4 @@
-"""Programs are drawn from a seed, cover what they claim to, and are shrunk to what matters."""
+"""Programs are drawn from a seed, and cover what they claim to."""
 
 import dataclasses
 
@@ -32,10 +32,6 @@ def test_a_few_hundred_programs_have_nearly_every_pair() -> None:
 
     assert seen <= possible()
     assert len(seen) > 0.9 * len(possible())
-
-
-def test_some_stages_only_can_be_played() -> None:
-    assert {program.stage["pool"] for program in draw(7, 30, {"pool": "gevent"})} == {"gevent"}
 
 
 def test_what_an_older_celery_lacks_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

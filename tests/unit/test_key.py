@@ -17,7 +17,7 @@ from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Facts
 
-LONGEST_NAME, LONGEST_LABEL = 200, 60
+LONGEST_NAME = 200
 
 however_slowly = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """How busy a machine is says nothing about keys."""
