@@ -36,7 +36,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         told = {
             "test": report.nodeid.partition("/integration/")[2],
             "outcome": outcome(report),
-            "seconds": round(report.duration, 2),
             "why": report.longreprtext[-4000:] if report.failed else "",
         }
         with OUTCOMES.open("a", encoding="utf-8") as file:

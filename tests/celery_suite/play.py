@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.celery_suite.source import fetch, unpack
@@ -42,13 +43,14 @@ class Outcome:
 
     test: str
     outcome: str
-    seconds: float
-    why: str
+    why: str = field(compare=False)
 
 
-def play_both(
-    *, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float
-) -> tuple[list[Outcome], list[Outcome]]:
+Outcomes = dict[str, list[Outcome]]
+"""By their tests; a test has several if it has parts."""
+
+
+def play_both(*, only: Sequence[str] = (), without: Sequence[str] = (), seconds: float) -> tuple[Outcomes, Outcomes]:
     """What comes of Celery's tests without the lock, and with it, both at the same time."""
     fetch()
     with ThreadPoolExecutor(2) as pool:
@@ -57,7 +59,7 @@ def play_both(
     return plain, locked
 
 
-def _play(only: Sequence[str], without: Sequence[str], seconds: float, *, locked: bool) -> list[Outcome]:
+def _play(only: Sequence[str], without: Sequence[str], seconds: float, *, locked: bool) -> Outcomes:
     with tempfile.TemporaryDirectory(prefix="celery-suite-") as name, running("valkey") as server:
         directory = Path(name)
         _prepare(directory, LOCKED if locked else {})
@@ -69,7 +71,11 @@ def _play(only: Sequence[str], without: Sequence[str], seconds: float, *, locked
         # 0: all have passed, 1: some have not. Anything else, and not all have been played.
         assert code in (0, 1), (directory / "log").read_text(errors="replace")[-5000:]
         lines = (directory / "outcomes").read_text(encoding="utf-8").splitlines()
-        return [Outcome(**json.loads(line)) for line in lines]
+    found: Outcomes = defaultdict(list)
+    for line in lines:
+        outcome = Outcome(**json.loads(line))
+        found[outcome.test].append(outcome)
+    return found
 
 
 def _run(command: Sequence[str], directory: Path, env: dict[str, str], seconds: float) -> int:
