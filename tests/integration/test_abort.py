@@ -9,12 +9,12 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from celery import Celery, states, uuid
+from celery import Celery, states
 
 from celery_singleton_lock import LockLost, SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
-from tests.tracing import tracer_of
+from tests.tracing import traced
 
 LONG = 15.0
 """Seconds for which a body would go on."""
@@ -32,17 +32,16 @@ def app() -> Iterator[Celery]:
 
 def task_of(app: Celery, body: Callable[[Any], Any], **options: Any) -> Any:
     @app.task(base=SingletonTask, bind=True, name="sync", **options)
-    def sync(self: Any, key: str) -> Any:
+    def sync(self: Any, key: str = "k") -> Any:
         return body(self)
 
     return sync
 
 
-def run(task: Any, key: str = "k") -> Any:
+def run(task: Any, *args: Any) -> Any:
     """As a worker does, in the thread that calls this; the result of it."""
-    sent = uuid()
-    tracer_of(task)(sent, (key,), {}, {"id": sent, "args": (key,), "is_eager": False})
-    return task.AsyncResult(sent)
+    task_id, _ = traced(task, *args)
+    return task.AsyncResult(task_id)
 
 
 def lose(self: Any) -> None:
@@ -155,28 +154,19 @@ def test_nothing_reaches_the_runs_that_a_thread_has_after_it(app: Celery) -> Non
         compute(seconds)
         return "ran"
 
-    def after(self: Any) -> str:
-        compute(0.02)
-        return "ran"
-
     seconds = iter([0.25 + 0.02 * number for number in range(8)])
     ends = task_of(app, lambda self: body(self, next(seconds)))
 
-    @app.task(base=SingletonTask, bind=True, name="after")
-    def next_run(self: Any) -> str:
-        return after(self)
+    @app.task(base=SingletonTask, name="after")
+    def after() -> str:
+        compute(0.02)
+        return "ran"
 
     def series() -> list[str]:
         states_after = []
         for number in range(8):
             run(ends, str(number))
-            states_after.append(run_of(next_run))
+            states_after.append(run(after).state)
         return states_after
 
     assert in_a_thread(series) == [states.SUCCESS] * 8
-
-
-def run_of(task: Any) -> str:
-    sent = uuid()
-    tracer_of(task)(sent, (), {}, {"id": sent, "args": (), "is_eager": False})
-    return str(task.AsyncResult(sent).state)

@@ -1,15 +1,13 @@
 """A `__call__` before ours that catches the end of a run and tries again runs no second body."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, states, uuid
+from celery import Celery, states
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from tests.integration.test_task import held_by_somebody
-from tests.servers import Server
-from tests.tracing import tracer_of
+from tests.tracing import traced
 
 
 class TriesAgain(SingletonTask):
@@ -22,19 +20,6 @@ class TriesAgain(SingletonTask):
             return super().__call__(*args, **kwargs)
 
 
-@pytest.fixture
-def app(server: Server) -> Iterator[Celery]:
-    app = Celery("again", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=server.url, singleton_lock_ttl=5, task_default_queue=uuid())
-    yield app
-    app.close()
-
-
-def traced(task: Any, **headers: Any) -> Any:
-    task_id = uuid()
-    return tracer_of(task)(task_id, (), {}, {"id": task_id, "args": (), "kwargs": {}, **headers}).info
-
-
 @pytest.mark.parametrize("policy", ["raise", "skip", "reschedule", "rerun", "replace"])
 def test_a_second_try_of_a_call_whose_key_is_held_does_not_run(app: Celery, policy: str) -> None:
     bodies, queue = [], app.conf.task_default_queue
@@ -44,7 +29,7 @@ def test_a_second_try_of_a_call_whose_key_is_held_does_not_run(app: Celery, poli
         bodies.append(1)
 
     release = held_by_somebody(app, body.lock_key_for())
-    outcome = traced(body, delivery_info={"exchange": "", "routing_key": queue})
+    _, outcome = traced(body, delivery_info={"exchange": "", "routing_key": queue})
     release()
 
     assert bodies == []
@@ -63,7 +48,7 @@ def test_a_second_try_after_the_body_is_refused(app: Celery) -> None:
         bodies.append(1)
         raise OSError("the first time")
 
-    outcome = traced(body)
+    _, outcome = traced(body)
 
     assert bodies == [1]
     assert isinstance(outcome.retval, ConfigurationError)

@@ -36,13 +36,16 @@ SLACK = 2.0
 
 
 @pytest.fixture
-def app(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
+def server(valkey: Server) -> Server:
+    return valkey
+
+
+@pytest.fixture
+def app(app: Celery, monkeypatch: pytest.MonkeyPatch) -> Celery:
     for each in (signals.lock_acquired, signals.lock_released):
         monkeypatch.setattr(each, "receivers", [])
-    app = Celery("interrupted", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=valkey.url, singleton_lock_ttl=TTL)
-    yield app
-    app.close()
+    app.conf.singleton_lock_ttl = TTL
+    return app
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import getdoc
 from itertools import product
 from typing import Any
@@ -17,18 +17,9 @@ from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.inventory import Inventory
-from tests.servers import Server
 from tests.waiting import until
 
 KEY = "singleton:v3:{stock:00}"
-
-
-@pytest.fixture
-def app(server: Server) -> Iterator[Celery]:
-    app = Celery("integration", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=server.url)
-    yield app
-    app.close()
 
 
 def documented() -> set[str]:

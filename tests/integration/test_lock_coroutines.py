@@ -5,7 +5,7 @@ import gc
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -67,9 +67,15 @@ def nothing_is_left(lock: Lock) -> bool:
     return not state.holders and not state.waiting
 
 
-def test_a_block_holds_the_lock_and_gives_it_back(url: str, run: Run) -> None:
+@pytest.fixture
+def lock(url: str) -> Iterator[Lock]:
+    """A lock of which nothing is left in the end."""
     lock = Lock("stock", url=url)
+    yield lock
+    assert nothing_is_left(lock)
 
+
+def test_a_block_holds_the_lock_and_gives_it_back(lock: Lock, run: Run) -> None:
     async def main() -> None:
         async with lock as lease:
             assert lease.held
@@ -78,12 +84,9 @@ def test_a_block_holds_the_lock_and_gives_it_back(url: str, run: Run) -> None:
         assert not lease.held
 
     run(main())
-    assert nothing_is_left(lock)
 
 
-def test_acquire_and_release(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
-
+def test_acquire_and_release(lock: Lock, run: Run) -> None:
     async def main() -> None:
         lease = await lock.aacquire()
         assert lease is not None
@@ -96,12 +99,9 @@ def test_acquire_and_release(url: str, run: Run) -> None:
             await lease.arelease()
 
     run(main())
-    assert nothing_is_left(lock)
 
 
-def test_a_block_waits_as_long_as_it_was_told_and_says_who_holds_the_lock(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
-
+def test_a_block_waits_as_long_as_it_was_told_and_says_who_holds_the_lock(lock: Lock, url: str, run: Run) -> None:
     async def main() -> None:
         for timeout in (0, 0.3):
             with pytest.raises(LockHeld, match="stock"):
@@ -113,8 +113,8 @@ def test_a_block_waits_as_long_as_it_was_told_and_says_who_holds_the_lock(url: s
         assert waiters(lock) == 0
 
 
-def test_a_release_wakes_the_next_one_in_the_order_of_their_arrival(url: str, run: Run) -> None:
-    lock, order = Lock("stock", url=url), list[str]()
+def test_a_release_wakes_the_next_one_in_the_order_of_their_arrival(lock: Lock, url: str, run: Run) -> None:
+    order = list[str]()
 
     async def wait(name: str) -> None:
         async with Lock("stock", url=url):
@@ -142,7 +142,6 @@ def test_a_release_wakes_the_next_one_in_the_order_of_their_arrival(url: str, ru
     # Far less than a lease lasts, so nobody has waited for its end.
     assert run(main()) < 15
     assert order == [*map(str, range(6)), "thread", "last"]
-    assert nothing_is_left(lock)
 
 
 def test_hundreds_wait_on_one_connection_and_the_loop_goes_on(valkey: Server, run: Run) -> None:
@@ -173,8 +172,8 @@ def test_hundreds_wait_on_one_connection_and_the_loop_goes_on(valkey: Server, ru
     assert nothing_is_left(lock)
 
 
-def test_a_decorated_coroutine_function(url: str, run: Run) -> None:
-    lock, inside = Lock("stock", url=url), list[int]()
+def test_a_decorated_coroutine_function(lock: Lock, run: Run) -> None:
+    inside = list[int]()
 
     class Shop:
         @lock
@@ -191,7 +190,6 @@ def test_a_decorated_coroutine_function(url: str, run: Run) -> None:
     assert run(main()) == list(range(5))
     assert (Shop.count.__name__, Shop.count.__doc__) == ("count", "How many.")
     assert asyncio.iscoroutinefunction(Shop.count)
-    assert nothing_is_left(lock)
 
 
 def test_the_task_that_holds_it_may_acquire_it_again_and_no_other(url: str, run: Run) -> None:
@@ -208,9 +206,7 @@ def test_the_task_that_holds_it_may_acquire_it_again_and_no_other(url: str, run:
     assert nothing_is_left(lock)
 
 
-def test_a_block_of_a_generator_ends_in_any_task(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
-
+def test_a_block_of_a_generator_ends_in_any_task(lock: Lock, run: Run) -> None:
     async def steps() -> AsyncIterator[Lease]:
         async with lock as lease:
             yield lease
@@ -225,26 +221,22 @@ def test_a_block_of_a_generator_ends_in_any_task(url: str, run: Run) -> None:
             pass
 
     run(main())
-    assert nothing_is_left(lock)
 
 
-def test_an_error_in_the_block_releases_the_lock(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
-
+def test_an_error_in_the_block_releases_the_lock(lock: Lock, run: Run) -> None:
     async def main() -> None:
         async with lock:
             raise ArithmeticError
 
     with pytest.raises(ArithmeticError):
         run(main())
-    assert nothing_is_left(lock)
 
 
 # Cancellation.
 
 
-def test_whenever_a_task_is_cancelled_nothing_is_held(url: str, run: Run) -> None:
-    lock, chance = Lock("stock", url=url), random.Random(3)
+def test_whenever_a_task_is_cancelled_nothing_is_held(lock: Lock, run: Run) -> None:
+    chance = random.Random(3)
 
     async def hold(seconds: float) -> None:
         async with lock:
@@ -263,9 +255,7 @@ def test_whenever_a_task_is_cancelled_nothing_is_held(url: str, run: Run) -> Non
     run(main())
 
 
-def test_a_waiter_that_is_cancelled_gives_back_its_turn(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
-
+def test_a_waiter_that_is_cancelled_gives_back_its_turn(lock: Lock, run: Run) -> None:
     async def main() -> None:
         async with lock:
             waits = asyncio.create_task(lock.aacquire())
@@ -276,12 +266,9 @@ def test_a_waiter_that_is_cancelled_gives_back_its_turn(url: str, run: Run) -> N
             await become(lambda: waiters(lock) == 0, "its turn is given back")
 
     run(main())
-    assert nothing_is_left(lock)
 
 
-def test_a_waiter_that_is_cancelled_in_the_moment_of_its_grant_holds_nothing(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
-
+def test_a_waiter_that_is_cancelled_in_the_moment_of_its_grant_holds_nothing(lock: Lock, run: Run) -> None:
     async def main() -> None:
         for _ in range(20):
             lease = await lock.aacquire()
@@ -302,9 +289,7 @@ def test_a_waiter_that_is_cancelled_in_the_moment_of_its_grant_holds_nothing(url
     run(main())
 
 
-def test_a_release_that_is_cancelled_is_made(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
-
+def test_a_release_that_is_cancelled_is_made(lock: Lock, run: Run) -> None:
     async def main() -> None:
         for _ in range(20):
             lease = await lock.aacquire()
@@ -320,8 +305,7 @@ def test_a_release_that_is_cancelled_is_made(url: str, run: Run) -> None:
     run(main())
 
 
-def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_loop(url: str, run: Run) -> None:
-    lock = Lock("stock", url=url)
+def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_loop(lock: Lock, run: Run) -> None:
     loop = asyncio.new_event_loop()
     lease = loop.run_until_complete(lock.aacquire())
     assert lease is not None
@@ -350,9 +334,7 @@ def test_a_loop_that_ends_under_its_waiters_leaves_nothing_and_harms_no_other_lo
     waits._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
-def test_coroutines_that_are_thrown_away_give_back_what_they_hold_and_their_turns(url: str) -> None:
-    lock = Lock("stock", url=url)
-
+def test_coroutines_that_are_thrown_away_give_back_what_they_hold_and_their_turns(lock: Lock) -> None:
     async def hold() -> None:
         async with lock:
             await asyncio.Event().wait()
@@ -372,9 +354,9 @@ def test_coroutines_that_are_thrown_away_give_back_what_they_hold_and_their_turn
     until(lambda: nothing_is_left(lock), "nothing is held, and nobody waits", SOON)
 
 
-def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(url: str) -> None:
+def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(lock: Lock, url: str) -> None:
     """Such a scope cancels each `await` in it, those of the release too."""
-    lock, other = Lock("stock", url=url), Lock("stock", url=url)
+    other = Lock("stock", url=url)
 
     async def main() -> None:
         async with other:
@@ -395,8 +377,8 @@ def test_a_scope_of_anyio_that_is_cancelled_leaves_nothing(url: str) -> None:
 # Loops, threads and processes.
 
 
-def test_loops_of_several_threads_exclude_one_another(url: str) -> None:
-    lock, inside = Lock("stock", url=url), list[int]()
+def test_loops_of_several_threads_exclude_one_another(lock: Lock) -> None:
+    inside = list[int]()
 
     async def hold() -> None:
         async with lock:
@@ -423,7 +405,6 @@ def test_loops_of_several_threads_exclude_one_another(url: str) -> None:
     for thread in threads:
         thread.join(2 * SOON)
     assert failures == []
-    assert nothing_is_left(lock)
 
 
 def test_a_forked_child_waits_for_its_parent(valkey: Server) -> None:
@@ -448,13 +429,9 @@ def test_a_forked_child_waits_for_its_parent(valkey: Server) -> None:
     assert nothing_is_left(lock)
 
 
-def test_where_no_loop_runs_the_error_says_what_to_do(url: str) -> None:
-    lock = Lock("stock", url=url)
-
+def test_where_no_loop_runs_the_error_says_what_to_do(lock: Lock) -> None:
     with pytest.raises(SingletonLockError, match="with lock"):
         lock.aacquire().send(None)
-
-    assert nothing_is_left(lock)
 
 
 # A store that is silent, or refuses.

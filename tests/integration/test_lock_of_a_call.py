@@ -14,15 +14,6 @@ from celery_singleton_lock.operations import break_marks
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.testing import HELD_BY_TEST, hold
-from tests.servers import Server
-
-
-@pytest.fixture
-def app(valkey: Server) -> Iterator[Celery]:
-    app = Celery("calls", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.singleton_lock_url = valkey.url
-    yield app
-    app.close()
 
 
 def task_of(app: Celery, **options: Any) -> Any:

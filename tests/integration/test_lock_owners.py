@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from celery import Celery, uuid
+from celery import Celery
 
 from celery_singleton_lock import Lease, Lock, SingletonLockError, SingletonTask
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Claim, Holder
 from tests.integration.test_lock import store_at
 from tests.servers import Server
-from tests.tracing import tracer_of
+from tests.tracing import traced
 from tests.waiting import until
 
 
@@ -279,8 +279,7 @@ def test_a_run_gives_back_the_locks_that_its_body_has_left(
             raise ValueError("before it was released")
 
     with before:
-        sent = uuid()
-        tracer_of(leaves)(sent, (), {}, {"id": sent, "args": (), "is_eager": False})
+        sent, _ = traced(leaves)
 
         assert holders(url, left) == []
         assert len(holders(url, before)) == 1

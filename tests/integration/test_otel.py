@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, uuid
-from celery.app.trace import build_tracer
+from celery import Celery
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server, missing
+from tests.tracing import traced
 from tests.waiting import until
 
 try:
@@ -75,12 +75,6 @@ def nothing(self: Any, key: str) -> str:
     return "ran"
 
 
-def run(task: Any, key: str = "k") -> None:
-    """As a worker does, in this thread."""
-    sent = uuid()
-    build_tracer(task.name, task, app=task.app)(sent, (key,), {}, {"id": sent, "args": (key,), "is_eager": False})
-
-
 def take(app: Celery, key: str) -> tuple[Claim, Grant]:
     """Somebody else has it."""
     claim = Claim(key, "token", 60.0, facts=Facts(task_id="the-holder"))
@@ -106,7 +100,7 @@ def test_a_run_tells_its_key_and_its_fence(app: Celery, instrumented: None, span
     fences = []
     task = task_of(app, lambda self, key: fences.append(self.lock.fence))
 
-    run(task)
+    traced(task, "k")
 
     (span,) = spans.get_finished_spans()
     assert attributes_of(span) == {
@@ -121,7 +115,7 @@ def test_a_run_that_waits_has_a_span_of_that(app: Celery, instrumented: None, sp
     task = task_of(app, nothing, lock_on_conflict="wait")
     claim, grant = take(app, task.lock_key_for("k"))
     began_at = time.time_ns()
-    running = threading.Thread(target=run, args=(task,))
+    running = threading.Thread(target=traced, args=(task, "k"))
     running.start()
     until(lambda: store_of(app).survey([claim.key])[0].waiters == 1, "it waits", timeout=PROMPTLY)
     store_of(app).release(claim, grant.place)
@@ -157,7 +151,7 @@ def test_a_run_that_loses_its_lease_tells_why(
 
     task = task_of(app, body, lock_ttl=1)
 
-    run(task)
+    traced(task, "k")
 
     span = span_of_run(spans)
     facts = {"singleton_lock.key": task.lock_key_for("k"), "singleton_lock.reason": reason}
@@ -169,7 +163,7 @@ def test_a_run_that_is_skipped_tells_for_whom(app: Celery, instrumented: None, s
     task = task_of(app, nothing)
     take(app, task.lock_key_for("k"))
 
-    run(task)
+    traced(task, "k")
 
     facts = {
         "singleton_lock.key": task.lock_key_for("k"),

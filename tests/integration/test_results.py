@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import uuid
 
 from celery_singleton_lock import CallRevoked
 from tests.servers import Server
-from tests.tracing import tracer_of
+from tests.tracing import traced
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "results.md"
 
@@ -37,11 +36,10 @@ def test_a_page_leads_to_the_call_that_is_queued(shop: dict[str, Any]) -> None:
 
 
 def test_a_page_leads_to_the_call_that_this_one_was_refused_for(shop: dict[str, Any]) -> None:
-    task, sent = shop["import_catalogue"], uuid()
+    task = shop["import_catalogue"]
     _, place = shop["start"](7)
-    request = {"id": sent, "args": (7,), "kwargs": {}, "is_eager": False}
 
-    tracer_of(task)(sent, (7,), {}, request)
+    sent, _ = traced(task, 7)
 
     assert task.AsyncResult(sent).state == "FAILURE"
     assert shop["show"](sent) == (303, place)

@@ -21,16 +21,8 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.servers import Server
-from tests.tracing import tracer_of
+from tests.tracing import traced
 from tests.waiting import until
-
-
-@pytest.fixture
-def app(server: Server) -> Iterator[Celery]:
-    app = Celery("integration", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=server.url, singleton_lock_ttl=5)
-    yield app
-    app.close()
 
 
 def held_by_somebody(app: Celery, key: str) -> Callable[[], Any]:
@@ -82,7 +74,7 @@ def test_the_body_runs_under_a_lease_that_knows_itself(app: Celery, server: Serv
     lease, (holder,) = seen["lease"], seen["holders"]
     assert lease is seen["current"]
     assert seen["keys"] == [lease.key] == [body.lock_key_for(1)]
-    assert 0 < seen["remaining"] <= 5
+    assert 0 < seen["remaining"] <= 30
     assert (holder.key, holder.token, holder.fence) == (lease.key, lease.token, lease.fence)
     assert (holder.task_id, holder.task_name) == (result.id, body.name)
     assert (holder.pid, holder.hostname) == (os.getpid(), socket.gethostname())
@@ -271,10 +263,10 @@ def test_a_lease_that_is_lost_while_a_retry_is_published_fails_the_task(app: Cel
     def body(self: Any) -> None:
         self.retry(countdown=60, queue=queue)
 
-    outcome = tracer_of(body)(uuid(), (), {}, {"id": uuid(), "args": (), "kwargs": {}})
+    _, outcome = traced(body)
 
-    assert outcome.info.state == states.FAILURE
-    assert isinstance(outcome.info.retval, LockLost)
+    assert outcome.state == states.FAILURE
+    assert isinstance(outcome.retval, LockLost)
 
 
 @pytest.mark.parametrize("policy", ["reschedule", "raise", "run", "skip"])
