@@ -1,6 +1,7 @@
 """The app that the acceptance tests' workers run, configured by the environment."""
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -34,9 +35,10 @@ app.conf.update(
 recorder = Recorder(STORE.removesuffix("/0") + "/3")
 
 
-def body(task: Any, key: Any, seconds: float, gate: str | None = None, **facts: Any) -> None:
+def body(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **facts: Any) -> None:
     """Be busy for so long, or until the gate opens, on the record."""
     lease = current_lease()
+    facts["lock"] = lease.key if lease else None
     facts["fence"] = lease.fence if lease else 0
     facts["took_over"] = lease.took_over if lease else False
     # The sabotage test's tasks have none.
@@ -56,7 +58,7 @@ def rescheduled(self: Any, key: Any, number: int = 0, seconds: float = 0.05) -> 
 def ran(name: str, **options: Any) -> Any:
     """A task that is busy for so many seconds, and says that it ran."""
 
-    @app.task(base=SingletonTask, bind=True, name=f"{__name__}.{name}", lock_key=("key",), **options)
+    @app.task(base=SingletonTask, bind=True, name=f"{__name__}.{name}", **{"lock_key": ("key",), **options})
     def runs(self: Any, key: Any, seconds: float = 0.0) -> str:
         body(self, key, seconds)
         return "ran"
@@ -76,16 +78,26 @@ warned = ran("warned", lock_on_lost="warn")
 three_at_once = ran("three_at_once", lock_limit=3, lock_on_conflict="wait")
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), max_retries=3)
-def retrying(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int:
-    """Retries itself at once, and its body takes *finish* seconds more to end."""
-    with recorder.body(key, self.request.id, attempt=self.request.retries):
-        try:
-            if self.request.retries < attempts:
-                raise self.retry(countdown=0)
-        finally:
-            time.sleep(finish)
-    return int(self.request.retries)
+MODES = ("until_executing", "until_executed", "until_and_while_executing")
+
+
+def retrying_in(mode: str) -> Any:
+    @app.task(base=SingletonTask, bind=True, name=f"retrying-{mode}", lock_key=("key",), lock_mode=mode, max_retries=3)
+    def retries(self: Any, key: Any, attempts: int = 1, finish: float = 0.0) -> int:
+        """Retries itself at once, and its body takes *finish* seconds more to end."""
+        with recorder.body(key, self.request.id, attempt=self.request.retries):
+            try:
+                if self.request.retries < attempts:
+                    raise self.retry(countdown=0)
+            finally:
+                time.sleep(finish)
+        return int(self.request.retries)
+
+    return retries
+
+
+retrying = retrying_in("while_executing")
+retrying_by_mode = {mode: retrying_in(mode) for mode in MODES}
 
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",))
@@ -105,19 +117,23 @@ def running_without_store(self: Any, key: Any) -> bool:
     return not self.lock.held
 
 
-def task_with(policy: str, name: str = "", **options: Any) -> Any:
-    @app.task(
-        base=SingletonTask,
-        bind=True,
-        name=name or "-".join([policy, *options]),
-        lock_key=("key",),
-        lock_on_conflict=policy,
-        **options,
-    )
+def task_with(name: str, base: type = SingletonTask, busy: float = 0.0, **options: Any) -> Any:
+    """A task whose key is its first argument."""
+
+    @app.task(base=base, bind=True, name=name, lock_key=("key",), **options)
     def runs(
-        self: Any, key: Any, number: int = 0, seconds: float = 0.0, fails: bool = False, gate: str | None = None
+        self: Any,
+        key: Any,
+        number: int = 0,
+        seconds: float = busy,
+        gate: str | None = None,
+        fails: bool = False,
+        dies: bool = False,
+        **_: Any,
     ) -> int:
         body(self, key, seconds, gate, number=number)
+        if dies and recorder.is_first(key):
+            os.kill(os.getpid(), signal.SIGKILL)
         if fails:
             raise ValueError(number)
         return number
@@ -126,18 +142,16 @@ def task_with(policy: str, name: str = "", **options: Any) -> Any:
 
 
 by_policy = {
-    policy: task_with(policy) for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
+    policy: task_with(policy, lock_on_conflict=policy)
+    for policy in ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
 }
-at_most_every_six_seconds = task_with("skip", lock_min_hold=6)
-one_in_a_second = task_with("reschedule", lock_min_hold=1)
-impatient = task_with("reschedule", lock_name="reschedule", lock_wait_timeout=2)
-by_mode = {
-    mode: task_with("skip", lock_mode=mode, name=mode)
-    for mode in ("until_executing", "until_executed", "until_and_while_executing")
-}
+at_most_every_six_seconds = task_with("at_most_every_six_seconds", lock_min_hold=6)
+one_in_a_second = task_with("one_in_a_second", lock_on_conflict="reschedule", lock_min_hold=1)
+impatient = task_with("impatient", lock_on_conflict="reschedule", lock_name="reschedule", lock_wait_timeout=2)
+by_mode = {mode: task_with(mode, lock_mode=mode) for mode in MODES}
 
 newest_of = {
-    f"{policy} {mode}": task_with(policy, lock_mode=mode, name=f"newest_of-{policy}-{mode}")
+    f"{policy} {mode}": task_with(f"newest_of-{policy}-{mode}", lock_mode=mode, lock_on_conflict=policy)
     for policy, mode in (
         ("rerun", "until_executing"),
         ("rerun", "until_and_while_executing"),
@@ -145,8 +159,8 @@ newest_of = {
     )
 }
 newest_retried = task_with(
-    "rerun",
-    name="newest_retried",
+    "newest_retried",
+    lock_on_conflict="rerun",
     lock_mode="until_and_while_executing",
     autoretry_for=(ValueError,),
     max_retries=1,
@@ -154,8 +168,7 @@ newest_retried = task_with(
 )
 cooling_after_success = {
     f"{mode}{retries}": task_with(
-        "skip",
-        name=f"cooling_after_success-{mode}{retries}",
+        f"cooling_after_success-{mode}{retries}",
         lock_mode=mode,
         lock_min_hold=600,
         lock_min_hold_on_failure=False,
@@ -167,27 +180,33 @@ cooling_after_success = {
 }
 
 
-def retrying_with(mode: str) -> Any:
-    @app.task(base=SingletonTask, bind=True, name=f"retrying-{mode}", lock_key=("key",), lock_mode=mode)
-    def retries(self: Any, key: Any) -> int:
-        body(self, key, 0)
-        if self.request.retries < 2:
-            raise self.retry(countdown=0)
-        return int(self.request.retries)
+rescheduled_in_queue = task_with(
+    "rescheduled_in_queue", lock_on_conflict="reschedule", lock_mode="until_and_while_executing"
+)
+
+
+def retrying_once(name: str, **options: Any) -> Any:
+    """A task that retries once, perhaps with another key."""
+
+    @app.task(base=SingletonTask, bind=True, name=name, lock_key=("key",), max_retries=3, **options)
+    def retries(
+        self: Any,
+        key: Any,
+        number: int = 0,
+        countdown: float | None = None,
+        key_of_retry: str | None = None,
+        seconds: float = 0.0,
+        gate: str | None = None,
+    ) -> int:
+        body(self, key, seconds, gate, number=number, attempt=self.request.retries)
+        if countdown is not None and not self.request.retries:
+            raise self.retry(args=(key_of_retry or key, number), kwargs={"countdown": countdown}, countdown=countdown)
+        return number
 
     return retries
 
 
-retrying_by_mode = {mode: retrying_with(mode) for mode in by_mode}
-rescheduled_in_queue = task_with("reschedule", lock_mode="until_and_while_executing", name="rescheduled_in_queue")
-
-
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="rerun", max_retries=3)
-def rerun_and_retried(self: Any, key: Any, number: int, seconds: float = 0.0) -> int:
-    body(self, key, seconds, number=number)
-    if seconds and not self.request.retries:
-        raise self.retry(countdown=0)
-    return number
+rerun_and_retried = retrying_once("rerun_and_retried", lock_on_conflict="rerun")
 
 
 @app.task

@@ -1,22 +1,17 @@
 """Tasks that combine options, for the workers of the acceptance tests: modes with policies, retries with both."""
 
 import os
-import signal
-import time
 from typing import Any
 
 from celery import chain
 from celery.exceptions import Ignore
 from celery.signals import worker_init, worker_process_init
 
-from celery_singleton_lock import LockLost, SingletonTask, current_lease
-from tests.acceptance.app import after, app, collect, recorder
+from celery_singleton_lock import LockLost, SingletonTask
+from tests.acceptance.app import MODES, app, body, by_policy, collect, ran, recorder, retrying_once, task_with
 from tests.gates import wait_at
 
-__all__ = ["after", "app", "collect"]
-
-POLICIES = ("skip", "raise", "reschedule", "wait", "join", "rerun", "replace")
-MODES = ("until_executing", "until_executed", "until_and_while_executing")
+__all__ = ["app", "by_policy", "collect"]
 
 app.conf.accept_content = ["json", "pickle"]
 app.conf.task_track_started = "TEST_TRACKING" in os.environ
@@ -24,45 +19,10 @@ if "TEST_RESULTS" in os.environ:
     app.conf.result_backend = os.environ["TEST_RESULTS"]
 
 
-def busy(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **facts: Any) -> None:
-    """Be busy for so long, or until the gate opens, on the record."""
-    lease = current_lease()
-    facts["held"] = lease.key if lease else None
-    with recorder.body(key, task.request.id, **facts):
-        time.sleep(seconds)
-        if gate:
-            wait_at(recorder, gate)
-
-
-def task_with(name: str, base: type = SingletonTask, **options: Any) -> Any:
-    """A task whose key is its first argument."""
-
-    @app.task(base=base, bind=True, name=name, lock_key=("key",), **options)
-    def runs(
-        self: Any,
-        key: Any,
-        number: int = 0,
-        seconds: float = 0.0,
-        gate: str | None = None,
-        fails: bool = False,
-        dies: bool = False,
-        **_: Any,
-    ) -> int:
-        busy(self, key, seconds, gate, number=number)
-        if dies and recorder.is_first(key):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fails:
-            raise ValueError(number)
-        return number
-
-    return runs
-
-
 def bounded(policy: str) -> dict[str, Any]:
     return {"lock_wait_timeout": 0.5} if policy in ("wait", "reschedule") else {}
 
 
-by_policy = {policy: task_with(f"combined-{policy}", lock_on_conflict=policy) for policy in POLICIES}
 moving = task_with("moving", lock_on_conflict=os.environ.get("TEST_MOVING", "rerun"))
 never_given_up = {
     policy: task_with(f"never-given-up-{policy}", lock_on_conflict=policy, lock_wait_timeout=1, lock_on_lost="warn")
@@ -79,9 +39,9 @@ unique = {
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="replace", lock_ttl=3, lock_wait_timeout=3)
 def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str | None = None) -> int:
     try:
-        busy(self, key, seconds, number=number)
+        body(self, key, seconds, number=number)
     except LockLost:
-        busy(self, key, gate=gate, number=-number)
+        body(self, key, gate=gate, number=-number)
         raise
     return number
 
@@ -101,7 +61,7 @@ waiting_by_mode = {
 )
 def keyed_by_what_is_no_json(self: Any, key: Any, gate: str | None = None, retries: bool = False) -> int:
     """A tuple is a list once it has been sent, so a worker would make another key than the publisher."""
-    busy(self, key[0], gate=gate)
+    body(self, key[0], gate=gate)
     if retries and not self.request.retries:
         raise self.retry(countdown=0)
     return int(self.request.retries)
@@ -144,7 +104,7 @@ def waits_at(gate: str) -> str:
 
 @app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="join")
 def joined_handing_on(self: Any, key: Any, own_gate: str, *later_gates: str) -> Any:
-    busy(self, key, gate=own_gate)
+    body(self, key, gate=own_gate)
     raise self.replace(chain(waits_at.si(gate) for gate in later_gates))
 
 
@@ -152,7 +112,7 @@ def joined_handing_on(self: Any, key: Any, own_gate: str, *later_gates: str) -> 
 def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: str | None = None, end: str = "") -> int:
     if by and not (self.request.retries or self.request.get("replaced_task_nesting")):
         raise self.retry(countdown=0) if by == "retry" else self.replace(self.si(key, number, by, gate, end))
-    busy(self, key, gate=gate, number=number)
+    body(self, key, gate=gate, number=number)
     if end == "ignored":
         raise Ignore
     return number
@@ -161,35 +121,14 @@ def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: st
 # Retries.
 
 
-def retrying_with(name: str, **options: Any) -> Any:
-    """A task that retries once, perhaps with another key."""
-
-    @app.task(base=SingletonTask, bind=True, name=name, lock_key=("key",), max_retries=3, **options)
-    def retries(
-        self: Any,
-        key: Any,
-        number: int = 0,
-        countdown: float | None = None,
-        key_of_retry: str | None = None,
-        seconds: float = 0.0,
-        gate: str | None = None,
-    ) -> int:
-        busy(self, key, seconds, gate, number=number, attempt=self.request.retries)
-        if countdown is not None and not self.request.retries:
-            raise self.retry(args=(key_of_retry or key, number), kwargs={"countdown": countdown}, countdown=countdown)
-        return number
-
-    return retries
-
-
 retrying_by_mode = {
-    mode: retrying_with(f"combined-retrying-{mode}", lock_mode=mode, lock_on_conflict="reschedule") for mode in MODES
+    mode: retrying_once(f"combined-retrying-{mode}", lock_mode=mode, lock_on_conflict="reschedule") for mode in MODES
 }
-retrying_unique = retrying_with("retrying-unique", lock_mode="until_and_while_executing")
+retrying_unique = retrying_once("retrying-unique", lock_mode="until_and_while_executing")
 retrying_or_ending = {
-    policy: retrying_with(f"retrying-{policy}", lock_on_conflict=policy) for policy in ("skip", "raise")
+    policy: retrying_once(f"retrying-{policy}", lock_on_conflict=policy) for policy in ("skip", "raise")
 }
-retrying_replace = retrying_with("retrying-replace", lock_on_conflict="replace")
+retrying_replace = retrying_once("retrying-replace", lock_on_conflict="replace")
 
 
 @app.task(
@@ -202,7 +141,7 @@ retrying_replace = retrying_with("retrying-replace", lock_on_conflict="replace")
     max_retries=5,
 )
 def replace_autoretrying(self: Any, key: Any, number: int = 0, seconds: float = 0.0) -> int:
-    busy(self, key, seconds, number=number)
+    body(self, key, seconds, number=number)
     return number
 
 
@@ -268,35 +207,18 @@ def key_of_a_number(key: Any, *_: Any, **__: Any) -> Any:
     return key + 1
 
 
-def keyed(name: str, lock_key: Any) -> Any:
-    @app.task(base=SingletonTask, bind=True, name=name, lock_key=lock_key)
-    def runs(self: Any, key: Any, seconds: float = 0.0) -> str:
-        busy(self, key, seconds)
-        return "ran"
-
-    return runs
-
-
 keyed_by = {
-    "a format": keyed("keyed-by-format", "{key:d}"),
-    "a callable": keyed("keyed-by-callable", key_of_a_number),
-    "a callable of children": keyed("keyed-by-children", key_of_a_child),
-    "a callable on record": keyed("keyed-on-record", key_on_record),
+    "a format": ran("keyed-by-format", lock_key="{key:d}"),
+    "a callable": ran("keyed-by-callable", lock_key=key_of_a_number),
+    "a callable of children": ran("keyed-by-children", lock_key=key_of_a_child),
+    "a callable on record": ran("keyed-on-record", lock_key=key_on_record),
 }
 
 
 # Items of maps.
 
 
-def mapped_with(name: str, **options: Any) -> Any:
-    @app.task(base=SingletonTask, bind=True, name=name, lock_key=("key",), **options)
-    def runs(self: Any, key: Any, number: int = 0, seconds: float = 0.2, gate: str | None = None) -> str:
-        busy(self, key, seconds, gate, number=number)
-        return "ran"
-
-    return runs
-
-
 mapped = {
-    policy: mapped_with(f"mapped-{policy}", lock_on_conflict=policy) for policy in ("skip", "reschedule", "replace")
+    policy: task_with(f"mapped-{policy}", busy=0.2, lock_on_conflict=policy)
+    for policy in ("skip", "reschedule", "replace")
 }

@@ -6,7 +6,7 @@ from typing import Any
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask
-from tests.acceptance.combined_app import busy
+from tests.acceptance.app import body
 
 STORE = os.environ.get("TEST_STORE", "redis://127.0.0.1:6379/0").removesuffix("/0")
 QUEUE = "quorum-jobs"
@@ -31,7 +31,7 @@ def task_with(policy: str, **options: Any) -> Any:
         base=SingletonTask, bind=True, name=f"quorum-{policy}", lock_key=("key",), lock_on_conflict=policy, **options
     )
     def runs(self: Any, key: Any, number: int = 0, seconds: float = 0.0, gate: str | None = None) -> int:
-        busy(self, key, seconds, gate, number=number)
+        body(self, key, seconds, gate, number=number)
         return number
 
     return runs

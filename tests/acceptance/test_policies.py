@@ -150,7 +150,7 @@ def test_what_is_stored_says_as_data_which_call_was_left_the_work(
 def test_a_retry_is_not_superseded_by_the_call_that_came_after_its_run(
     tasks: Any, worker: Worker, recorder: Recorder
 ) -> None:
-    first = tasks.rerun_and_retried.delay("k", 1, 1.0)
+    first = tasks.rerun_and_retried.delay("k", 1, countdown=0, seconds=1.0)
     until(lambda: recorder.events("enter"), "it runs")
     second = tasks.rerun_and_retried.delay("k", 2)
 

@@ -216,7 +216,7 @@ def test_a_worker_that_is_killed_leaves_no_mark(
 @every_mode
 def test_a_retry_does_not_meet_its_own_mark(tasks: Any, env: dict[str, str], recorder: Recorder, mode: str) -> None:
     with workers(APP, env, 2):
-        assert tasks.retrying_by_mode[mode].delay("k").get(timeout=10) == 2
+        assert tasks.retrying_by_mode[mode].delay("k", attempts=2).get(timeout=10) == 2
 
     assert len(recorder.events("enter")) == 3
 

@@ -27,7 +27,7 @@ def test_a_retry_with_other_arguments_runs_under_their_key(
 
     assert task.delay(old, 1, countdown=0, key_of_retry=new).get(timeout=PROMPTLY) == 1
 
-    held = {event.key: event.facts["held"] for event in recorder.events("enter") if event.key in (old, new)}
+    held = {event.key: event.facts["lock"] for event in recorder.events("enter") if event.key in (old, new)}
     assert held == {old: task.lock_key_for(old), new: task.lock_key_for(new)}
 
 
@@ -82,7 +82,7 @@ def test_what_is_requeued_keeps_the_key_that_its_publisher_has_made(
         open_gate(recorder, key)
         assert (first.get(timeout=PROMPTLY), second.get(timeout=PROMPTLY)) == (0, 0)
 
-    assert {event.facts["held"] for event in of_key(recorder, key) if event.name == "enter"} == {
+    assert {event.facts["lock"] for event in of_key(recorder, key) if event.name == "enter"} == {
         task.lock_key_for((key,))
     }
     assert overlaps(of_key(recorder, key)) == []
