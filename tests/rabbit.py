@@ -76,16 +76,16 @@ class Rabbit:
             return False
 
 
-def has_rabbit() -> bool:
-    """It is installed."""
-    return _SERVER.exists()
+def is_needed() -> None:
+    """Skip the test without one, or fail it in CI."""
+    if not _SERVER.exists():
+        missing("rabbitmq-server is not installed")
 
 
 @contextmanager
 def rabbitmq() -> Iterator[str]:
-    """A broker on a free port, as a URL; skips the test without one, or fails it in CI."""
-    if not has_rabbit():
-        missing("rabbitmq-server is not installed")
+    """A broker on a free port, as a URL."""
+    is_needed()
     rabbit = Rabbit()
     try:
         rabbit.start()

@@ -116,12 +116,11 @@ class Deployment:
     def wait_for_another(self, before: Server) -> float:
         """Until all sentinels name another master; the seconds that it took."""
         began = clock()
-        until(
-            lambda: all(int(self.told(sentinel)["port"]) != before.port for sentinel in self.sentinels),
-            "there is another master",
-            timeout=60,
-        )
+        until(lambda: self.all_name_another(before), "there is another master", timeout=60)
         return clock() - began
+
+    def all_name_another(self, before: Server) -> bool:
+        return all(int(self.told(sentinel)["port"]) != before.port for sentinel in self.sentinels)
 
     def begins_to_fail_over(self) -> bool:
         """One has been asked to, and does, or has been before."""

@@ -28,11 +28,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fire", description=__doc__)
     parser.add_argument("--duration", type=float, default=180, help="seconds of load (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=random.randrange(10_000), help="what happens when; default: random")
-    parser.add_argument("--workers", type=int, default=3, help="how many (default: %(default)s)")
     parser.add_argument(
         "--store", choices=("valkey", "redis", *TOPOLOGIES), default="valkey", help="the store of locks"
     )
-    parser.add_argument("--broker", choices=("rabbitmq", "redis"), help="default: RabbitMQ where it is installed")
     parser.add_argument("--drain", type=float, default=60, help="seconds to end within (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out", help="directory for what is written")
     # For the test that the verdict can be red.
@@ -47,10 +45,8 @@ def main() -> int:
     for old in options.out.glob("worker-*.log"):
         old.unlink()
     began = time.monotonic()
-    with Stage(options.out, options.workers, options.store, options.broker, sabotage=options.sabotage) as stage:
-        kind = type(stage.broker).__name__
-        kinds = f"locks at {options.store}, broker {kind}"
-        console.print(f"seed {options.seed}: {options.workers} workers, {kinds}, {options.duration:g} s of load")
+    with Stage(options.out, options.store, sabotage=options.sabotage) as stage:
+        console.print(f"seed {options.seed}: locks at {options.store}, {options.duration:g} s of load")
         history = burn(stage, options, console)
     verdict = check(history)
     title = f"seed {options.seed}, {options.duration:g} s: {'good' if verdict.good else 'BAD'}"

@@ -21,10 +21,9 @@ from tests.fire.record import Record
 NOT_STRUCK = ("celery", "kombu", "amqp", "billiard", "tests")
 DAWDLES = 6.0
 NOWHERE = "redis://127.0.0.1:1/0"
-BROKER = os.environ.get("FIRE_BROKER", NOWHERE)
 SLICE = 0.05
 
-app = Celery("fire", broker=BROKER, backend=os.environ.get("FIRE_RESULTS", NOWHERE))
+app = Celery("fire", broker=os.environ.get("FIRE_BROKER", NOWHERE), backend=os.environ.get("FIRE_RESULTS", NOWHERE))
 app.conf.update(
     singleton_lock_url=os.environ.get("FIRE_LOCKS", NOWHERE),
     singleton_lock_replicas=int(os.environ.get("FIRE_REPLICAS", "0")),
@@ -34,9 +33,7 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     # Without confirms, what is published to a broker that dies is lost without a word.
-    broker_transport_options={"confirm_publish": True}
-    if BROKER.startswith("amqp")
-    else {"visibility_timeout": 6, "unacked_restore_interval": 1, "unacked_restore_throttle": 1},
+    broker_transport_options={"confirm_publish": True},
     worker_prefetch_multiplier=1,
     worker_soft_shutdown_timeout=float(os.environ.get("FIRE_SOFT_SHUTDOWN", "0")),
     worker_cancel_long_running_tasks_on_connection_loss=bool(os.environ.get("FIRE_CANCEL")),

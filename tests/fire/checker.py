@@ -56,7 +56,6 @@ class History:
     events: Sequence[Event]
     calls: Sequence[Call] = ()
     remains: Remains = Remains()
-    forgetful: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ def check(history: History) -> Verdict:
     """The verdict on a history."""
     runs = read(history.events)
     findings, excused = exclusive(runs)
-    fates = {call.task_id: fate(call, found, history.forgetful) for call, found in by_call(history, runs)}
+    fates = {call.task_id: fate(call, found) for call, found in by_call(history, runs)}
     findings += [*fenced(runs), *told(runs), *accounted(history.calls, fates), *remains(history.remains)]
     counts = {
         "calls": len(history.calls),
@@ -158,7 +157,7 @@ def check(history: History) -> Verdict:
 def unaccounted(history: History) -> list[Call]:
     """The calls without an outcome so far."""
     found = by_call(history, read(history.events))
-    return [call for call, traces in found if fate(call, traces, history.forgetful)[0].startswith("lost")]
+    return [call for call, traces in found if fate(call, traces)[0].startswith("lost")]
 
 
 # Reading.
@@ -345,7 +344,7 @@ def outcome_of(event: Event) -> str:
     return str(event.facts["outcome"]) if event.name == "conflict" else ""
 
 
-def fate(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
+def fate(call: Call, traces: Traces) -> tuple[str, str]:
     """What became of a call, in a word, and what is wrong with that."""
     if call.state == "SUCCESS":
         return _success(call, traces)
@@ -353,7 +352,7 @@ def fate(call: Call, traces: Traces, forgetful: bool) -> tuple[str, str]:
         return _failure(call, traces)
     if call.state == "REVOKED":
         return _revoked(call, traces)
-    return why_unended(call.state, _is_late(call), traces, forgetful)
+    return why_unended(call.state, _is_late(call), traces)
 
 
 def _success(call: Call, traces: Traces) -> tuple[str, str]:
@@ -389,7 +388,7 @@ def _revoked(call: Call, traces: Traces) -> tuple[str, str]:
     return "pretended", "it was revoked by nobody"
 
 
-def why_unended(state: str, late: bool, traces: Traces, forgetful: bool) -> tuple[str, str]:
+def why_unended(state: str, late: bool, traces: Traces) -> tuple[str, str]:
     """The same of a call in this state, which is none of an end."""
     if state == "RETRY" and _is_overwritten(late, traces):
         return "ended, and RETRY was stored over that", ""
@@ -399,8 +398,6 @@ def why_unended(state: str, late: bool, traces: Traces, forgetful: bool) -> tupl
     if not late and any(run.was_cut_short for run in traces.runs):
         # Acknowledged when it began: at most once, as Celery has it.
         return "killed after an early ack", ""
-    if forgetful:
-        return "lost by the broker", ""
     if any(map(_may_count_twice, traces.members)):
         return "its chord has counted a part twice", ""
     return "lost", f"it ended nowhere: {state}, {len(traces.runs)} runs, {sorted(traces.conflicts)}"

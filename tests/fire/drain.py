@@ -15,7 +15,6 @@ from tests.fire.load import states
 from tests.fire.stacks import hangs_in_the_lock
 from tests.fire.stage import LONGEST_WARM_SHUTDOWN, Host, Stage
 from tests.fire.watch import Watch
-from tests.servers import Server
 from tests.waiting import until
 
 # Longer than a message is ever away before it is delivered again.
@@ -39,8 +38,7 @@ def drain(stage: Stage, watch: Watch, bound: float) -> History:
         host.stop()
     staying = [host for host in stage.hosts if not _has_ended(host)]
     troubles += [f"{host} did not end when it was told to" for host in staying if hangs_in_the_lock(host, watch.pids())]
-    # With Redis as the broker a worker may fall over a broker that restarts; that is kombu's.
-    gone = [] if stage.loses_messages else [event.facts["what"] for event in watch.events if event.name == "gone"]
+    gone = [event.facts["what"] for event in watch.events if event.name == "gone"]
     remains = Remains(drained, messages(stage), _holders(stage), _without_expiry(stage), [*troubles, *gone])
     return dataclasses.replace(known(stage, watch), remains=remains)
 
@@ -60,14 +58,11 @@ def known(stage: Stage, watch: Watch) -> History:
         )
         for task_id, facts in sent.items()
     ]
-    return History(events, calls, forgetful=stage.loses_messages)
+    return History(events, calls)
 
 
 def messages(stage: Stage) -> int:
     """How many are in the broker's queue."""
-    if isinstance(stage.broker, Server):
-        with stage.broker.client() as client:
-            return int(client.llen("fire")) + int(client.hlen("unacked"))
     with kombu.Connection(stage.broker.url) as connection:
         return int(connection.default_channel.queue_declare("fire", passive=True).message_count)
 
@@ -77,8 +72,7 @@ def _is_drained(stage: Stage, watch: Watch) -> bool:
     now = time.clock_gettime(time.CLOCK_BOOTTIME)
     if now - latest < _QUIET or watch.bodies() or messages(stage):
         return False
-    # What kombu has lost does not come any more.
-    return stage.loses_messages or not unaccounted(known(stage, watch))
+    return not unaccounted(known(stage, watch))
 
 
 def _has_ended(host: Host) -> bool:

@@ -11,12 +11,12 @@ from typing import Self
 from tests.fire.record import Record
 from tests.fire.topologies import TOPOLOGIES
 from tests.proxy import Proxy
-from tests.rabbit import Rabbit, has_rabbit
+from tests.rabbit import Rabbit
 from tests.servers import Server
 from tests.waiting import until
 from tests.workers import Worker
 
-CONCURRENCY = 4
+HOSTS, CONCURRENCY = 3, 4
 # All workers but the first are shut down cold by SIGQUIT; the first gives its bodies so long.
 SOFT_SHUTDOWN = 1.5
 # When a worker has lost its connection and ends before it has another, it reads no more of the results of its children,
@@ -128,7 +128,7 @@ class Host:
 class Stage:
     """All of it, running."""
 
-    def __init__(self, out: Path, hosts: int, store: str, broker: str | None, *, sabotage: bool) -> None:
+    def __init__(self, out: Path, store: str, *, sabotage: bool) -> None:
         self._stack = ExitStack()
         self._out = out
         self.path = str(out / "record.jsonl")
@@ -137,18 +137,11 @@ class Stage:
         self.topology = TOPOLOGIES[store]() if store in TOPOLOGIES else None
         self.locks = Store("valkey" if self.topology else store)
         self.results = Server("valkey")
-        kind = broker or ("rabbitmq" if has_rabbit() else "redis")
-        self.broker: Rabbit | Server = Rabbit() if kind == "rabbitmq" else Store("valkey")
+        self.broker = Rabbit()
         self._env = {"FIRE_RECORD": self.path, "FIRE_RESULTS": self.results.url}
         if sabotage:
             self._env["FIRE_SABOTAGE"] = "1"
-        self._number = hosts
         self.hosts: list[Host] = []
-
-    @property
-    def loses_messages(self) -> bool:
-        """Kombu takes a message from Redis before it has written down that it did."""
-        return isinstance(self.broker, Server)
 
     @property
     def url_of_locks(self) -> str:
@@ -198,7 +191,7 @@ class Stage:
         # For the tasks as this process publishes them.
         os.environ.update(FIRE_BROKER=self.broker.url, FIRE_LOCKS=self.url_of_locks, **self._env)
         os.environ.pop("FIRE_SABOTAGE", None)
-        for number in range(1, self._number + 1):
+        for number in range(1, HOSTS + 1):
             self.hosts.append(self._host(number))
         for host in self.hosts:
             self._stack.callback(host.clear)

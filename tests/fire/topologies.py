@@ -5,9 +5,9 @@ import random
 import shutil
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 from celery_singleton_lock.stores.clock import clock
 from tests.clusters import Cluster, slot_of
@@ -31,29 +31,21 @@ Fault = Callable[[str], AbstractContextManager[None]]
 Strike = Callable[[Fault, random.Random], None]
 
 
-class Topology(ABC):
-    """Several servers of locks, all up."""
+class Topology:
+    """Several servers of locks; a subclass has `masters`, `wait_for_another`, `wait_until_whole` and `fail_over`."""
 
-    url: str
     replicas: int
+    servers: Any
 
-    @abstractmethod
-    def start(self) -> None: ...
+    @property
+    def url(self) -> str:
+        return str(self.servers.url)
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def start(self) -> None:
+        self.servers.start()
 
-    @abstractmethod
-    def masters(self) -> list[Server]:
-        """Those that have locks now."""
-
-    @abstractmethod
-    def wait_for_another(self, before: Server) -> None:
-        """Until none takes *before* for a master any more."""
-
-    @abstractmethod
-    def wait_until_whole(self) -> None:
-        """Until all masters have all their replicas."""
+    def close(self) -> None:
+        self.servers.close()
 
     def faults(self) -> list[Strike]:
         """What can be done to it; each heals it."""
@@ -96,10 +88,6 @@ class Topology(ABC):
                 os.kill(master.pid, signal.SIGCONT)
             self.wait_until_whole()
 
-    @abstractmethod
-    def fail_over(self, fault: Fault, rng: random.Random) -> None:
-        """As an operator does it."""
-
     def flush_scripts(self, fault: Fault, rng: random.Random) -> None:
         with fault("SCRIPT FLUSH at each master"):
             for master in self.masters():
@@ -120,26 +108,18 @@ class WithSentinel(Topology):
     replicas = 2
 
     def __init__(self) -> None:
-        self._deployment = Deployment(KIND)
+        self.servers = self._deployment = Deployment(KIND)
 
     def start(self) -> None:
-        self._deployment.start()
+        super().start()
         for sentinel in self._deployment.sentinels:
             sentinel.work_every(_TILT)
-        self.url = self._deployment.url
-
-    def close(self) -> None:
-        self._deployment.close()
 
     def masters(self) -> list[Server]:
         return [self._deployment.master]
 
     def wait_for_another(self, before: Server) -> None:
-        until(lambda: self._all_name_another(before), "all sentinels name another master", timeout=_PATIENCE)
-
-    def _all_name_another(self, before: Server) -> bool:
-        deployment = self._deployment
-        return all(int(deployment.told(each)["port"]) != before.port for each in deployment.sentinels)
+        self._deployment.wait_for_another(before)
 
     def wait_until_whole(self) -> None:
         until(
@@ -158,7 +138,7 @@ class WithSentinel(Topology):
                 if clock() > asked_at + 4:
                     asked_at = clock()
                     self._deployment.begins_to_fail_over()
-                return self._all_name_another(before)
+                return self._deployment.all_name_another(before)
 
             until(is_over, "all sentinels name another master", timeout=_PATIENCE)
             self.wait_until_whole()
@@ -184,15 +164,11 @@ class InCluster(Topology):
     replicas = 1
 
     def __init__(self) -> None:
-        self._cluster = Cluster(KIND)
+        self.servers = self._cluster = Cluster(KIND)
 
     def start(self) -> None:
-        self._cluster.start()
+        super().start()
         self._cluster.hurry()
-        self.url = self._cluster.url
-
-    def close(self) -> None:
-        self._cluster.close()
 
     def masters(self) -> list[Server]:
         return list(self._cluster.masters)
