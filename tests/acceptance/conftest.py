@@ -51,9 +51,13 @@ def operate(tasks: Any) -> Operate:
     return operated(tasks.app)
 
 
+def invoked(app: Celery, *arguments: str) -> Result:
+    return CliRunner().invoke(singleton, arguments, obj=CLIContext(app, no_color=True, workdir=None))
+
+
 def operated(app: Celery) -> Operate:
     def run(*arguments: str, code: int = 0) -> Result:
-        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(app, no_color=True, workdir=None))
+        done = invoked(app, *arguments)
         assert done.exit_code == code, (done.output, done.stderr, done.exception)
         return done
 

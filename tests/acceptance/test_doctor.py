@@ -16,15 +16,13 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.beat import SingletonSchedulerMixin
-from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.web import application
+from tests.acceptance.conftest import invoked
 from tests.acceptance.test_start import env_of
 from tests.browsing import Visitor
 from tests.gates import open_gate
@@ -103,9 +101,7 @@ def app_of() -> Iterator[AppOf]:
 
 
 def examined(app: Celery, *arguments: str) -> Diagnosis:
-    done = CliRunner().invoke(
-        singleton, ["doctor", "--json", *arguments], obj=CLIContext(app, no_color=True, workdir=None)
-    )
+    done = invoked(app, "doctor", "--json", *arguments)
     assert isinstance(done.exception, SystemExit | None), done.exception
     return Diagnosis(done.stdout, done.exit_code)
 
@@ -160,7 +156,7 @@ def test_what_people_read_has_a_line_for_each(own: Server, app_of: AppOf) -> Non
         client.config_set("maxmemory", "1gb")
         client.config_set("maxmemory-policy", "allkeys-lru")
 
-    done = CliRunner().invoke(singleton, ["doctor", *AT_LEISURE], obj=CLIContext(app, no_color=True, workdir=None))
+    done = invoked(app, "doctor", *AT_LEISURE)
 
     lines = [re.split(r" {2,}", line, maxsplit=2) for line in done.stdout.splitlines()]
     assert [name for _, name, _ in lines] == ALL
@@ -577,8 +573,7 @@ def test_a_wrong_password_is_told_to_people_once(own: Server, app_of: AppOf) -> 
     with own.client() as client:
         client.config_set("requirepass", "right-secret")
 
-    app = app_of(f"redis://:wr0ng-secret@127.0.0.1:{own.port}/0")
-    done = CliRunner().invoke(singleton, ["doctor", *AT_LEISURE], obj=CLIContext(app, no_color=True, workdir=None))
+    done = invoked(app_of(f"redis://:wr0ng-secret@127.0.0.1:{own.port}/0"), "doctor", *AT_LEISURE)
 
     lines = [re.split(r" {2,}", line, maxsplit=2) for line in done.stdout.splitlines()]
     assert [(verdict, name) for verdict, name, _ in lines if verdict != "ok"] == [

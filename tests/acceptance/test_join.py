@@ -1,6 +1,5 @@
 """`join` ends with the result of the holder's own run, and says so where it could read none."""
 
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -60,11 +59,7 @@ def test_a_joiner_runs_if_its_holder_dies_or_leaves_no_result_after_it_has_gone_
     tasks: Any, env: dict[str, str], recorder: Recorder, by: str, end: str
 ) -> None:
     task, run = combined.joined_going_on, ("tests.acceptance.combined_app", {**env, "C_FORCE_ROOT": "1"})
-    with closing(Worker(*run)) as holders, closing(Worker(*run, "-Q", "joiners")) as joiners:
-        for worker in (holders, joiners):
-            worker.start()
-        for worker in (holders, joiners):
-            worker.ready()
+    with workers(*run) as (holders,), workers(*run, 1, "-Q", "joiners") as (joiners,):
         task.delay("k", 0, by, "it ends", end)
         until(lambda: recorder.events("enter"), "its second run has begun")
         joiner = task.apply_async(("k", 1), queue="joiners")

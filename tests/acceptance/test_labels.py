@@ -4,16 +4,13 @@ import json
 import logging
 import os
 import signal
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
 from celery_singleton_lock import Lock, SingletonTask, StoreError
-from celery_singleton_lock.operations.cli import singleton
+from tests.acceptance.conftest import Operate
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -30,27 +27,16 @@ def tasks(tasks: Any, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> A
     return label_app
 
 
-@pytest.fixture
-def listed(tasks: Any) -> Callable[..., Any]:
-    def run(*arguments: str) -> str:
-        obj = CLIContext(tasks.app, no_color=True, workdir=None)
-        done = CliRunner().invoke(singleton, ["list", *arguments], obj=obj, catch_exceptions=False)
-        assert done.exit_code == 0
-        return done.stdout
-
-    return run
-
-
 def test_operators_read_it_beside_the_key(
-    tasks: Any, listed: Callable[..., str], env: dict[str, str], recorder: Recorder
+    tasks: Any, operate: Operate, env: dict[str, str], recorder: Recorder
 ) -> None:
     queued = tasks.queued.apply_async(("k", 8), queue="nobody")
     with workers(APP, env, 1) as (worker,):
         tasks.labelled.delay("k", 7, seconds=60.0)
         tasks.unlabelled.delay("k", 7, seconds=60.0)
         until(lambda: len(recorder.events("enter")) == 2, "they run")
-        rows = {(row["task_name"], row["state"]): row["label"] for row in json.loads(listed("--json"))}
-        head, *lines = listed().splitlines()
+        rows = {(row["task_name"], row["state"]): row["label"] for row in json.loads(operate("list", "--json").stdout)}
+        head, *lines = operate("list").stdout.splitlines()
         assert "lock.label_failed" not in worker.log()
         assert "supplier 7" not in worker.log()
 
@@ -61,7 +47,7 @@ def test_operators_read_it_beside_the_key(
     }
     assert head.split()[:2] == ["LOCK", "LABEL"]
     assert sum("supplier" in line for line in lines) == 2
-    assert queued.id in listed("--wide")
+    assert queued.id in operate("list", "--wide").stdout
 
 
 @pytest.mark.parametrize("name", ["failing", "failing_in_the_queue"])

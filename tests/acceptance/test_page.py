@@ -18,15 +18,12 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
-from click.testing import CliRunner
 
-from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
-from tests.acceptance.conftest import APP
+from tests.acceptance.conftest import APP, Operate
 from tests.browsing import Visitor
 from tests.servers import Server, free_port
 from tests.waiting import until
@@ -241,13 +238,13 @@ def test_who_has_asked_a_holder_to_stop_is_shown(tasks: Any, reader: Visitor, st
     assert "held asked to stop by alice@ops-1" in words_in(reader.get().body)
 
 
-def test_a_missing_extra_is_one_line_with_the_command_to_type(tasks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_one_line_with_the_command_to_type(
+    operate: Operate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "celery_singleton_lock.web.site", raising=False)
     monkeypatch.setitem(sys.modules, "flask", None)
-    done = CliRunner().invoke(singleton, ["web"], obj=CLIContext(tasks.app, True, None))
 
-    assert done.exit_code == 2
-    assert "pip install 'celery-singleton-lock[web]'" in done.stderr
+    assert "pip install 'celery-singleton-lock[web]'" in operate("web", code=2).stderr
 
 
 # Served by ourselves.
@@ -325,19 +322,15 @@ def test_the_command_asks_for_the_password_it_was_given(tasks: Any, valkey: Serv
         (":80", "not an address to listen on"),
     ],
 )
-def test_a_place_where_others_would_come_is_refused(tasks: Any, bind: str, says: str) -> None:
-    done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
-
-    assert done.exit_code == 2
-    assert says in done.stderr
+def test_a_place_where_others_would_come_is_refused(operate: Operate, bind: str, says: str) -> None:
+    assert says in operate("web", "--bind", bind, code=2).stderr
 
 
-def test_a_port_that_is_in_use_is_said_in_a_line(tasks: Any) -> None:
+def test_a_port_that_is_in_use_is_said_in_a_line(operate: Operate) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         bind = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = CliRunner().invoke(singleton, ["web", "--bind", bind], obj=CLIContext(tasks.app, True, None))
+        done = operate("web", "--bind", bind, code=2)
 
-    assert done.exit_code == 2
     assert done.stderr.splitlines()[-1].startswith(f"Error: --bind {bind}: Address already in use")
 
 

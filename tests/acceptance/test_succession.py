@@ -3,7 +3,7 @@
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
 from tests.recorder import Event, Recorder, of_key, overlaps
 from tests.waiting import until
-from tests.workers import Worker
+from tests.workers import Worker, workers
 
 pytestmark = pytest.mark.prove
 
@@ -63,20 +63,6 @@ def test_a_replaced_run_with_automatic_retries_is_not_run_again(tasks: Any, work
 
 
 @contextmanager
-def two_workers(env: dict[str, str]) -> Iterator[tuple[Worker, Worker]]:
-    """One for the queue `celery`, and one for the queue `away`."""
-    with ExitStack() as stack:
-        env = {**env, "C_FORCE_ROOT": "1"}
-        at_hand, away = Worker(APP, env, concurrency=2), Worker(APP, env, "-Q", "away", concurrency=2)
-        for each in (at_hand, away):
-            stack.callback(each.close)
-            each.start()
-        for each in (at_hand, away):
-            each.ready()
-        yield at_hand, away
-
-
-@contextmanager
 def absent(worker: Worker) -> Iterator[None]:
     """Messages that this worker has to take, or has taken and keeps for later, do not come."""
     worker.send(signal.SIGSTOP)
@@ -116,7 +102,8 @@ def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_
     tasks: Any, env: dict[str, str], recorder: Recorder, policy: str
 ) -> None:
     task, key = combined.by_policy[policy], f"after-the-newest-{policy}"
-    with two_workers(env) as (_, away):
+    env = {**env, "C_FORCE_ROOT": "1"}
+    with workers(APP, env, concurrency=2), workers(APP, env, 1, "-Q", "away", concurrency=2) as (away,):
         holder = running(recorder, task, key, 1, seconds=0 if policy == "rerun" else 60, gate=key)
         older = met(away, recorder, task.apply_async((key, 2), queue="away"))
         with absent(away):

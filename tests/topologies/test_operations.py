@@ -1,17 +1,14 @@
 """What operators see of a real worker's lock, and how they free it, on each topology."""
 
 import json
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from celery.bin.base import CLIContext
 from celery.exceptions import TaskRevokedError
-from click.testing import CliRunner
 
-from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.web import application
+from tests.acceptance.conftest import operated
 from tests.acceptance.test_doctor import Diagnosis
 from tests.acceptance.test_watch import Watch
 from tests.browsing import Visitor
@@ -23,8 +20,6 @@ from tests.workers import workers
 APP = "tests.topologies.cluster_app"
 TTL = 6
 PATIENCE = 60
-
-Operate = Callable[..., str]
 
 
 @pytest.fixture(params=[*SERVERS, "sentinel", "cluster"])
@@ -46,19 +41,8 @@ def environment(valkey: Server, url: str) -> dict[str, str]:
     return {"TEST_BROKER": f"{base}/0", "TEST_RECORD": f"{base}/3", "TEST_CLUSTER": url, "TEST_TTL": str(TTL)}
 
 
-@pytest.fixture
-def operate(tasks: Any) -> Operate:
-    def run(*arguments: str) -> str:
-        done = CliRunner().invoke(singleton, arguments, obj=CLIContext(tasks.app, no_color=True, workdir=None))
-        assert done.exit_code == 0, (done.output, done.stderr, done.exception)
-        return done.stdout
-
-    return run
-
-
 def test_a_lock_is_seen_shown_and_broken(
     tasks: Any,
-    operate: Operate,
     environment: dict[str, str],
     recorder: Recorder,
     cleanup: ExitStack,
@@ -67,6 +51,10 @@ def test_a_lock_is_seen_shown_and_broken(
     monkeypatch.setattr("getpass.getuser", lambda: "alice")
     monkeypatch.setattr("socket.gethostname", lambda: "ops-1")
     key = tasks.import_catalogue.lock_key_for(7)
+
+    def operate(*arguments: str) -> str:
+        return str(operated(tasks.app)(*arguments).stdout)
+
     with workers(APP, environment):
         holder = tasks.import_catalogue.delay(7)
         until(lambda: recorder.events("enter"), "it runs")
