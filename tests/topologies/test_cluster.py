@@ -5,28 +5,25 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from celery import Celery
 
-from celery_singleton_lock import LockHeld, SingletonTask
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
-from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.listener import LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, slot_of
 from tests.contract.chapters.hearing import hearing, publish
+from tests.topologies import leases
 from tests.waiting import until
 
-TTL = 6.0
 ENDED = Ending("ended", 60.0, is_due=False)
 
 
-def key_of(name: object) -> str:
-    return f"singleton:v3:{{{name}:00}}"
-
-
 def claim_of(name: object, token: str = "mine", **facts: Any) -> Claim:
-    return Claim(key_of(name), token, TTL, **facts)
+    return replace(leases.claim_of(name, token=token), **facts)
+
+
+def key_of(name: object) -> str:
+    return claim_of(name).key
 
 
 def redirects(cluster: Cluster) -> int:
@@ -54,19 +51,6 @@ def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: S
         assert store.release(claim_of(number), 1) is Answer.DONE
 
     assert redirects(cluster) == before
-
-
-def test_a_duplicate_is_not_published(cluster: Cluster) -> None:
-    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.singleton_lock_url = cluster.url
-
-    @app.task(base=SingletonTask, lock_mode="until_executed", lock_on_conflict="raise")
-    def sync(number: int) -> None: ...
-
-    for number in range(3):
-        sync.delay(number)
-        with pytest.raises(LockHeld):
-            sync.delay(number)
 
 
 # While a slot moves.
@@ -103,7 +87,7 @@ def test_a_held_lease_stays_and_is_renewed_at_each_stage(cluster: Cluster, store
         assert store.renew([claim_of("beside"), mine], 1.0) == [Answer.GONE, Answer.DONE], stage
         assert isinstance(store.acquire(claim_of("held", "another")), Conflict), stage
         (holder,) = store.holders(mine.key)
-        assert holder.expires_in > TTL - 1, stage
+        assert holder.expires_in > leases.TTL - 1, stage
         assert granted(store.acquire(mine)).fence == fence, stage
     assert store.release(mine, 1) is Answer.DONE
 
@@ -198,24 +182,3 @@ def test_a_listener_hears_each_channel_at_the_server_that_has_its_slot_wherever_
 
         until(lambda: all("there" in heard for heard in told.values()), "all are heard")
         assert all("here" in heard for heard in told.values())
-
-
-# For those who look after locks.
-
-
-def test_all_locks_of_all_servers_are_found_and_can_be_broken(cluster: Cluster, store: Store) -> None:
-    keys = {key_of(number) for number in range(40)}
-    for number in range(40):
-        store.acquire(claim_of(number))
-
-    found = list(Inventory(store).keys("singleton:v3:"))
-    surveys = store.survey(found)
-
-    assert sorted(found) == sorted(keys)
-    assert [survey.key for survey in surveys] == found
-    assert all(len(survey.holders) == 1 for survey in surveys)
-    for number in range(40):
-        holders, _ = Inventory(store).break_lock(key_of(number), [claim_of(number).token], "me")
-        assert len(holders) == 1
-    assert set(store.renew([claim_of(number) for number in range(40)], 5.0)) == {Answer.BROKEN}
-    assert store.broken_by(claim_of(3)) == "me"

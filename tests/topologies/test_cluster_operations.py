@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.records import Answer, Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
 from tests.acceptance.conftest import operated
 from tests.acceptance.test_doctor import AT_LEISURE, NOWHERE, examined
@@ -58,7 +58,7 @@ def held(app: Celery, store: Store) -> list[Claim]:
     return claims
 
 
-def test_the_locks_of_all_servers_are_listed_and_each_is_shown(cluster: Cluster, store: Store, app_of: AppOf) -> None:
+def test_the_locks_of_all_servers_are_listed_shown_and_broken(cluster: Cluster, store: Store, app_of: AppOf) -> None:
     app = app_of(cluster.url)
     claims = held(app, store)
 
@@ -68,6 +68,8 @@ def test_the_locks_of_all_servers_are_listed_and_each_is_shown(cluster: Cluster,
     for number, claim in enumerate(claims[:6]):
         for arguments in ([claim.key], ["sync", "-a", f"[{number}]"], [claim.facts.task_id]):
             assert claim.facts.task_id in operated(app)("show", *arguments).stdout
+        operated(app)("break", claim.key, "--yes", "--wait", "0", code=1)
+    assert store.renew(claims[:7], 5.0) == [Answer.BROKEN] * 6 + [Answer.DONE]
 
 
 # The doctor.

@@ -13,16 +13,12 @@ from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
 from tests.replicas import go_on, halt
-from tests.topologies.leases import leased
+from tests.topologies.leases import answered, claim_of, leased
 from tests.topologies.test_cluster_failover import TTL, names_at, renewed_after, stop_replication
 from tests.waiting import until
 
 SLACK = 2.0
 """For a machine with other things to do."""
-
-
-def claim_of(name: object, token: str = "mine", ttl: float = 60.0) -> Claim:
-    return Claim(f"singleton:v3:{{{name}:00}}", token, ttl)
 
 
 @pytest.fixture
@@ -59,7 +55,7 @@ def until_at_replica(cluster: Cluster, claim: Claim) -> int:
 
 
 def test_what_is_granted_or_renewed_is_at_the_replica_of_its_server_by_then(cluster: Cluster, careful: Store) -> None:
-    claims = [claim_of(number) for number in range(12)]
+    claims = [claim_of(number, ttl=60.0) for number in range(12)]
     before = []
     for claim in claims:
         assert isinstance(careful.acquire(claim), Grant)
@@ -75,7 +71,7 @@ def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others
     cluster: Cluster, careful: Store, halted: Callable[[Node], None]
 ) -> None:
     lonely, other, *_ = cluster.masters
-    mine, theirs = (claim_of(*names_at(cluster, node, 1)) for node in (lonely, other))
+    mine, theirs = (claim_of(*names_at(cluster, node, 1), ttl=60.0) for node in (lonely, other))
     assert isinstance(careful.acquire(theirs), Grant)
     halted(lonely)
     began = clock()
@@ -107,7 +103,7 @@ def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_on
         cleanup.callback(store.close)
     master = cluster.masters[0]
     (name,) = names_at(cluster, master, 1)
-    lease = leased(careful, claim_of(name, "held", TTL))
+    lease = leased(careful, claim_of(name, token="held"))
     renewed_after(lease, "it is renewed, and its replica has that")
     # From now on only the master knows.
     replica = cluster.replica_of(master)
@@ -115,14 +111,8 @@ def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_on
     until(lambda: lease.remaining() < TTL * 2 / 3 - 0.5, "it would be renewed")
     cluster.kill(master)
 
-    until(lambda: isinstance(answered(elsewhere, name), Grant), "another is granted", timeout=60)
+    another = claim_of(name, token="another")
+    until(lambda: isinstance(answered(lambda: elsewhere.acquire(another)), Grant), "another is granted", timeout=60)
 
     assert lease.remaining() == 0.0
     until(lambda: lease.lost, "it is told")
-
-
-def answered(store: Store, name: object) -> object:
-    try:
-        return store.acquire(claim_of(name, "another", TTL))
-    except StoreError as error:
-        return error

@@ -5,57 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from celery import Celery
 
-from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.records import Answer, Conflict, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
-from tests.clusters import Cluster, clustered
+from tests.clusters import clustered
 from tests.contract.test_rights import RIGHTS as OF_ONE_SERVER
 from tests.servers import certificate
+from tests.topologies.leases import claim_of
 from tests.topologies.test_sentinel_settings import ROOT, rights_in
 
-AT_ONCE = 4.0
 SECRET = "hunter2"
 
-
-def claim_of(name: object) -> Claim:
-    return Claim(f"singleton:v3:{{{name}:00}}", "token", 6.0)
-
-
-# As users spell it.
-
-
-def test_an_app_whose_locks_are_in_a_cluster(calm_cluster: Cluster) -> None:
-    app = Celery("shop", set_as_current=False)
-    app.conf.update(broker_url="memory://", singleton_lock_url=calm_cluster.url)
-    calm_cluster.flush()
-
-    for number in range(10):
-        assert isinstance(store_of(app).acquire(claim_of(number)), Grant)
-    assert store_of(app).address == calm_cluster.url
-    store_of(app).close()
-
-
-@pytest.mark.parametrize(
-    ("url", "address"),
-    [
-        ("redis+cluster://one", "redis+cluster://one:6379"),
-        ("redis+cluster://one:1;two:2", "redis+cluster://one:1;two:2"),
-        ("redis+cluster://one:1/0;redis+cluster://two:2/0", "redis+cluster://one:1;two:2"),
-        (f"redis+cluster://shop:{SECRET}@one:1;two:2", "redis+cluster://one:1;two:2"),
-        (f"rediss+cluster://:{SECRET}@[::1]:1;one:1?ssl_cert_reqs=none", "rediss+cluster://[::1]:1;one:1"),
-        ("redis+cluster://one:1;one:1", "redis+cluster://one:1"),
-    ],
-)
-def test_how_a_cluster_may_be_named(url: str, address: str) -> None:
-    store = store_from_url(url)
-
-    assert store.address == address
-
-
-# Rights, and TLS.
 
 OTHERS = rights_in((ROOT / "docs/how-to/topologies.md").read_text(encoding="utf-8"), "shop", "Cluster")
 INSTEAD_OF = ("+publish", "+subscribe", "+unsubscribe", "+select")

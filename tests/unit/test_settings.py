@@ -80,6 +80,13 @@ ADDRESSES: list[tuple[dict[str, Any], str]] = [
             ("unix://:SECRET@/run/redis.sock?db=1", "unix:///run/redis.sock"),
             ("redis+socket://:SECRET@/run/redis.sock", "unix:///run/redis.sock"),
             ("sentinel://u:SECRET@h:1;h:2/0?master_name=a", "sentinel://h:1;h:2/0?master_name=a"),
+            # Servers of a cluster.
+            ("redis+cluster://one", "redis+cluster://one:6379"),
+            ("redis+cluster://one:1;two:2", "redis+cluster://one:1;two:2"),
+            ("redis+cluster://one:1/0;redis+cluster://two:2/0", "redis+cluster://one:1;two:2"),
+            ("redis+cluster://shop:SECRET@one:1;two:2", "redis+cluster://one:1;two:2"),
+            ("rediss+cluster://:SECRET@[::1]:1;one:1?ssl_cert_reqs=none", "rediss+cluster://[::1]:1;one:1"),
+            ("redis+cluster://one:1;one:1", "redis+cluster://one:1"),
         )
     ],
 ]
