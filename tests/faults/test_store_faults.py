@@ -13,7 +13,7 @@ import pytest
 from celery_singleton_lock import Lease, Lock, StoreError, signals
 from celery_singleton_lock.stores.clock import clock
 from tests.proxy import Proxy
-from tests.servers import FakeClock, Server, running
+from tests.servers import SERVERS, FakeClock, Server, running
 from tests.topologies.leases import final_result
 from tests.waiting import until
 
@@ -217,14 +217,18 @@ with Lock("stock", url=sys.argv[1], ttl=3) as lease:
     print(time.time(), flush=True)
     sys.stdin.readline()
     lease.check()
-    print(time.time(), flush=True)
+    print(time.time(), Lock("stock", url=sys.argv[1]).acquire(blocking=False), flush=True)
 """
 
 
 @pytest.mark.parametrize("step", ["+3600", "-3600"])
-def test_a_client_whose_clock_is_set_keeps_its_lease(own: Server, wall_clock: FakeClock, step: str) -> None:
+@pytest.mark.parametrize("kind", ["memory", *SERVERS])
+def test_a_client_whose_clock_is_set_keeps_its_lease(
+    request: pytest.FixtureRequest, wall_clock: FakeClock, kind: str, step: str
+) -> None:
+    url = "memory://" if kind == "memory" else request.getfixturevalue(f"{kind}_process").url
     client = subprocess.Popen(
-        [sys.executable, "-c", STEPPED_CLIENT, own.url],
+        [sys.executable, "-c", STEPPED_CLIENT, url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -236,9 +240,10 @@ def test_a_client_whose_clock_is_set_keeps_its_lease(own: Server, wall_clock: Fa
     wall_clock.step(step)
     began = time.monotonic()
     until(lambda: time.monotonic() - began > 4, "more than the ttl has passed")
-    assert Lock("stock", url=own.url, ttl=3).acquire(blocking=False) is None
 
     output, _ = client.communicate("\n", timeout=20)
 
+    after, given_to_another = output.split()
     assert client.returncode == 0
-    assert abs(float(output) - before - int(step)) < 60
+    assert abs(float(after) - before - int(step)) < 60
+    assert given_to_another == "None"

@@ -9,13 +9,22 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_singleton_lock import ConfigurationError, Lock, LockLost, SingletonLockError, SingletonTask, signals
+from celery_singleton_lock import (
+    ConfigurationError,
+    Lock,
+    LockHeld,
+    LockLost,
+    SingletonLockError,
+    SingletonTask,
+    signals,
+)
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores import store_from_url
 from tests.forks import fork_in_c, in_a_fork
@@ -95,13 +104,19 @@ def test_the_context_manager_releases_however_its_block_ends(url: str) -> None:
     assert holders(url, lock) == 0
 
 
-def test_acquire_gives_up_after_its_timeout_and_leaves_no_turn_behind(url: str) -> None:
-    with Lock("stock", url=url):
-        began = time.monotonic()
-        assert Lock("stock", url=url).acquire(timeout=0.2) is None
-        assert 0.2 <= time.monotonic() - began < 5
+@pytest.mark.parametrize("timeout", [0, timedelta(seconds=0.2)])
+def test_a_wait_ends_with_its_timeout_and_leaves_no_turn_behind(url: str, timeout: Any) -> None:
+    lock, began = Lock("stock", url=url, timeout=timeout), time.monotonic()
+    with Lock("stock", url=url) as lease:
+        with pytest.raises(LockHeld) as refused, lock:
+            pass
+        assert refused.value.key == lease.key
+        assert lock.acquire(timeout=timeout) is None
+        assert 0.4 * bool(timeout) <= time.monotonic() - began < 10
+        assert lock.state().waiting == 0
 
-    assert Lock("stock", url=url).acquire(blocking=False) is not None
+    with lock as mine:
+        assert mine.held
 
 
 def test_a_waiter_is_woken_and_does_not_poll(server: Server, in_threads: Any) -> None:
@@ -265,7 +280,10 @@ def test_a_bad_name_is_refused(name: Any) -> None:
         Lock(name, url="memory://")
 
 
-@pytest.mark.parametrize("arguments", [{"ttl": 0}, {"ttl": -1}, {"ttl": "soon"}, {"limit": 0}, {"limit": 1.5}])
+BAD = [{"ttl": 0}, {"ttl": -1}, {"ttl": "soon"}, {"limit": 0}, {"limit": 1.5}, {"timeout": -1}, {"timeout": "long"}]
+
+
+@pytest.mark.parametrize("arguments", BAD)
 def test_bad_arguments_are_refused_by_name(arguments: dict[str, Any]) -> None:
     ((name, _),) = arguments.items()
 

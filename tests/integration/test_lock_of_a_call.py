@@ -1,6 +1,5 @@
 """The lock of a task's call, for other code: to keep out of its way, to see who has it, and to drop its marks."""
 
-import time
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -110,21 +109,7 @@ def test_break_marks_drops_those_of_locks_that_nobody_holds(app: Celery) -> None
         assert [task.lock_state(supplier).queued is None for supplier in (7, 8)] == [True, False]
 
 
-# A `Lock` with a bound, and as a decorator.
-
-
-@pytest.mark.parametrize("timeout", [0, timedelta(seconds=0.2)])
-def test_a_block_waits_for_its_timeout_and_leaves_no_turn(app: Celery, timeout: Any) -> None:
-    lock, began = Lock("stock", app=app, timeout=timeout), time.monotonic()
-
-    with Lock("stock", app=app) as lease:
-        with pytest.raises(LockHeld) as refused, lock:
-            pass
-        assert refused.value.key == lease.key
-        assert 0.2 * bool(timeout) <= time.monotonic() - began < 10
-        assert lock.state().waiting == 0
-    with lock as mine:
-        assert mine.held
+# A `Lock` as a decorator.
 
 
 def test_each_call_of_a_decorated_function_takes_the_lock(app: Celery) -> None:
@@ -161,9 +146,3 @@ PLAIN = Celery("plain", set_as_current=False).task(shared=False)(plain)
 def test_what_is_not_done_when_it_returns_is_not_decorated(app: Celery, thing: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot decorate .*take the lock inside"):
         Lock("stock", app=app)(thing)
-
-
-@pytest.mark.parametrize("timeout", [-1, "long"])
-def test_a_bad_timeout_is_refused(timeout: Any) -> None:
-    with pytest.raises(ConfigurationError, match="timeout"):
-        Lock("stock", url="memory://", timeout=timeout)
