@@ -7,7 +7,6 @@ import pydantic
 
 from celery_singleton_lock import SingletonTask
 from tests.acceptance.app import app, recorder
-from tests.gates import wait_at
 
 __all__ = ["app"]
 
@@ -26,15 +25,12 @@ class Order(pydantic.BaseModel):
 
 
 @app.task(base=SingletonTask, bind=True, pydantic=True)
-def load(self: Any, order: Order, gate: str = "") -> str:
+def load(self: Any, order: Order) -> str:
     with recorder.body(order.supplier_id, self.request.id):
-        if gate:
-            wait_at(recorder, gate)
-    return "ran"
+        return "ran"
 
 
 @app.task(base=SingletonTask, bind=True, pydantic=True, lock_key="{order.supplier_id}", lock_mode="until_executed")
 def load_once(self: Any, order: Order) -> str:
     with recorder.body(order.supplier_id, self.request.id):
-        pass
-    return "ran"
+        return "ran"

@@ -1,10 +1,10 @@
 """Calls that wait in the broker: called in their order, and asking nobody meanwhile."""
 
 import itertools
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -160,7 +160,7 @@ def test_the_line_outlives_the_worker_that_held_its_messages(
             order = line_of(task)
             # Celery takes a run whose result nobody reads any more for one that has died, and its call ends so.
             until(lambda: sorted(map(len, _active(task))) == [0, 1], "all results are read", SOON)
-            (ends,) = [each for each in both if each.pid != _parent_of(recorder.events("enter")[0].pid)]
+            (ends,) = [each for each in both if each.pid != os.getpgid(recorder.events("enter")[0].pid)]
             ends.send(signal.SIGTERM)
             ends.wait()
             # The broker delivers its messages to the other one.
@@ -172,10 +172,6 @@ def test_the_line_outlives_the_worker_that_held_its_messages(
 
 def _active(task: Any) -> list[Any]:
     return [*(task.app.control.inspect().active() or {}).values()]
-
-
-def _parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_store_that_has_lost_all_loses_no_call(

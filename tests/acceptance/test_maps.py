@@ -19,14 +19,13 @@ valkey, worker = one_worker(4, autouse=True)
 
 @pytest.fixture
 def held(recorder: Recorder) -> Iterator[Any]:
-    """Begins a run that holds its key until the test ends, or for so many seconds."""
+    """Begins a run that holds its key until the test ends."""
     gates = []
 
-    def begins(task: Any, key: str, seconds: float | None = None) -> Any:
+    def begins(task: Any, key: str) -> None:
         gates.append(key)
-        result = task.delay(key, 0, seconds or 0, None if seconds else key)
+        task.delay(key, 0, 0.0, key)
         until(lambda: of_key(recorder, key), "it runs")
-        return result
 
     yield begins
     for gate in gates:

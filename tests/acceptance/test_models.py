@@ -32,13 +32,9 @@ def models(tasks: Any) -> Any:
     return models_app
 
 
-def publish(models: Any, by_name: bool, *args: Any) -> Any:
-    return models.app.send_task(models.load.name, args) if by_name else models.load.delay(*args)
-
-
 def test_the_main_process_makes_no_model(models: Any, worker: Worker, recorder: Recorder) -> None:
     sent = [
-        publish(models, True, {"supplier_id": 1}),
+        models.app.send_task(models.load.name, ({"supplier_id": 1},)),
         models.app.send_task(models.load.name, ({"supplier_id": 2},), expires=datetime.now(UTC) - timedelta(hours=1)),
         models.load_once.apply_async(({"supplier_id": 3},), countdown=0.5),
     ]

@@ -113,25 +113,24 @@ def out_of_memory(client: Any) -> Iterator[Callable[[], object]]:
     client.config_set("maxmemory", 0)
 
 
-def test_a_server_out_of_memory_grants_nothing(store: Store, out_of_memory: Callable[[], object]) -> None:
+@pytest.mark.parametrize("wanted", [replace(MINE, token="b"), replace(COPY, token="b")])
+def test_a_server_out_of_memory_grants_nothing_tells_conflicts_renews_and_releases(
+    store: Store, client: Any, out_of_memory: Callable[[], object], wanted: Claim
+) -> None:
     warmed_up(store)
+    store.acquire(replace(MINE, ttl=5.0))
 
     out_of_memory()
 
     with pytest.raises(StoreError, match="maxmemory"):
-        store.acquire(MINE)
-
-
-def test_a_server_out_of_memory_renews_and_releases(
-    store: Store, client: Any, out_of_memory: Callable[[], object]
-) -> None:
-    store.acquire(Claim(KEY, "a", 5.0))
-
-    out_of_memory()
-
+        store.acquire(replace(MINE, key=OTHER_KEY))
+    conflict = store.acquire(wanted)
+    assert isinstance(conflict, Conflict)
+    assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)
     assert store.renew([MINE], 1.0) == [Answer.DONE]
     assert store.holders(KEY)[0].expires_in > 5
     assert client.pttl(KEY) > 10_000
+    # A copy that was met leaves a marker only with an ending.
     assert store.release(MINE, 1) is Answer.DONE
     assert not client.exists(KEY)
 
@@ -145,16 +144,3 @@ def test_an_ending_is_kept_by_a_server_out_of_memory(
 
     assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)) is Answer.MARKED
     assert client.hexists(KEY, COPY.marker)
-
-
-@pytest.mark.parametrize("wanted", [replace(MINE, token="b"), replace(COPY, token="b")])
-def test_a_conflict_is_told_by_a_server_out_of_memory(
-    store: Store, out_of_memory: Callable[[], object], wanted: Claim
-) -> None:
-    store.acquire(MINE)
-
-    out_of_memory()
-
-    conflict = store.acquire(wanted)
-    assert isinstance(conflict, Conflict)
-    assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)

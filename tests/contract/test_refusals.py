@@ -4,7 +4,6 @@ import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from celery_singleton_lock.stores.records import Answer, Claim, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE, outcome_of
 from tests.proxy import Proxy
+from tests.replicas import replicated
 from tests.servers import SERVERS, Server, certificate, free_port, running
 from tests.waiting import until
 
@@ -53,38 +53,18 @@ def test_a_refusal_that_passes_is_waited_for(own: Server, refuses: Callable[[Any
         assert store.renew([MINE], 1.0) == [Answer.DONE]
 
 
-@contextmanager
-def failed_over(kind: str) -> Iterator[tuple[Proxy, Server, Server, Callable[[], None]]]:
-    """A master behind a proxy, its replica, and what makes them change places."""
-    with (
-        running(kind) as old,
-        running(kind) as new,
-        Proxy(old.port) as proxy,
-        old.client() as master,
-        new.client() as replica,
-    ):
-
-        def follow(follower: Any, leader: Server) -> None:
-            follower.replicaof("127.0.0.1", leader.port)
-            until(lambda: follower.info("replication")["master_link_status"] == "up", "it replicates")
-
-        def fail_over() -> None:
-            replica.replicaof("NO", "ONE")
-            proxy.move(new.port)
-            follow(master, new)
-
-        follow(replica, old)
-        yield proxy, old, new, fail_over
-
-
 @pytest.mark.prove
 @pytest.mark.parametrize("kind", SERVERS)
 def test_an_address_that_has_moved_is_followed_although_the_old_server_still_answers(kind: str) -> None:
-    with failed_over(kind) as (proxy, _, new, fail_over):
+    with replicated(kind, 1) as (old, (new,)), Proxy(old.port) as proxy:
         store = Store(proxy.url, {})
         store.acquire(OTHER)
         store.renew([OTHER], 1.0)
-        fail_over()
+        with old.client() as master, new.client() as replica:
+            replica.replicaof("NO", "ONE")
+            proxy.move(new.port)
+            master.replicaof("127.0.0.1", new.port)
+            until(lambda: master.info("replication")["master_link_status"] == "up", "it replicates")
         began = clock()
 
         assert isinstance(store.acquire(MINE), Grant)
@@ -126,10 +106,6 @@ def test_a_missing_right_is_told_at_the_first_try_with_the_setting(own: Server, 
     assert "secret" not in str(refused.value) + repr(refused.value)
 
 
-def wrong_type(client: Any) -> None:
-    client.set(KEY, "somebody else's")
-
-
 NEVER = {
     "database": ((), "/99", ("DB index", "counts from /0", "singleton_lock_url")),
     "select": (("--cluster-enabled", "yes"), "/1", ("SELECT", "redis+cluster://")),
@@ -152,7 +128,7 @@ def test_what_a_server_can_never_do_is_told_at_the_first_try(never: str) -> None
     with running("redis", *arguments, *cluster_port) as server:
         if never == "type":
             with server.client() as client:
-                wrong_type(client)
+                client.set(KEY, "somebody else's")
         began = clock()
 
         with pytest.raises(ConfigurationError) as refused:

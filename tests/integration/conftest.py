@@ -1,11 +1,28 @@
-"""An app with its locks on a server of each kind, in turn."""
+"""An app and a store of each kind, in turn, and what several files do with them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from celery import Celery, uuid
 
-from tests.servers import Server
+from celery_singleton_lock import Lease
+from celery_singleton_lock.stores import store_from_url
+from tests.servers import SERVERS, Server
+from tests.waiting import until
+
+
+@pytest.fixture(params=(*SERVERS, "memory"))
+def url(request: pytest.FixtureRequest) -> str:
+    """An empty store of each kind."""
+    if request.param == "memory":
+        store_from_url("memory://integration").clear()  # type: ignore[attr-defined]
+        return "memory://integration"
+    server: Server = request.getfixturevalue(f"{request.param}_process")
+    with server.client() as client:
+        client.flushall()
+    return server.url
 
 
 @pytest.fixture
@@ -15,3 +32,17 @@ def app(server: Server) -> Iterator[Celery]:
     app.conf.update(singleton_lock_url=server.url, task_default_queue=uuid())
     yield app
     app.close()
+
+
+def here(body: Callable[[], Any]) -> Any:
+    return body()
+
+
+def in_a_thread(body: Callable[[], Any]) -> Any:
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(body).result(30)
+
+
+def is_renewed(lease: Lease) -> None:
+    seen = [lease.remaining()]
+    until(lambda: seen.append(lease.remaining()) or seen[-1] > seen[-2] or lease.lost, "it is renewed")

@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -14,6 +13,7 @@ from celery import Celery, states
 from celery_singleton_lock import LockLost, SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from tests.integration.conftest import here, in_a_thread
 from tests.tracing import traced
 
 LONG = 15.0
@@ -87,15 +87,6 @@ def waits_in_an_event_loop(self: Any) -> None:
         asyncio.run(main())
     finally:
         assert cleaned == [True]
-
-
-def here(call: Callable[[], Any]) -> Any:
-    return call()
-
-
-def in_a_thread(call: Callable[[], Any]) -> Any:
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result(30)
 
 
 @pytest.mark.parametrize("where", [here, in_a_thread])

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_singleton_lock import Lease, Lock
+from celery_singleton_lock import Lock
+from tests.integration.conftest import is_renewed
 from tests.servers import FakeClock, Server, running
 from tests.waiting import until
 
@@ -43,11 +44,6 @@ def steps_told(caplog: pytest.LogCaptureFixture, server: Server) -> list[str]:
     told = [record for record in caplog.records if record.getMessage().startswith("lock.clock ")]
     assert all(record.levelno == logging.WARNING for record in told)
     return [record.getMessage() for record in told if server.url in record.getMessage()]
-
-
-def is_renewed(lease: Lease) -> None:
-    seen = [lease.remaining()]
-    until(lambda: seen.append(lease.remaining()) or seen[-1] > seen[-2] or lease.lost, "it is renewed")
 
 
 def by_asking(server: Server, is_told: Callable[[], bool]) -> None:

@@ -16,6 +16,7 @@ from celery.exceptions import SoftTimeLimitExceeded
 from celery_singleton_lock import Lock, SingletonTask, signals
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
+from tests.integration.conftest import is_renewed
 from tests.servers import Server
 from tests.tracing import tracer_of
 from tests.waiting import until
@@ -151,8 +152,7 @@ def test_a_signal_at_any_moment_harms_nobody_else(
             return held <= {beside.key, Lock("taken", app=app).key}
 
         until(are_free, "the keys are free", timeout=TTL + SLACK)
-        seen = [beside.remaining()]
-        until(lambda: seen.append(beside.remaining()) or seen[-1] > seen[-2], "it is renewed", timeout=10)
+        is_renewed(beside)
         assert [holder.fence for holder in store_of(app).holders(beside.key)] == [beside.fence]
 
 

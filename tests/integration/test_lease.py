@@ -17,6 +17,7 @@ from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim
 from celery_singleton_lock.stores.redis.inventory import Inventory
+from tests.integration.conftest import is_renewed
 from tests.waiting import until
 
 KEY = "singleton:v3:{stock:00}"
@@ -132,11 +133,6 @@ def test_who_checks_a_lease_late_learns_that_it_has_to_stop(app: Celery) -> None
         late.check()
     assert late.time_left > 0
     late.release()
-
-
-def is_renewed(lease: Lease) -> None:
-    seen = [lease.remaining()]
-    until(lambda: seen.append(lease.remaining()) or seen[-1] > seen[-2], "it is renewed")
 
 
 def test_a_lease_is_renewed_while_somebody_has_it_and_no_longer(app: Celery) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -29,49 +29,8 @@ from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.stores import store_from_url
 from tests.forks import fork_in_c, in_a_fork
 from tests.proxy import Proxy
-from tests.servers import SERVERS, Server
+from tests.servers import Server
 from tests.waiting import until
-
-STORES = (*SERVERS, "memory")
-
-
-@pytest.fixture(params=STORES)
-def url(request: pytest.FixtureRequest) -> str:
-    """An empty store of each kind, in turn."""
-    if request.param == "memory":
-        store_from_url("memory://lock").clear()  # type: ignore[attr-defined]
-        return "memory://lock"
-    server = request.getfixturevalue(f"{request.param}_process")
-    with server.client() as client:
-        client.flushall()
-    return str(server.url)
-
-
-@pytest.fixture
-def in_threads() -> Iterator[Callable[..., threading.Thread]]:
-    """Starts threads, and sees to it that all of them have ended well."""
-    threads: list[threading.Thread] = []
-    failures: list[BaseException] = []
-
-    def start(body: Callable[..., Any], *args: Any) -> threading.Thread:
-        def run() -> None:
-            try:
-                body(*args)
-            except BaseException as error:
-                failures.append(error)
-                raise
-
-        thread = threading.Thread(target=run, daemon=True)
-        threads.append(thread)
-        thread.start()
-        return thread
-
-    yield start
-    for thread in threads:
-        thread.join(20)
-        assert not thread.is_alive()
-    assert not failures
-
 
 # One for all tests: a server is the same from the first test to the last.
 store_at = cache(store_from_url)
@@ -119,68 +78,54 @@ def test_a_wait_ends_with_its_timeout_and_leaves_no_turn_behind(url: str, timeou
         assert mine.held
 
 
-def test_a_waiter_is_woken_and_does_not_poll(server: Server, in_threads: Any) -> None:
-    lock, got = Lock("stock", url=server.url), []
+def test_a_waiter_is_woken_and_does_not_poll(server: Server) -> None:
+    lock = Lock("stock", url=server.url)
 
-    def wait() -> None:
+    def wait() -> float:
         with lock:
-            got.append(time.monotonic())
+            return time.monotonic()
 
     def scripts_run() -> int:
         with server.client() as client:
             stats = client.info("commandstats")
         return sum(stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in ("eval", "evalsha"))
 
-    with lock:
-        in_threads(wait)
+    with ThreadPoolExecutor(1) as pool, lock:
+        got = pool.submit(wait)
         until(lambda: waiting(server, lock) == 1, "it queues")
         before = scripts_run()
         began = time.monotonic()
         until(lambda: time.monotonic() - began > 1.0, "a while has passed")
         assert scripts_run() == before
         released = time.monotonic()
-    until(lambda: got, "it is served")
 
-    assert got[0] - released < 10
+    assert got.result(20) - released < 10
 
 
 HOLD = """
 import sys
 import threading
 from celery_singleton_lock import Lock
-lock = Lock("stock", url=sys.argv[1], ttl=float(sys.argv[2]), limit=int(sys.argv[3]))
+lock = Lock("stock", url=sys.argv[1], ttl=2)
 lock.acquire()
-for _ in range(int(sys.argv[4])):
+for _ in range(int(sys.argv[2])):
     threading.Thread(target=lock.acquire, daemon=True).start()
 print("held", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.fixture
-def process() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts processes that acquire the lock; kills what is left of them."""
-    processes = []
-
-    def start(url: str, ttl: float = 2, limit: int = 1, waiters: int = 0) -> subprocess.Popen[str]:
-        command = [sys.executable, "-c", HOLD, url, str(ttl), str(limit), str(waiters)]
-        popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        processes.append(popen)
-        return popen
-
-    yield start
-    for popen in processes:
-        popen.kill()
-        popen.communicate()
-
-
 @pytest.mark.parametrize("with_it", [0, 12])
-def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Server, process: Any, with_it: int) -> None:
+def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Server, with_it: int) -> None:
     """Also if others that wait die with it."""
-    holder = process(server.url, ttl=2, waiters=with_it)
-    assert holder.stdout.readline() == "held\n"
-    until(lambda: waiting(server, Lock("stock", url=server.url)) == with_it, "they queue")
-    holder.kill()
+    command = [sys.executable, "-c", HOLD, server.url, str(with_it)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            until(lambda: waiting(server, Lock("stock", url=server.url)) == with_it, "they queue")
+        finally:
+            holder.kill()
     killed = time.monotonic()
 
     lease = Lock("stock", url=server.url, ttl=2).acquire(timeout=20)
@@ -191,19 +136,13 @@ def test_when_the_holder_dies_a_waiter_gets_the_lock_within_the_ttl(server: Serv
     lease.release()
 
 
-def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str, in_threads: Any) -> None:
-    lock, errors = Lock("stock", url=url), []
+def test_a_release_by_a_stranger_or_twice_is_an_error_and_frees_nothing(url: str) -> None:
+    lock = Lock("stock", url=url)
     lease = lock.acquire()
     assert lease is not None
 
-    def release_as_a_stranger() -> None:
-        try:
-            lock.release()
-        except SingletonLockError as error:
-            errors.append(str(error))
-
-    in_threads(release_as_a_stranger).join(10)
-    assert "not held by this thread" in errors[0]
+    with ThreadPoolExecutor(1) as stranger, pytest.raises(SingletonLockError, match="not held by this thread"):
+        stranger.submit(lock.release).result(10)
     assert holders(url, lock) == 1
 
     lock.release()

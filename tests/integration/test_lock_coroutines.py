@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -14,26 +15,13 @@ import pytest
 import uvloop
 
 from celery_singleton_lock import ConfigurationError, Lease, Lock, LockHeld, SingletonLockError, StoreError
-from celery_singleton_lock.stores import store_from_url
 from tests.forks import in_a_fork
 from tests.proxy import Proxy
-from tests.servers import SERVERS, Server, running
+from tests.servers import Server, running
 from tests.waiting import until
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 SOON = 30.0
-
-
-@pytest.fixture(params=(*SERVERS, "memory"))
-def url(request: pytest.FixtureRequest) -> str:
-    """An empty store of each kind, in turn."""
-    if request.param == "memory":
-        store_from_url("memory://coroutines").clear()  # type: ignore[attr-defined]
-        return "memory://coroutines"
-    server: Server = request.getfixturevalue(f"{request.param}_process")
-    with server.client() as client:
-        client.flushall()
-    return server.url
 
 
 # uvicorn takes uvloop, so `make test` has it in tests/frameworks.
@@ -390,21 +378,9 @@ def test_loops_of_several_threads_exclude_one_another(lock: Lock) -> None:
     async def main() -> None:
         await asyncio.gather(*(hold() for _ in range(10)))
 
-    failures = list[BaseException]()
-
-    def run_one() -> None:
-        try:
-            asyncio.run(main())
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=run_one) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * SOON)
-    assert failures == []
+    with ThreadPoolExecutor(4) as pool:
+        for each in [pool.submit(lambda: asyncio.run(main())) for _ in range(4)]:
+            each.result(2 * SOON)
 
 
 def test_a_forked_child_waits_for_its_parent(valkey: Server) -> None:

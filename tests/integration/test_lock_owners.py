@@ -13,48 +13,18 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import Lease, Lock, SingletonLockError, SingletonTask
-from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Claim, Holder
+from tests.integration.conftest import here, in_a_thread
 from tests.integration.test_lock import store_at
-from tests.servers import Server
 from tests.tracing import traced
 from tests.waiting import until
-
-
-@pytest.fixture(params=["valkey", "memory"])
-def url(request: pytest.FixtureRequest) -> str:
-    if request.param == "memory":
-        store_from_url("memory://owners").clear()  # type: ignore[attr-defined]
-        return "memory://owners"
-    server: Server = request.getfixturevalue("valkey")
-    return server.url
 
 
 def holders(url: str, lock: Lock) -> list[Holder]:
     return store_at(url).holders(lock.key)
 
 
-def in_a_thread(body: Callable[[], Any]) -> Any:
-    """What *body* returns, or the error it raises, in another thread."""
-    got: list[Any] = []
-
-    def run() -> None:
-        try:
-            got.append(body())
-        except SingletonLockError as error:
-            got.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(20)
-    return got[0]
-
-
 # In another context, or in another thread.
-
-
-def here(body: Callable[[], Any]) -> Any:
-    return body()
 
 
 def in_a_context(body: Callable[[], Any]) -> Any:

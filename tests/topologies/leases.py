@@ -24,8 +24,8 @@ def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:
     return Claim(f"singleton:v3:{{{name}:00}}", token, ttl)
 
 
-def opened(cleanup: ExitStack, url: str, **options: Any) -> Store:
-    store = store_from_url(url, options)
+def opened(cleanup: ExitStack, url: str, replicas: int = 0) -> Store:
+    store = store_from_url(url, replicas=replicas)
     cleanup.callback(store.close)
     return store
 

@@ -1,6 +1,6 @@
 """What every store of locks owes its callers, of one in a cluster."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -67,7 +67,3 @@ class TestClusterStore(OfOneServer):
         store = store_from_url(calm_cluster.url)
         yield store
         store.close()
-
-    @pytest.fixture
-    def lose_all(self, client: Any) -> Callable[[], object]:
-        return client.flushall  # type: ignore[no-any-return]

@@ -1,19 +1,18 @@
 """In a cluster each grant and each renewal counts once the replicas of that one server have it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
 from tests.replicas import go_on, halt
-from tests.topologies.leases import answered, claim_of, leased
+from tests.topologies.leases import answered, claim_of, leased, opened
 from tests.topologies.test_cluster_failover import TTL, names_at, renewed_after, stop_replication
 from tests.waiting import until
 
@@ -22,10 +21,8 @@ SLACK = 2.0
 
 
 @pytest.fixture
-def careful(cluster: Cluster) -> Iterator[Store]:
-    store = store_from_url(cluster.url, replicas=1)
-    yield store
-    store.close()
+def careful(cluster: Cluster, cleanup: ExitStack) -> Store:
+    return opened(cleanup, cluster.url, replicas=1)
 
 
 @pytest.fixture
@@ -87,8 +84,7 @@ def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others
 
 def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> None:
     cluster = cleanup.enter_context(clustered("redis", replicas=0))
-    store = store_from_url(cluster.url, replicas=1)
-    cleanup.callback(store.close)
+    store = opened(cleanup, cluster.url, replicas=1)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
         Inventory(store).self_test("singleton:v3:{trial:00}", 3.0)
@@ -98,9 +94,7 @@ def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_on
     shaken_cluster: Cluster, cleanup: ExitStack
 ) -> None:
     cluster = shaken_cluster
-    careful, elsewhere = store_from_url(cluster.url, replicas=1), store_from_url(cluster.url)
-    for store in (careful, elsewhere):
-        cleanup.callback(store.close)
+    careful, elsewhere = opened(cleanup, cluster.url, replicas=1), opened(cleanup, cluster.url)
     master = cluster.masters[0]
     (name,) = names_at(cluster, master, 1)
     lease = leased(careful, claim_of(name, token="held"))

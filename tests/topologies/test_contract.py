@@ -1,7 +1,6 @@
 """What every store of locks owes its callers, of the one that Sentinel finds, and of one that waits for replicas."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
@@ -33,10 +32,6 @@ class TestSentinelStore(OfOneServer):
         yield store
         store.close()
 
-    @pytest.fixture
-    def lose_all(self, client: Any) -> Callable[[], object]:
-        return client.flushall  # type: ignore[no-any-return]
-
 
 class TestReplicatedStore(OfOneServer):
     """The contract, of a store whose replica has to have each grant and each renewal."""
@@ -52,7 +47,3 @@ class TestReplicatedStore(OfOneServer):
         store = Store(server.url, {}, 1)
         yield store
         store.close()
-
-    @pytest.fixture
-    def lose_all(self, client: Any) -> Callable[[], object]:
-        return client.flushall  # type: ignore[no-any-return]

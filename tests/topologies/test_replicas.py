@@ -6,7 +6,6 @@ from contextlib import ExitStack
 import pytest
 
 from celery_singleton_lock import ConfigurationError, StoreError
-from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
@@ -15,7 +14,7 @@ from tests.proxy import Proxy
 from tests.replicas import go_on, halt, replicated
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS, Server
-from tests.topologies.leases import leased
+from tests.topologies.leases import leased, opened
 from tests.topologies.test_failover import (
     TTL,
     answered,
@@ -123,8 +122,7 @@ def test_a_server_without_replicas_is_told_at_the_start(valkey: Server) -> None:
 def test_with_one_of_two_replicas_a_failover_is_followed_and_held_leases_are_kept(
     shaken: Deployment, cleanup: ExitStack
 ) -> None:
-    store = store_from_url(shaken.url, replicas=1)
-    cleanup.callback(store.close)
+    store = opened(cleanup, shaken.url, replicas=1)
     # Nothing counts until the other replica follows the new master, and a busy machine may see two failovers.
     lease = leased(store, claim_of("held", ttl=20.0))
     cleanup.callback(lease.release)
@@ -138,10 +136,7 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
     deployment = cleanup.enter_context(deployed("redis", behind=Proxy))
     assert deployment.front is not None
     # As one that reaches the old master, and no sentinel.
-    on_its_side = store_from_url(deployment.servers[0].url, replicas=1)
-    elsewhere = store_from_url(deployment.url, replicas=1)
-    for store in (on_its_side, elsewhere):
-        cleanup.callback(store.close)
+    on_its_side, elsewhere = (opened(cleanup, url, replicas=1) for url in (deployment.servers[0].url, deployment.url))
     told_at: list[float] = []
     lease = leased(on_its_side, claim_of("cut off"), on_lost=lambda *_: told_at.append(clock()))
     renewed_after(lease, "it is renewed before")
@@ -165,10 +160,7 @@ def test_at_a_master_that_is_cut_off_the_holder_is_told_before_another_is_grante
 def test_if_all_replicas_are_asked_for_neither_side_grants_while_one_is_missing(cleanup: ExitStack) -> None:
     deployment = cleanup.enter_context(deployed("redis", behind=Proxy))
     assert deployment.front is not None
-    on_its_side = store_from_url(deployment.servers[0].url, replicas=2)
-    elsewhere = store_from_url(deployment.url, replicas=2)
-    for store in (on_its_side, elsewhere):
-        cleanup.callback(store.close)
+    on_its_side, elsewhere = (opened(cleanup, url, replicas=2) for url in (deployment.servers[0].url, deployment.url))
     lease = leased(on_its_side, claim_of("cut off"))
     deployment.front.black_hole()
     until(lambda: lease.lost, "the holder is told", timeout=60)

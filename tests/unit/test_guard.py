@@ -11,13 +11,6 @@ from celery.contrib.django.task import DjangoTask
 from celery_singleton_lock import ConfigurationError, SingletonTask
 
 
-@pytest.fixture
-def app() -> Celery:
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://guard"
-    return app
-
-
 def make(app: Celery, base: type, **options: Any) -> Any:
     @app.task(base=base, name="shop.tasks.sync", bind=True, shared=False, **options)
     def sync(self: Any, x: Any = 0) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import Celery, uuid
+from celery import Celery
 from celery.app import base
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
@@ -66,14 +66,6 @@ def load(order: Order) -> None: ...
 
 
 def load_bound(self: Any, order: Order) -> None: ...
-
-
-@pytest.fixture
-def app() -> Celery:
-    app = Celery("models", broker="memory://", set_as_current=False)
-    # Queues in memory are those of the process.
-    app.conf.update(singleton_lock_url="memory://", task_default_queue=uuid())
-    return app
 
 
 def keys_of(app: Celery, body: Callable[..., None] = load, lock_key: Any = None, **options: Any) -> Any:

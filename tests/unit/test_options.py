@@ -9,6 +9,7 @@ from celery import Celery, Task
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.signals import lock_acquired
+from tests.unit.conftest import make
 
 NOT_A_DURATION = [True, float("nan"), float("inf"), "30", [30]]
 APP_WIDE = (
@@ -59,23 +60,6 @@ def told(name: str) -> list[str]:
     of_numbers["min_hold_on_failure"] = ["True or False"]
     least = 1 if name in ("ttl", "queue_ttl") else 0
     return of_numbers.get(name, ["a number of seconds", f"at least {least}", "timedelta"])
-
-
-@pytest.fixture
-def app() -> Celery:
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://options"
-    return app
-
-
-def make(app: Celery, base: type[Task] = SingletonTask, **options: Any) -> Any:
-    """A task of *app*, made as Celery makes it: when the app is finalised."""
-
-    @app.task(base=base, name="shop.tasks.sync", shared=False, **options)
-    def sync(x: Any, y: Any = 1) -> None: ...
-
-    app.finalize()
-    return app.tasks["shop.tasks.sync"]
 
 
 def ttl_of(task: Any) -> Any:

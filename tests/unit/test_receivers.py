@@ -1,22 +1,13 @@
 """What is heard of messages of which a worker makes nothing."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, uuid
+from celery import Celery
 from celery.signals import before_task_publish, task_rejected, task_unknown
 from celery.utils.objects import Bunch
 
 from celery_singleton_lock import SingletonTask
-
-
-@pytest.fixture
-def app() -> Iterator[Celery]:
-    app = Celery("handlers", broker="memory://", set_as_current=False)
-    app.conf.update(singleton_lock_url=f"memory://{uuid()}", task_default_queue=uuid())
-    yield app
-    app.close()
 
 
 def published(task: Any) -> dict[str, Any]:

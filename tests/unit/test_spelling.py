@@ -10,26 +10,12 @@ import pytest
 from celery import Celery, group
 
 from celery_singleton_lock import ConfigurationError, Lock, SingletonTask
+from tests.unit.conftest import make
 
 
 @pytest.fixture(autouse=True)
 def nothing_imports_celery_singleton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "celery_singleton", raising=False)
-
-
-@pytest.fixture
-def app() -> Celery:
-    app = Celery("shop", set_as_current=False)
-    app.conf.singleton_lock_url = "memory://spelling"
-    return app
-
-
-def make(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
-    @app.task(base=base, name="shop.tasks.sync", shared=False, **options)
-    def sync(x: Any) -> None: ...
-
-    app.finalize()
-    return app.tasks["shop.tasks.sync"]
 
 
 def refusal(app: Celery, **options: Any) -> str:

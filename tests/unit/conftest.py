@@ -1,0 +1,28 @@
+"""An app of each test's own, and the task that most of them ask about."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, uuid
+
+from celery_singleton_lock import SingletonTask
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    # Queues in memory are those of the process.
+    app.conf.update(singleton_lock_url=f"memory://{uuid()}", task_default_queue=uuid())
+    yield app
+    app.close()
+
+
+def make(app: Celery, base: type = SingletonTask, **options: Any) -> Any:
+    """A task of *app*, made as Celery makes it: when the app is finalised."""
+
+    @app.task(base=base, name="shop.tasks.sync", shared=False, **options)
+    def sync(x: Any, y: Any = 1) -> None: ...
+
+    app.finalize()
+    return app.tasks["shop.tasks.sync"]
