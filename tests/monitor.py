@@ -15,15 +15,17 @@ _RENEWALS = ("EVALSHA " + RENEW.digest, "EVAL " + RENEW.text[:40])
 
 
 class Monitor:
-    """Remembers the commands of all clients from `__enter__` on."""
+    """Remembers the commands of clients to a database, or to all, from `__enter__` on."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, database: int | None = None) -> None:
         self._client = server.client()
+        self._database = database
         self._commands: list[str] = []
+        self._hears = threading.Event()
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._listen, daemon=True).start()
-        until(lambda: self._client.ping() and self._commands, "the server tells what it is told")
+        until(lambda: self._client.ping() and self._hears.is_set(), "the server tells what it is told")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -31,13 +33,19 @@ class Monitor:
 
     def renewed_after_release(self, token: str) -> bool:
         """A renewal with this token came after a release with it."""
-        mine = [command for command in list(self._commands) if token in command]
+        mine = self.about(token)
         released = [number for number, command in enumerate(mine) if command.startswith(_RELEASES)]
         renewed = [number for number, command in enumerate(mine) if command.startswith(_RENEWALS)]
         return bool(released and renewed) and renewed[-1] > released[0]
 
+    def about(self, *words: str) -> list[str]:
+        """Those that have one of the words in them."""
+        return [command for command in list(self._commands) if any(word in command for word in words)]
+
     def _listen(self) -> None:
         with suppress(redis.RedisError, OSError, ValueError), self._client.monitor() as monitor:
             for heard in monitor.listen():
-                said: Any = heard["command"]
-                self._commands.append(said)
+                said: Any = heard
+                self._hears.set()
+                if said["client_type"] != "lua" and self._database in (None, said["db"]):
+                    self._commands.append(said["command"])
