@@ -12,6 +12,34 @@ from pathlib import Path
 from tests.waiting import until
 
 
+class Process:
+    """A command of Celery's that runs until it is ended, and its log."""
+
+    def __init__(self, app: str, env: dict[str, str], *command: str) -> None:
+        self._log = Path(tempfile.mkstemp(prefix="celery-", suffix=".log")[1])
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "celery", "-A", app, *command, "--loglevel", "INFO"],
+                env={**os.environ, **env},
+                stdout=log,
+                stderr=log,
+            )
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def send(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def close(self) -> None:
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)
+        self._process.kill()
+        self._process.wait()
+        self._log.unlink()
+
+
 class Worker:
     """One `celery worker` with its pool children."""
 

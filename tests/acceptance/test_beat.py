@@ -18,6 +18,7 @@ import pytest
 
 from tests.servers import FakeClock, Server
 from tests.waiting import until
+from tests.workers import Process
 
 EVERY = 2.0
 TTL = 3.0
@@ -26,36 +27,19 @@ SLACK = 5.0
 """For a machine that has other things to do."""
 
 
-class Beat:
+class Beat(Process):
     """One `celery beat`, with a schedule file of its own."""
 
     def __init__(self, env: dict[str, str], scheduler: str = "celery_singleton_lock.beat:SingletonScheduler") -> None:
-        self._directory = tempfile.mkdtemp(prefix="beat-")
-        self._log = Path(self._directory) / "log"
-        command = [sys.executable, "-m", "celery", "-A", "tests.acceptance.beat_app", "beat", "--loglevel", "INFO"]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*command, "--scheduler", scheduler, "--schedule", f"{self._directory}/schedule", "--pidfile", ""],
-                env={**os.environ, **env},
-                stdout=log,
-                stderr=log,
-            )
-
-    def send(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
+        schedule = tempfile.mkdtemp(prefix="beat-") + "/schedule"
+        options = ("--scheduler", scheduler, "--schedule", schedule, "--pidfile", "")
+        super().__init__("tests.acceptance.beat_app", env, "beat", *options)
 
     def starts(self) -> bool:
         return self._has_said("beat: Starting")
 
     def leads(self) -> bool:
         return self._has_said("beat.leads")
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
 
     def _has_said(self, words: str) -> bool:
         assert self._process.poll() is None, self.log()

@@ -499,21 +499,12 @@ def test_a_dry_run_and_a_break_without_a_terminal_do_nothing(tasks: Any, operate
     assert store.broken_by(claim(key)) is None
 
 
-ON_A_TERMINAL = """
-import sys
-from celery.bin.base import CLIContext
-from celery_singleton_lock.operations.cli import singleton
-from tests.acceptance.app import app
-singleton(["break", *sys.argv[1:]], obj=CLIContext(app, no_color=True, workdir=None))
-"""
-
-
 class Terminal:
     """A `break` that asks a person."""
 
     def __init__(self, env: dict[str, str], *arguments: str) -> None:
         self._keyboard, inside = os.openpty()
-        command = [sys.executable, "-c", ON_A_TERMINAL, *arguments]
+        command = [sys.executable, "-m", "celery", "-A", APP, "singleton", "break", *arguments]
         streams = {"stdin": inside, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         self._process = subprocess.Popen(command, env={**os.environ, **env}, text=True, **streams)  # type: ignore[call-overload]
         os.close(inside)

@@ -1,9 +1,6 @@
 """What can never work stops the start of a worker or a beat and is a line each; what may pass is told, and passes."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,6 +14,7 @@ from celery_singleton_lock import SingletonTask
 from tests.proxy import Proxy
 from tests.servers import Server, running
 from tests.waiting import until
+from tests.workers import Process
 
 APP = "tests.acceptance.start_app"
 BEAT = ("--scheduler", "celery_singleton_lock.beat:SingletonScheduler", "--pidfile", "")
@@ -48,24 +46,14 @@ def check_worker(app: Celery, pool: str, queues: list[str] | None = None) -> Non
         _state._set_task_join_will_block(False)
 
 
-Start = Callable[[dict[str, str]], "Process"]
+Start = Callable[[dict[str, str]], "Starting"]
 
 
-class Process:
+class Starting(Process):
     """A worker, or a beat, that may not start."""
 
-    def __init__(self, env: dict[str, str], directory: Path, *command: str) -> None:
-        self._log = directory / "log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", APP, *command, "--loglevel", "INFO"],
-                env={**os.environ, **env},
-                stdout=log,
-                stderr=log,
-            )
-
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
+    def __init__(self, env: dict[str, str], *command: str) -> None:
+        super().__init__(APP, env, *command)
 
     def lines(self, event: str) -> list[str]:
         return [line for line in self.log().splitlines() if event in line]
@@ -81,27 +69,19 @@ class Process:
     def has_started(self) -> bool:
         return " ready." in self.log() or "beat.leads" in self.log() or "beat.unanswered" in self.log()
 
-    def started(self) -> "Process":
+    def started(self) -> "Starting":
         until(lambda: self._process.poll() is not None or self.has_started(), "it starts", timeout=60)
         assert self._process.poll() is None, self.log()
         return self
 
-    def close(self) -> None:
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    started: list[Process] = []
+def worker() -> Iterator[Callable[..., Starting]]:
+    started: list[Starting] = []
 
-    def start(env: dict[str, str], pool: str = "prefork", *more: str) -> Process:
+    def start(env: dict[str, str], pool: str = "prefork", *more: str) -> Starting:
         quiet = ("--without-gossip", "--without-mingle", "--without-heartbeat", "--concurrency", "1")
-        started.append(Process(env, tmp_path, "worker", "--pool", pool, *quiet, *more))
+        started.append(Starting(env, "worker", "--pool", pool, *quiet, *more))
         return started[-1]
 
     yield start
@@ -110,11 +90,11 @@ def worker(tmp_path: Path) -> Iterator[Callable[..., Process]]:
 
 
 @pytest.fixture
-def beat(tmp_path: Path) -> Iterator[Callable[..., Process]]:
-    started: list[Process] = []
+def beat(tmp_path: Path) -> Iterator[Callable[..., Starting]]:
+    started: list[Starting] = []
 
-    def start(env: dict[str, str]) -> Process:
-        started.append(Process(env, tmp_path, "beat", *BEAT, "--schedule", str(tmp_path / "schedule")))
+    def start(env: dict[str, str]) -> Starting:
+        started.append(Starting(env, "beat", *BEAT, "--schedule", str(tmp_path / "schedule")))
         return started[-1]
 
     yield start
@@ -164,7 +144,7 @@ def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Serve
 
 def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path: Path, valkey: Server) -> None:
     env = env_of(valkey, {"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
-    process = Process(env, tmp_path, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
+    process = Starting(env, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
     try:
         lines = process.refused()
     finally:
@@ -281,9 +261,6 @@ def black_hole() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield proxy.url, answer
 
 
-AWAY = {"closed": closed, "black hole": black_hole}
-
-
 def test_a_check_that_fails_by_itself_is_logged_as_what_it_is(valkey: Server, caplog: pytest.LogCaptureFixture) -> None:
     def stumble(_: Any) -> None:
         raise KeyError("vault")
@@ -308,10 +285,10 @@ def test_a_store_that_is_far_away_is_no_fault(caplog: pytest.LogCaptureFixture) 
     assert caplog.text == ""
 
 
-@pytest.fixture(params=AWAY)
+@pytest.fixture(params=[closed, black_hole])
 def away(request: pytest.FixtureRequest) -> Iterator[tuple[str, Callable[[], Any]]]:
     """A store that is away, in each way, and what brings it back."""
-    with AWAY[request.param]() as store:
+    with request.param() as store:
         yield store
 
 
@@ -321,7 +298,7 @@ Away = tuple[str, Callable[[], Any]]
 @pytest.mark.prove
 @pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_a_worker_starts_without_its_store_with_one_line_and_works_once_it_is_there(
-    worker: Callable[..., Process], valkey: Server, away: Away, pool: str
+    worker: Callable[..., Starting], valkey: Server, away: Away, pool: str
 ) -> None:
     url, come_back = away
     env = env_of(valkey, singleton_lock_url=url, result_backend=valkey.url.removesuffix("/0") + "/1")
