@@ -268,8 +268,7 @@ def test_a_run_gives_back_each_take_of_a_reentrant_lock_that_its_body_has_left(u
         kept.extend([left.acquire(), left.acquire()])
 
     kept: list[Any] = []
-    sent = uuid()
-    tracer_of(leaves)(sent, (), {}, {"id": sent, "args": (), "is_eager": False})
+    traced(leaves)
 
     assert kept
     assert holders(url, left) == []
