@@ -167,6 +167,8 @@ def test_an_entry_that_was_disabled_in_django_is_not_sent_at_once_and_a_one_off_
             beat.close()
 
 
+# Red with libfaketime 0.9.10, where the sleep of a process whose clock is ahead is an invalid argument.
+@pytest.mark.nightly
 def test_the_heir_of_a_leader_whose_clock_is_ahead_is_not_silent(
     env: dict[str, str], valkey: Server, wall_clock: FakeClock
 ) -> None:
