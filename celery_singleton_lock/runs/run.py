@@ -241,7 +241,9 @@ class Run:
     def store_retry(self, why: BaseException | None, key: str, traceback: str | None = None) -> None:
         """Store RETRY before the message leaves; Celery does so afterwards, perhaps over the end of what it brings."""
         store_retry_once(self.task)
-        if self.task.store_errors_even_if_ignored or not self._is_ignored:
+        # If only errors are kept, nothing comes after that of a call which is requeued, and it is none.
+        keeps_errors = self.task.store_errors_even_if_ignored and self.phase is not ASKING
+        if keeps_errors or not self._is_ignored:
             self._store(partial(self.task.backend.mark_as_retry, self.request.id, why, traceback))
         self.retry = PublishedRetry(why, key)
 

@@ -428,6 +428,16 @@ def test_that_a_call_is_requeued_is_not_stored_over_an_end_that_comes_at_once(
     assert world.deliver(message) == states.REVOKED
 
 
+def test_a_call_that_waits_leaves_no_error_where_only_errors_are_kept(world: World) -> None:
+    world.define(lock_on_conflict="reschedule", ignore_result=True, store_errors_even_if_ignored=True)
+    release = world.is_held()
+    assert world.deliver(publish(world)) == "PENDING"
+    release()
+
+    assert world.deliver(world.sent) == "PENDING"
+    assert world.ran == [(1, True)]
+
+
 # Headers.
 
 
