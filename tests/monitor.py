@@ -22,13 +22,20 @@ class Monitor:
         self._database = database
         self._commands: list[str] = []
         self._hears = threading.Event()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._listen, daemon=True).start()
+        self._thread.start()
         until(lambda: self._client.ping() and self._hears.is_set(), "the server tells what it is told")
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        # Only its own thread may close the connection from which it reads. If the server has ended, so has the thread.
+        with suppress(redis.RedisError):
+            self._client.ping()
+        self._thread.join(20)
         self._client.close()
 
     def renewed_after_release(self, token: str) -> bool:
@@ -43,9 +50,9 @@ class Monitor:
         return [command for command in list(self._commands) if any(word in command for word in words)]
 
     def _listen(self) -> None:
-        with suppress(redis.RedisError, OSError, ValueError), self._client.monitor() as monitor:
-            for heard in monitor.listen():
-                said: Any = heard
+        with suppress(redis.RedisError), self._client.monitor() as monitor:
+            while not self._ends.is_set():
+                said: Any = monitor.next_command()
                 self._hears.set()
                 if said["client_type"] != "lua" and self._database in (None, said["db"]):
                     self._commands.append(said["command"])
