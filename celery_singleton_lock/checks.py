@@ -30,6 +30,7 @@ from celery_singleton_lock.options import (
     base_in,
     beat_ttl_of,
     logs_labels,
+    no_process_for,
     option_of,
     prefix_of,
     refuse,
@@ -38,7 +39,6 @@ from celery_singleton_lock.options import (
     visibility_timeout_of,
 )
 from celery_singleton_lock.runs.endings import why_unreadable
-from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.spelling import faults_in_names, faults_in_settings
 from celery_singleton_lock.stores.redis.inventory import Inventory
@@ -272,6 +272,8 @@ def _refuse_memory(app: Celery, why: str, remedy: str) -> None:
 
 def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
     """Refuse a task that wants to be killed with its process, unless it goes to the queues of other workers."""
+    if not task.lock_options.kills:
+        return
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
     except Exception:  # noqa: BLE001 (of a router of the user's, which needs to see a call)
@@ -280,7 +282,8 @@ def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
         by_route = route if isinstance(route, str) else route.get("queue")
         queue = getattr(task, "queue", None) or by_route or app.conf.task_default_queue
         is_taken = getattr(queue, "name", queue) in queues
-    kills_itself(task, task.lock_options, has_process=not is_taken)
+    if is_taken:
+        raise no_process_for(task.name)
 
 
 def _check_store(app: Celery) -> None:

@@ -16,7 +16,6 @@ _REFUSAL = re.compile(r"(?!ConnectionError|TimeoutError)\w+Error: |ConnectionErr
 NotHeldReason = Literal[LostReason, "released", "forked"]
 """Why a lease is not ours, lost or not."""
 
-
 HolderState = Literal["held", "cooldown", "queued", "ended"]
 """It has a lease; has left a cool-down; is queued or waits, and goes before; or has just ended."""
 

@@ -16,7 +16,6 @@ from celery_singleton_lock.leases.deadman import why_unavailable
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
 
-
 UNSET: Any = object()
 # One script looks at all places as it takes one.
 MAX_LIMIT = 1000
@@ -164,7 +163,6 @@ SETTINGS = (
     *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),
 )
 
-
 _NOT_SENT = (
     "in which an equal call is not sent and gets the result of the one that is queued; use 'skip', 'raise', "
     "'reschedule' or 'wait', or "
@@ -217,6 +215,19 @@ class LockOptions:
     def skips_with_result(self) -> bool:
         """A skipped run returns `lock_skip_result`."""
         return self.skip_result is not UNSET
+
+    @property
+    def kills(self) -> bool:
+        """A run that loses its lease ends with its process."""
+        return self.on_lost == "kill" and self.mode != "until_executing"
+
+
+def no_process_for(task_name: str) -> ConfigurationError:
+    """The error of a task that `kills`, in a pool whose runs have no process of their own."""
+    return ConfigurationError(
+        f"task {task_name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
+        "run the worker with --pool prefork, or use 'abort'"
+    )
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:

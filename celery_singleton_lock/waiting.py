@@ -105,12 +105,13 @@ class WaitingMessages:
         self._look_for_revoked()
         return waiting.entry
 
-    def _go_on(self, one: InLine, *args: Any) -> None:
+    def _go_on(self, one: InLine, *_: Any) -> None:
         """Go on with it, unless somebody has: a timer may have a thread of its own."""
         waiting = self._waiting.pop(one, None)
         if waiting is not None:
             self._line.remove(one)
-            waiting.go(*args)
+            # Not those of its entry, which may have been emptied meanwhile.
+            waiting.go(*waiting.args)
 
     def _call(self, one: InLine) -> None:
         """In any thread, perhaps one that may use nothing of a library for greenlets."""

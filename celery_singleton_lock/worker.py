@@ -31,7 +31,6 @@ from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.marks import unmark_later
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
-from celery_singleton_lock.runs.run import kills_itself
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, LockState
@@ -189,7 +188,7 @@ class SingletonRequest(Request):
         if lease is None:
             return
         # The kernel's timer is set by a grant, for nearly one ttl.
-        may_be_lost = ran > lease.ttl * _NEARLY and kills_itself(task, task.lock_options, has_process=True)
+        may_be_lost = ran > lease.ttl * _NEARLY and task.lock_options.kills
         try:
             state = self._lock_at_death or lease.store.survey([lease.key])[0]
         except StoreError:

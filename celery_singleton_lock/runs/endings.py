@@ -19,7 +19,6 @@ from celery_singleton_lock.stores.records import Holder
 Reason = Literal["skipped", "superseded", "replaced", "broken", "joined", "unpublished", "unanswered"]
 """Why a call has ended as REVOKED: the outcome in the log, if there was a conflict."""
 
-
 # Among the arguments of Celery's `apply`.
 _PLACE_OF_THROW = 6
 
@@ -141,7 +140,7 @@ class StoresRetryOnce:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
 
-    def mark_as_retry(self, *args: Any, request: Context, **kwargs: Any) -> Any:
+    def mark_as_retry(self, *args: Any, request: Any = None, **kwargs: Any) -> Any:
         """As Celery's, unless that was done as the message of the next attempt left."""
         run = run_of(request)
         is_stored = run is not None and run.goes_on_by_retry

@@ -33,14 +33,14 @@ from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import OperationalError
 
 from celery_singleton_lock import signals
-from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockHeld, LockLost, LostReason
+from celery_singleton_lock.errors import REASONS_TO_STOP, LockHeld, LockLost, LostReason
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.holding import LOST, Holding
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.options import LockOptions
+from celery_singleton_lock.options import LockOptions, no_process_for
 from celery_singleton_lock.runs.delivery import (
     BROADCAST,
     CAN_BE_REQUEUED,
@@ -88,7 +88,7 @@ _LEADS_TO = (
 )
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PublishedRetry:
     """What goes on with the call: the next attempt that its body asks for by `retry()`, or the requeued message."""
 
@@ -99,7 +99,7 @@ class PublishedRetry:
 class Run:
     """One execution of a task whose key it has to hold."""
 
-    retry: PublishedRetry | None = None
+    retry = PublishedRetry()
     # What later deliveries of its message have to know, until the store knows all of it.
     ending: Ending | None = None
     # Another message, or delivery, goes on with its call.
@@ -125,7 +125,7 @@ class Run:
             store_of(task.app),
             self._claim(),
             partial(_lost, ref(self)),
-            self._deadman() if self.options.on_lost == "kill" else None,
+            self._deadman(),
             task,
         )
         self.lease.refused_at = notes.since
@@ -154,8 +154,12 @@ class Run:
         return self.way in CAN_BE_REQUEUED
 
     def _deadman(self) -> DeadMan | None:
+        if not self.options.kills:
+            return None
         # The children of a prefork pool are daemons, and nothing else is.
-        return DeadMan() if kills_itself(self.task, self.options, has_process=current_process().daemon) else None
+        if not current_process().daemon:
+            raise no_process_for(self.task.name)
+        return DeadMan()
 
     def _claim(self) -> Claim:
         options = self.options
@@ -234,7 +238,7 @@ class Run:
 
     def note_retry(self, key: str) -> None:
         """Its body is about to publish its next attempt, with this key."""
-        because_of = self.retry.because_of if self.retry is not None else None
+        because_of = self.retry.because_of
         traceback = "".join(format_exception(because_of)) if because_of is not None else None
         self.store_retry(because_of, key, traceback)
 
@@ -250,7 +254,7 @@ class Run:
     @property
     def goes_on_by_retry(self) -> bool:
         """RETRY is stored, and what goes on with the call may end at any moment."""
-        return self.retry is not None and self.retry.key is not None
+        return self.retry.key is not None
 
     def _store_started(self) -> None:
         """Store STARTED, as `task_track_started` wants it."""
@@ -391,19 +395,3 @@ def _lost(run: "ref[Run]", lease: Holding, reason: LostReason) -> None:
     # A weak reference, so that a run which nothing refers to any more does not keep its lease alive.
     if (one := run()) is not None and one.phase is not UNLOCKED:
         one.on_lost(lease, reason)
-
-
-def kills_itself(task: Task, options: LockOptions, *, has_process: bool) -> bool:
-    """A run of the task ends with its process if its lease is lost.
-
-    Raises:
-        ConfigurationError: It would, and no run of the task has a process of its own.
-    """
-    if options.on_lost != "kill" or options.mode == "until_executing":
-        return False
-    if not has_process:
-        raise ConfigurationError(
-            f"task {task.name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
-            "run the worker with --pool prefork, or use 'abort'"
-        )
-    return True

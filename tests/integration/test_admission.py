@@ -428,6 +428,15 @@ def test_that_a_call_is_requeued_is_not_stored_over_an_end_that_comes_at_once(
     assert world.deliver(message) == states.REVOKED
 
 
+def test_the_backend_of_a_task_that_retries_still_stores_what_a_user_tells_it(world: World) -> None:
+    world.define(lock_on_conflict="reschedule")
+    world.is_held()
+    world.deliver(publish(world))
+
+    world.task.backend.mark_as_retry("another", KeyError("a user's own"))
+    assert world.app.AsyncResult("another").state == "RETRY"
+
+
 def test_a_call_that_waits_leaves_no_error_where_only_errors_are_kept(world: World) -> None:
     world.define(lock_on_conflict="reschedule", ignore_result=True, store_errors_even_if_ignored=True)
     release = world.is_held()
