@@ -168,7 +168,7 @@ def outcome_text(done: Plan, left: Sequence[Holder], seconds: float, *, force: b
     if not done.holders:
         return f"Dropped: {', '.join(done.dropped)}."
     if force:
-        return "Freed. A body that is still alive learns of it at its next renewal, and ends with LockLost."
+        return "Freed. A body that is still alive learns of it at its next renewal, and does as lock_on_lost says."
     if not left:
         return f"Free after {duration(seconds)}."
     ends_in = duration(max(holder.expires_in for holder in left))

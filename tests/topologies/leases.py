@@ -15,6 +15,8 @@ from celery_singleton_lock.stores.redis.store import Store
 from tests.waiting import until
 
 TTL = 6.0
+KEPT = 20.0
+"""The ttl of a lease that outlasts a failover: on a busy machine they may vote twice, or fail over twice."""
 NEXT_GRANT = 3.5
 """Seconds from the death of a master to the next grant, if it is taken for dead after one."""
 AT_ONCE = 2.0
@@ -30,7 +32,7 @@ def opened(cleanup: ExitStack, url: str, replicas: int = 0) -> Store:
     return store
 
 
-def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = TTL) -> Lease:
+def held(cleanup: ExitStack, store: Store, name: object = "held", ttl: float = KEPT) -> Lease:
     """A lease that the heartbeat keeps until the test ends."""
     lease = leased(store, claim_of(name, ttl, "held"))
     cleanup.callback(lease.release)

@@ -206,8 +206,8 @@ def test_a_silent_server_harms_no_lease_and_no_call_of_another(
     silent, *others = calm_cluster.masters
     # A long wait for one shall not outlast the short lease of another.
     short, long = names_at(calm_cluster, silent, 2)
-    lost = [held(cleanup, behind, short), held(cleanup, behind, long, ttl=2 * TTL)]
-    kept = [held(cleanup, behind, name) for node in others for name in names_at(calm_cluster, node, 3)]
+    lost = [held(cleanup, behind, short, ttl=TTL), held(cleanup, behind, long, ttl=2 * TTL)]
+    kept = [held(cleanup, behind, name, ttl=TTL) for node in others for name in names_at(calm_cluster, node, 3)]
     last = names_at(calm_cluster, others[0], 5)[-1]
     reached.proxies[silent.port].black_hole()
     least = TTL

@@ -150,7 +150,7 @@ def test_a_master_that_is_cut_off_refuses_if_the_operator_has_said_so(cleanup: E
     deployment.front.black_hole()
 
     other = Claim(lease.key, "another token", TTL)
-    until(lambda: answered(lambda: isinstance(elsewhere.acquire(other), Grant)), "the other side grants")
+    until(lambda: answered(lambda: isinstance(elsewhere.acquire(other), Grant)), "the other side grants", timeout=60)
     granted_at = clock()
 
     until(lambda: told_at, "the holder on its side is told")

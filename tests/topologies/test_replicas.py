@@ -14,7 +14,7 @@ from tests.proxy import Proxy
 from tests.replicas import go_on, halt, replicated
 from tests.sentinels import Deployment, deployed
 from tests.servers import SERVERS, Server
-from tests.topologies.leases import leased, opened
+from tests.topologies.leases import held, leased, opened
 from tests.topologies.test_failover import (
     TTL,
     answered,
@@ -123,9 +123,8 @@ def test_with_one_of_two_replicas_a_failover_is_followed_and_held_leases_are_kep
     shaken: Deployment, cleanup: ExitStack
 ) -> None:
     store = opened(cleanup, shaken.url, replicas=1)
-    # Nothing counts until the other replica follows the new master, and a busy machine may see two failovers.
-    lease = leased(store, claim_of("held", ttl=20.0))
-    cleanup.callback(lease.release)
+    # Nothing counts until the other replica follows the new master.
+    lease = held(cleanup, store)
     wait_until_replicated(shaken)
 
     assert_that_the_next_one_grants_soon(store, shaken)
