@@ -307,20 +307,25 @@ def test_bad_timeouts_are_refused(arguments: dict[str, Any]) -> None:
         Lock("stock", url="memory://").acquire(**arguments)
 
 
+TTL = 3.0
+LONGER = 3.3
+"""Its key stays in the store for two ttls, so the machine may stand still for the rest."""
+
+
 def hold_the_gil(seconds: float) -> None:
     """As a computation in C does that lets no other thread of its process run."""
     ctypes.PyDLL(None).usleep(round(seconds * 1_000_000))
 
 
 def test_after_a_computation_that_stopped_the_heartbeat_a_check_asks_the_store(server: Server) -> None:
-    with Lock("stock", url=server.url, ttl=1) as lease:
-        hold_the_gil(1.5)
+    with Lock("stock", url=server.url, ttl=TTL) as lease:
+        hold_the_gil(LONGER)
         lease.check()
         assert lease.remaining() > 0
 
         with server.client() as client:
             client.delete(lease.key)
-        hold_the_gil(1.5)
+        hold_the_gil(LONGER)
         with pytest.raises(LockLost):
             lease.check()
 
@@ -328,8 +333,8 @@ def test_after_a_computation_that_stopped_the_heartbeat_a_check_asks_the_store(s
 def test_a_heartbeat_that_comes_late_waits_for_the_answer_of_a_store_that_is_far_away(server: Server) -> None:
     with Proxy(server.port) as proxy:
         proxy.delay(0.1)
-        with Lock("stock", url=proxy.url, ttl=1) as lease:
-            hold_the_gil(1.5)
+        with Lock("stock", url=proxy.url, ttl=TTL) as lease:
+            hold_the_gil(LONGER)
             until(lambda: lease.remaining() or lease.lost, "the heartbeat has asked")
             assert not lease.lost
 
