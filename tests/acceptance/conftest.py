@@ -32,6 +32,8 @@ def tasks(valkey: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The tasks as a publisher sees them."""
     from tests.acceptance import app as module
 
+    # Other modules have made this app theirs, and pools that they have left are closed by now, maybe.
+    forget_connections(module.app)
     store = valkey.url.removesuffix("/0")
     module.app.conf.update(broker_url=valkey.url, result_backend=f"{store}/1", singleton_lock_url=f"{store}/2")
     yield module

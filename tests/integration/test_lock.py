@@ -178,7 +178,7 @@ def test_a_forked_child_holds_nothing_and_can_free_nothing(server: Server) -> No
 
 @pytest.mark.parametrize("fork", [os.fork, fork_in_c], ids=["python", "c"])
 def test_a_forked_child_renews_counts_and_reports_by_itself(server: Server, fork: Any) -> None:
-    lock, heard = Lock("forked", url=server.url, ttl=1), threading.Event()
+    lock, heard = Lock("forked", url=server.url, ttl=3), threading.Event()
     # The parent's threads run, and the child has none of them.
     with lock:
         background.submit(heard.set)
@@ -187,7 +187,8 @@ def test_a_forked_child_renews_counts_and_reports_by_itself(server: Server, fork
     def hold() -> tuple[bool, bool, bool]:
         heard = threading.Event()
         with lock as lease:
-            time.sleep(3)
+            # Longer than its ttl.
+            time.sleep(3.5)
             background.submit(heard.set)
             return lease.held, lease.lost, heard.wait(5)
 

@@ -87,7 +87,7 @@ def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> 
     store = opened(cleanup, cluster.url, replicas=1)
 
     with pytest.raises(StoreError, match="acknowledged by 0 of its replicas"):
-        Inventory(store).self_test("singleton:v3:{trial:00}", 3.0)
+        Inventory(store).self_test("singleton:v3:{trial:00}", 10.0)
 
 
 def test_a_holder_whose_renewals_no_replica_has_has_ended_before_the_promoted_one_grants_to_another(
