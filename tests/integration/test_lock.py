@@ -299,7 +299,8 @@ def test_greenlets_exclude_one_another(server: Server, patch: str, run: str) -> 
         [sys.executable, "-W", "ignore", "-c", script, server.url], capture_output=True, text=True, timeout=60
     )
 
-    assert (done.stdout, done.stderr) == ("well\n", "")
+    # A machine that stands still makes a heartbeat late, and the log tells.
+    assert (done.stdout, re.sub(r"lock\.late .*\n", "", done.stderr)) == ("well\n", "")
 
 
 @pytest.mark.parametrize("arguments", [{"timeout": -1}, {"blocking": False, "timeout": 1}, {"timeout": "long"}])
@@ -349,14 +350,14 @@ store = store_from_url(url)
 end = time.monotonic() + 60
 print("ready", flush=True)
 while time.monotonic() < end:
-    store.renew([Claim(key, token, 1)], 1.0)
+    store.renew([Claim(key, token, 2)], 1.0)
     time.sleep(0.2)
 """
 
 
 @pytest.mark.prove
 def test_a_heartbeat_that_was_starved_has_not_asked_in_vain(server: Server) -> None:
-    with Lock("starved", url=server.url, ttl=1) as lease, server.client() as client:
+    with Lock("starved", url=server.url, ttl=2) as lease, server.client() as client:
         # As the main process of a worker renews for its children.
         command = [sys.executable, "-c", KEEPER, server.url, lease.key, lease.token]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as keeper:
@@ -364,13 +365,13 @@ def test_a_heartbeat_that_was_starved_has_not_asked_in_vain(server: Server) -> N
             assert keeper.stdout.readline() == b"ready\n"
             try:
                 chance = random.Random(7)
-                for _ in range(25):
+                for _ in range(10):
                     client.script_flush()
                     # Now and then the heartbeat gets a turn for a moment, in the middle of a request.
-                    time.sleep(chance.choice([0.0, 0.001, 0.005, 0.02, 0.2, 0.33]))
+                    time.sleep(chance.choice([0.0, 0.001, 0.005, 0.02, 0.4, 0.66]))
                     client.script_flush()
-                    hold_the_gil(chance.choice([0.3, 0.7, 1.0]))
-                    hold_the_gil(0.6)
+                    hold_the_gil(chance.choice([0.6, 1.4, 2.0]))
+                    hold_the_gil(1.2)
                     assert not lease.lost, lease.lost_reason
             finally:
                 keeper.kill()
