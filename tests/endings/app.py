@@ -139,7 +139,7 @@ def nap(seconds: float) -> None:
     base=SingletonTask,
     bind=True,
     lock_key=("key",),
-    lock_ttl=2,
+    lock_ttl=float(os.environ.get("TEST_TTL_OF_KILLED", "2")),
     # A worker with another pool would not start.
     lock_on_lost="kill" if "prefork" in sys.argv or "--pool" not in sys.argv else "abort",
     lock_on_conflict="reschedule",

@@ -109,11 +109,12 @@ def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
 
 
 def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(env: dict[str, str], recorder: Recorder) -> None:
-    with workers(APP, env) as (worker,):
+    # So long that it is not lost because the machine has stood still.
+    with workers(APP, {**env, "TEST_TTL_OF_KILLED": "6"}) as (worker,):
         result = tasks.killed.delay("k", 60)
         first = begun(recorder, "tick")
         # By then it has been renewed a few times.
-        time.sleep(2.5)
+        time.sleep(6.5)
         os.kill(first.pid, signal.SIGKILL)
         with pytest.raises(WorkerLostError):
             result.get(timeout=20)
