@@ -19,7 +19,7 @@ KEPT = 20.0
 """The ttl of a lease that outlasts a failover: on a busy machine they may vote twice, or fail over twice."""
 NEXT_GRANT = 3.5
 """Seconds from the death of a master to the next grant, if it is taken for dead after one."""
-AT_ONCE = 2.0
+AT_ONCE = 4.0
 
 
 def claim_of(name: object, ttl: float = TTL, token: str = "mine") -> Claim:

@@ -26,7 +26,7 @@ from tests.topologies.test_failover import (
 from tests.waiting import until
 
 MINE = claim_of("mine", ttl=60.0)
-SLACK = 2.0
+SLACK = 4.0
 """For a machine with other things to do."""
 
 

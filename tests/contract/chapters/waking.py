@@ -22,9 +22,9 @@ class Waking(Contract):
             store.release(claim("a"), 1)
             asleep_at = clock()
 
-            waiter.sleep(3)
+            waiter.sleep(20)
 
-            assert clock() - asleep_at < 1.5
+            assert clock() - asleep_at < 10
             granted(waiter.ask())
 
     def test_a_release_wakes_the_first_waiter(self, store: Store) -> None:
