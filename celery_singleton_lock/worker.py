@@ -57,7 +57,9 @@ class SingletonRequest(Request):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         eventer = self._eventer
-        sends_events = bool(eventer and eventer.enabled and self._task.send_events)
+        # A dispatcher that is enabled for heartbeats and gossip alone has the group "worker"; no groups mean all.
+        wants_events = eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups)
+        sends_events = bool(wants_events and self._task.send_events)
         # A plain tuple, because otherwise the name of our class would travel with each message.
         hidden = hidden_in(self._request_dict)
         self._request_dict[DELIVERY] = (new_token(), clock(), sends_events, self._content_type, hidden)

@@ -43,11 +43,19 @@ class Process:
 class Worker:
     """One `celery worker` with its pool children."""
 
-    def __init__(self, app: str, env: dict[str, str], *arguments: str, pool: str = "prefork", concurrency: int = 2):
+    def __init__(
+        self,
+        app: str,
+        env: dict[str, str],
+        *arguments: str,
+        pool: str = "prefork",
+        concurrency: int = 2,
+        heartbeats: bool = False,
+    ) -> None:
         self._command = [
             *(sys.executable, "-m", "celery", "-A", app, "worker", "--loglevel", "INFO"),
             *("--pool", pool, "--concurrency", str(concurrency)),
-            *("--without-gossip", "--without-mingle", "--without-heartbeat", *arguments),
+            *("--without-gossip", "--without-mingle", *([] if heartbeats else ["--without-heartbeat"]), *arguments),
         ]
         self._env = {**os.environ, **env}
         self._log = Path(tempfile.mkstemp(prefix="worker-", suffix=".log")[1])
