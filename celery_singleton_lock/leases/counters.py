@@ -46,19 +46,23 @@ class Counters:
     """Sums of what has happened in this process."""
 
     def __init__(self) -> None:
-        self.start_over()
+        self._start_over()
 
-    def start_over(self) -> None:
-        """Forget all: it is counted by the process that this one was forked from."""
-        self.pid = os.getpid()
+    def _start_over(self) -> None:
+        self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._unsent: dict[tuple[Store, str], Counter[str]] = {}
         self._tasks: set[str] = set()
         self._will_flush = False
         self._flushing = threading.Lock()
 
+    def ensure_own(self) -> None:
+        """Forget the counts of the process that this one was forked from, which sends them itself."""
+        if self._pid != os.getpid():
+            self._start_over()
+
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
-        """Count something for a lease, which is watched by now, so that this is the process that counts.
+        """Count something for a lease that the heartbeat watches, because `watch` has called `ensure_own`.
 
         Arguments:
             store: Where the lock is.
@@ -80,7 +84,7 @@ class Counters:
 
     def flush(self) -> None:
         """Hand over all there is, within a second for each store. What is not answered is kept for the next time."""
-        if self.pid != os.getpid():
+        if self._pid != os.getpid():
             return
         with self._flushing:
             try:
@@ -133,8 +137,7 @@ counters = Counters()
 
 def count(store: Store, key: str, what: What, task: str, label: str = "") -> None:
     """Count something, perhaps first of all in a process that was forked."""
-    if counters.pid != os.getpid():
-        counters.start_over()
+    counters.ensure_own()
     counters.add(store, key, what, task, label)
 
 

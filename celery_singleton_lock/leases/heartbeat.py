@@ -220,9 +220,9 @@ class Heartbeat:
     def watch(self, holding: "Holding") -> None:
         """Renew it from now on, for as long as something else refers to it."""
         if self._pid != holding.pid:
-            # After a fork, the threads and the counts are the parent's.
+            # After a fork, the threads are the parent's.
             self._start_over()
-            counters.start_over()
+            counters.ensure_own()
         store = holding.store
         part = store.part_of(holding.key) if store.has_parts else store
         thread = self.threads.get(part)

@@ -53,6 +53,21 @@ def test_a_run_without_a_lease_is_counted_as_a_run(tasks: Any, env: dict[str, st
     assert of(tasks, "acquired_total", task) == 0
 
 
+def test_what_a_new_process_counts_before_its_first_lease_is_counted(tasks: Any, env: dict[str, str]) -> None:
+    number = 5
+    with workers(APP, env, 1, concurrency=1) as (worker,):
+        with tasks.skipped.lock_for("k"):
+            for result in [tasks.skipped.delay("k") for _ in range(number)]:
+                with pytest.raises(TaskRevokedError):
+                    result.get(timeout=PROMPTLY)
+        tasks.skipped.delay("k").get(timeout=PROMPTLY)
+        worker.send(SIGTERM)
+        worker.wait(PROMPTLY)
+
+    until(lambda: of(tasks, "acquired_total", tasks.skipped) == 1, "all is counted", timeout=PROMPTLY)
+    assert of(tasks, "conflicts_total", tasks.skipped, 'outcome="skipped",') == number
+
+
 def test_each_end_of_a_call_is_counted(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
     task = tasks.by_policy["skip"]
     with workers(APP, env, 1, concurrency=2) as (worker,):
