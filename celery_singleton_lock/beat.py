@@ -23,14 +23,13 @@ from celery_singleton_lock.errors import LockHeld, StoreError
 from celery_singleton_lock.keys import beat_key_of
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.log import log
 from celery_singleton_lock.options import beat_ttl_of
 from celery_singleton_lock.runs.notes import DUE_HEADER, ENTRY_HEADER
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Conflict, Facts, Grant, Holder, Slot
 from celery_singleton_lock.stores.redis.store import Store
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _LOOKS_PER_TTL = 5
 _LONGEST_PAUSE = 1.0
@@ -78,7 +77,8 @@ class SingletonSchedulerMixin(Scheduler):
                     self._heap = None
                 pause = super().tick(*args, **kwargs)
         except StoreError as error:
-            self._report("beat.unanswered: %s", error)
+            if self._logs_again():
+                log.write(logging.WARNING, "beat.unanswered", "%s", error)
             self._heap = None
             return _LONGEST_PAUSE
         # Often enough to learn in time that the lease is lost.
@@ -118,7 +118,9 @@ class SingletonSchedulerMixin(Scheduler):
                 return later
             self._slot = self._claimed(entry)
         except StoreError as error:
-            self._report("beat.unanswered entry=%s due=%s: %s", entry.name, due_of(entry).isoformat(), error)
+            if self._logs_again():
+                due = due_of(entry).isoformat()
+                log.write(logging.WARNING, "beat.unanswered", "%s", error, entry=entry.name, due=due)
             return later
         return state
 
@@ -127,7 +129,8 @@ class SingletonSchedulerMixin(Scheduler):
         # A scheduler may come here without asking whether it is due.
         self._slot = slot = self._slot or self._claimed(entry)
         if slot is None:
-            logger.info("beat.sent entry=%s due=%s: by another beat", entry.name, due_of(entry).isoformat())
+            due = due_of(entry).isoformat()
+            log.write(logging.INFO, "beat.sent", "by another beat", entry=entry.name, due=due)
             return
         self._messages = self._failures = 0
         due = _moment(slot.due).isoformat()
@@ -138,14 +141,14 @@ class SingletonSchedulerMixin(Scheduler):
             self._slot = None
         if self._failures:
             # Celery has logged why.
-            event = "beat.publish_failed entry=%s due=%s: %d of %d messages"
-            logger.warning(event, entry.name, due, self._failures, self._messages)
+            text = "%d of %d messages", self._failures, self._messages
+            log.write(logging.WARNING, "beat.publish_failed", *text, entry=entry.name, due=due)
             return
         self._known[entry.name] = sent
         try:
             self._claims(sent)
         except StoreError as error:
-            logger.warning("beat.slot_unrecorded entry=%s due=%s: %s", entry.name, due, error)
+            log.write(logging.WARNING, "beat.slot_unrecorded", "%s", error, entry=entry.name, due=due)
 
     def apply_async(self, entry: Any, *args: Any, **kwargs: Any) -> Any:
         """As Celery's, which only logs a failure; a scheduler may call it several times for one slot."""
@@ -209,17 +212,18 @@ class SingletonSchedulerMixin(Scheduler):
         self._lease = lease
         self._follows = 0
         self._heap = None
-        logger.info("beat.leads key=%s fence=%d took_over=%s", lease.key, self._fence, lease.grant.took_over)
+        told: dict[str, Any] = {"fence": self._fence, "took_over": lease.grant.took_over}
+        log.write(logging.INFO, "beat.leads", key=lease.key, **told)
         return True
 
     def _stand_by(self, leader: Holder) -> None:
         """Log once who leads, and then what only one of both schedules has."""
-        who = self._key, leader.hostname, leader.pid
+        who: dict[str, Any] = {"key": self._key, "holder": leader.hostname, "pid": leader.pid}
         if self._follows != leader.fence:
             self._follows = leader.fence
             self._compares_again_at = 0.0
             self._differing = frozenset()
-            logger.info("beat.stands_by key=%s holder=%s pid=%s since=%s", *who, leader.acquired_at.isoformat())
+            log.write(logging.INFO, "beat.stands_by", **who, since=leader.acquired_at.isoformat())
         if clock() < self._compares_again_at:
             return
         slots = store_of(self.app).slots(self._slots)
@@ -235,25 +239,25 @@ class SingletonSchedulerMixin(Scheduler):
         self._differing = differing
         self._compares_again_at = float("inf") if lasting else clock() + _SETTLED_AFTER
         if lasting:
-            logger.warning(
-                "beat.differs key=%s holder=%s pid=%s: only the leader has %s; only this beat has %s, which nobody "
-                "sends; give beats of two schedules different names by singleton_beat_name, and end those of an old "
-                "release",
-                *who,
-                ", ".join(sorted(lasting - ours)) or "nothing",
-                ", ".join(sorted(lasting - theirs)) or "nothing",
+            text = (
+                "only the leader has %s; only this beat has %s, which nobody sends; give beats of two schedules "
+                "different names by singleton_beat_name, and end those of an old release"
             )
+            of_leader = ", ".join(sorted(lasting - ours)) or "nothing"
+            of_this = ", ".join(sorted(lasting - theirs)) or "nothing"
+            log.write(logging.WARNING, "beat.differs", text, of_leader, of_this, **who)
 
     def _give_up(self) -> None:
         if self._lease is not None and self._lease.unreleased:
             self._lease.release()
         self._lease = None
 
-    def _report(self, event: str, *facts: object) -> None:
-        """Log at once, and then once in a while, because a store may refuse us for days."""
-        if clock() >= self._logs_again_at:
-            logger.warning(event, *facts)
-            self._logs_again_at = clock() + _SILENCE
+    def _logs_again(self) -> bool:
+        """True at once, and then once in a while, because a store may refuse us for days."""
+        if clock() < self._logs_again_at:
+            return False
+        self._logs_again_at = clock() + _SILENCE
+        return True
 
     def _marked(self, entry: Any, slot: Slot) -> Any:
         marked = _clone(entry)

@@ -20,7 +20,7 @@ from celery.utils.imports import symbol_by_name
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.keys import KeyMaker, beat_key_of, checked_name, key_of, lock_name_of_task
 from celery_singleton_lock.leases.lease import new_token
-from celery_singleton_lock.leases.log import log
+from celery_singleton_lock.log import log
 from celery_singleton_lock.options import (
     NAMES,
     UNSET,
@@ -42,8 +42,6 @@ from celery_singleton_lock.runs.endings import why_unreadable
 from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.spelling import faults_in_names, faults_in_settings
 from celery_singleton_lock.stores.redis.inventory import Inventory
-
-logger = logging.getLogger("celery_singleton_lock")
 
 BOUND = 1.0
 """Seconds for which a start waits for the store."""
@@ -143,7 +141,7 @@ def _faults_in_key(task: Any) -> Iterator[str]:
 def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
     """End a worker that cannot work with that pool, or whose beat, if it has one of this library inside, cannot."""
     for text in without_base(app):
-        logger.warning("lock.no_base: %s", text)
+        log.write(logging.WARNING, "lock.no_base", "%s", text)
     # With its beat it need not look again.
     _checked.add(app)
     if has_beat or lockable(app):
@@ -152,7 +150,7 @@ def check_worker(app: Celery, pool: type, *, has_beat: bool) -> None:
         checks = [*of_pool, *_checks_for_tasks(app), *of_beat]
         _end_if_faulty(app, [*checks, partial(_check_store, app)])
     for text in never_awaited(app):
-        logger.warning("lock.async_body: %s", text)
+        log.write(logging.WARNING, "lock.async_body", "%s", text)
 
 
 def check_beat(app: Celery, *, has_lease: bool) -> None:
@@ -297,14 +295,12 @@ def _check_store(app: Celery) -> None:
     except ConfigurationError:
         raise
     except StoreError as error:
-        logger.error(
-            "lock.store_unreachable store=%s: acquire, wake-up and release did not work within %g s (%s); "
-            "start it, or correct %s; until that works, lock_on_store_error decides what happens to each task",
-            error.store,
-            BOUND,
-            error.problem,
-            as_set(app, "singleton_lock_url"),
+        text = (
+            "acquire, wake-up and release did not work within %g s (%s); start it, or correct %s; until that works, "
+            "lock_on_store_error decides what happens to each task"
         )
+        told = text, BOUND, error.problem, as_set(app, "singleton_lock_url")
+        log.write(logging.ERROR, "lock.store_unreachable", *told, store=error.store)
 
 
 def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
@@ -314,16 +310,17 @@ def _faults_in(app: Celery, checks: Iterable[Check]) -> list[str]:
             check()
         except ConfigurationError as error:
             faults.update(dict.fromkeys(as_set(app, str(error)).splitlines()))
-        except Exception:
+        except Exception:  # noqa: BLE001 (the log tells)
             # Of a router, a provider of passwords or a setting of the user's, which may work the next time.
-            logger.exception("lock.check_failed: a part of the check has failed, and the rest continues")
+            text = "a part of the check has failed, and the rest continues"
+            log.write(logging.ERROR, "lock.check_failed", text, exc_info=True)
     return list(faults)
 
 
 def _end_if_faulty(app: Celery, checks: Iterable[Check]) -> None:
     faults = _faults_in(app, checks)
     for fault in faults:
-        logger.critical("lock.misconfigured: %s", fault)
+        log.write(logging.CRITICAL, "lock.misconfigured", "%s", fault)
     if faults:
         # Not the error itself, because Celery would add a traceback of thirty lines, which would hide these lines.
         raise SystemExit(EX_FAILURE)

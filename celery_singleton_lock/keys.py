@@ -29,10 +29,8 @@ from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.leases.log import log
+from celery_singleton_lock.log import log
 from celery_singleton_lock.options import KeyChoice, given, option_of, prefix_of, setting
-
-logger = logging.getLogger("celery_singleton_lock")
 
 MAX_NAME = 200
 _LONGEST_NAME_OF_BEAT = 100
@@ -357,9 +355,8 @@ def label_of(task: Any, key: str, task_id: str, args: Args, kwargs: Kwargs) -> s
         raise
     except Exception as error:  # noqa: BLE001 (arguments and their formats are the user's)
         why = f"{type(error).__name__}: {error}"
-        logger.warning(
-            "lock.label_failed key=%s task_id=%s: lock_label fails for this call (%.200s)", key, task_id, why
-        )
+        text = "lock_label fails for this call (%.200s)"
+        log.write(logging.WARNING, "lock.label_failed", text, why, key=key, task_id=task_id)
         return ""
     log.note_label(task_id, label)
     return label

@@ -18,6 +18,7 @@ from celery_singleton_lock.errors import ConfigurationError, LockHeld, Singleton
 from celery_singleton_lock.keys import label_of
 from celery_singleton_lock.leases.counters import count
 from celery_singleton_lock.leases.holding import Holding
+from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
 from celery_singleton_lock.runs.endings import CallRevoked, has_result, why_unreadable
 from celery_singleton_lock.runs.marks import has_ended, seconds_until, unmark, unmark_later, until_expired
@@ -26,8 +27,6 @@ from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Holder, PublishMode
-
-logger = logging.getLogger("celery_singleton_lock")
 
 Send = Callable[..., Any]
 
@@ -164,7 +163,8 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         # Celery raises it, now or in the worker, because it knows of typing=False and of models.
         sent = send(**options)
         if task.lock_options.unique_in_queue:
-            logger.warning("lock.unmarked task=%s task_id=%s: no lock key can be made (%s)", task.name, sent.id, error)
+            text = "no lock key can be made (%s)"
+            log.write(logging.WARNING, "lock.unmarked", text, error, task=task.name, task_id=sent.id)
         return sent
     if run is not None:
         run.note_retry(key)
@@ -260,7 +260,7 @@ def _revoke_unsent(task: Task, key: str, options: Mapping[str, Any], found: Hold
     try:
         task.backend.store_result(task_id, CallRevoked(why, key, found.task_id, "unpublished"), states.REVOKED)
     except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-        logger.warning("lock.result_failed key=%s task_id=%s: %s", key, task_id, error)
+        log.write(logging.WARNING, "lock.result_failed", "%s", error, key=key, task_id=task_id)
 
 
 def _ending_its_mark(task: Task, key: str, result: Any) -> Any:
@@ -337,21 +337,14 @@ def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level
     """
     is_raised = task.lock_options.on_store_error == "raise" and not sent
     outcome = "raised" if is_raised else "published"
-    logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", key, task_id, outcome, error)
+    log.write(level, "lock.unanswered", "%s", error, key=key, task_id=task_id, outcome=outcome)
     count(store_of(task.app), key, "unanswered", task.name, task.lock_options.on_store_error)
     if is_raised:
         raise error
 
 
 def _report_unpublished(task: Task, key: str, found: Holder) -> None:
-    logger.info(
-        "lock.conflict key=%s task_id=None holder=%s state=%s age=%.1f remaining=%.1f outcome=unpublished",
-        key,
-        found.task_id,
-        found.state,
-        found.age,
-        found.expires_in,
-    )
+    log.tell_of_conflict(logging.INFO, key, None, found, "unpublished")
     count(store_of(task.app), key, "conflicts", task.name, "unpublished")
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:

@@ -16,10 +16,9 @@ from celery_singleton_lock.checks import check_worker
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.log import log
 from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import SingletonRequest, active_requests
-
-logger = logging.getLogger("celery_singleton_lock")
 
 
 class Start(Step):
@@ -104,9 +103,8 @@ def _expect_copies(running: list[SingletonRequest]) -> None:
             # With a limit of 0 it gets no place.
             lease.store.acquire(replace(lease.claim, token=new_token(), limit=0, may_be_copy=True))
         except SingletonLockError as error:
-            logger.warning(
-                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", lease.key, request.id, error
-            )
+            text = "a copy of it may run: %s"
+            log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=lease.key, task_id=request.id)
             return
 
 

@@ -4,7 +4,6 @@ The token travels with the request. So the main process can release the lease of
 lease of one whose body lets no other thread run. For a message that ends well it does nothing else.
 """
 
-import logging
 import os
 import time
 from collections.abc import Hashable
@@ -24,7 +23,7 @@ from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
-from celery_singleton_lock.leases.log import tell_of_death
+from celery_singleton_lock.log import log
 from celery_singleton_lock.publish import for_a_dead_run
 from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.delivery import hidden_in
@@ -34,8 +33,6 @@ from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_o
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, LockState
-
-logger = logging.getLogger("celery_singleton_lock")
 
 # A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
@@ -199,7 +196,7 @@ class SingletonRequest(Request):
             return
         mine = [holder for holder in state.holders if holder.token == lease.claim.token]
         for each in mine:
-            tell_of_death(lease.key, replace(each, task_name=each.task_name or task.name))
+            log.tell_of_death(lease.key, replace(each, task_name=each.task_name or task.name))
         if may_be_lost and not any(each.expires_in > lease.ttl * (1 - _NEARLY) for each in mine):
             is_taken = not mine and len(state.holders) >= lease.claim.limit
             lease.report_lost("taken" if is_taken else "expired")

@@ -17,7 +17,7 @@ FILES = {str(path.relative_to(PACKAGE)): path for path in sorted(PACKAGE.rglob("
 NAME = PACKAGE.name
 
 FLOORS = (
-    {"errors", "signals", "stores"},
+    {"errors", "log", "signals", "stores"},
     {"leases"},
     # What a task is, for all above that know Celery.
     {"options", "spelling", "settings", "keys"},

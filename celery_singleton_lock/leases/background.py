@@ -12,11 +12,10 @@ from heapq import heappop, heappush
 from itertools import count
 
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.stores.threads import DaemonThread, patched_by
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _LINGERS = 5.0
 _LOOK_AGAIN = 0.05
@@ -71,8 +70,8 @@ class Background(DaemonThread):
             call = heappop(self._waiting)[2]
             try:
                 call()
-            except Exception:
-                logger.exception("lock.signal_failed: a call in the background has failed")
+            except Exception:  # noqa: BLE001 (the log tells)
+                log.write(logging.ERROR, "lock.signal_failed", "a call in the background has failed", exc_info=True)
         return True
 
     def _get(self, timeout: float) -> tuple[float, int, Callable[[], object]]:
@@ -117,9 +116,10 @@ class PendingRelease:
         """Try once, and again later if that is needed."""
         try:
             pause = self._try()
-        except Exception:
-            event = "lock.release_failed key=%s task_id=%s: the release raised an unexpected error"
-            logger.exception(event, self.key, self.task_id)
+        except Exception:  # noqa: BLE001 (the log tells)
+            text = "the release raised an unexpected error"
+            who = {"key": self.key, "task_id": self.task_id}
+            log.write(logging.ERROR, "lock.release_failed", text, exc_info=True, **who)
             pause = _PAUSE
         if pause and clock() + pause < self.give_up_at:
             background.submit(self, pause)

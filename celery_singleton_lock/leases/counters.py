@@ -14,9 +14,8 @@ from typing import Literal
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.redis.store import Store
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _EVERY = 5.0
 # Seconds until counts are sent again to a store that has not answered.
@@ -101,8 +100,9 @@ class Counters:
                 store.count(key, sums, _BOUND)
                 del self._unsent[store, key]
             except (SingletonLockError, OSError) as error:
-                event = "lock.counters_failed store=%s: %s; the counts are kept and sent with the next"
-                logger.info(event, store.address, getattr(error, "problem", error))
+                text = "%s; the counts are kept and sent with the next"
+                why = getattr(error, "problem", error)
+                log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
         # A busy process counts the same few things again and again, so each is named once.

@@ -12,6 +12,7 @@ from weakref import ref
 from celery_singleton_lock.errors import REASONS_TO_STOP, LostReason, StoreError
 from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, counters
+from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, lock_name_of
 from celery_singleton_lock.stores.redis.store import Store
@@ -19,8 +20,6 @@ from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.holding import Holding
-
-logger = logging.getLogger("celery_singleton_lock")
 
 RENEWALS_PER_TTL = 3
 _BEATS_PER_RENEWAL = 4
@@ -116,7 +115,7 @@ class RenewalThread(DaemonThread):
                 self._call(partial(tell_late, late))
             self._beat()
         except Exception as error:  # noqa: BLE001 (whatever is broken, the thread goes on; the log tells)
-            self._log(partial(logger.error, "lock.heartbeat_error: the thread goes on", exc_info=error))
+            self._log(partial(log.write, logging.ERROR, "lock.heartbeat_error", "the thread goes on", exc_info=error))
             with suppress(Empty):
                 self._wakes.get(timeout=1.0)
         return True
@@ -149,9 +148,9 @@ class RenewalThread(DaemonThread):
                 # Soon again; the deadline stands.
                 holding.next_renewal = clock() + max(_SHORTEST_PAUSE, min(1.0, holding.ttl / 15))
             for holding in [one for one in holdings if one.is_kept][:_MOST_LINES]:
-                event = "lock.renewal_failed key=%s task_id=%s remaining=%.1f leases=%d: %s"
-                facts = holding.key, holding.task_id, holding.time_left, len(holdings), error
-                self._log(partial(logger.warning, event, *facts))
+                who = {"key": holding.key, "task_id": holding.task_id}
+                told = {**who, "remaining": holding.time_left, "leases": len(holdings)}
+                self._log(partial(log.write, logging.WARNING, "lock.renewal_failed", "%s", error, **told))
             return
         for holding, answer in zip(holdings, answers, strict=True):
             if not holding.is_kept:
@@ -175,8 +174,9 @@ class RenewalThread(DaemonThread):
         except StoreError:
             raise
         except Exception as error:
-            event = "lock.renewal_failed: the store %s raised an unexpected error"
-            self._log(partial(logger.error, event, self.store.address, exc_info=error))
+            text = "the store %s raised an unexpected error"
+            write = partial(log.write, logging.ERROR, "lock.renewal_failed", text, self.store.address)
+            self._log(partial(write, exc_info=error))
             raise StoreError(self.store.address, str(error)) from error
 
     def _lose(self, holding: "Holding", reason: LostReason) -> None:
@@ -247,13 +247,11 @@ def lateness(holding: "Holding") -> float:
 
 def tell_late(late: dict["Holding", float]) -> None:
     """Log and count by how much each is late."""
-    event = (
-        "lock.late key=%s task_id=%s late=%.1f ttl=%.1f leases=%d: "
-        "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
-    )
+    text = "the heartbeat got no time to run; if the lease is lost, raise lock_ttl"
     for number, (one, seconds) in enumerate(late.items()):
         if number < _MOST_LINES:
-            background.submit(partial(logger.warning, event, one.key, one.task_id, seconds, one.ttl, len(late)))
+            told = {"key": one.key, "task_id": one.task_id, "late": seconds, "ttl": one.ttl, "leases": len(late)}
+            background.submit(partial(log.write, logging.WARNING, "lock.late", text, **told))
         facts = one.claim.facts
         # A `Lock` has no task.
         task = facts.task_name or (lock_name_of(one.key) if facts.task_id else "")
@@ -261,11 +259,11 @@ def tell_late(late: dict["Holding", float]) -> None:
 
 
 def _report_step(address: str, seconds: float) -> None:
-    event = (
-        "lock.clock store=%s step=%+.1f: its clock was set by so many seconds, or that of its new master differs; "
-        "leases have ended early, or last longer"
+    text = (
+        "its clock was set by so many seconds, or that of its new master differs; leases have ended early, or last "
+        "longer"
     )
-    background.submit(partial(logger.warning, event, address, seconds))
+    background.submit(partial(log.write, logging.WARNING, "lock.clock", text, store=address, step=seconds))
 
 
 heartbeat = Heartbeat()

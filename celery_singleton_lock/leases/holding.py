@@ -41,15 +41,13 @@ from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.lease import Lease
-from celery_singleton_lock.leases.log import tell_of_death
+from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import TAKEN, Answer, Claim, Conflict, Ending, Grant, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
     from celery_singleton_lock.leases.heartbeat import RenewalThread
-
-logger = logging.getLogger("celery_singleton_lock")
 
 # Our clock and the server's may run at slightly different rates; Redlock's allowance.
 _DRIFT = 0.01
@@ -230,12 +228,12 @@ class Holding:
         self.renewed(grant.sent_at)
         heartbeat.watch(self)
         if grant.died is not None:
-            tell_of_death(self.key, grant.died)
+            log.tell_of_death(self.key, grant.died)
         # INFO for a task only, because a task has logged that it waits.
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
-            event = "lock.acquired key=%s task_id=%s fence=%d took_over=%s waited=%.1f"
-            logger.log(level, event, self.key, self.task_id, self.fence, grant.took_over, self.waited)
+            told: dict[str, Any] = {"fence": self.fence, "took_over": grant.took_over, "waited": self.waited}
+            log.write(level, "lock.acquired", key=self.key, task_id=self.task_id, **told)
 
     def report_granted(self) -> None:
         """Count its grant, and send `lock_acquired`; likewise at its release."""
@@ -303,8 +301,8 @@ class Holding:
                 background.submit(send)
             # If the policy, or a person, has asked for this end, it is no error.
             level = logging.INFO if reason in REASONS_TO_STOP else logging.ERROR
-            event = "lock.lost key=%s task_id=%s reason=%s"
-            background.submit(partial(logger.log, level, event, self.key, self.task_id, reason))
+            who: dict[str, Any] = {"key": self.key, "task_id": self.task_id}
+            background.submit(partial(log.write, level, "lock.lost", **who, reason=reason))
 
     # Giving it back.
 
@@ -340,7 +338,7 @@ class Holding:
                 self.report_lost("taken" if answer is TAKEN else "expired")
             return answer
         if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("lock.released key=%s task_id=%s", self.key, self.task_id)
+            log.write(logging.DEBUG, "lock.released", key=self.key, task_id=self.task_id)
         if self._is_reported:
             counters.add(self.store, self.key, "held", self._task, "", clock() - self.grant.sent_at)
             if signals.lock_released.receivers:
@@ -356,7 +354,7 @@ class Holding:
             if not self.is_unanswered:
                 answer = self.store.release(self.claim, self.grant.place, ending)
         except StoreError as error:
-            logger.warning("lock.release_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
+            log.write(logging.WARNING, "lock.release_failed", "%s", error, key=self.key, task_id=self.task_id)
         finally:
             if answer is None:
                 # A time limit may have interrupted the release above before its end.

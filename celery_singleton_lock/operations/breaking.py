@@ -11,12 +11,10 @@ from typing import Any
 
 from celery import Celery
 
-from celery_singleton_lock.leases.log import shown
+from celery_singleton_lock.log import log, shown
 from celery_singleton_lock.operations.rows import Locks, Row, duration, in_json, rows_of, worker_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Holder, LeftMark, LockState
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _LOOK_AGAIN = 0.2
 # A lease that is renewed always has two thirds of its ttl left, so half of the rest is at least the time to a renewal.
@@ -88,7 +86,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     tokens = [holder.token for holder in plan.holders]
     asked, dropped = locks.inventory.break_lock(key, tokens, by, marks=marks, force=force)
     for holder in asked:
-        logger.info("lock.broken key=%s task_id=%s by=%s force=%s", key, holder.task_id, by, force)
+        log.write(logging.INFO, "lock.broken", key=key, task_id=holder.task_id, by=by, force=force)
     if plan.name is not None and plan.dropped:
         locks.store.unmark(key, plan.name)
         for turn in plan.turns:

@@ -18,7 +18,7 @@ from celery.bin.base import JSON_ARRAY, JSON_OBJECT, handle_preload_options
 from celery.platforms import EX_UNAVAILABLE
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.leases.log import shown
+from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.doctor import examine, findings_table
 from celery_singleton_lock.operations.naming import named

@@ -13,7 +13,7 @@ from celery.utils.imports import symbol_by_name
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.leases.log import shown
+from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.settings import has_password, open_store

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from celery_singleton_lock.leases.log import shown
+from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import Locks, a_few
 from celery_singleton_lock.options import Lockable
 from celery_singleton_lock.stores.records import LockState

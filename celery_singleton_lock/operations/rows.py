@@ -18,7 +18,7 @@ from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, LockLost, StoreError
 from celery_singleton_lock.keys import lock_name_of_task, start_of_keys
 from celery_singleton_lock.leases.counters import hash_of
-from celery_singleton_lock.leases.log import shown
+from celery_singleton_lock.log import shown
 from celery_singleton_lock.options import prefix_of
 from celery_singleton_lock.runs.endings import CallRevoked
 from celery_singleton_lock.settings import store_of

@@ -10,6 +10,7 @@ from celery import Task
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.log import log
 from celery_singleton_lock.options import LockOptions, OnStoreError
 from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, redelivered_within
 from celery_singleton_lock.runs.marks import has_ended, unmark
@@ -20,8 +21,6 @@ from celery_singleton_lock.runs.requeue import broker_delays, jittered, requeue
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.stores.records import Claim, Conflict, Done, Grant, Holder
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _FIRST_DELAY = 0.25
 # Seconds that each try has at least, because otherwise a far-away store would never be reached.
@@ -219,7 +218,7 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
         error = StoreError(error.store, f"{error.problem}; {why}")
     was_told_before = outcome == "rescheduled" and run.notes.unanswered
     level = logging.INFO if was_told_before else logging.WARNING
-    logger.log(level, "lock.unanswered key=%s task_id=%s outcome=%s: %s", run.key, run.task_id, outcome, error)
+    log.write(level, "lock.unanswered", "%s", error, key=run.key, task_id=run.task_id, outcome=outcome)
     count(run.store, run.key, "unanswered", run.task.name, run.options.on_store_error)
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":

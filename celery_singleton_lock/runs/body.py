@@ -11,11 +11,10 @@ from weakref import ref
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
 from celery_singleton_lock.leases.holding import LOST
 from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds
+from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import UNLOCKED, Run
 from celery_singleton_lock.stores.records import marker_of
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _GENERATORS = GeneratorType, AsyncGeneratorType
 
@@ -47,10 +46,9 @@ def run_body(run: Run, body: Callable[..., Any]) -> Any:
             # A run that was asked to stop keeps its lease until it has ended.
             if run.lease.state is LOST:
                 # It was only to be warned, or it has caught the error.
-                event = (
-                    "lock.finished_without_lease key=%s task_id=%s reason=%s: the body ran to its end after the loss"
-                )
-                logger.error(event, run.key, run.task_id, run.lease.lost_reason)
+                text = "the body ran to its end after the loss"
+                told = {"key": run.key, "task_id": run.task_id, "reason": run.lease.lost_reason}
+                log.write(logging.ERROR, "lock.finished_without_lease", text, **told)
             return result
     _finish_preempted(run, reason)
     return None
@@ -62,8 +60,8 @@ def _give_back_locks(run: Run, before: KnownHolds) -> None:
     for known in reversed(holds.get()):
         if known not in before and (hold := known()) is not None:
             if hold.lasts:
-                event = "lock.left_held key=%s task_id=%s: the body ended without releasing this Lock"
-                logger.warning(event, hold.lease.key, run.task_id)
+                text = "the body ended without releasing this Lock"
+                log.write(logging.WARNING, "lock.left_held", text, key=hold.lease.key, task_id=run.task_id)
             give_back(hold)
 
 
@@ -136,9 +134,9 @@ def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
             run.store.mark_done(run.retry.key, marker, run.request.retries + 1, "stored", run.options.queue_ttl)
             run.store.unmark(run.retry.key, run.task_id)
     except StoreError as error:
-        logger.warning("lock.successor_unknown key=%s task_id=%s: %s", run.key, run.task_id, error)
+        log.write(logging.WARNING, "lock.successor_unknown", "%s", error, key=run.key, task_id=run.task_id)
     if is_broken:
-        logger.warning("lock.broken key=%s task_id=%s by=%s", run.key, run.task_id, by)
+        log.write(logging.WARNING, "lock.broken", key=run.key, task_id=run.task_id, by=by)
         run.revoke(f"lock key={run.key}: broken by {by}", "broken", None)
     else:
         run.revoke(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)

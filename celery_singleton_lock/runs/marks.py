@@ -13,6 +13,7 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
+from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of
 from celery_singleton_lock.runs.endings import final_result
 from celery_singleton_lock.runs.notes import Notes, text_of
@@ -23,8 +24,6 @@ from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
     from celery_singleton_lock.runs.run import Run
-
-logger = logging.getLogger("celery_singleton_lock")
 
 # Seconds for which to try to end a mark.
 _PATIENCE = 60.0
@@ -86,8 +85,8 @@ def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
     except StoreError as error:
         if options.on_store_error == "raise":
             raise
-        event = "lock.unanswered key=%s task_id=%s outcome=%s: %s"
-        logger.warning(event, run.key, run.task_id, "published", error)
+        told = {"key": run.key, "task_id": run.task_id, "outcome": "published"}
+        log.write(logging.WARNING, "lock.unanswered", "%s", error, **told)
     try:
         yield
     except Ignore:

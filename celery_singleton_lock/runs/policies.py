@@ -13,6 +13,7 @@ from celery._state import get_current_task
 from celery.exceptions import Ignore, Retry
 
 from celery_singleton_lock.leases.lease import has_locked, held_here
+from celery_singleton_lock.log import log
 from celery_singleton_lock.options import OnConflict, option_of
 from celery_singleton_lock.runs.delivery import ITEM, state_for, state_of
 from celery_singleton_lock.runs.endings import final_result, has_result, why_unreadable
@@ -20,8 +21,6 @@ from celery_singleton_lock.runs.notes import NEXT_RUN
 from celery_singleton_lock.runs.requeue import JOINED, NEXT, REFUSED, broker_delays, delay_in_line, delay_of, requeue
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Grant, Holder, LockState, Succession
-
-logger = logging.getLogger("celery_singleton_lock")
 
 # The part of a time limit that a run may wait in its place; the rest is for the body.
 _SHARE = 1 / 4
@@ -258,7 +257,7 @@ def longest_wait(run: Run) -> float:
 @contextmanager
 def _waiting_in_place(run: Run, holder: Holder) -> Iterator[None]:
     """Say that the run waits, and that it waits no longer if it is granted its key; count the time."""
-    logger.info("lock.waiting key=%s task_id=%s holder=%s", run.key, run.task_id, holder.task_id)
+    log.write(logging.INFO, "lock.waiting", key=run.key, task_id=run.task_id, holder=holder.task_id)
     run.send_event("lock-waiting", key=run.key, holder=holder.task_id)
     try:
         yield
@@ -342,7 +341,7 @@ def _tell_handed_on(run: Run) -> None:
             run.task.backend.store_result(_word_of(run.task_id), run.lease.fence, states.STARTED)
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
             # Then those calls ask for the lock themselves, sooner than they need to.
-            logger.warning("lock.result_failed key=%s task_id=%s: %s", run.key, run.task_id, error)
+            log.write(logging.WARNING, "lock.result_failed", "%s", error, key=run.key, task_id=run.task_id)
 
 
 def _may_be_joined(task: Task) -> bool:

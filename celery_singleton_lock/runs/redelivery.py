@@ -13,6 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.leases.holding import NEW, RELEASED
+from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import (
     CAN_BE_REQUEUED,
     FIRST,
@@ -24,8 +25,6 @@ from celery_singleton_lock.runs.delivery import (
 from celery_singleton_lock.runs.requeue import CONTINUED, COPY, end_delivery, requeue_copy
 from celery_singleton_lock.runs.run import Run
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
-
-logger = logging.getLogger("celery_singleton_lock")
 
 
 def finish_copy(run: Run, answer: Conflict | Done) -> NoReturn:
@@ -88,6 +87,5 @@ def mark_stored(run: Run) -> None:
             run.store.mark_done(run.key, run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
             run.ending = None
         except StoreError as error:
-            logger.warning(
-                "lock.done_marker_failed key=%s task_id=%s: a copy of it may run: %s", run.key, run.task_id, error
-            )
+            text = "a copy of it may run: %s"
+            log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=run.key, task_id=run.task_id)

@@ -13,6 +13,7 @@ from celery.exceptions import Ignore, Reject, Retry
 from kombu.exceptions import OperationalError
 from kombu.serialization import registry
 
+from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import Way, delivery_of, headers_of, notes_of
 from celery_singleton_lock.runs.marks import until_expired
 from celery_singleton_lock.runs.notes import text_of, with_notes
@@ -24,8 +25,6 @@ try:
 except ImportError:
     # It is new in Celery 5.5.
     detect_quorum_queues = None
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _delaying: WeakKeyDictionary["Celery[Any]", bool] = WeakKeyDictionary()
 
@@ -150,7 +149,7 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
                     raise
                 time.sleep(_PAUSE)
     except Exception as error:
-        logger.error("lock.publish_failed key=%s task_id=%s: %s", run.key, request.id, error)
+        log.write(logging.ERROR, "lock.publish_failed", "%s", error, key=run.key, task_id=request.id)
         if task.acks_late and isinstance(error, OperationalError):
             run.goes_on_elsewhere = True
             raise Reject(error, requeue=True) from error

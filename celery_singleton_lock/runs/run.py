@@ -40,6 +40,7 @@ from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.holding import LOST, Holding
 from celery_singleton_lock.leases.interrupt import Interrupt
 from celery_singleton_lock.leases.lease import new_token
+from celery_singleton_lock.log import log
 from celery_singleton_lock.options import LockOptions, no_process_for
 from celery_singleton_lock.runs.delivery import (
     BROADCAST,
@@ -59,8 +60,6 @@ from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import MARKED, Claim, Ending, Facts, Holder
 from celery_singleton_lock.stores.redis.store import Store
-
-logger = logging.getLogger("celery_singleton_lock")
 
 # The outcomes after which a call is requeued to ask once more.
 _POLLS = ("rescheduled", "joined")
@@ -275,7 +274,7 @@ class Run:
         except raises:
             raise
         except Exception as error:  # noqa: BLE001 (whatever a backend raises)
-            logger.warning("lock.result_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
+            log.write(logging.WARNING, "lock.result_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     # How it ends without its body.
 
@@ -303,12 +302,10 @@ class Run:
 
     def report_conflict(self, holder: Holder, outcome: signals.ConflictOutcome) -> None:
         """Report the outcome of a run that was not done: in the log, by the signal, and by an event."""
-        facts = self.key, self.task_id, holder.task_id, holder.state, holder.age, holder.expires_in, outcome
         # A call that asks every few seconds is still one call.
         is_first = outcome not in _POLLS or not (self.notes.since or self.notes.joins)
         level = logging.INFO if is_first else logging.DEBUG
-        event = "lock.conflict key=%s task_id=%s holder=%s state=%s age=%.1f remaining=%.1f outcome=%s"
-        logger.log(level, event, *facts)
+        log.tell_of_conflict(level, self.key, self.task_id, holder, outcome)
         if is_first:
             count(self.store, self.key, "conflicts", self.task.name, outcome)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)
@@ -323,7 +320,7 @@ class Run:
             self.task.send_event(event, **facts)
         except OperationalError as error:
             # A broker that is away costs the event, and nothing else.
-            logger.warning("lock.event_failed key=%s task_id=%s: %s", self.key, self.task_id, error)
+            log.write(logging.WARNING, "lock.event_failed", "%s", error, key=self.key, task_id=self.task_id)
 
     def check_not_replaced(self) -> None:
         """Return if it may still publish a retry or a replacement.

@@ -4,11 +4,12 @@ import ast
 import json
 import re
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from inspect import getdoc
 from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import pytest
 from celery import Celery
@@ -290,50 +291,75 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 # The log.
 
-ABOUT_NO_LOCK = (
-    "lock.clock ",
-    "lock.heartbeat_error:",
-    "lock.listener_error:",
-    "lock.not_subscribed ",
-    "lock.misconfigured:",
-    "lock.moved ",
-    "lock.async_body:",
-    "lock.no_base:",
-    "lock.unmarked ",
-    "lock.store_unreachable ",
-    "lock.counters_failed ",
-    "lock.check_failed:",
-    "lock.signal_failed:",
-    "lock.renewal_failed: the store ",
-)
+ABOUT_NO_LOCK = {
+    *("lock.clock", "lock.heartbeat_error", "lock.listener_error", "lock.not_subscribed", "lock.misconfigured"),
+    *("lock.moved", "lock.async_body", "lock.no_base", "lock.unmarked", "lock.store_unreachable"),
+    *("lock.counters_failed", "lock.check_failed", "lock.signal_failed"),
+}
 """They concern a store or a process as a whole, or, like `lock.unmarked`, a call without a key."""
 
 
-def lines_of_the_log() -> list[str]:
-    """What the package writes to the log of locks, as it is written in the code."""
+class Line(NamedTuple):
+    """A line of the log, as the code writes it."""
+
+    event: str
+    level: str | None
+    """None if it is chosen as the line is written."""
+    fields: tuple[str, ...]
+
+
+def fields_of(values: ast.expr, dicts: dict[str, ast.Dict]) -> Iterator[str]:
+    """The names of the fields in a dict, or in the variable that has one."""
+    of = dicts[values.id] if isinstance(values, ast.Name) else values
+    assert isinstance(of, ast.Dict)
+    for key, value in zip(of.keys, of.values, strict=True):
+        if key is None:
+            yield from fields_of(value, dicts)
+        else:
+            yield str(ast.literal_eval(key))
+
+
+def lines_in(function: ast.FunctionDef) -> Iterator[Line]:
+    """What a function writes, by calls of `write`, at once or later."""
+    dicts = dict[str, ast.Dict]()
+    for node in ast.walk(function):
+        value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(value, ast.Dict) and isinstance(target, ast.Name):
+            dicts[target.id] = value
+    for node in ast.walk(function):
+        texts = (
+            [each.value for each in node.args if isinstance(each, ast.Constant)] if isinstance(node, ast.Call) else []
+        )
+        if texts and re.fullmatch(r"(lock|beat)\.\w+", str(texts[0])) and isinstance(node, ast.Call):
+            level = next((each.attr for each in node.args if getattr(each, "attr", "").isupper()), None)
+            fields = list[str]()
+            for each in node.keywords:
+                fields += [each.arg] if each.arg else fields_of(each.value, dicts)
+            yield Line(str(texts[0]), level, tuple(name for name in fields if name != "exc_info"))
+
+
+@cache
+def lines_of_the_log() -> list[Line]:
     files = (ROOT / "celery_singleton_lock").rglob("*.py")
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))]
-    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
-    return [text for text in texts if re.match(r"(lock|beat)\.\w+[ :]", text)]
-
-
-def line_of(text: str) -> tuple[str, str]:
-    """Event and fields, as the table has them."""
-    event, *fields = text.partition(": ")[0].split()
-    names = [field.partition("=")[0] for field in fields if "=" in field]
-    return f"`{event.rstrip(':')}`", " ".join(f"`{name}`" for name in names) or "—"
+    return [line for node in nodes if isinstance(node, ast.FunctionDef) for line in lines_in(node)]
 
 
 def test_the_table_of_the_log_has_every_line() -> None:
-    told = [(event, level, fields.strip() or "—") for event, level, fields, _ in LINES]
-    # Where the level stands beside the text.
-    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "celery_singleton_lock").rglob("*.py"))
-    beside = re.findall(r'logger\.(debug|info|warning|error|critical)\(\s*"((?:lock|beat)\.\w+[ :][^"]*)"', sources)
+    told = [Line(event.strip("`"), level, tuple(re.findall(r"\w+", fields))) for event, level, fields, _ in LINES]
+    lines = lines_of_the_log()
 
     assert len(told) == len(set(told))
-    assert {(event, fields) for event, _, fields in told} == {line_of(text) for text in lines_of_the_log()}
-    assert len(beside) > 10
-    assert {(line_of(text)[0], level.upper(), line_of(text)[1]) for level, text in beside} <= set(told)
+    assert {(line.event, line.fields) for line in told} == {(line.event, line.fields) for line in lines}
+    assert len([line for line in lines if line.level]) > 30
+    assert {line for line in lines if line.level} <= set(told)
+
+
+def test_no_line_of_the_log_is_written_anywhere_else() -> None:
+    files = (ROOT / "celery_singleton_lock").rglob("*.py")
+
+    assert [file.name for file in files if "getLogger" in file.read_text(encoding="utf-8")] == ["log.py"]
 
 
 def test_every_line_of_the_log_has_a_meaning_and_says_what_to_do() -> None:
@@ -343,7 +369,12 @@ def test_every_line_of_the_log_has_a_meaning_and_says_what_to_do() -> None:
 
 
 def test_every_line_about_a_lock_begins_with_its_key_and_its_call() -> None:
-    about_a_lock = [each for each in lines_of_the_log() if each[:4] == "lock" and not each.startswith(ABOUT_NO_LOCK)]
+    # `lock.renewal_failed` is written of a store as a whole as well, and has no fields then.
+    about_a_lock = [
+        line
+        for line in lines_of_the_log()
+        if line.event.startswith("lock.") and line.fields and line.event not in ABOUT_NO_LOCK
+    ]
 
-    assert [each for each in about_a_lock if not re.match(r"lock\.\w+ key=%s task_id=(%s|None)([ :]|$)", each)] == []
-    assert all(any(line.startswith(start) for line in lines_of_the_log()) for start in ABOUT_NO_LOCK)
+    assert [line for line in about_a_lock if line.fields[:2] != ("key", "task_id")] == []
+    assert {line.event for line in lines_of_the_log()} >= ABOUT_NO_LOCK

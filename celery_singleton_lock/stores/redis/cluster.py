@@ -10,14 +10,13 @@ from redis import Connection, ConnectionPool, SSLConnection, exceptions
 from redis.crc import key_slot
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import Call, Command, Connections, hosts_of, settled, where
 from celery_singleton_lock.stores.redis.encoding import Script
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted, none_of
 from celery_singleton_lock.stores.redis.part import Part
 from celery_singleton_lock.stores.redis.store import Store
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _SLOTS = 16384
 _PORT = 6379
@@ -207,8 +206,9 @@ class Cluster(NodeConnections):
         self._owners = owners
         for gone in set(_masters_in(before)).difference(_masters_in(owners)):
             after = owners[before.index(gone)]
-            event = "lock.moved store=%s master=%s before=%s: this process uses the new master from now on"
-            logger.warning(event, self.address, where(after) if after else None, where(gone))
+            text = "this process uses the new master from now on"
+            servers = {"master": where(after) if after else None, "before": where(gone)}
+            log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
             self.at(gone).close()
 
     def _reached(self, host: str, port: int) -> Node:

@@ -11,12 +11,11 @@ from typing import Any
 
 from redis import exceptions
 
+from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Command, Connections, packed
 from celery_singleton_lock.stores.redis.errors import advice_about, is_passing, problem_of
 from celery_singleton_lock.stores.threads import DaemonThread, original, patched_by, start_native_thread
-
-logger = logging.getLogger("celery_singleton_lock")
 
 LISTENING = "(listening)"
 DEAF = "(deaf)"
@@ -135,7 +134,7 @@ class Listener(DaemonThread):
             self._untold.append(line)
 
     def _report(self, error: Exception) -> None:
-        self._log(partial(logger.error, "lock.listener_error: the thread goes on", exc_info=error))
+        self._log(partial(log.write, logging.ERROR, "lock.listener_error", "the thread goes on", exc_info=error))
 
     def _step(self) -> bool:
         with self._alone:
@@ -250,10 +249,11 @@ class Listener(DaemonThread):
         self._wire_of.pop(channel, None)
         if not self._has_told:
             self._has_told = True
-            event = "lock.not_subscribed store=%s: %s; whoever waits looks from time to time instead: %s"
+            text = "%s; whoever waits looks from time to time instead: %s"
             user = self._servers.pool.connection_kwargs.get("username") or "default"
-            facts = self._servers.address, problem_of(error), advice_about(error, user)
-            self._log(partial(logger.warning, event, *facts))
+            told = text, problem_of(error), advice_about(error, user)
+            address = self._servers.address
+            self._log(partial(log.write, logging.WARNING, "lock.not_subscribed", *told, store=address))
         self._tell(channel, DEAF)
 
     def _try_elsewhere(self, wire: _Wire, channel: str) -> None:

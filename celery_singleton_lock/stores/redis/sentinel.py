@@ -10,11 +10,10 @@ from redis import exceptions
 from redis.sentinel import Sentinel, SentinelConnectionPool
 
 from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.redis.connection import OURS, Command, Connections, hosts_of, settle, settled, where
 from celery_singleton_lock.stores.redis.errors import NotUsable, advice_about, none_of, not_connected
-
-logger = logging.getLogger("celery_singleton_lock")
 
 _PORT = 26379
 _EXAMPLE = "sentinel://host:port;host:port/database?master_name=name"
@@ -150,8 +149,9 @@ class SentinelConnections(Connections):
             self.pool.get_master_address()
 
     def _moved(self, before: Address, after: Address) -> None:
-        event = "lock.moved store=%s master=%s before=%s: this process uses the new master from now on"
-        logger.warning(event, self.address, where(after), where(before))
+        text = "this process uses the new master from now on"
+        servers = {"master": where(after), "before": where(before)}
+        log.write(logging.WARNING, "lock.moved", text, store=self.address, **servers)
         self.close()
 
 

@@ -1,0 +1,94 @@
+"""The log: each line is an event, its fields and some words, and its record has the fields as attributes too."""
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.stores.records import Facts, Holder
+
+logger = logging.getLogger("celery_singleton_lock")
+
+# More calls than one process has at once.
+_MOST_LABELS = 10_000
+# Attributes of a record that would be too general for the columns of a log of many programs.
+_ATTRIBUTES = {"key": "lock_key", "label": "lock_label"}
+
+
+def shown(text: str) -> str:
+    """*text*, with what cannot be printed, such as a newline or the start of a colour, as an escape."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
+class Log(logging.Filter):
+    """Writes the lines of this library, and knows the labels of calls that stand in them.
+
+    As the filter of the logger it keeps each record on one line, whatever its values are made of.
+    """
+
+    shows_labels = False
+    """An app of this process has `singleton_lock_log_labels`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._labels: dict[str, str] = {}
+
+    def note_label(self, task_id: str, label: str | None) -> None:
+        """From now on the label stands in each line about this call, if it is wanted there."""
+        if label and self.shows_labels:
+            if len(self._labels) >= _MOST_LABELS:
+                # Another thread may do the same.
+                with suppress(KeyError, RuntimeError):
+                    del self._labels[next(iter(self._labels))]
+            self._labels[task_id] = label
+
+    def write(self, level: int, event: str, text: str = "", *args: object, exc_info: Any = None, **fields: Any) -> None:
+        """Write `event field=value ...: text`, and give the record the fields as attributes.
+
+        The text is for people, and *args* are filled into it. A float has one decimal in the line.
+        """
+        if not logger.isEnabledFor(level):
+            return
+        told = dict[str, Any]()
+        for name, value in fields.items():
+            told[name] = value
+            if name == "task_id" and (label := self._labels.get(str(value))):
+                told["label"] = label
+        words = "".join(f" {name}={_form_of(name, value)}" for name, value in told.items())
+        # Tools group lines by this form, so it has no value in it.
+        form = f"{event}{words}: {text}" if text else f"{event}{words}"
+        extra = {_ATTRIBUTES.get(name, name): value for name, value in told.items()} | {"lock_event": event}
+        logger.log(level, form, *told.values(), *args, exc_info=exc_info, extra=extra, stacklevel=2)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Escape what would begin a line, and let the record pass."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_on_one_line, record.args))
+        return True
+
+    def tell_of_conflict(self, level: int, key: str, task_id: str | None, holder: "Holder", outcome: str) -> None:
+        """Name the holder that is in the way of a call, and what has become of that call."""
+        of_holder: dict[str, Any] = {"state": holder.state, "age": holder.age, "remaining": holder.expires_in}
+        told = {"key": key, "task_id": task_id, "holder": holder.task_id, **of_holder, "outcome": outcome}
+        self.write(level, "lock.conflict", **told)
+
+    def tell_of_death(self, key: str, died: "Facts | Holder") -> None:
+        """Name a holder that has died, by what it had left in its lock."""
+        self.note_label(died.task_id or "", died.label)
+        who = {"task_id": died.task_id or None, "task": died.task_name or None, "host": died.hostname or None}
+        self.write(logging.WARNING, "lock.holder_died", "it held the lock when it died", key=key, **who)
+
+
+def _form_of(name: str, value: Any) -> str:
+    if name == "label":
+        return "%r"
+    return "%.1f" if isinstance(value, float) else "%s"
+
+
+def _on_one_line(value: Any) -> Any:
+    text = str(value) if isinstance(value, BaseException) else value
+    return shown(text) if isinstance(text, str) and not text.isprintable() else value
+
+
+log = Log()
+logger.addFilter(log)
