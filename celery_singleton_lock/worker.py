@@ -57,8 +57,8 @@ class SingletonRequest(Request):
         # A dispatcher that is enabled for heartbeats and gossip alone has the group "worker"; no groups mean all.
         wants_events = eventer and eventer.enabled and (not eventer.groups or "task" in eventer.groups)
         sends_events = bool(wants_events and self._task.send_events)
-        # A plain tuple, because otherwise the name of our class would travel with each message.
         hidden = hidden_in(self._request_dict)
+        # A plain tuple, because otherwise the name of our class would travel with each message.
         self._request_dict[DELIVERY] = (new_token(), clock(), sends_events, self._content_type, hidden)
 
     def on_accepted(self, pid: int, time_accepted: float) -> None:
@@ -125,8 +125,7 @@ class SingletonRequest(Request):
             key = self.task.lock_key_in(notes) or self.task.lock_key_without_user_code(self.args, self.kwargs)
             if self.task.is_lockable() and key is not None:
                 options = self.task.lock_options
-                token = self.request_dict[DELIVERY][0]
-                facts = Facts(task_id=text_of(self.id))
+                token, facts = self.request_dict[DELIVERY][0], Facts(task_id=text_of(self.id))
                 claim = Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
                 return Holding(store_of(self.app), claim, sender=self.task)
         return None
@@ -164,8 +163,7 @@ class SingletonRequest(Request):
         return self.lease if runs_for_long and _state_of(self.worker_pid) not in _DEAD + _STOPPED else None
 
     def _release_once_dead(self, *, is_redelivered: bool) -> None:
-        pid = self.worker_pid
-        lease = self.lease
+        pid, lease = self.worker_pid, self.lease
         if not self._runs_in_a_child() or lease is None:
             return
         pending = lease.pending_release()

@@ -44,21 +44,21 @@ def hash_of(key: str) -> str:
 class Counters:
     """Sums of what has happened in this process."""
 
-    def __init__(self) -> None:
-        self._start_over()
+    _pid = 0
 
-    def _start_over(self) -> None:
+    def __init__(self) -> None:
+        self.ensure_own()
+
+    def ensure_own(self) -> None:
+        """Forget the counts of the process that this one was forked from, which sends them itself."""
+        if self._pid == os.getpid():
+            return
         self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._unsent: dict[tuple[Store, str], Counter[str]] = {}
         self._tasks: set[str] = set()
         self._will_flush = False
         self._flushing = threading.Lock()
-
-    def ensure_own(self) -> None:
-        """Forget the counts of the process that this one was forked from, which sends them itself."""
-        if self._pid != os.getpid():
-            self._start_over()
 
     def add(self, store: Store, key: str, what: What, task: str, label: str = "", value: float = 0.0) -> None:
         """Count something for a lease that the heartbeat watches, because `watch` has called `ensure_own`.

@@ -211,17 +211,14 @@ class Heartbeat:
     """
 
     def __init__(self) -> None:
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self._pid = os.getpid()
+        self._pid = 0
         self.threads: dict[Hashable, RenewalThread] = {}
 
     def watch(self, holding: "Holding") -> None:
         """Renew it from now on, for as long as something else refers to it."""
         if self._pid != holding.pid:
             # After a fork, the threads are the parent's.
-            self._start_over()
+            self._pid, self.threads = holding.pid, {}
             counters.ensure_own()
         store = holding.store
         part = store.part_of(holding.key) if store.has_parts else store
