@@ -55,7 +55,9 @@ class LockHeld(SingletonLockError):
 
     def __str__(self) -> str:
         who = f"task_id={self.holder_task_id}" if self.holder_task_id else "a Lock"
-        return f"lock key={self.key} {_STATES[self.state].format(who, self.expires_in)}"
+        # A result may have the state of a later version.
+        state = _STATES.get(self.state, "is kept by {} for another {:.1f} s")
+        return f"lock key={self.key} {state.format(who, self.expires_in)}"
 
 
 class LockLost(SingletonLockError):

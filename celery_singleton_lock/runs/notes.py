@@ -47,6 +47,7 @@ class Notes:
     marked: bool = False  # it was published as queued, even if its task has another mode by now
     continues_from: int = 0  # the publication of the run that it replaces
     ticket: int = 0  # of its turn in the queue of the lock; or `NEXT_RUN`
+    later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
 
     @property
     def left_something(self) -> bool:
@@ -74,13 +75,13 @@ class Notes:
                 notes.published = written
             return notes
         if not (isinstance(written, Mapping) and list(map(type, written.values())) == list(map(_TYPES.get, written))):
-            advice = "give a header of your own another name"
-            raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
+            written = _known_in(written)
         vars(notes).update(written)
         return cls() if task_id is not None and notes.task_id not in ("", task_id, str(task_id)) else notes
 
     def header(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if value}
+        written = {name: value for name, value in vars(self).items() if value}
+        return {**dict(written.pop("later", ())), **written}
 
     def dated(self) -> "Notes":
         """These notes, with a time of publication, which is now if there was none."""
@@ -91,10 +92,27 @@ class Notes:
 
     def of_the_call(self) -> "Notes":
         """The notes that stay once a body has begun: a retry of the body begins a new wait."""
-        return Notes(self.key, self.published, continues_from=self.continues_from, task_id=self.task_id)
+        kept = Notes(self.key, self.published, continues_from=self.continues_from, task_id=self.task_id)
+        kept.later = self.later
+        return kept
 
 
-_TYPES = {field.name: type(field.default) for field in fields(Notes)}
+_TYPES = {field.name: type(field.default) for field in fields(Notes) if field.name != "later"}
+
+
+def _known_in(written: Any) -> dict[str, Any]:
+    """The notes that this version knows, and beside them those of a later version, which stay on the message.
+
+    Raises:
+        ConfigurationError: No version writes such notes.
+    """
+    if isinstance(written, Mapping) and all(isinstance(name, str) for name in written):
+        known = {name: value for name, value in written.items() if name in _TYPES}
+        if all(type(value) is _TYPES[name] for name, value in known.items()):
+            later = tuple((name, value) for name, value in written.items() if name not in _TYPES)
+            return {**known, "later": later}
+    advice = "give a header of your own another name"
+    raise ConfigurationError(f"header {HEADER}={written!r:.200} is not ours; {advice}")
 
 
 def message_of(notes: Notes) -> int:

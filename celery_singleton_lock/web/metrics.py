@@ -21,6 +21,7 @@ from celery_singleton_lock.signals import ConflictOutcome
 from celery_singleton_lock.web.page import SnapshotCache, Total, totals_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PARTS_OF_A_NAME = 3
 _BUCKETS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 
 _COUNTERS = {
@@ -71,8 +72,9 @@ class Metrics(Collector):
             leads, last = last_leader_of(app, locks.store)
             if leads or last:
                 yield GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
-        # By what is counted, label and task; a task's name may have colons.
-        numbers = {tuple(field.split(":", 2)): amount for field, amount in counted.items()}
+        # By what is counted, label and task; a task's name may have colons. A later version may count other things.
+        named = ((tuple(field.split(":", 2)), amount) for field, amount in counted.items())
+        numbers = {names: amount for names, amount in named if len(names) == _PARTS_OF_A_NAME}
         # Each task has its counters from the start, so that a first event is a rise.
         names = sorted({*(task.name for task in lockable(app)), *(task for _, _, task in numbers)})
         yield from (_counter(what, names, numbers) for what in _COUNTERS)

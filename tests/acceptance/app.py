@@ -43,6 +43,7 @@ def body(task: Any, key: Any, seconds: float = 0.0, gate: str | None = None, **f
     facts["took_over"] = lease.took_over if lease else False
     # The sabotage test's tasks have none.
     facts["held"] = hasattr(task, "lock") and task.lock.held
+    facts["notes"] = task.request.get("singleton_lock")
     with recorder.body(key, task.request.id, **facts):
         time.sleep(seconds)
         if gate:

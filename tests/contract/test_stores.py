@@ -31,6 +31,7 @@ from tests.contract.chapters.renew import Renew
 from tests.contract.chapters.slots import Slots
 from tests.contract.chapters.succession import Succession
 from tests.contract.chapters.turns import Turns
+from tests.contract.chapters.versions import Versions
 from tests.contract.chapters.waking import Waking
 from tests.servers import Server
 
@@ -52,6 +53,7 @@ class StoreContract(
     Breaking,
     Labels,
     Counts,
+    Versions,
 ):
     """The tests that a store of locks has to pass."""
 

@@ -33,6 +33,7 @@ COUNTED = {
     "held:+Inf:shop.sync": 1,
     "held:sum:shop.sync": 12_500_000,
     "acquired::": 7,
+    "of a later version": 1,
 }
 
 

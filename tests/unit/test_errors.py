@@ -122,3 +122,8 @@ def test_a_process_without_this_library_reads_the_facts(error: Exception, state:
 
 def test_a_holder_that_is_no_task_is_named_as_a_lock() -> None:
     assert str(LockHeld(KEY, None, 3.0)).startswith(f"lock key={KEY} is held by a Lock; its lease lasts another 3.0 s")
+    of_a_later_version: Any = "paused"
+    assert (
+        str(LockHeld(KEY, "holder", 3.0, of_a_later_version))
+        == f"lock key={KEY} is kept by task_id=holder for another 3.0 s"
+    )

@@ -28,6 +28,7 @@ from celery_singleton_lock.stores.records import (
     LeftMark,
     LockState,
     Place,
+    Slot,
     lock_name_of,
     marker_of,
 )
@@ -201,7 +202,7 @@ def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
 
 
 def _dead(key: str, task_id: str | None, hostname: str | None, name: str | None) -> Facts:
-    task_name, _, label = (name or "").partition(_SEPARATOR)
+    task_name, label = _name_and_label_in(name or "")
     return Facts(task_id or "", task_name or (lock_name_of(key) if task_id else ""), hostname or "", label=label)
 
 
@@ -209,23 +210,43 @@ def _holder(
     key: str, now: int, place: str, token: str, deadline: str, grant: str, task_id: str, hostname: str, name: str
 ) -> Holder:
     # Without a place, it is a call that goes before, described as the holder that it will be.
-    task_name, _, label = name.partition(_SEPARATOR)
-    since, ahead, _, pid, attempt, published = grant.split(" ") if place else (now, -now, 0, 0, 0, grant or 0)
+    task_name, label = _name_and_label_in(name)
+    facts = _numbers_in(grant, 6) if place else [now, -now, 0, 0, 0, int(grant or 0)]
+    since, ahead, _, pid, attempt, published = facts
     return Holder(
         key=key,
         token=token,
-        fence=int(since) + int(ahead),
-        acquired_at=datetime.fromtimestamp(int(since) / 1_000_000, UTC),
+        fence=since + ahead,
+        acquired_at=datetime.fromtimestamp(since / 1_000_000, UTC),
         expires_in=(int(deadline) - now) / 1_000_000,
         task_id=task_id or None,
         # The name is not stored if it is the name of the lock.
         task_name=task_name or (lock_name_of(key) if place and task_id else None),
         hostname=hostname or None,
-        pid=int(pid) or None,
-        attempt=int(attempt),
-        published=int(published),
+        pid=pid or None,
+        attempt=attempt,
+        published=published,
         label=label or None,
     )
+
+
+def slot_in(entry: str, value: str) -> Slot:
+    """The slot of a beat's entry."""
+    return Slot(entry, *_numbers_in(value, 3))
+
+
+# A later version may write more behind what this one knows, and an earlier one less.
+
+
+def _numbers_in(value: str, known: int) -> list[int]:
+    """So many of the numbers in *value*; 0 for each that is not there."""
+    numbers = list(map(int, value.split(" ")[:known]))
+    return [*numbers, *[0] * (known - len(numbers))]
+
+
+def _name_and_label_in(value: str) -> tuple[str, str]:
+    name, label, *_ = [*value.split(_SEPARATOR), ""]
+    return name, label
 
 
 def unreadable_in(keys: Sequence[str]) -> dict[str, LockState]:

@@ -47,6 +47,7 @@ from celery_singleton_lock.stores.redis.encoding import (
     place_in,
     release_arguments,
     renewals_of,
+    slot_in,
     states_in,
     unreadable_in,
 )
@@ -293,7 +294,7 @@ class Store:
     def slots(self, key: str) -> dict[str, Slot]:
         """The last slot of each entry."""
         found = self.fields(key).items()
-        return {entry: Slot(entry, *map(int, value.split(" "))) for entry, value in found}
+        return {entry: slot_in(entry, value) for entry, value in found}
 
     def fields(self, key: str) -> dict[str, str]:
         """All of a hash, such as that of slots or of counts."""

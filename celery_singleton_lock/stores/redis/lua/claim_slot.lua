@@ -16,9 +16,10 @@
 local known = redis.call('HGET', KEYS[1], ARGV[1])
 local last_sent = '0'
 if known then
-  local due, fence, sent = string.match(known, '^(%d+) (%d+) (%d+)$')
+  local due, fence, sent = string.match(known, '^(%d+) ?(%d*) ?(%d*)')
+  sent = tonumber(sent) and sent or '0'
   local was_sent = tonumber(sent) >= tonumber(due)
-  if tonumber(fence) > tonumber(ARGV[3]) or (ARGV[4] == '0' and was_sent and tonumber(due) >= tonumber(ARGV[2])) then
+  if (tonumber(fence) or 0) > tonumber(ARGV[3]) or (ARGV[4] == '0' and was_sent and tonumber(due) >= tonumber(ARGV[2])) then
     return 0
   end
   last_sent = sent

@@ -26,7 +26,7 @@ local marks, turns, asked, waiters = {}, {}, {}, 0
 
 local function add(word, mark, task_name)
   if mark and mark.deadline > now then
-    marks[#marks + 1] = {word, integer(mark.deadline), mark.task_id, task_name, mark.label or '', mark.due_for or '0'}
+    marks[#marks + 1] = {word, integer(mark.deadline), mark.task_id, task_name, mark.label or '', mark.due_for or 0}
   end
 end
 

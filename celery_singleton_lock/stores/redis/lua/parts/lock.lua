@@ -45,10 +45,11 @@ local function read_numbered(key, before, first, last, behind)
 end
 
 local function grant_in(value)
-  local since, ahead, ttl, attempt, published = string.match(value or '', '^(%d+) (%S+) (%d+) %S+ (%d+) (%d+)$')
+  local since, ahead, ttl, attempt, published = string.match(value or '', '^(%d+) ?(%S*) ?(%d*) ?%S* ?(%d*) ?(%d*)')
+  local granted_at = tonumber(since) or 0
   return {
-    since = tonumber(since or 0), fence = tonumber(since or 0) + tonumber(ahead or 0), ttl = tonumber(ttl or 0),
-    attempt = tonumber(attempt or 0), published = tonumber(published or 0),
+    since = granted_at, fence = granted_at + (tonumber(ahead) or 0), ttl = tonumber(ttl) or 0,
+    attempt = tonumber(attempt) or 0, published = tonumber(published) or 0,
   }
 end
 

@@ -11,10 +11,10 @@ end
 local function mark_of(value)
   local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
   if deadline > now then
-    local label, published, due_for, supersedes = string.match(value, '\31(.*)\31(%d+),(%d+),?(%d*)$')
+    local label, published, due_for, supersedes = string.match(value, '\31([^\31]*)\31?(%d*),?(%d*),?(%d*)')
     return {
-      deadline = deadline, task_id = task_id_of(value), label = label or string.match(value, '\31(.*)$'),
-      published = tonumber(published or 0), due_for = due_for, supersedes = tonumber(supersedes) or 0,
+      deadline = deadline, task_id = task_id_of(value), label = label, published = tonumber(published) or 0,
+      due_for = tonumber(due_for) or 0, supersedes = tonumber(supersedes) or 0,
     }
   end
 end
@@ -33,7 +33,7 @@ local RESULT_GRACE = 5000000 -- a result is stored at once after its run; if non
 local SAMPLE = 10 -- fields that are looked at for markers that are over
 
 local function read_marker(key, marker)
-  local deadline, attempt, outcome, at = string.match(redis.call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)$')
+  local deadline, attempt, outcome, at = string.match(redis.call('HGET', key, marker) or '', '^(%d+) (%d+) (%S+) (%d+)')
   if deadline and tonumber(deadline) > now then
     return tonumber(attempt), outcome, tonumber(at)
   end

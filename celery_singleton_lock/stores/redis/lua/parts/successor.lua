@@ -4,7 +4,7 @@
 --          Until the second moment, older calls that have asked before it end in its favour.
 local function successor_in(value)
   local deadline, supersedes, published, policy, task_id, task_name =
-    string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31(.*)$')
+    string.match(value or '', '^(%d+) (%d+) (%d+) (%S+) ([^\31]*)\31([^\31]*)')
   if deadline then
     return {
       deadline = tonumber(deadline), supersedes = tonumber(supersedes), published = tonumber(published),

@@ -1,0 +1,92 @@
+"""A worker meets messages and facts of a later version, and headers that no version writes."""
+
+import time
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_singleton_lock import ConfigurationError
+from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.store import Store
+from tests.acceptance.conftest import one_worker
+from tests.gates import open_gate
+from tests.recorder import Recorder, of_key
+from tests.waiting import until
+from tests.workers import Worker
+
+PROMPTLY = 20
+HEADER = "singleton_lock"
+LATER = {"tenant": {"name": "north", "zones": [1, None]}, "weight": 0}
+
+valkey, worker = one_worker(3)
+
+
+def of_a_later_version(**notes: Any) -> dict[str, Any]:
+    return {HEADER: {"published": time.time_ns() // 1000, **LATER, **notes}}
+
+
+def later_notes(event: Any) -> dict[str, Any]:
+    return {name: value for name, value in event.facts["notes"].items() if name in LATER}
+
+
+@pytest.mark.parametrize("policy", ["reschedule", "rerun", "replace"])
+def test_a_message_of_a_later_version_is_refused_and_runs_with_all_its_notes(
+    tasks: Any, worker: Worker, recorder: Recorder, policy: str
+) -> None:
+    task, key = tasks.by_policy[policy], f"later-{policy}"
+    task.delay(key, 0, gate=key)
+    until(lambda: of_key(recorder, key, "enter"), "the holder runs")
+    result = tasks.app.send_task(task.name, (key, 1), headers=of_a_later_version())
+    until(lambda: f"task_id={result.id}" in worker.log(), "it is refused")
+    open_gate(recorder, key)
+
+    assert result.get(timeout=PROMPTLY) == 1
+    assert later_notes(of_key(recorder, key, "enter")[-1]) == LATER
+
+
+def test_a_retry_keeps_the_notes_of_a_later_version(tasks: Any, worker: Worker, recorder: Recorder) -> None:
+    task, key = tasks.rerun_and_retried, "later-retried"
+    result = tasks.app.send_task(task.name, (key, 1), {"countdown": 0}, headers=of_a_later_version())
+
+    assert result.get(timeout=PROMPTLY) == 1
+    assert [later_notes(event) for event in of_key(recorder, key, "enter")] == [LATER, LATER]
+
+
+def test_a_call_is_refused_by_a_holder_of_a_later_version_as_by_any_other(
+    tasks: Any, worker: Worker, store: Store
+) -> None:
+    task = tasks.by_policy["skip"]
+    key = task.lock_key_for("later-holder")
+    holder = Claim(key, "token", 60.0, facts=Facts("the-holder", hostname="there", pid=7, published=5))
+    store.acquire(holder)
+    store.call("HSET", key, "1:", f"{store.fields(key)['1:']} 6000 soon", "1:zone", "b")
+
+    with pytest.raises(TaskRevokedError, match="the-holder"):
+        task.delay("later-holder").get(timeout=PROMPTLY)
+    store.release(holder, 1)
+    assert task.delay("later-holder", 2).get(timeout=PROMPTLY) == 2
+
+
+def test_a_call_is_found_by_a_mark_of_a_later_version(tasks: Any, worker: Worker, store: Store) -> None:
+    task = tasks.by_mode["until_and_while_executing"]
+    key = task.lock_key_for("later-mark")
+    store.mark_queued(key, "the-queued", 60.0, limit=0, cooldown=0.0, label="north", published=5)
+    store.call("HSET", key, "queued", f"{store.fields(key)['queued']},0,soon\x1fmore")
+
+    assert task.delay("later-mark").id == "the-queued"
+    assert tasks.app.send_task(task.name, ("later-mark", 1), task_id="the-queued").get(timeout=PROMPTLY) == 1
+    assert task.delay("later-mark", 2).get(timeout=PROMPTLY) == 2
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["mine", True, 1.5, ["key"], [{"key": "k"}], {"key": None}, {"key": {"deep": [1]}}, {"tries": True, **LATER}],
+    ids=str,
+)
+def test_a_header_that_no_version_writes_fails_its_own_call_alone(tasks: Any, worker: Worker, header: Any) -> None:
+    task, key = tasks.by_policy["reschedule"], f"strange-{header}"
+
+    with pytest.raises(ConfigurationError, match="give a header of your own another name"):
+        tasks.app.send_task(task.name, (key,), headers={HEADER: header}).get(timeout=PROMPTLY)
+    assert task.delay(key, 1).get(timeout=PROMPTLY) == 1

@@ -1,0 +1,170 @@
+"""What a later version writes beside what this one knows, and what an earlier one leaves out."""
+
+from dataclasses import replace
+
+import pytest
+
+from celery_singleton_lock.stores.records import Answer, Done, Ending, Holder, Slot
+from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.store import Store
+from tests.contract.asking import (
+    KEY,
+    SLOTS,
+    Contract,
+    again,
+    call,
+    claim,
+    delivery,
+    found,
+    granted,
+    mark_newest,
+    mark_queued,
+    marker_of,
+    refused,
+    succeed,
+    successor_of,
+    tokens,
+)
+
+MINE = {"task_id": "mine", "task_name": "shop.other", "hostname": "here", "pid": 7, "published": 5, "label": "shop 1"}
+
+
+def written(store: Store, field: str, key: str = KEY) -> str:
+    return str(store.fields(key)[field])
+
+
+def write(store: Store, field: str, value: str, key: str = KEY) -> None:
+    store.call("HSET", key, field, value)
+
+
+def add(store: Store, field: str, more: str, key: str = KEY) -> None:
+    write(store, field, written(store, field, key) + more, key)
+
+
+class Versions(Contract):
+    """Facts of another version of this library harm nobody."""
+
+    def test_a_holder_of_a_later_version_is_a_holder(self, store: Store) -> None:
+        mine = claim("a", limit=2, **MINE)
+        granted(store.acquire(mine))
+        (before,) = store.holders(KEY)
+        add(store, "1:", " 6000 soon")
+        add(store, "1:n", "\x1fmore")
+        write(store, "1:zone", "b")
+        write(store, "paused", "no")
+
+        (holder,) = store.holders(KEY)
+        assert replace(holder, expires_in=0.0) == replace(before, expires_in=0.0)
+        conflict = refused(store.acquire(claim("b")))
+        assert replace(conflict.first, expires_in=0.0) == replace(before, expires_in=0.0)
+        assert refused(store.acquire(replace(delivery("copy", "mine"), limit=2))).is_own
+        assert store.renew([mine], 1.0) == [Answer.DONE]
+        other = claim("c", limit=2, **MINE)
+        assert granted(store.acquire(other)).place == 2
+        assert store.release(mine, 1, Ending("ended", 60.0, is_due=True)) is Answer.MARKED
+        assert tokens(store.holders(KEY)) == ["c"]
+        store.release(other, 2)
+        assert not granted(store.acquire(claim("d"))).took_over
+
+    def test_a_later_version_is_asked_to_stop_and_dies_like_any_other(self, store: Store) -> None:
+        mine = claim("a", **MINE)
+        granted(store.acquire(mine))
+        add(store, "1:", " 6000 soon")
+        add(store, "1:n", "\x1fmore")
+
+        asked, _ = Inventory(store).break_lock(KEY, ["a"], "alice")
+        assert [each.label for each in asked] == ["shop 1"]
+        assert store.renew([mine], 1.0) == [Answer.BROKEN]
+        write(store, "!a", "1")
+        grant = granted(store.acquire(claim("b")))
+        assert grant.died is not None
+        assert (grant.died.task_name, grant.died.label) == ("shop.other", "shop 1")
+
+    def test_a_holder_whose_facts_an_earlier_version_has_left_out_is_a_holder(self, store: Store) -> None:
+        granted(store.acquire(claim("a", **MINE)))
+        write(store, "1:", " ".join(written(store, "1:").split(" ")[:3]))
+        write(store, "1:n", "shop.other")
+
+        (holder,) = store.holders(KEY)
+        assert (holder.task_id, holder.task_name, holder.label) == ("mine", "shop.other", None)
+        assert (holder.pid, holder.attempt, holder.published) == (None, 0, 0)
+        assert refused(store.acquire(claim("b"))).first.fence == holder.fence > 0
+        assert refused(store.acquire(delivery("copy", "mine"))).is_own
+
+    @pytest.mark.parametrize("more", [",9,soon", "\x1fmore"])
+    def test_a_mark_of_a_later_version_is_a_mark(self, store: Store, more: str) -> None:
+        mark_queued(store, "q", label="shop 1", published=5, due_for=3.0, cooldown=50.0)
+        add(store, "queued", more)
+        add(store, "cooldown", more if more[0] != "," else "\x1f")
+
+        assert found(mark_queued(store, "another")).task_id == "q"
+        assert found(mark_queued(store, "another")).published == 5
+        marks = {mark.state: mark for mark in store.survey([KEY])[0].marks}
+        assert (marks["queued"].task_id, marks["queued"].label, marks["queued"].due_for) == ("q", "shop 1", 3.0)
+        assert marks["cooldown"].task_id == "q"
+        refused(store.acquire(replace(call("b"), heeds_queued=True)))
+        granted(store.acquire(replace(call("q"), heeds_queued=True)))
+        assert store.survey([KEY])[0].queued is None
+
+    def test_a_newer_call_takes_the_place_of_one_that_a_later_version_has_marked(self, store: Store) -> None:
+        mark_newest(store, call("old", 1))
+        add(store, "queued", ",7,soon")
+
+        assert mark_newest(store, call("new", 2)) is None
+        assert store.survey([KEY])[0].queued == "new"
+
+    def test_a_successor_of_a_later_version_is_the_successor(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        assert succeed(store, call("first", 1), "rerun") == "first"
+        add(store, "next", "\x1fmore")
+
+        assert successor_of(store) == "first"
+        assert succeed(store, again(call("second", 2)), "rerun") == "second"
+
+    def test_a_kind_of_successor_that_is_not_known_keeps_its_place_until_it_has_run(self, store: Store) -> None:
+        granted(store.acquire(call("holder")))
+        succeed(store, call("first", 1), "rerun")
+        write(store, "next", written(store, "next").replace("rerun", "rewrite"))
+        store.release(call("holder"), 1)
+
+        refused(store.acquire(call("stranger")))
+        granted(store.acquire(again(call("first", 1))))
+
+    def test_a_marker_of_a_later_version_is_a_marker(self, store: Store) -> None:
+        store.mark_done(KEY, marker_of("a"), 0, "stored", 60.0)
+        add(store, marker_of("a"), " more")
+
+        assert store.acquire(delivery("copy")) == Done(0, "stored")
+
+    def test_a_slot_of_a_later_version_is_a_slot(self, store: Store) -> None:
+        slot = Slot("entry", due=1_000_000, fence=5)
+        store.claim_slot(SLOTS, slot)
+        store.claim_slot(SLOTS, replace(slot, sent=1_000_100))
+        add(store, "entry", " 12 soon", SLOTS)
+
+        assert store.slots(SLOTS) == {"entry": replace(slot, sent=1_000_100)}
+        assert not store.claim_slot(SLOTS, replace(slot, fence=6)), "it was sent"
+        assert not store.claim_slot(SLOTS, replace(slot, due=2_000_000, fence=4)), "a later leader has come"
+        assert store.claim_slot(SLOTS, replace(slot, due=2_000_000, fence=6))
+        assert store.slots(SLOTS)["entry"] == Slot("entry", 2_000_000, 6, sent=1_000_100)
+
+    def test_a_slot_that_says_less_may_be_claimed(self, store: Store) -> None:
+        store.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=5))
+        write(store, "entry", "1000000", SLOTS)
+
+        assert store.slots(SLOTS) == {"entry": Slot("entry", 1_000_000, 0)}
+        assert store.claim_slot(SLOTS, Slot("entry", due=1_000_000, fence=5))
+
+    def test_a_hash_has_fields_that_are_not_known(self, store: Store) -> None:
+        write(store, "paused", "until tomorrow")
+        store.call("PEXPIRE", KEY, "60000")
+        mine = claim("a")
+
+        granted(store.acquire(mine))
+        refused(store.acquire(claim("b")))
+        assert [holder.token for holder in store.holders(KEY)] == ["a"]
+        assert isinstance(store.holders(KEY)[0], Holder)
+        assert store.renew([mine], 1.0) == [Answer.DONE]
+        assert store.release(mine, 1) is Answer.DONE
+        assert written(store, "paused") == "until tomorrow"
+        granted(store.acquire(claim("b")))
