@@ -51,6 +51,7 @@ Check = Callable[[], object]
 
 # The commands of operators also work while a task cannot; `doctor` shows the fault.
 _CHECKED_COMMANDS = ("worker", "beat", "singleton")
+_CELERYS_POOLS = tuple(f"celery.concurrency.{name}" for name in ("prefork", "thread", "solo", "gevent", "eventlet"))
 _A_SERVER = "give the URL of a server, such as 'redis://localhost:6379/0'"
 _checked: WeakSet[Celery] = WeakSet()
 
@@ -252,12 +253,33 @@ def _checks_for_beat(app: Celery) -> list[Check]:
 
 
 def _checks_for_pool(app: Celery, pool: type, queues: Container[str]) -> list[Check]:
-    from celery.concurrency.prefork import TaskPool  # noqa: PLC0415 (of no use but in a worker)
-
-    if not issubclass(pool, TaskPool):
+    kind = _kind_of(pool)
+    if kind == "":
+        return [partial(_refuse_pool, app, pool)]
+    if kind != "celery.concurrency.prefork":
         return [partial(_check_kill, app, task, queues) for task in lockable(app)]
     why = "the processes of the pool 'prefork' would each have their own"
     return [partial(_refuse_memory, app, why, "start the worker with --pool threads, solo, gevent or eventlet")]
+
+
+def _kind_of(pool: type) -> str:
+    """The module of the Celery pool that hands tasks over for *pool*; empty if *pool* does so itself."""
+    # By name: importing all of Celery's pools would load gevent and eventlet into every worker.
+    for cls in getattr(pool, "__mro__", ()):
+        if cls.__module__ in _CELERYS_POOLS:
+            return str(cls.__module__)
+        if vars(cls).keys() & {"apply_async", "on_apply"}:
+            break
+    return ""
+
+
+def _refuse_pool(app: Celery, pool: type) -> None:
+    if tasks := lockable(app):
+        raise ConfigurationError(
+            f"Celery does not ship the pool {pool!r:.100}; in a thread without Celery's request, a body would run "
+            "without the lock. Start the worker with --pool prefork, threads, solo, gevent or eventlet, or with an app "
+            f"that has no locked tasks such as {tasks[0].name}"
+        )
 
 
 def _refuse_memory(app: Celery, why: str, remedy: str) -> None:

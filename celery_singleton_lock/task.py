@@ -347,7 +347,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             # `celery.map` and `celery.starmap`, of which `chunks` is made, call their items directly.
             if caller is None or caller.name not in TASKS_OF_ITEMS:
                 return None
-            state = RequestState()
+            state = RequestState(request.id)
             state.item_of = text_of(caller.request.id)
             state.map_name = caller.name
             # It still counts as called directly, so that `retry` in the body does not publish the map's message.
@@ -363,7 +363,7 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
             return None
         run = Run(self, request, notes, key, args, kwargs)
         if state is None:
-            state = request.singleton_state = RequestState()
+            state = request.singleton_state = RequestState(request.id)
         state.run = run
         return run
 

@@ -59,7 +59,7 @@ class Delivery:
 
 
 class RequestState:
-    """What we keep on a request; a header of the same name has another type."""
+    """Our state on a request, for one task id; a header of the same name has another type."""
 
     run: "Run | None" = None
     # Of a map, starmap or chunks whose item it is: its task id, and its name.
@@ -70,6 +70,10 @@ class RequestState:
     # Seconds that the items of a map have waited in their places.
     waited: float = 0.0
 
+    def __init__(self, request_id: str | None) -> None:
+        # A pool may hand several runs the same request object, one after the other.
+        self.request_id = request_id
+
 
 _STATE = "singleton_state"
 _NO_DELIVERY = Delivery()
@@ -78,21 +82,21 @@ _NO_DELIVERY = Delivery()
 def state_of(request: Context) -> RequestState | None:
     """What we keep on the request; None if there is nothing."""
     state = getattr(request, _STATE, None)
-    return state if type(state) is RequestState else None
+    return state if type(state) is RequestState and state.request_id == request.id else None
 
 
 def state_for(request: Context) -> RequestState:
     """The same, made if there is nothing yet."""
     state = state_of(request)
     if state is None:
-        state = vars(request)[_STATE] = RequestState()
+        state = vars(request)[_STATE] = RequestState(request.id)
     return state
 
 
 def run_of(request: Context) -> "Run | None":
     """The run of the request, if it has one."""
     state = getattr(request, _STATE, None)
-    return state.run if type(state) is RequestState else None
+    return state.run if type(state) is RequestState and state.request_id == request.id else None
 
 
 def notes_of(request: Context) -> Notes:

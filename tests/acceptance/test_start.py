@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from celery import Celery, _state
+from celery.concurrency import prefork, thread
+from celery.concurrency.base import BasePool
 from celery.worker import WorkController
 
 from celery_singleton_lock import SingletonTask
@@ -37,7 +39,7 @@ def app_of(url: str, **options: Any) -> Celery:
     return app
 
 
-def check_worker(app: Celery, pool: str, queues: list[str] | None = None) -> None:
+def check_worker(app: Celery, pool: Any, queues: list[str] | None = None) -> None:
     """Make a worker in this process, as far as it goes before it starts its pool."""
     try:
         WorkController(app=app, pool=pool, hostname="w@start", queues=queues, concurrency=1)
@@ -142,6 +144,14 @@ def test_each_fault_is_a_line_and_none_hides_another(start: Start, valkey: Serve
     assert len(lines) == 10
 
 
+def test_a_worker_with_another_pool_is_refused(worker: Callable[..., Starting], valkey: Server) -> None:
+    env = {**env_of(valkey), "CELERY_CUSTOM_WORKER_POOL": f"{APP}:OwnPool"}
+
+    (line,) = worker(env, "custom").refused()
+
+    assert all(words in line for words in ("OwnPool", "without the lock", "--pool prefork", "task-0"))
+
+
 def test_a_beat_of_celerys_own_is_refused_with_a_task_that_cannot_work(tmp_path: Path, valkey: Server) -> None:
     env = env_of(valkey, {"lock_on_conflict": "skpi"}, {"lock_tll": 5, "is_shared": True})
     process = Starting(env, "beat", "--pidfile", "", "--schedule", str(tmp_path / "schedule"))
@@ -213,6 +223,45 @@ def test_kill_is_refused_by_a_worker_that_gets_the_task(
 
 def test_kill_starts_with_prefork(valkey: Server) -> None:
     check_worker(app_of(valkey.url, lock_on_lost="kill"), "prefork")
+
+
+class Base(BasePool):
+    """A pool from nothing."""
+
+
+class Threads(thread.TaskPool):
+    """A pool that takes tasks its own way, as that of celery-aio-pool does."""
+
+    def on_apply(self, target: Any, *args: Any, **kwargs: Any) -> Any: ...
+
+
+class Mixed(Threads):
+    """A subclass of one."""
+
+
+class Children(prefork.TaskPool):
+    """Celery's, and something at its start."""
+
+    def on_start(self) -> None: ...
+
+
+def made(*args: Any, **kwargs: Any) -> prefork.TaskPool:
+    return prefork.TaskPool(*args, **kwargs)
+
+
+@pytest.mark.parametrize("pool", [Base, Threads, Mixed, made])
+def test_a_pool_that_is_none_of_celerys_is_refused(valkey: Server, caplog: pytest.LogCaptureFixture, pool: Any) -> None:
+    app = app_of(valkey.url)
+
+    with pytest.raises(SystemExit):
+        check_worker(app, pool)
+
+    (line,) = [text for text in caplog.messages if "lock.misconfigured: " in text]
+    assert all(words in line for words in (pool.__name__, "without the lock", "--pool prefork, threads", "task"))
+
+
+def test_a_pool_that_hands_tasks_over_as_celerys_does_starts(valkey: Server) -> None:
+    check_worker(app_of(valkey.url), Children)
 
 
 def test_locks_in_memory_are_refused_before_a_pool_of_processes_starts(caplog: pytest.LogCaptureFixture) -> None:

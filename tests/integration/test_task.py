@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, states, uuid
+from celery.app.task import Context
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock import ConfigurationError, LockLost, SingletonTask, current_lease, signals
@@ -159,6 +160,26 @@ def test_a_task_that_calls_itself_directly_goes_on_under_its_lease(app: Celery, 
     assert len(leases) == 4
     assert len({id(lease) for pair in leases for lease in pair}) == 1
     assert keys(server) == []
+
+
+def test_each_run_that_shares_a_request_with_another_has_a_lease_of_its_own(app: Celery) -> None:
+    @app.task(base=SingletonTask, bind=True)
+    def body(self: Any) -> tuple[str, bool]:
+        (holder,) = self.lock_holders()
+        return holder.task_id, self.lock.held
+
+    request = Context(called_directly=False)
+    body.request_stack.push(request)
+    try:
+        seen = []
+        # As celery-aio-pool does it.
+        for name in ("one", "two"):
+            request.update(id=name, args=(), kwargs={})
+            seen.append(body())
+    finally:
+        body.request_stack.pop()
+
+    assert seen == [("one", True), ("two", True)]
 
 
 def test_signals_tell_what_happens_and_a_failing_receiver_breaks_nothing(app: Celery, caplog: Any) -> None:
