@@ -73,7 +73,8 @@ class Lock:
         reentrant: A thread (or greenlet, or asyncio task) that holds it through this object may
             acquire it again; it is free once it has been released as often, here or by the lease. A thread of
             an executor serves many asyncio tasks, so use no re-entrant lock there.
-        timeout: Seconds for which a `with` block, or a decorated call, waits at most; 0 asks once.
+        timeout: Seconds for which a `with` or `async with` block, or a decorated call, waits at most; 0 asks once. As
+            `lock.timeout` it may be set later, for example on the lock of `task.lock_for(...)`.
 
     Raises:
         ConfigurationError: A value cannot work, or there is no store.
@@ -98,7 +99,8 @@ class Lock:
         self._ttl = seconds("ttl", ttl, least=1)
         self._limit = count("limit", limit)
         self._reentrant = reentrant
-        self._timeout = _patience(True, timeout)
+        _patience(True, timeout)
+        self.timeout = timeout
         self._hostname = socket.gethostname()
         # Nothing else keeps a block: if this object goes, its lease is renewed no longer.
         self._blocks: dict[Hold, bool] = {}
@@ -108,9 +110,10 @@ class Lock:
 
         Raises:
             LockHeld: Others held it for all that time.
+            ConfigurationError: *timeout* was set to a value that is not allowed.
             SingletonLockError: It is held, and this thread runs an event loop.
         """
-        return _granted(self._take(self._timeout, _statement()))
+        return _granted(self._take(_patience(True, self.timeout), _statement()))
 
     def __exit__(self, error_type: object = None, *_: object) -> Literal[False]:
         """Release what this block has taken, unless that was released already; in any context and thread.
@@ -143,7 +146,7 @@ class Lock:
         return self._exit(_statement(), error_type)
 
     async def _enter(self, statement: object) -> Lease:
-        return _granted(await self._take_in_loop(self._timeout, statement))
+        return _granted(await self._take_in_loop(_patience(True, self.timeout), statement))
 
     async def _exit(self, statement: object, error_type: object) -> Literal[False]:
         hold = self._leave(statement, error_type)

@@ -1,8 +1,10 @@
 """The lock of a task's call, for other code: to keep out of its way, to see who has it, and to drop its marks."""
 
+import asyncio
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -35,6 +37,34 @@ def test_the_lock_of_a_call_and_its_run_exclude_one_another(app: Celery) -> None
     with hold(task, 7), hold(task, 7):
         assert task.lock_for(7).acquire(blocking=False) is None
     assert task.apply((7, True)).get() == "loaded"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("timeout", [0, timedelta(seconds=0.2)])
+def test_a_wait_for_the_run_of_a_call_has_a_bound(app: Celery, timeout: Any) -> None:
+    task = task_of(app)
+    lock = task.lock_for(7)
+    lock.timeout = timeout
+
+    @lock
+    def count() -> None:
+        raise AssertionError
+
+    async def in_a_loop() -> None:
+        async with lock:
+            raise AssertionError
+
+    with hold(task, 7):
+        assert task.lock_for(7).acquire(timeout=timeout) is None
+        for wait in (lock.__enter__, count, partial(asyncio.run, in_a_loop())):
+            with pytest.raises(LockHeld) as held:
+                wait()
+            assert (held.value.key, held.value.holder_task_id) == (lock.key, HELD_BY_TEST)
+    with lock as lease:
+        assert lease.held
+    lock.timeout = -1
+    with pytest.raises(ConfigurationError, match="timeout=-1"):
+        lock.__enter__()
 
 
 @pytest.mark.timeout(60)

@@ -76,6 +76,9 @@ assert_type(state.holders, list[Holder])
 assert_type((state.queued, state.next), tuple[str | None, str | None])
 assert_type(state.cooldown_until, datetime | None)
 assert_type(import_prices.lock_for(7).state().waiting, int)
+for_a_view = import_prices.lock_for(7)
+for_a_view.timeout = timedelta(seconds=2)
+assert_type(for_a_view.acquire(timeout=0), Lease | None)
 assert_type(break_marks(app, "shop.*"), int)
 
 

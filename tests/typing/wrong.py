@@ -34,6 +34,7 @@ Sync().delay("seven")  # arg-type reportArgumentType
 number: int = Sync()(7)  # assignment reportAssignmentType
 
 Lock("stock", ttl="30")  # arg-type reportArgumentType
+Lock("stock").timeout = "5"  # assignment reportAttributeAccessIssue
 Lock("stock").acquire().release()  # union-attr reportOptionalMemberAccess
 Lock("stock").__enter__().acquire()  # attr-defined reportAttributeAccessIssue reportUnknownMemberType
 
