@@ -23,7 +23,19 @@ FLOORS = (
     {"options", "spelling", "settings", "keys"},
     {"runs"},
     {
-        *("__init__", "task", "publish", "lock", "receivers", "checks", "worker", "waiting", "steps", "beat"),
+        *(
+            "__init__",
+            "task",
+            "publish",
+            "lock",
+            "receivers",
+            "checks",
+            "worker",
+            "waiting",
+            "steps",
+            "beat",
+            "command",
+        ),
         *("operations", "web", "contrib", "testing", "otel"),
     },
 )

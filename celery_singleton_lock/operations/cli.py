@@ -21,7 +21,6 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations import breaking
 from celery_singleton_lock.operations.doctor import examine, findings_table
-from celery_singleton_lock.operations.naming import named
 from celery_singleton_lock.operations.rows import (
     OF_ONE_PROCESS,
     Locks,
@@ -140,7 +139,7 @@ def show(obj: Any, what: str, args: list[Any] | None, kwargs: dict[str, Any] | N
     it, or of a task id is enough. Exits with 1 if nothing is known.
     """
     locks = locks_of(obj)
-    lock, task_id = named(locks, what, args, kwargs)
+    lock, task_id = breaking.named(locks, what, args, kwargs)
     if task_id is None:
         _show_lock(locks, lock, is_json=is_json)
     else:
@@ -187,7 +186,7 @@ def break_lock(
         _break_marks(locks, marks, dry_run=dry_run, yes=yes, is_json=is_json)
     if what is None or marks is not None:
         raise click.UsageError("Give one lock or call; or --marks PATTERN, without --holder, --force and --wait.")
-    lock, task_id = named(locks, what, args, kwargs)
+    lock, task_id = breaking.named(locks, what, args, kwargs)
     plan = breaking.Plan.of(lock, holder or task_id)
     if not plan:
         why = lock.problem or "nobody holds it, there are no marks, and nobody waits"
