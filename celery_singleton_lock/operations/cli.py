@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import sys
-import time
 from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
@@ -29,7 +28,6 @@ from celery_singleton_lock.operations.rows import (
     call_text,
     facts_and_rows,
     facts_of,
-    screen,
     table,
     tasks_by_lock,
 )
@@ -203,39 +201,6 @@ def break_lock(
     app_name = click.get_current_context().find_root().params.get("app") or locks.app.main or "proj"
     notice = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
     _end(done.as_json(gone=not left, seconds=seconds), notice, int(bool(left) or not done), is_json=is_json)
-
-
-@singleton.command("watch")
-@click.argument("pattern", required=False)
-@seconds_option("--interval", type=click.FloatRange(0.1, 3600), default=2.0, help="Time between two updates.")
-@as_json
-@click.pass_obj
-def watch_locks(obj: Any, pattern: str | None, interval: float, is_json: bool) -> None:
-    """Show the list of locks and update it until Ctrl-C.
-
-    With --json, or if its output is no terminal, it writes the list as `list --json`
-    does instead, a line for each update.
-
-    PATTERN is a glob for lock names, such as 'shop.*'.
-    """
-    locks = locks_of(obj)
-
-    def show_list() -> None:
-        rows = locks.rows(locks.surveys(pattern))
-        if sys.stdout.isatty() and not is_json:
-            click.echo(screen(rows), nl=False, color=True)
-        else:
-            click.echo(json.dumps([row.as_json() for row in rows]))
-
-    show_list()
-    with suppress(KeyboardInterrupt):
-        while True:
-            time.sleep(interval)
-            try:
-                show_list()
-            except StoreError as error:
-                # It may come back.
-                click.echo(str(error), err=True)
 
 
 @singleton.command("doctor")

@@ -4,7 +4,6 @@ Whatever looks at the store raises `StoreError` if there is no answer in time.
 """
 
 import re
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -32,9 +31,6 @@ _COLUMNS = 100
 _CUT = {"LOCK", "LABEL", "WORKER"}
 _BEGIN = 8
 _SURVEYED_AT_ONCE = 100
-_HOME = "\x1b[H"
-_TO_END_OF_LINE = "\x1b[K"
-_TO_END_OF_SCREEN = "\x1b[J"
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 """Of a holder; a mark has some of them."""
 _OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "text")
@@ -301,15 +297,6 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
             widths[max(_CUT & widths.keys(), key=lambda head: (widths[head], head))] -= 1
         cells = {head: [_cut(text, widths[head]) for text in texts] for head, texts in cells.items()}
     return aligned(list(zip(*cells.values(), strict=True)))
-
-
-def screen(rows: Sequence[Row]) -> str:
-    """What draws their table over the one before, as far as a terminal has room."""
-    columns, height = shutil.get_terminal_size()
-    lines = table(rows).splitlines() if rows else ["No locks."]
-    if len(lines) >= height:
-        lines = [*lines[: height - 2], f"... and {len(lines) - height + 2} more"]
-    return "".join([_HOME, *(f"{line[:columns]}{_TO_END_OF_LINE}\n" for line in lines), _TO_END_OF_SCREEN])
 
 
 def _cut(text: str, width: int) -> str:

@@ -10,7 +10,6 @@ from celery.exceptions import TaskRevokedError
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import operated
 from tests.acceptance.test_doctor import Diagnosis
-from tests.acceptance.test_watch import Watch
 from tests.browsing import Visitor
 from tests.recorder import Recorder
 from tests.servers import SERVERS, Server, running
@@ -63,9 +62,6 @@ def test_a_lock_is_seen_shown_and_broken(
         assert (row["key"], row["state"], row["task_id"]) == (key, "held", holder.id)
         for question in ([key], [tasks.import_catalogue.name, "-a", "[7]"], [holder.id]):
             assert holder.id in operate("show", *question)
-        watching = Watch(environment, "--json", app=APP)
-        cleanup.callback(watching.close)
-        watching.shows(lambda rows: rows == [("held", holder.id)])
         assert key in Visitor(application(tasks.app)).get().body
         diagnosis = Diagnosis(operate("doctor", "--json", "--timeout", "10"), 0)
         assert (diagnosis.wrong, diagnosis.unseen) == ([], [])
@@ -77,5 +73,4 @@ def test_a_lock_is_seen_shown_and_broken(
         assert (broken["asked"], broken["gone"]) == ([holder.id], True)
         with pytest.raises(TaskRevokedError, match="broken by alice@ops-1"):
             holder.get(timeout=PATIENCE)
-        watching.shows(lambda rows: rows == [])
         assert json.loads(operate("list", "--json")) == []
