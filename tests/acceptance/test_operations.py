@@ -315,9 +315,7 @@ def test_a_call_is_found_in_its_lock_where_results_cannot_be_read(tasks: Any, op
 
 
 @pytest.mark.parametrize("value", ["-inf", "-1", "soon"])
-@pytest.mark.parametrize(
-    "words", [["break", "KEY", "--yes", "--wait"], ["doctor", "--timeout"], ["watch", "--interval"]]
-)
+@pytest.mark.parametrize("words", [["break", "KEY", "--yes", "--wait"], ["doctor", "--timeout"]])
 def test_what_is_no_number_of_seconds_is_refused(operate: Operate, words: list[str], value: str) -> None:
     assert f"Invalid value for '{words[-1]}'" in operate(*words, value, code=USAGE).stderr
 
@@ -326,9 +324,7 @@ def test_what_is_no_number_of_seconds_is_refused(operate: Operate, words: list[s
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize(
-    "command", [["list"], ["show", "KEY"], ["show", "some-id"], ["break", "KEY", "--yes"], ["watch"]]
-)
+@pytest.mark.parametrize("command", [["list"], ["show", "KEY"], ["show", "some-id"], ["break", "KEY", "--yes"]])
 def test_a_store_that_is_away_is_told_by_the_exit_code(tasks: Any, operate: Operate, command: list[str]) -> None:
     key = tasks.skipped.lock_key_for("k")
     port = free_port()
