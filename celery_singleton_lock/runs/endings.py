@@ -160,17 +160,14 @@ def store_retry_once(task: Task) -> None:
 TASKS_OF_ITEMS = ("celery.map", "celery.starmap")
 """The tasks that call the items of `map`, `starmap` and `chunks`. Their result is that of all items together."""
 
-_IN_NAMES_OF_WORKERS = "@"
-
 
 def has_result(task: Task, holder: Holder) -> bool:
-    """The result backend has the result of the holder's run under its task id, and every process can read it."""
+    """The result backend has, or will have, the result of the holder's run, and every process can read it."""
     is_lock = holder.task_id is None
     is_item = holder.task_name in TASKS_OF_ITEMS
     # The store does not know the task name of a waiter, so it may be an item.
     is_waiter = holder.token and not (holder.fence or holder.is_on_hold)
-    is_eager = holder.hostname is not None and _IN_NAMES_OF_WORKERS not in holder.hostname
-    if is_lock or is_item or is_waiter or is_eager:
+    if is_lock or is_item or is_waiter or not holder.keeps_result:
         return False
     return not why_unreadable(task.app.tasks.get(holder.task_name, task))
 

@@ -179,6 +179,7 @@ class Run:
                 request.retries or 0,
                 notes.continues_from or notes.published,
                 label_of(task, self.key, task_id, self.args, self.kwargs) if options.label is not None else "",
+                not (request.ignore_result or (self.way is EAGER and not task.store_eager_result)),
             ),
         )
         claim.message = message_of(notes)

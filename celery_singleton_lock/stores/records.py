@@ -26,6 +26,7 @@ class Facts:
     attempt: int = 0
     published: int = 0  # when its call was published first; 0 if that is not known
     label: str = ""
+    keeps_result: bool = True  # under its task id, where others can read it
 
 
 @dataclass(slots=True)
@@ -118,6 +119,8 @@ class Holder:
         attempt: How many retries came before.
         published: When its call was published first, in microseconds.
         label: What its `lock_label` shows of the call.
+        keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
+            example, hands its result to its caller alone.
     """
 
     key: str
@@ -132,6 +135,7 @@ class Holder:
     attempt: int = 0
     published: int = 0
     label: str | None = None
+    keeps_result: bool = True
 
     @classmethod
     def former(cls, key: str, task_id: str | None, attempt: int = 0) -> "Holder":

@@ -253,7 +253,8 @@ def _target_of_key(said: str, key: str, args: tuple[Any, ...], kwargs: dict[str,
 @contextmanager
 def _leased(target: _Target) -> Iterator[Holder]:
     options = target.options
-    facts = Facts(HELD_BY_TEST, options.holder_name if options else "", socket.gethostname(), os.getpid())
+    name = options.holder_name if options else ""
+    facts = Facts(HELD_BY_TEST, name, socket.gethostname(), os.getpid(), keeps_result=False)
     ttl, limit = (options.ttl, options.limit) if options else (_TTL, 1)
     lease = Holding(target.store, Claim(target.key, new_token(), ttl, limit, facts))
     before = current.get()

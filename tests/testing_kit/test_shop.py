@@ -48,6 +48,18 @@ def test_with_a_worker_of_processes(valkey: Server) -> None:
     passes("test_prefork.py", SHOP_REDIS=valkey.url)
 
 
+EMBEDDED = [
+    "celery_session_worker",
+    *[pytest.param(kind, marks=pytest.mark.prove) for kind in ("celery_worker", "worker_of_the_application")],
+]
+
+
+@pytest.mark.parametrize("kind", EMBEDDED)
+def test_with_a_worker_inside_the_process_of_the_test(kind: str) -> None:
+    # One kind a process: a worker of Celery that ends here ends every other one.
+    passes("test_embedded.py", "-k", kind)
+
+
 @pytest.mark.prove
 def test_while_others_move_the_clock() -> None:
     passes("test_time.py")

@@ -136,7 +136,7 @@ UNREADABLE = {
     "there are no results": ("disabled://", {}),
     "an item of a map stands for it": ("cache+memory://", {"task_name": "celery.map"}),
     "a task that ignores its results stands for it": ("cache+memory://", {"task_name": "keeps no results"}),
-    "a run that no worker runs stands for it": ("cache+memory://", {"hostname": "a-host"}),
+    "a run that keeps no result stands for it": ("cache+memory://", {"keeps_result": False}),
 }
 
 
@@ -162,7 +162,7 @@ def test_where_nobody_can_read_the_others_result_a_duplicate_ends_as_if_it_was_s
     assert (result.result.holder_task_id, result.result.reason) == (result.id, "unpublished")
 
 
-@pytest.mark.parametrize("holder", [{}, {"hostname": "celery@a-host"}, {"task_name": "unknown here"}], ids=str)
+@pytest.mark.parametrize("holder", [{}, {"hostname": "a-host"}, {"task_name": "unknown here"}], ids=str)
 def test_a_result_that_can_be_read_is_the_others(holder: dict[str, Any]) -> None:
     result = duplicate("cache+memory://", holder)
     assert result.state == "PENDING"

@@ -38,6 +38,8 @@ _INCLUDE = re.compile(r"^-- @include (\w+)\n", re.MULTILINE)
 _VALUES_PER_HOLDER = 7
 # Separates a task's name from its label. Both are one field, so that calls without a label cost nothing more.
 _SEPARATOR = "\x1f"
+# The word in the grant of a holder whose result nobody else can read.
+_NO_RESULT = "no-result"
 # A script blocks the server for everybody, so a large renewal goes in parts of about 0.1 ms.
 RENEWALS_PER_SCRIPT = 50
 _GRANTED = 1
@@ -89,9 +91,10 @@ BREAK = _script("break")
 def arguments_of(claim: Claim, *, waits: bool = False) -> list[str]:
     """The arguments of acquire.lua; few, because each one costs the server as much as the client."""
     facts = claim.facts
+    about = f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}"
     arguments = [
         claim.token,
-        f"{round(claim.ttl * 1000)} {facts.pid} {facts.attempt} {facts.published}",
+        about if facts.keeps_result else f"{about} {_NO_RESULT}",
         _limit_and_words(claim, waits),
         facts.task_id,
         facts.hostname,
@@ -227,6 +230,7 @@ def _holder(
         attempt=attempt,
         published=published,
         label=label or None,
+        keeps_result=_NO_RESULT not in grant.split(" "),
     )
 
 

@@ -6,7 +6,7 @@
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  token, fresh for each execution
--- ARGV[2]  ttl in milliseconds, pid, attempt and time of publication
+-- ARGV[2]  ttl in milliseconds, pid, attempt and time of publication; and then words for its grant, see parts/lock.lua
 -- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `waits` takes a turn; `heeds` a queued mark;
 --          `asked` before to be the successor, `early` if only by its publishing; `queued=<milliseconds>` counts as
 --          queued for so long if refused; `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if
@@ -67,7 +67,7 @@ local PATIENCE = 30000000 -- nobody waits for a successor that has not come for 
 ttl = tonumber(ttl)
 local words, task_id, named, marker, looks = ARGV[8] or ARGV[3], ARGV[4], ARGV[6] or '', ARGV[7] or '', ARGV[8]
 local limit, waits = tonumber(string.match(words, '^%d+')), string.find(words, 'waits', 1, true)
-local attempt, published = string.match(ARGV[2], '^%d+ %S+ (%d+) (%d+)$')
+local attempt, published = string.match(ARGV[2], '^%d+ %S+ (%d+) (%d+)')
 local policy, memory = string.match(words, ' (re%a+)=(%d+)')
 local turn_lasts, had = string.match(words, ' turn=(%d+),(%d+)')
 local own_turn = '@' .. task_id

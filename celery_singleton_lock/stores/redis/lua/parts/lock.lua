@@ -16,7 +16,8 @@ end
 --   <token>     deadline of that holder; under !<token> once it has been asked to stop
 --   broken:<token>  who has asked that holder to end, if it was a person
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
---               publication; together no more than 64 bytes, because a longer value doubles what the hash takes
+--               publication; and then words, of which an unknown one means nothing: `no-result` if nobody else can read the
+--               holder's result. Together no more than 64 bytes, because a longer value doubles what the hash takes
 --   <place>:i   task id; <place>:h hostname; <place>:n task name where the lock has another name, and then '\31' and a label if there is one
 --   <place>:c   a copy of its message has come
 --   places      the highest place in use, if that is not 1
