@@ -18,7 +18,7 @@ from celery.platforms import EX_FAILURE
 from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.keys import KeyMaker, beat_key_of, checked_name, key_of, lock_name_of_task
+from celery_singleton_lock.keys import KeyMaker, beat_key_of, checked_name, lock_name_of_task, start_of_keys
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
 from celery_singleton_lock.options import (
@@ -41,7 +41,7 @@ from celery_singleton_lock.options import (
 from celery_singleton_lock.runs.endings import why_unreadable
 from celery_singleton_lock.settings import open_store
 from celery_singleton_lock.spelling import faults_in_names, faults_in_settings
-from celery_singleton_lock.stores.redis.inventory import Inventory
+from celery_singleton_lock.stores.redis.inventory import TRIAL, Inventory
 
 BOUND = 1.0
 """Seconds for which a start waits for the store."""
@@ -224,7 +224,8 @@ def try_store(app: Celery, bound: float) -> None:
     """
     # A name that tasks use, because the rights of a user may depend on it.
     names = (name for name in map(lock_name_of_task, lockable(app)) if isinstance(name, str))
-    key = key_of(prefix_of(app), checked_name(next(names, "celery.beat")), {"start": new_token()})
+    name = checked_name(next(names, "celery.beat"))
+    key = f"{start_of_keys(prefix_of(app))}{name}:{TRIAL}{new_token()}}}"
     # Connections of its own, which no pool process inherits.
     with closing(open_store(app)) as store:
         # One in memory refuses nothing, and a test would see the lock of the trial.

@@ -11,14 +11,13 @@ from typing import get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import lockable
 from celery_singleton_lock.errors import ConfigurationError, LostReason, StoreError
 from celery_singleton_lock.leases.counters import BOUNDS
-from celery_singleton_lock.operations.rows import Locks, Row, tasks_by_lock
+from celery_singleton_lock.operations.rows import Row, tasks_by_lock
 from celery_singleton_lock.options import OnStoreError
 from celery_singleton_lock.signals import ConflictOutcome
-from celery_singleton_lock.web.page import SnapshotCache, Total, totals_of
+from celery_singleton_lock.web.page import Observer, Total, totals_of
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PARTS_OF_A_NAME = 3
@@ -56,39 +55,41 @@ _Numbers = Mapping[tuple[str, ...], int]
 class Metrics(Collector):
     """All metrics of an app; if its locks cannot be looked up, only the counters."""
 
-    def __init__(self, snapshots: SnapshotCache) -> None:
-        self._snapshots = snapshots
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
 
     def collect(self) -> Iterator[Metric]:
-        app = self._snapshots.app
-        try:
-            locks = Locks(app)
-            counted = locks.counted()
-        except (StoreError, ConfigurationError):
-            yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 0)
-            return
-        yield GaugeMetricFamily("singleton_lock_up", "Whether the store answers.", 1)
+        observer = self._observer
+        for look in (observer.trial, observer.counts, observer.locks):
+            look.begin()
+        meaning = "Whether runs can lock: the store answers, and does what a run asks for."
+        yield GaugeMetricFamily("singleton_lock_up", meaning, int(observer.problem() is None))
+        # Counters that stay while the store is away: of a series that was missing, nobody sees the rise afterwards.
+        counts = observer.counts.last
         with suppress(StoreError, ConfigurationError):
-            leads, last = last_leader_of(app, locks.store)
-            if leads or last:
-                yield GaugeMetricFamily("singleton_lock_beat_leads", "Whether a beat of this app leads.", int(leads))
+            counts = observer.counts.result()
+            if counts.beat_leads is not None:
+                meaning = "Whether a beat of this app leads."
+                yield GaugeMetricFamily("singleton_lock_beat_leads", meaning, int(counts.beat_leads))
+        if counts is None:
+            return
         # By what is counted, label and task; a task's name may have colons. A later version may count other things.
-        named = ((tuple(field.split(":", 2)), amount) for field, amount in counted.items())
+        named = ((tuple(field.split(":", 2)), amount) for field, amount in counts.numbers.items())
         numbers = {names: amount for names, amount in named if len(names) == _PARTS_OF_A_NAME}
         # Each task has its counters from the start, so that a first event is a rise.
-        names = sorted({*(task.name for task in lockable(app)), *(task for _, _, task in numbers)})
+        names = sorted({*(task.name for task in lockable(observer.app)), *(task for _, _, task in numbers)})
         yield from (_counter(what, names, numbers) for what in _COUNTERS)
         yield from (_histogram(what, numbers) for what in _HISTOGRAMS)
         # The store's user may have no right to walk the keys.
         with suppress(StoreError, ConfigurationError):
-            yield from _present(self._snapshots, names)
+            yield from _present(observer, names)
 
 
-def _present(snapshots: SnapshotCache, names: Sequence[str]) -> Iterator[Metric]:
+def _present(observer: Observer, names: Sequence[str]) -> Iterator[Metric]:
     """The present numbers, of these tasks and of all others that have some."""
-    rows, seconds = snapshots.look()
+    rows, _, seconds = observer.locks.result()
     # Of several tasks with one lock name, the first.
-    owners = {name: tasks[0].name for name, tasks in tasks_by_lock(snapshots.app).items()}
+    owners = {name: tasks[0].name for name, tasks in tasks_by_lock(observer.app).items()}
 
     def owner(row: Row) -> str:
         # A mark does not have its task, and a `Lock` has none.

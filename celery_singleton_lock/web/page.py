@@ -1,57 +1,176 @@
-"""What the page of the locks shows, under Flask and in Django's admin."""
+"""The locks of an app as requests see them, and their page, under Flask and in Django's admin."""
 
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from celery import Celery
 
-from celery_singleton_lock.errors import ConfigurationError, StoreError
+from celery_singleton_lock.beat import last_leader_of
+from celery_singleton_lock.checks import try_store
+from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.redis.errors import in_short
 
-# After a look at all locks nobody looks again for so many times its duration, so that requests cost the store at most
-# a twentieth of its time.
+T = TypeVar("T")
+
+# Seconds for which a request waits, whatever the store does.
+_PATIENCE = 1.75
+# The part of that time from which a look is known to take long, because there are so many locks.
+_LONG = 0.25
+# Seconds for a trial; fewer, so that a request learns its own error.
+_TRIAL = 1.25
+_TRIED_EVERY = 3.0
+# Seconds until the next look after one that has failed.
+_AGAIN = 1.0
+# After a look nobody looks again for so many times its duration, so that requests cost the store at most a twentieth of
+# its time.
 _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
 
 
-class SnapshotCache:
-    """Looks at all locks of an app, not more often than its store can bear.
+class Look(Generic[T]):
+    """Something that is seen in the store. One thread at a time looks at it, and requests wait a little for it.
 
-    Each raises `ConfigurationError` if the app has no store that can be used, and `StoreError` if that does not answer.
+    Arguments:
+        see: Looks at it; it raises an error of this library if that cannot be done.
+        rest: Seconds for which an answer serves at least.
+    """
+
+    last: T | None = None
+    """What was seen last, however long ago."""
+
+    def __init__(self, see: Callable[[], T], rest: float = 0.0) -> None:
+        self._see = see
+        self._rest = rest
+        self._beginning = threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        """Look again at the next request."""
+        self._answer: Future[T] | None = None
+        self._before: T | None = None
+        self._began_at = self._serves_until = 0.0
+
+    def begin(self) -> "Future[T]":
+        """The answer that serves now, or that a thread is about to find."""
+        with self._beginning:
+            answer = self._answer
+            if answer is None or (answer.done() and clock() >= self._serves_until):
+                answer = Future()
+                threading.Thread(target=self._look, args=(answer,), daemon=True).start()
+                self._answer = answer
+                self._began_at = clock()
+            return answer
+
+    def result(self) -> T:
+        """The answer, or its error. While a look takes its time, as the one before did, the answer before serves.
+
+        Raises:
+            StoreError: There is no answer in the time that a request may wait.
+            ConfigurationError: There is no store to look at.
+        """
+        try:
+            return self.begin().result(max(0.0, self._began_at + _PATIENCE - clock()))
+        except TimeoutError:
+            if self._before is not None:
+                return self._before
+            raise StoreError("", f"TimeoutError: no answer within {_PATIENCE:g} s") from None
+
+    def _look(self, answer: "Future[T]") -> None:
+        began_at = clock()
+        try:
+            found = self._see()
+        except Exception as error:  # noqa: BLE001 (every request that waits gets it)
+            self._before = None
+            self._serves_until = clock() + _AGAIN
+            answer.set_exception(error)
+        else:
+            self.last = found
+            took = clock() - began_at
+            self._before = found if took > _PATIENCE * _LONG else None
+            self._serves_until = clock() + max(self._rest, _REST * took)
+            answer.set_result(found)
+
+
+class Snapshot(NamedTuple):
+    """All locks as they were at one moment."""
+
+    rows: list[Row]
+    at: datetime
+    seconds: float  # that it took to look
+
+
+class Counts(NamedTuple):
+    """The counters, and whether a beat leads; None if there has never been one."""
+
+    numbers: dict[str, int]
+    beat_leads: bool | None
+
+
+class Observer:
+    """Sees the locks of an app, and whether its runs can lock now.
+
+    No request waits for longer than two seconds for what is seen here, and the store is asked no more often for many of
+    them than for one.
     """
 
     def __init__(self, app: Celery) -> None:
         self.app = app
-        self._looking = threading.Lock()
-        self._kept = list[Row](), 0.0
-        self._kept_until = 0.0
+        self.trial = Look(partial(try_store, app, _TRIAL), _TRIED_EVERY)
+        self.locks = Look(self._see_locks)
+        self.counts = Look(self._see_counts)
 
-    def look(self) -> tuple[list[Row], float]:
-        """All locks, as they are or were a moment ago, and how long it took to look."""
-        with self._looking:
-            if clock() >= self._kept_until:
-                began_at = clock()
-                rows = Locks(self.app).rows()
-                self._kept = rows, clock() - began_at
-                self._kept_until = clock() + _REST * self._kept[1]
-            return self._kept
+    def problem(self) -> StoreError | ConfigurationError | None:
+        """Why runs cannot lock now; None if they can."""
+        try:
+            self.trial.result()
+        except (StoreError, ConfigurationError) as error:
+            return error
+        return None
 
-    def matching(self, pattern: str) -> list[Row]:
-        """The rows whose lock name matches a glob, or contains a text that is no glob."""
+    def matching(self, pattern: str) -> Snapshot:
+        """The locks whose name matches a glob, or contains a text that is no glob."""
+        seen = self.locks.result()
         glob = pattern if set("*?[") & set(pattern) else f"*{pattern}*"
-        return [row for row in self.look()[0] if fnmatchcase(row.name, glob)]
+        return seen._replace(rows=[row for row in seen.rows if fnmatchcase(row.name, glob)])
 
-    def forget(self) -> None:
-        """Look again at the next request."""
-        self._kept_until = 0.0
+    def told(self, error: StoreError | ConfigurationError) -> str:
+        """An error, for a page that names the store already."""
+        text = str(error)
+        if isinstance(error, StoreError):
+            text = f"{error.problem}: {error.advice}" if isinstance(error, StoreRefused) else error.problem
+        return as_set(self.app, text)
+
+    def _see_locks(self) -> Snapshot:
+        at, began_at = datetime.now(UTC), clock()
+        return Snapshot(Locks(self.app).rows(), at, clock() - began_at)
+
+    def _see_counts(self) -> Counts:
+        locks = Locks(self.app)
+        numbers = locks.counted()
+        leads = last = None
+        with suppress(StoreError, ConfigurationError):
+            leads, last = last_leader_of(self.app, locks.store)
+        return Counts(numbers, leads if leads or last else None)
+
+
+def why(error: StoreError | ConfigurationError) -> str:
+    """Why runs cannot lock, for strangers: without an address."""
+    return in_short(error.problem) if isinstance(error, StoreError) else "the settings of the store cannot work"
+
+
+# The page.
 
 
 @dataclass
@@ -84,18 +203,26 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
     return totals
 
 
-def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
-    """All that a template of the page needs, to be escaped there; with a `problem` if nothing can be shown."""
-    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}"
-    facts: dict[str, Any] = {"name": snapshots.app.main or "this app", "pattern": pattern, "now": now}
+def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
+    """All that a template of the page needs, to be escaped there; with a `problem` if no locks can be shown."""
+    facts: dict[str, Any] = {
+        "name": observer.app.main or "this app",
+        "pattern": pattern,
+        "now": _shown(datetime.now(UTC)),
+    }
+    observer.locks.begin()
+    trouble = observer.problem()
+    if trouble is not None:
+        facts["trouble"] = {"why": why(trouble), "detail": observer.told(trouble)}
     try:
-        rows = snapshots.matching(pattern)
-        locks = Locks(snapshots.app)
+        locks = Locks(observer.app)
+        facts["address"] = locks.store.address
+        rows, at, _ = observer.matching(pattern)
     except (StoreError, ConfigurationError) as error:
-        return facts | {"address": getattr(error, "store", "no store"), "problem": as_set(snapshots.app, str(error))}
+        return facts | {"problem": observer.told(error)}
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
-        "address": locks.store.address,
+        "now": _shown(at),
         "alone": OF_ONE_PROCESS if locks.is_of_one_process else None,
         "sums": {
             "Held": total.held,
@@ -106,6 +233,10 @@ def page_context(snapshots: SnapshotCache, pattern: str) -> dict[str, Any]:
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
     }
+
+
+def _shown(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M:%S}"
 
 
 def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:

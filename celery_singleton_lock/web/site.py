@@ -11,9 +11,8 @@ from prometheus_client import generate_latest
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.operations.rows import Locks
 from celery_singleton_lock.web.metrics import CONTENT_TYPE, Metrics
-from celery_singleton_lock.web.page import SnapshotCache, page_context
+from celery_singleton_lock.web.page import Observer, page_context, why
 
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; form-action 'self'; base-uri 'none'; "
@@ -48,7 +47,7 @@ class Site(Flask):
         super().__init__(__name__, template_folder=".")
         self._password = password
         self._hosts = hosts
-        self._snapshots = SnapshotCache(app)
+        self._observer = Observer(app)
         self.before_request(self._check_visitor)
         self.after_request(_with_headers)
         self.get("/")(self.page)
@@ -67,7 +66,7 @@ class Site(Flask):
         return None
 
     def page(self) -> ResponseReturnValue:
-        context = page_context(self._snapshots, request.args.get("name", ""))
+        context = page_context(self._observer, request.args.get("name", ""))
         refresh = request.args.get("refresh", type=int)
         seconds = None if refresh is None else max(2, min(3600, refresh))
         return render_template("page.html", **context, refresh=seconds), 503 if "problem" in context else 200
@@ -75,19 +74,17 @@ class Site(Flask):
     def locks_json(self) -> ResponseReturnValue:
         """What `list --json` writes."""
         try:
-            return jsonify([row.as_json() for row in self._snapshots.matching(request.args.get("name", ""))])
+            return jsonify([row.as_json() for row in self._observer.matching(request.args.get("name", "")).rows])
         except (StoreError, ConfigurationError) as error:
-            return jsonify(problem=str(error)), 503
+            return jsonify(problem=self._observer.told(error)), 503
 
     def metrics(self) -> ResponseReturnValue:
-        return generate_latest(Metrics(self._snapshots)), {"Content-Type": CONTENT_TYPE}
+        return generate_latest(Metrics(self._observer)), {"Content-Type": CONTENT_TYPE}
 
     def healthz(self) -> ResponseReturnValue:
-        try:
-            Locks(self._snapshots.app).inventory.now()
-        except (StoreError, ConfigurationError):
-            # No address, because the client may be a stranger.
-            return "the store cannot be asked\n", 503, _TEXT
+        trouble = self._observer.problem()
+        if trouble is not None:
+            return f"runs cannot lock: {why(trouble)}\n", 503, _TEXT
         return "ok\n", _TEXT
 
     def server(self, host: str, port: int) -> BaseWSGIServer:

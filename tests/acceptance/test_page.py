@@ -156,7 +156,7 @@ def test_a_page_without_its_store_says_why(reader: Visitor, away: str) -> None:
     reply = reader.get()
 
     assert reply.status == 503
-    assert "cannot be asked" in reply.body
+    assert "Runs cannot lock: the store cannot be reached." in reply.body
     assert away.partition("@")[2] in reply.body
     assert "pa55" not in reply.body
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+import redis
 
 from tests.frameworks.stage import make_tables, manage, visited
 from tests.gates import open_gate
@@ -241,6 +242,27 @@ def ask_a_store_that_is_away() -> Any:
         "says": ["did not answer" in text, "pa55" in text],
         "noted": all_of.noted(),
     }
+
+
+def look_while_the_store_is_full() -> Any:
+    all_of = Visitors()
+    with redis.Redis.from_url(all_of.app.conf.singleton_lock_url) as client:
+        client.config_set("maxmemory", 1)
+        try:
+            page = all_of.operator.get(PAGE)
+        finally:
+            client.config_set("maxmemory", 0)
+    text = page.content.decode()
+    return {
+        "status": page.status_code,
+        "says": ["Runs cannot lock: the store is full" in text, 'role="alert"' in text, "the-holder" in text],
+    }
+
+
+def test_a_store_that_is_full_is_said_in_the_admin_above_the_locks(env: dict[str, str]) -> None:
+    make_tables(env)
+
+    assert visited(look_while_the_store_is_full, env) == {"status": 200, "says": [True, True, True]}
 
 
 def test_a_store_that_is_away_is_said_in_the_admin(env: dict[str, str]) -> None:

@@ -13,8 +13,10 @@ from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Claim, Facts
 from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.web import application
 from tests.acceptance.conftest import operated
 from tests.acceptance.test_doctor import AT_LEISURE, NOWHERE, examined
+from tests.browsing import Visitor
 from tests.clusters import Cluster, Node
 from tests.waiting import until
 
@@ -70,6 +72,22 @@ def test_the_locks_of_all_servers_are_listed_shown_and_broken(cluster: Cluster, 
             assert claim.facts.task_id in operated(app)("show", *arguments).stdout
         operated(app)("break", claim.key, "--yes", "--wait", "0", code=1)
     assert store.renew(claims[:7], 5.0) == [Answer.BROKEN] * 6 + [Answer.DONE]
+
+
+def test_one_server_that_is_full_is_noticed_by_page_and_doctor_each_time(cluster: Cluster, app_of: AppOf) -> None:
+    full = cluster.masters[1]
+    with full.client() as client:
+        client.config_set("maxmemory", 1)
+    app = app_of(cluster.url)
+
+    # A key that is tried is at any of the servers.
+    for _ in range(4):
+        health = Visitor(application(app)).get("/healthz")
+        assert (health.status, "the store is full" in health.body) == (503, True)
+    assert "locking" in examined(app, *AT_LEISURE).wrong
+    with full.client() as client:
+        client.config_set("maxmemory", 0)
+    assert Visitor(application(app)).get("/healthz").status == 200
 
 
 # The doctor.

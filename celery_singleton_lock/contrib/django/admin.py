@@ -20,12 +20,12 @@ from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.breaking import Plan, ask
 from celery_singleton_lock.operations.rows import Locks, Row
 from celery_singleton_lock.options import as_set
-from celery_singleton_lock.web.page import SnapshotCache, page_context
+from celery_singleton_lock.web.page import Observer, page_context
 
 _PAGE = "celery_singleton_lock_lock_changelist"
 _BREAK = "celery_singleton_lock_lock_break"
 # In the thread that loads the project: Celery has a current app for each thread, and the others may have another one.
-_snapshots = SnapshotCache(app_or_default())
+_observer = Observer(app_or_default())
 
 
 @admin.register(Lock)
@@ -49,10 +49,10 @@ class LockAdmin(admin.ModelAdmin):
         """The page."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        why = why_no_app(_snapshots.app)
+        why = why_no_app(_observer.app)
         facts: dict[str, Any] = {"name": "?", "problem": why}
         if why is None:
-            facts = page_context(_snapshots, request.GET.get("name", ""))
+            facts = page_context(_observer, request.GET.get("name", ""))
         for line in facts.get("lines", ()):
             line["holder"] = _named_by_button(line["row"])
         context = {
@@ -77,7 +77,7 @@ class LockAdmin(admin.ModelAdmin):
         try:
             is_done, notice = _break(key, holder, by)
         except (ConfigurationError, StoreError) as error:
-            self.message_user(request, as_set(_snapshots.app, str(error)), messages.ERROR)
+            self.message_user(request, as_set(_observer.app, str(error)), messages.ERROR)
         else:
             self.message_user(request, notice, messages.SUCCESS if is_done else messages.WARNING)
             if is_done:
@@ -97,12 +97,12 @@ def _named_by_button(row: Row) -> str | None:
 
 def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
     """Ask one holder to stop; or, without a name, drop the marks of a lock that nobody holds. What came of it."""
-    locks = Locks(_snapshots.app)
+    locks = Locks(_observer.app)
     survey = locks.survey(locks.checked_key(key))
     if not holder and survey.holders:
         return False, gettext("Nothing was done: somebody holds the lock now. Check again.")
     done = ask(locks, Plan.of(survey, holder or None), by)
-    _snapshots.forget()
+    _observer.locks.forget()
     if not done:
         return False, gettext("Nothing was done: nobody was there any more.")
     if not done.holders:

@@ -72,6 +72,19 @@ _NEVER = (
         "another program has a key of this name: give a singleton_lock_prefix that nobody else uses, or a database",
     ),
 )
+# Why runs cannot lock, for people who may know no address.
+_IN_SHORT = (
+    (r"OutOfMemoryError|\bOOM\b", "the store is full, and refuses to write"),
+    (r"\bMISCONF\b", "the store cannot save to its disk, and refuses to write"),
+    (r"NOREPLICAS|acknowledged by", "too few replicas have what is written"),
+    (r"ReadOnlyError|READONLY|MASTERDOWN", "the store is read-only: a replica, or a master that was demoted"),
+    (r"NoPermissionError|NOPERM", "the user of the store has no right to do what runs do"),
+    (r"Authentication|NOAUTH|WRONGPASS|credential_provider", "the store refuses the password"),
+    (r"BusyLoadingError|LOADING", "the store is loading its data"),
+    (r"max number of clients", "the store takes no more connections"),
+    (r"TimeoutError", "the store does not answer"),
+    (r"ConnectionError|NotUsable|CLUSTERDOWN", "the store cannot be reached"),
+)
 # The arguments of AUTH have the password.
 _ARGUMENTS = re.compile(r",? with args beginning with:.*", re.DOTALL)
 PROVIDED = "that credential_provider names"
@@ -138,6 +151,11 @@ def none_of(
     advice = [each for error in answers.values() if (each := advise(error)) is not None]
     # A refusal by one of several may be the fault of that one.
     return NotUsable(f"{problem} ({lines})", advice[0] if advice and len(advice) == len(answers) else None)
+
+
+def in_short(problem: str) -> str:
+    """What *problem* of a `StoreError` means for runs, in a few words without an address."""
+    return next((words for says, words in _IN_SHORT if re.search(says, problem)), "the store refuses what runs do")
 
 
 def problem_of(error: exceptions.RedisError) -> str:

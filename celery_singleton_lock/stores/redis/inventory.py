@@ -20,10 +20,15 @@ from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 _KEYS_PER_STEP = "250"
 # Seconds after which the rest of a broken-off trial expires.
 _TRIAL_TTL = 1.0
+# Tries to find a key at each master of a cluster; one that has hardly a slot is not found.
+_MOST_LIKE_IT = 200
 # So many slots are looked at that one server of a cluster does not have all of them by luck.
 _OTHER_SLOTS = 20
+TRIAL = "trial-"
+"""Begins the digest of a key on which somebody tries to lock: it is no lock, so no list shows it."""
+
 # Another program may have a key of such a name.
-_OUR_KEY = re.compile(r"[^{}]*\{[^{}]*\}")
+_OUR_KEY = re.compile(rf"[^{{}}]*\{{(?![^{{}}]*:{TRIAL}[^:{{}}]*\}})[^{{}}]*\}}")
 _NUMBER = re.compile(r"-?[0-9]+")
 _OF_PATTERNS = re.compile(r"([*?\[\]^\\-])")
 
@@ -113,8 +118,21 @@ class Inventory:
         return microseconds(self._store.call("TIME"))
 
     def self_test(self, key: str, bound: float) -> None:
-        """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing."""
-        self._servers.part.persist(partial(self._self_test, key), bound)
+        """Acquire *key*, which nobody else may use, wake a waiter for it by a release, and leave nothing.
+
+        In a cluster this is done at each master, on keys like that one.
+        """
+        self._servers.part.persist(partial(self._test_masters, key), bound)
+
+    def _test_masters(self, key: str, until: float) -> None:
+        masters = set(self._servers.to_masters(until)) - {self._servers.at_owner_of(key, until)}
+        self._self_test(key, until)
+        for number in range(_MOST_LIKE_IT) if masters else ():
+            like_it = f"{key.removesuffix('}')}{number}}}"
+            master = self._servers.at_owner_of(like_it, until)
+            if master in masters:
+                masters.remove(master)
+                self._self_test(like_it, until)
 
     def _self_test(self, key: str, until: float) -> None:
         holder = Claim(key, "holder", _TRIAL_TTL)
