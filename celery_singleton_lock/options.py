@@ -1,6 +1,7 @@
 """The options of a task and the settings of an app: their defaults, and how they are checked."""
 
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.deadman import why_unavailable
+from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
@@ -21,6 +23,9 @@ UNSET: Any = object()
 MAX_LIMIT = 1000
 # The scripts count microseconds since 1970, and Lua's numbers end before those of year 2255.
 _CENTURY = 100 * 365 * 24 * 3600.0
+# Seconds in which another thread has bound a task, unless it has failed.
+_LONGEST_BINDING = 2.0
+_A_MOMENT = 0.001
 
 Mode = Literal["while_executing", "until_executing", "until_executed", "until_and_while_executing"]
 OnConflict = Literal["skip", "raise", "reschedule", "wait", "join", "rerun", "replace"]
@@ -228,6 +233,20 @@ def no_process_for(task_name: str) -> ConfigurationError:
         f"task {task_name}: lock_on_lost='kill' needs a process to kill, which only the prefork pool has; "
         "run the worker with --pool prefork, or use 'abort'"
     )
+
+
+def wait_until_bound(task: Any) -> None:
+    """Return once Celery has bound the task; before that its annotations, settings and request are missing.
+
+    Celery registers a task before it binds it, so a second thread can call a task that the first one is still binding.
+    """
+    app = task.app
+    if not task.__bound__:
+        task.bind(app)
+    give_up_at = clock() + _LONGEST_BINDING
+    # Celery sets the stack last.
+    while task.request_stack is None and clock() < give_up_at:
+        time.sleep(_A_MOMENT)
 
 
 def option_of(task: Any, name: str, default: Any = None) -> Any:

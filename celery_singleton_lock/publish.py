@@ -60,10 +60,13 @@ def continues(lease: Holding) -> bool:
 
 def _continued_here() -> tuple[str, int, int]:
     """Key, fence and publication of the run that what is published here replaces."""
+    continued = _continued.get()
+    if continued is _NO_RUN:
+        return _NO_RUN
     task = get_current_task()
     state = state_of(task.request) if task is not None else None
     # In eager mode, the calls of its body are no part of the replacement.
-    return _NO_RUN if state is not None and state.continues else _continued.get()
+    return _NO_RUN if state is not None and state.continues else continued
 
 
 @contextmanager
@@ -89,8 +92,10 @@ def options_by_name(
 
 def _own_run(task: Task, options: Mapping[str, Any]) -> Run | None:
     """The run whose body publishes its next attempt with these options; None if it is anything else."""
+    if not options.get("retries"):
+        return None
     run = run_of(task.request)
-    if run is None or run.phase is Phase.ASKING or not options.get("retries"):
+    if run is None or run.phase is Phase.ASKING:
         return None
     return run if str(options["task_id"]) == run.task_id else None
 
@@ -152,6 +157,8 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         ConfigurationError: The arguments can make no key; or the store refuses us, under any `lock_on_store_error`.
         Exception: Whatever publishing has raised; nothing is queued then.
     """
+    # First, because until then another thread may be binding the task, which has no request yet.
+    wanted = task.lock_options
     run = _own_run(task, options)
     notes, key = _known_of(task, run, args, kwargs, options)
     try:
@@ -162,7 +169,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     except (TypeError, ValueError) as error:
         # Celery raises it, now or in the worker, because it knows of typing=False and of models.
         sent = send(**options)
-        if task.lock_options.unique_in_queue:
+        if wanted.unique_in_queue:
             text = "no lock key can be made (%s)"
             log.write(logging.WARNING, "lock.unmarked", text, error, task=task.name, task_id=sent.id)
         return sent
@@ -170,7 +177,6 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         run.note_retry(key)
     task_id = options.get("task_id") or uuid()
     _note_call(notes, key, task_id)
-    wanted = task.lock_options
     # In the other modes the mark of a retry has ended, because its body has begun.
     is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
@@ -201,9 +207,10 @@ def _note_call(notes: Notes, key: str, task_id: Any) -> None:
         notes.continues_from = since
 
 
-def _mode_of(options: Mapping[str, Any]) -> PublishMode:
+def _mode_of(options: Mapping[str, Any], *, has_own_id: bool) -> PublishMode:
     """Whether it is sent even beside an equal queued call: somebody waits for it, or its refusal would fail another."""
-    is_waited_for = any(map(options.get, _WAITED_FOR)) or _is_body_of_chord(options["task_id"])
+    # The body of a chord has the id that it got with its chord.
+    is_waited_for = any(map(options.get, _WAITED_FOR)) or (has_own_id and _is_body_of_chord(options["task_id"]))
     if DUE_HEADER in options["headers"] or not is_waited_for:
         return ""
     # A retry was there before whatever is queued by now.
@@ -223,7 +230,7 @@ def _publish_marked(
     task: Task, key: str, options: dict[str, Any], send: Send, about: Mapping[str, Any], *, has_own_id: bool
 ) -> AsyncResult:
     """Send the call, or find the one that stands for it; what its mark says *about* it is for the store alone."""
-    sent = _mode_of(options)
+    sent = _mode_of(options, has_own_id=has_own_id)
     mark = partial(_mark, task, key, options, about, sent)
     is_asking = True
     try:

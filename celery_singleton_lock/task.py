@@ -27,6 +27,7 @@ from celery_singleton_lock.options import (
     OnConflict,
     OnLost,
     OnStoreError,
+    wait_until_bound,
 )
 from celery_singleton_lock.publish import continues, continuing, needs_its_key, options_by_name, publish
 from celery_singleton_lock.receivers import MAKES_READY, connect_postrun, listen_for, release_at_task_end
@@ -181,11 +182,12 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         Raises:
             ConfigurationError: A setting does not exist, or has a value that is not allowed.
         """
+        wait_until_bound(self)
         return options_of(self)
 
     @cached_property
     def _lock_keys(self) -> KeyMaker:
-        # Not made in on_bound: another thread may use the task before Celery has bound it.
+        wait_until_bound(self)
         return KeyMaker(self)
 
     @cached_property

@@ -2,11 +2,13 @@
 
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from celery import Celery, Signature, uuid
@@ -14,6 +16,7 @@ from celery.exceptions import TaskRevokedError
 from celery.signals import before_task_publish
 
 from celery_singleton_lock import ConfigurationError, LockHeld, SingletonTask, StoreError, signals
+from celery_singleton_lock.options import Mode
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts, Holder
 
@@ -69,6 +72,46 @@ def test_a_call_that_is_always_sent_is_sent_beside_one_that_is_queued(options: d
     with pytest.raises(LockHeld) as held:
         task.delay()
     assert held.value.holder_task_id == queued.id
+
+
+class BindsSlowly:
+    """Annotations of a task that another thread meanwhile calls."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+        self.is_binding = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def annotate(self, task: Any) -> dict[str, Any]:
+        if task.name != "slowly bound":
+            return {}
+        self.is_binding.set()
+        assert self.may_go_on.wait(60)
+        return self.options
+
+
+@pytest.mark.parametrize("call", [{}, {"retries": 1, "task_id": "of-its-caller"}], ids=["new", "retry"])
+@pytest.mark.parametrize("key", [None, ["x"], "{x}", lambda x: x], ids=["all", "list", "format", "callable"])
+@pytest.mark.parametrize("mode", get_args(Mode))
+def test_a_call_waits_until_another_thread_has_bound_its_task(mode: str, key: Any, call: dict[str, Any]) -> None:
+    slow = BindsSlowly({"lock_mode": mode, "ignore_result": True})
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.update(singleton_lock_url=f"memory://{uuid()}", task_default_queue=uuid(), task_annotations=[slow])
+
+    @app.task(base=SingletonTask, lock_key=key, name="slowly bound", shared=False)
+    def work(x: Any) -> None: ...
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: work.delay({"a": 1}))
+        assert slow.is_binding.wait(60)
+        second = threads.submit(lambda: app._tasks["slowly bound"].apply_async(({"a": 1},), **call))
+        # A call that does not wait has failed long before.
+        wait([second], timeout=0.1)
+        slow.may_go_on.set()
+
+        assert second.result(60).ignored
+        if not call:
+            assert (first.result(60).id == second.result(60).id) == (mode != "while_executing")
 
 
 @pytest.mark.parametrize(
