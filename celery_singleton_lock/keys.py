@@ -70,11 +70,21 @@ def key_of(prefix: str, name: str, subject: Any) -> str:
         text = "".join(_texts_of(plain(subject), 0))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigurationError(
-            f"lock_key: a value of type {type(subject).__name__} cannot be serialised ({error}); "
+            f"lock_key: {_unserialisable_in(subject)} cannot be serialised ({error}); "
             "name the parameters that count, or give a callable that returns plain values"
         ) from error
     digest = hashlib.sha256(text.encode()).hexdigest()[:32]
     return f"{start_of_keys(prefix)}{name}:{digest}}}"
+
+
+def _unserialisable_in(subject: Any) -> str:
+    """The first argument that no key can be made of, or the type of what a callable has returned."""
+    for name, value in subject.items() if isinstance(subject, Mapping) else ():
+        try:
+            "".join(_texts_of(plain({name: value}), 0))
+        except (TypeError, ValueError, RecursionError):
+            return f"{name!r}, a value of type {type(value).__name__},"
+    return f"a value of type {type(subject).__name__}"
 
 
 def beat_key_of(app: Celery) -> str:

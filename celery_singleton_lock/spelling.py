@@ -11,6 +11,11 @@ from celery_singleton_lock.errors import DOCS, ConfigurationError
 from celery_singleton_lock.options import NAMES, SETTINGS, as_celery_reads, base_in
 
 _PREFIXES = ("lock_", "singleton_lock_")
+# What other libraries of locks call an option, where another name here looks more like it.
+_MEANT = {
+    **dict.fromkeys(("lock_timeout", "lock_expire", "lock_expires", "lock_expiration"), "lock_ttl"),
+    "lock_blocking_timeout": "lock_wait_timeout",
+}
 # Options and settings, and methods, of the libraries that people come from, each with its counterpart here.
 _OF_OTHERS: Mapping[str, Mapping[str, str]] = {
     "celery-singleton": {
@@ -107,7 +112,7 @@ def faults_in_settings(app: Celery) -> Iterator[str]:
         elif option in NAMES:
             yield f"there is no setting {written}: {option} is an option of each task alone"
         else:
-            meant = readable.get(_nearest(name, SETTINGS), "")
+            meant = readable.get(f"singleton_{_MEANT.get(option)}") or readable.get(_nearest(name, SETTINGS), "")
             yield f"there is no setting {written}; {_suggestion(meant, readable.values())}"
 
 
@@ -129,7 +134,8 @@ def _of_others(kind: str, name: str, tables: Mapping[str, Mapping[str, str]] = _
 
 
 def _meant(name: str) -> str:
-    return _nearest(name.lower().removeprefix("singleton_"), NAMES)
+    option = name.lower().removeprefix("singleton_")
+    return _MEANT.get(option) or _nearest(option, NAMES)
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

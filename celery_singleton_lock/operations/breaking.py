@@ -184,6 +184,11 @@ def named(
             return next(iter(found.values()))
         if "{" in what:
             locks.checked_key(what)
+        if "*" in what or "?" in what:
+            raise click.UsageError(
+                f"{what!r} is a pattern, and this command takes one lock or one call. `list {what!r}` shows their keys "
+                f"and task ids; `break --marks {what!r}` drops the marks of locks that nobody holds."
+            )
         if not any(name.startswith(what) for name in locks.app.tasks):
             return LockState(what), what
     return locks.survey(_key_of_call(_task_named(locks.app.tasks, what), args or [], kwargs or {})), None

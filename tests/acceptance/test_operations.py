@@ -333,7 +333,7 @@ def test_a_store_that_is_away_is_told_by_the_exit_code(tasks: Any, operate: Oper
     done = operate(*[key if word == "KEY" else word for word in command], "--json", code=AWAY)
 
     assert done.stdout == ""
-    assert f"127.0.0.1:{port}" in done.stderr
+    assert done.stderr.count(f"redis://127.0.0.1:{port}/0") == 1
     assert "did not answer" in done.stderr
     assert "pa55" not in done.stderr
 
@@ -469,6 +469,13 @@ def test_marks_that_nobody_holds_are_dropped_by_a_pattern(tasks: Any, operate: O
         (cooling, "quiet", "id-cooling"),
     }
     assert store.broken_by(claim(held)) is None
+
+
+def test_a_pattern_is_told_what_takes_one(tasks: Any, operate: Operate) -> None:
+    for command in (["break", "ops.*", "--yes"], ["show", "ops.*"]):
+        said = operate(*command, code=USAGE).stderr
+        assert "'ops.*' is a pattern" in said
+        assert all(f"`{way} 'ops.*'`" in said for way in ("list", "break --marks"))
 
 
 def test_a_break_of_nothing_is_a_no(tasks: Any, operate: Operate) -> None:

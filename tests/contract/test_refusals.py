@@ -4,6 +4,7 @@ import gc
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import redis
 from celery_singleton_lock import ConfigurationError, Lock, StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE, outcome_of
 from tests.proxy import Proxy
@@ -204,6 +206,25 @@ def test_tls_that_can_never_work_is_told_with_its_setting(
     # With the frames that have its socket.
     del refused
     gc.collect()
+
+
+@pytest.mark.prove
+def test_a_url_without_tls_at_a_port_with_tls_and_the_contrary_are_told(with_tls: tuple[str, Path, Path]) -> None:
+    url, _, _ = with_tls
+    with running("valkey") as plain:
+        for wrong, hint in (
+            (url.replace("rediss", "redis"), "If this port is one with TLS, its URL begins with rediss, not redis."),
+            (plain.url.replace("redis", "rediss"), "If this port has no TLS, its URL begins with redis, not rediss."),
+        ):
+            asks: list[Callable[[Store], Any]] = [
+                lambda one: one.acquire(MINE),
+                lambda one: Inventory(one).latency(1.0),
+            ]
+            for ask in asks:
+                with closing(Store(wrong, {})) as store, pytest.raises(StoreError) as away:
+                    ask(store)
+                assert f". {hint}" in str(away.value)
+                assert ".." not in str(away.value)
 
 
 # Early versions of redis-py do not close it.

@@ -195,7 +195,8 @@ def test_an_argument_that_cannot_be_serialised_is_refused_and_told_the_alternati
     with pytest.raises(ConfigurationError) as refused:
         key(value)
 
-    for words in ("lock_key", "cannot be serialised", "name the parameters that count", "callable"):
+    what = f"lock_key: 'x', a value of type {type(value).__name__}, cannot be serialised ("
+    for words in (what, "name the parameters that count", "callable"):
         assert words in str(refused.value)
 
 

@@ -32,8 +32,10 @@ def refusal(app: Celery, **options: Any) -> str:
     [
         ("lock_on_confict", "lock_on_conflict"),
         ("lock_confict", "lock_on_conflict"),
-        ("lock_timeout", "lock_wait_timeout"),
         ("lock_tll", "lock_ttl"),
+        ("lock_timeout", "lock_ttl"),
+        ("lock_expire", "lock_ttl"),
+        ("lock_blocking_timeout", "lock_wait_timeout"),
         ("lock_keys", "lock_key"),
         ("lock_on_backend_error", "lock_on_store_error"),
         ("Lock_ttl", "lock_ttl"),
@@ -151,6 +153,7 @@ def test_a_setting_of_another_library_is_refused_until_that_library_is_used(
     ("written", "told"),
     [
         ("singleton_lock_tll", "there is no setting singleton_lock_tll; did you mean singleton_lock_ttl?"),
+        ("singleton_lock_timeout", "there is no setting singleton_lock_timeout; did you mean singleton_lock_ttl?"),
         ("singleton_locks_url", "there is no setting singleton_locks_url; did you mean singleton_lock_url?"),
         ("singleton_beat_tll", "there is no setting singleton_beat_tll; did you mean singleton_beat_ttl?"),
         ("singleton_lock_mode", "there is no setting singleton_lock_mode: lock_mode is an option of each task alone"),

@@ -61,8 +61,9 @@ class Inventory:
                     seen |= fresh
                     yield from fresh
             except StoreError as error:
-                # The address of a cluster has those of several servers.
-                where = "" if server.address in error.problem else f" ({server.address})"
+                # The address of a cluster does not say which of its servers it is.
+                is_told = server.address == error.store or server.address in error.problem
+                where = "" if is_told else f" ({server.address})"
                 problem = problem or type(error)(f"{error.store}{where}", *error.args[1:])
         if problem is not None:
             raise problem
@@ -164,5 +165,8 @@ class Inventory:
         return [*others, *named, *(("HLEN", f"{key.removesuffix('}')}:{number}}}") for number in range(_OTHER_SLOTS))]
 
     def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
+        if not self._store.has_parts:
+            # Nothing is asked here, so this is no answer of the server.
+            return [self._servers]
         masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
         return masters

@@ -15,9 +15,9 @@ _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.25
 # A server that has not read all that was sent resets the connection as it closes it.
 _HANGS_UP = re.compile("Connection closed by server|Connection reset|Broken pipe|EOF occurred|Timeout connecting")
-_WITH_TLS = " If this port is one with TLS, its URL begins with rediss, not redis."
+_WITH_TLS = "If this port is one with TLS, its URL begins with rediss, not redis."
 _WITHOUT_TLS = (
-    " If this port has no TLS, its URL begins with redis, not rediss. If this server asks for certificates, give "
+    "If this port has no TLS, its URL begins with redis, not rediss. If this server asks for certificates, give "
     "ssl_certfile and ssl_keyfile in singleton_lock_client_options."
 )
 
@@ -72,5 +72,6 @@ class Part:
         if advice is not None:
             return StoreRefused(self._address, problem, advice)
         if not self.has_answered and _HANGS_UP.search(problem):
-            problem += _WITHOUT_TLS if self._address.startswith("rediss") else _WITH_TLS
+            hint = _WITHOUT_TLS if self._address.startswith("rediss") else _WITH_TLS
+            problem = f"{problem.removesuffix('.')}. {hint}"
         return StoreError(self._address, problem)
