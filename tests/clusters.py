@@ -252,6 +252,19 @@ def _answering(node: Node) -> Node:
 
 
 @contextmanager
+def sharded(kind: str, *arguments: str) -> Iterator[Node]:
+    """A single server with all slots, as a service has it whose shards are behind one address."""
+    node = Node(kind, *arguments)
+    try:
+        node.start()
+        node.ask("ADDSLOTSRANGE", 0, SLOTS - 1)
+        until(lambda: node.info["cluster_state"] == "ok", "it serves", timeout=60)
+        yield node
+    finally:
+        node.close()
+
+
+@contextmanager
 def clustered(kind: str, *arguments: str, **options: Any) -> Iterator[Cluster]:
     """A cluster of its own for a test that breaks it."""
     cluster = Cluster(kind, *arguments, **options)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.records import Answer, Conflict, Grant
 from celery_singleton_lock.stores.redis.inventory import Inventory
@@ -45,6 +46,12 @@ def test_a_user_with_the_rights_that_the_docs_list_can_do_all(cleanup: ExitStack
     cluster.begin_to_move(mine.key)
 
     Inventory(store).self_test("singleton:v3:{trial:00}", 5.0)
+    for node in cluster.nodes:
+        with node.client() as client:
+            client.execute_command("ACL SETUSER", "shop", "-hrandfield")
+            with pytest.raises(ConfigurationError, match=f"{node.port}.*'hrandfield'"):
+                Inventory(store).self_test("singleton:v3:{trial:00}", 5.0)
+            client.execute_command("ACL SETUSER", "shop", "+hrandfield")
     assert isinstance(store.acquire(mine), Grant)
     waiting = replace(mine, token="waits")
     assert isinstance(store.acquire(waiting), Conflict)

@@ -46,10 +46,13 @@ _NEVER = (
     ),
     (
         r"SELECT is not allowed in cluster mode",
-        "a server in cluster mode has one database: let singleton_lock_url be redis+cluster://host:port",
+        (
+            "a server in cluster mode has database 0 alone: let singleton_lock_url end without one; if there are "
+            "several servers, begin it with redis+cluster://"
+        ),
     ),
     (
-        r"MovedError|AskError|: (?:MOVED|ASK)\b|CROSSSLOT\b",
+        r"MovedError|AskError|ClusterCrossSlotError|: (?:MOVED|ASK)\b|CROSSSLOT\b",
         "this server is one of a cluster: set singleton_lock_url='redis+cluster://host:port', with TLS rediss+cluster://",
     ),
     (

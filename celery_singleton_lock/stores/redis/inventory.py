@@ -10,10 +10,10 @@ from redis import exceptions
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Claim, Holder
+from celery_singleton_lock.stores.records import Answer, Claim, Holder
 from celery_singleton_lock.stores.redis.connection import Command, Connections
 from celery_singleton_lock.stores.redis.encoding import ACQUIRE, BREAK, RELEASE, arguments_of, holders_in, microseconds
-from celery_singleton_lock.stores.redis.errors import accepted
+from celery_singleton_lock.stores.redis.errors import NotUsable, accepted
 from celery_singleton_lock.stores.redis.store import RELEASE_BOUND, Store
 
 # A fraction of a millisecond of the server's time, so nobody else has to wait long for it.
@@ -128,31 +128,38 @@ class Inventory:
     def _test_masters(self, key: str, until: float) -> None:
         masters = set(self._servers.to_masters(until)) - {self._servers.at_owner_of(key, until)}
         self._self_test(key, until)
-        for number in range(_MOST_LIKE_IT) if masters else ():
-            like_it = f"{key.removesuffix('}')}{number}}}"
+        for like_it in _keys_like(key, _MOST_LIKE_IT) if masters else ():
             master = self._servers.at_owner_of(like_it, until)
             if master in masters:
                 masters.remove(master)
                 self._self_test(like_it, until)
 
     def _self_test(self, key: str, until: float) -> None:
-        holder = Claim(key, "holder", _TRIAL_TTL)
+        # One in another slot as well, because leases are renewed together.
+        holders = [Claim(each, "holder", _TRIAL_TTL) for each in (key, *_keys_like(key, 1))]
         waiter = Claim(key, "waiter", _TRIAL_TTL)
-        asks = [([key], arguments_of(holder)), ([key], arguments_of(waiter, waits=True))]
-        releases = [([key], (each.token, "0 0 0")) for each in (holder, waiter)]
+        asks = [([each.key], arguments_of(each, waits=each is waiter)) for each in (*holders, waiter)]
+        releases = [([each.key], (each.token, "0 0 0")) for each in (*holders, waiter)]
         subscription = self._servers.listen(f"{key}:{waiter.token}", until)
         try:
-            accepted(self._servers.ask(key, self._commands_on(key), until))
+            # The part of the store names the server of this key in its error.
+            self._store.part_of(key).persist(partial(self._try_commands, key), until - clock())
             accepted(self._servers.run(ACQUIRE, asks, until, self._store.replicas))
+            _, renewed = self._store.renew_once(holders, until)
+            if any(answer != Answer.DONE for *answers, _ in renewed for answer in answers):
+                raise NotUsable("a lease of the trial was gone before it could be renewed")
             accepted(self._servers.run(RELEASE, releases, until))
             if not subscription.can_read(timeout=max(0.0, until - clock())):
                 raise exceptions.TimeoutError("the waiter was not woken in time")
         finally:
             subscription.disconnect()
 
+    def _try_commands(self, key: str, until: float) -> None:
+        accepted(self._servers.ask(key, self._commands_on(key), until))
+
     def _commands_on(self, key: str) -> list[Command]:
         """Each command that scripts and clients need, by itself: an error of a script does not name a missing right."""
-        commands = ["DEL", "HSET a 0", "PEXPIRE 1000", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
+        commands = ["DEL", "HSET a 0", "PEXPIRE 1000 NX", "HSETNX b 0", "HINCRBY a 1", "HGET a", "HMGET a", "HEXISTS a"]
         commands += ["HGETALL", "HRANDFIELD 1", "HLEN", "EXISTS", "HDEL a b"]
         named = [(name, key, *arguments) for name, *arguments in map(str.split, commands)]
         nobody = f"{key}:nobody"
@@ -162,7 +169,7 @@ class Inventory:
             # It is used only while slots move, and then it is too late to find out that this right is missing.
             return [*others, *named, ("ASKING",)]
         # A server that answers for all of these keys is not one of several in a cluster.
-        return [*others, *named, *(("HLEN", f"{key.removesuffix('}')}:{number}}}") for number in range(_OTHER_SLOTS))]
+        return [*others, *named, *(("HLEN", each) for each in _keys_like(key, _OTHER_SLOTS))]
 
     def _masters(self, bound: float = RELEASE_BOUND) -> Sequence[Connections]:
         if not self._store.has_parts:
@@ -170,3 +177,8 @@ class Inventory:
             return [self._servers]
         masters: Sequence[Connections] = self._servers.part.persist(self._servers.to_masters, bound)[0]
         return masters
+
+
+def _keys_like(key: str, many: int) -> Iterator[str]:
+    """So many other keys, each of which is most likely in a slot of its own."""
+    return (f"{key.removesuffix('}')}{number}}}" for number in range(many))

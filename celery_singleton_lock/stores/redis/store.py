@@ -25,7 +25,7 @@ from celery_singleton_lock.stores.records import (
     PublishMode,
     Slot,
 )
-from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Connections, check_parts, settled
+from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Call, Connections, check_parts, settled
 from celery_singleton_lock.stores.redis.encoding import (
     ACQUIRE,
     CLAIM_SLOT,
@@ -219,15 +219,25 @@ class Store:
         `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to stop.
         Some may have been renewed even if there is no answer.
         """
-        calls = list(renewals_of(claims, self._renewals_per_script))
-        if not calls:
+        if not claims:
             return []
-        replies, sent_at, _ = self.part_of(claims[0].key).persist(
-            lambda until: accepted(self.servers.run(RENEW, calls, until, self.replicas)), timeout
-        )
+        part = self.part_of(claims[0].key)
+        (calls, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
         for (keys, _), (*_, now) in zip(calls, replies, strict=True):
             self._compare(keys[0], now, sent_at)
         return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
+
+    def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Call], list[Any]]:
+        """The scripts that renew the claims, and the reply to each; the errors are those of redis-py."""
+        calls = list[Call](renewals_of(claims, self._renewals_per_script))
+        try:
+            return calls, accepted(self.servers.run(RENEW, calls, until, self.replicas))
+        except exceptions.ClusterCrossSlotError:
+            # Only the server knows that its keys are in slots: a plain address may hide a cluster.
+            self._renewals_per_script = 1
+            if len(calls) == len(claims):
+                raise
+        return self.renew_once(claims, until)
 
     def release(
         self, claim: Claim, place: int | None, ending: Ending | None = None, bound: float = RELEASE_BOUND
