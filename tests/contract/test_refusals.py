@@ -117,6 +117,11 @@ NEVER = {
         ("unknown command", "EVALSHA", "rename-command", "sentinel://"),
     ),
     "command in a script": (("--rename-command", "HSET", ""), "/0", ("nknown", "rename-command")),
+    "option of a command": (
+        ("--rename-command", "PEXPIRE", "OTHER", "--rename-command", "PERSIST", "PEXPIRE"),
+        "/0",
+        ("7.0 or newer",),
+    ),
     "type": ((), "/0", ("WRONGTYPE", "singleton_lock_prefix")),
 }
 """What a server is started with, what is asked of it, and what is told of its answer."""

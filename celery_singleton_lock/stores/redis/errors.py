@@ -64,7 +64,8 @@ _NEVER = (
         "leave singleton_lock_replicas at 0: this server cannot say what its replicas have; or use one that has WAIT",
     ),
     (
-        r"(?i)unknown (?:redis )?command|unknown subcommand",
+        # An older server has our command, but not its options.
+        r"(?i)unknown (?:redis )?command|unknown subcommand|wrong number of arg",
         (
             "let singleton_lock_url name a Redis, 7.0 or newer, or a Valkey with this command, or begin with "
             "sentinel:// if this is a sentinel; rename-command may hide it, and some managed services lack it"
