@@ -5,6 +5,7 @@ What can never work ends a worker or a beat. A store that is away may come back,
 
 import inspect
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -183,8 +184,27 @@ def never_awaited(app: Celery) -> list[str]:
         f"task {task.name} ({_place_of(task)}) is an `async def` or a generator, whose work would begin after the lock "
         "is released, so each run fails; write a `def` with `return asyncio.run(work())`"
         for task in lockable(app)
-        if task.lock_options.mode != "until_executing" and any(is_kind(inspect.unwrap(task.run)) for is_kind in kinds)
+        if option_of(task, "mode") != "until_executing" and any(is_kind(inspect.unwrap(task.run)) for is_kind in kinds)
     ]
+
+
+def without_effect(task: Any) -> list[str]:
+    """The options that *task* itself sets, and that do nothing beside its other options."""
+    options: LockOptions = task.lock_options
+    policy = f"lock_on_conflict={options.on_conflict!r}"
+    waits = options.on_conflict in ("reschedule", "wait") or (options.newest_wins and options.unique_in_queue)
+    keeps_marks = options.unique_in_queue or options.newest_wins or options.on_conflict == "join"
+    skips = options.on_conflict in ("skip", "rerun", "replace") or options.on_store_error == "skip"
+    # In a queue mode the caller of a call that is not sent may get this result as well.
+    skips = skips or (options.unique_in_queue and options.on_conflict != "raise")
+    beside = {
+        "wait_timeout": "" if waits else f"{policy}, with which no call waits for the lock",
+        "skip_result": "" if skips else f"{policy}, with which no call is skipped",
+        "queue_ttl": "" if keeps_marks else f"lock_mode={options.mode!r}, in which no call counts as queued",
+        "min_hold_on_failure": "" if options.min_hold else "no lock_min_hold",
+    }
+    own = [name for name in beside if option_of(task, name) is not None]
+    return [f"lock_{name} beside {beside[name]}" for name in own if beside[name]]
 
 
 def _place_of(task: Any) -> str:
@@ -295,16 +315,33 @@ def _check_kill(app: Celery, task: Any, queues: Container[str]) -> None:
     """Refuse a task that wants to be killed with its process, unless it goes to the queues of other workers."""
     if not task.lock_options.kills:
         return
+    queue = queue_of(app, task)
+    if queue is None or queue in queues:
+        raise no_process_for(task.name)
+
+
+def not_taken(app: Celery, queues: Container[str]) -> list[str]:
+    """The queues of tasks that no worker takes, if all workers take those *queues*."""
+    found = defaultdict[str, list[str]](list)
+    for task in lockable(app):
+        if (queue := queue_of(app, task)) is not None and queue not in queues:
+            found[queue].append(task.name)
+    return [
+        f"no worker that has answered takes the queue {queue!r}, to which the calls of {', '.join(names)} go: start "
+        f"one with -Q {queue}, or correct the route"
+        for queue, names in sorted(found.items())
+    ]
+
+
+def queue_of(app: Celery, task: Any) -> str | None:
+    """The queue to which the calls of *task* go; None if a router needs to see the call."""
     try:
         route = app.amqp.router.lookup_route(task.name, (), {}, {}, task) or {}
-    except Exception:  # noqa: BLE001 (of a router of the user's, which needs to see a call)
-        is_taken = True
-    else:
-        by_route = route if isinstance(route, str) else route.get("queue")
-        queue = getattr(task, "queue", None) or by_route or app.conf.task_default_queue
-        is_taken = getattr(queue, "name", queue) in queues
-    if is_taken:
-        raise no_process_for(task.name)
+    except Exception:  # noqa: BLE001 (of a router of the user's)
+        return None
+    by_route = route if isinstance(route, str) else route.get("queue")
+    queue = getattr(task, "queue", None) or by_route or app.conf.task_default_queue
+    return str(getattr(queue, "name", queue))
 
 
 def _check_store(app: Celery) -> None:

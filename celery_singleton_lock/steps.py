@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,12 +11,16 @@ from celery.bootsteps import StartStopStep, Step
 from celery.concurrency.solo import TaskPool as SoloPool
 from celery.utils.imports import load_extension_class_names, symbol_by_name
 from celery.worker import state
+from celery.worker.control import inspect_command
 
-from celery_singleton_lock.checks import check_worker
-from celery_singleton_lock.errors import SingletonLockError
+from celery_singleton_lock.checks import check_worker, try_store
+from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.log import log
+from celery_singleton_lock.options import as_set
+from celery_singleton_lock.settings import open_store
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.waiting import WaitingMessages
 from celery_singleton_lock.worker import SingletonRequest, active_requests
 
@@ -44,6 +48,19 @@ def _has_our_scheduler(worker: Any) -> bool:
         # Celery itself reports this.
         return False
     return issubclass(scheduler, SingletonSchedulerMixin)
+
+
+@inspect_command()
+def singleton_store(state: Any, bound: float = 0.5, **_: Any) -> dict[str, Any]:
+    """Try the store of the locks from this worker, whose network and clock are not those of who asks."""
+    try:
+        with closing(open_store(state.app)) as store:
+            if store.address.startswith("memory:"):
+                return {}
+            try_store(state.app, bound)
+            return {"ahead": Inventory(store).latency(bound)[1]}
+    except (ConfigurationError, StoreError) as error:
+        return {"problem": as_set(state.app, str(error))}
 
 
 class LostConnection(StartStopStep):

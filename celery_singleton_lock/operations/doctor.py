@@ -1,5 +1,6 @@
 """The checks of a deployment: the store and its servers, settings, tasks, workers and holders. They change nothing."""
 
+import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +12,25 @@ from celery import Celery
 from celery.utils.imports import symbol_by_name
 
 from celery_singleton_lock.beat import last_leader_of
-from celery_singleton_lock.checks import faults_of, faults_with, lockable, try_store, without_base
+from celery_singleton_lock.checks import (
+    faults_of,
+    faults_with,
+    lockable,
+    never_awaited,
+    not_taken,
+    try_store,
+    without_base,
+    without_effect,
+)
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.settings import has_password, open_store
+from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Holder, LockState
+from celery_singleton_lock.stores.records import Holder, LockState, lock_name_of
+from celery_singleton_lock.stores.redis.inventory import Inventory
 
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
 CHECKS = ("store", "locking", *_OF_SERVERS, "clock", "tasks", "workers", "holders")
@@ -34,13 +46,23 @@ _LONG_TTL = 600.0
 _FORGETS = "can grant twice"
 _QUEUED_LONG = 600.0
 _VERDICTS = {True: "ok", False: "NO", None: "-"}
+_CLOCK_WRONG = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
 _SEE_STORE = "not checked, because the store cannot be used"
 _ALIVE = "alive"
 _NO_TASK = "held by a Lock or a beat, which no worker knows"
 _SILENT = "on a worker that has not answered"
 _IDLE = "not active on a worker that has answered"
+_OF_ANOTHER = (
+    "renewed, but not active on the worker of that name, which has answered: another deployment has the same "
+    "singleton_lock_prefix and store, so give each a prefix of its own; or the run has died a moment ago"
+)
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
-_QUESTIONS = ("stats", "active", "active_queues", "reserved")
+_OURS = "singleton_store"
+_QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
+# Of a lease that is renewed in time, as much of its ttl is left, and a bit less if the heartbeat is late.
+_LEFT_IF_ALIVE = 0.6
+# The first renewal comes after a third of the ttl.
+_RENEWED = 7 / 6
 # To connect to the broker.
 _TO_CONNECT = 5.0
 
@@ -50,9 +72,11 @@ class Worker(NamedTuple):
 
     pool: type | None
     slots: int
-    queues: set[str]
+    queues: set[str] | None
     active: set[str] | None
     reserved: set[str]
+    store: dict[str, Any]
+    """What `singleton_store` says: `problem`, or by how many seconds the store's clock is `ahead`."""
 
 
 def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
@@ -101,14 +125,16 @@ def _examine(app: Celery, locks: Locks | None, found: dict[str, Found], timeout:
     workers, silence = _ask_workers(app, timeout)
     if locks and "holders" not in found:
         found["holders"] = _about_holders(locks, surveys, workers)
-    faults = [*faults_of(app), *without_base(app)]
+    if locks:
+        found["clock"] = _with_workers(found["clock"], workers)
+    faults = [*faults_of(app), *without_base(app), *never_awaited(app)]
     well = f"{len(lockable(app))} with a lock, and their options can work"
     found["tasks"] = not faults, "; ".join(faults) or well
     found["workers"] = _about_workers(app, workers, silence)
     findings = [(name, *found.get(name, (None, _SEE_STORE))) for name in CHECKS]
     advice = _advice(app, locks.rows(surveys) if locks else [], workers)
     if locks:
-        advice += _about_beats(locks)
+        advice += [*_about_beats(locks), *_about_caches(locks, timeout)]
     findings += [("advice", True, text) for text in advice]
     return [{"name": name, "ok": ok, "detail": as_set(app, detail)} for name, ok, detail in findings]
 
@@ -128,15 +154,46 @@ def _about_beats(locks: Locks) -> list[str]:
 # The store.
 
 
+def _about_caches(locks: Locks, timeout: float) -> list[str]:
+    """The caches of Django in the database of the locks, as far as their servers can be asked."""
+    # Not an import: a project with Django has it, and has set it up.
+    django = getattr(sys.modules.get("django.conf"), "settings", None)
+    caches = django.CACHES if django is not None and django.configured else {}
+    found = []
+    with suppress(StoreError):
+        ours = locks.inventory.databases(timeout)
+        for name, cache in sorted(caches.items()):
+            location = cache.get("LOCATION")
+            first = location if isinstance(location, str) else next(iter(location or ()), None)
+            with suppress(ConfigurationError, StoreError), closing(store_from_url(str(first))) as store:
+                found += [name] if ours & Inventory(store).databases(timeout) else []
+    return [f"{_CACHES}: {a_few(found)}"] if found else []
+
+
 def _about_answers(locks: Locks, timeout: float) -> dict[str, Found]:
     round_trip, ahead = locks.inventory.latency(timeout)
     slow = "; that is slow, and each task waits for two answers" if round_trip > _SLOW else ""
     clocks = True, f"the store and this machine agree within {_CLOCKS_DIFFER_BY:g} s"
     if abs(ahead) > _CLOCKS_DIFFER_BY:
-        side = "ahead of" if ahead > 0 else "behind"
-        why = "ages and the slots of a beat are wrong by that, leases are not; fix the time service of the wrong one"
-        clocks = False, f"that of the store is {abs(ahead):.1f} s {side} this machine's: {why}"
+        clocks = False, f"that of the store is {_difference(ahead)} this machine's: {_CLOCK_WRONG}"
     return {"store": (True, f"{locks.store.address} answers in {round_trip * 1000:.2f} ms{slow}"), "clock": clocks}
+
+
+def _difference(ahead: float) -> str:
+    return f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'}"
+
+
+def _with_workers(found: Found, workers: Mapping[str, Worker]) -> Found:
+    """What was found of this machine's clock, and of those of the workers."""
+    aheads = {name: worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
+    wrong = [
+        f"that of the store is {_difference(ahead)} that of {name}: {_CLOCK_WRONG}"
+        for name, ahead in aheads.items()
+        if abs(ahead) > _CLOCKS_DIFFER_BY
+    ]
+    if not wrong:
+        return found
+    return False, "; ".join([found[1], *wrong] if found[0] is False else wrong)
 
 
 def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
@@ -227,7 +284,8 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
 
     def ask(question: str) -> None:
         try:
-            answers[question] = getattr(app.control.inspect(timeout=timeout), question)() or {}
+            # Not by its public methods, because ours has none.
+            answers[question] = app.control.inspect(timeout=timeout)._request(question) or {}  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 (whatever the transport raises)
             problems.append(f"{type(error).__name__}: {error}".partition("\n")[0])
 
@@ -250,14 +308,26 @@ def _ask_workers(app: Celery, timeout: float) -> tuple[dict[str, Worker], str | 
     workers = {}
     for name, stats in answers["stats"].items():
         pool = stats.get("pool", {})
+        store = answers[_OURS].get(name)
         workers[name] = Worker(
             _pool_named(str(pool.get("implementation"))),
             int(pool.get("max-concurrency") or 1),
-            queues=told("active_queues", name, "name") or set(),
+            queues=_queues_in(answers["active_queues"].get(name)),
             active=told("active", name, "id"),
             reserved=told("reserved", name, "id") or set(),
+            store=store if isinstance(store, dict) else {},
         )
     return workers, None
+
+
+def _queues_in(said: Any) -> set[str] | None:
+    """The queues that a worker takes, by each name that a route may have for one; None if it has not told."""
+    if not isinstance(said, list):
+        return None
+    names = {each.get(word) for each in said for word in ("name", "alias")}
+    # Each worker has a queue of its own for what is broadcast.
+    names |= {each["exchange"]["name"] for each in said if each["exchange"]["type"] == "fanout"}
+    return {str(name) for name in names if name}
 
 
 def _pool_named(name: str) -> type | None:
@@ -279,8 +349,15 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
         f"{name}: {fault}"
         for name, worker in sorted(workers.items())
         if worker.pool is not None
-        for fault in faults_with(app, worker.pool, worker.queues)
+        for fault in faults_with(app, worker.pool, worker.queues or set())
     ]
+    faults += [
+        f"{name} cannot use the store: {worker.store['problem']}"
+        for name, worker in sorted(workers.items())
+        if "problem" in worker.store
+    ]
+    queues = [worker.queues for worker in workers.values()]
+    faults += [] if None in queues else not_taken(app, set[str]().union(*filter(None, queues)))
     parts = a_few([f"{name} ({workers[name].slots} at once)" for name in sorted(workers)])
     return not faults, "; ".join(faults) or f"{parts}: each can run the tasks of its queues"
 
@@ -289,7 +366,8 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
 
 
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
-    """Those that are alive, as far as the workers that have answered can tell; no verdict, and nothing is freed."""
+    """Those that are alive, as far as the workers that have answered can tell; nothing is freed."""
+    tasks = tasks_by_lock(locks.app)
     asked_about = {holder.token for survey in before for holder in survey.holders}
     found = defaultdict[str, list[str]](list)
     try:
@@ -297,12 +375,16 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
         for survey in locks.surveys_of([survey.key for survey in before]):
             for holder in survey.holders:
                 if holder.token in asked_about:
-                    found[_state_of(holder, workers)].append(_UNTIL.format(holder))
+                    state = _state_of(holder, workers)
+                    if state is _IDLE and _is_renewed(holder, survey, tasks.get(lock_name_of(survey.key), ())):
+                        state = _OF_ANOTHER
+                    found[state].append(_UNTIL.format(holder))
     except StoreError as error:
         return None, str(error)
     parts = [f"{len(found[state])} {state}" for state in (_ALIVE, _NO_TASK) if state in found]
-    parts += [f"{state}: {a_few(found[state])}" for state in (_SILENT, _IDLE) if state in found]
-    return None if _SILENT in found else True, "; ".join(parts) or "nobody holds a lock"
+    parts += [f"{state}: {a_few(found[state])}" for state in (_SILENT, _IDLE, _OF_ANOTHER) if state in found]
+    is_well = None if _SILENT in found else True
+    return False if _OF_ANOTHER in found else is_well, "; ".join(parts) or "nobody holds a lock"
 
 
 def _state_of(holder: Holder, workers: Mapping[str, Worker]) -> str:
@@ -312,6 +394,17 @@ def _state_of(holder: Holder, workers: Mapping[str, Worker]) -> str:
     if worker is None or worker.active is None:
         return _SILENT
     return _ALIVE if holder.task_id in worker.active else _IDLE
+
+
+def _is_renewed(holder: Holder, survey: LockState, tasks: Sequence[Any]) -> bool:
+    """Somebody has renewed the lease of this holder, and not long ago."""
+    age = survey.at / 1_000_000 - holder.acquired_at.timestamp()
+    # Another check names a task whose options cannot work.
+    with suppress(ConfigurationError):
+        for task in tasks[:1]:
+            ttl = task.lock_options.ttl
+            return bool(age + holder.expires_in > _RENEWED * ttl and holder.expires_in > _LEFT_IF_ALIVE * ttl)
+    return False
 
 
 # Advice.
@@ -338,6 +431,11 @@ _LONG = (
 _SKIPS_RETRIES = (
     "lock_on_conflict='skip' beside autoretry_for: a retry is skipped if another call holds the key when it comes; "
     "consider 'reschedule'"
+)
+_NO_EFFECT = "options that do nothing beside the other options of their task"
+_CACHES = (
+    "caches of Django in the database of the locks, where cache.clear() is FLUSHDB and frees each lock while its body "
+    "runs; give the locks a database of their own by singleton_lock_url"
 )
 _UNREADABLE = (
     "keys under the prefix are another program's, or damaged, and calls with such a key get no lock; delete them, or "
@@ -380,7 +478,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
     """The names of tasks by what may surprise."""
     waiting = _WAITING.format(slots)
-    found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: []}
+    found: dict[str, list[str]] = {_ENDLESS: [], waiting: [], _LONG: [], _SKIPS_RETRIES: [], _NO_EFFECT: []}
     by_default = app.conf.task_time_limit or app.conf.task_soft_time_limit
     for task in lockable(app):
         if not (task.time_limit or task.soft_time_limit or by_default):
@@ -394,4 +492,6 @@ def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:
                 found[_LONG].append(f"{task.name} ({options.ttl:g} s)")
             if options.on_conflict == "skip" and getattr(task, "autoretry_for", ()):
                 found[_SKIPS_RETRIES].append(task.name)
+            if nothing := without_effect(task):
+                found[_NO_EFFECT].append(f"{task.name} ({', '.join(nothing)})")
     return found

@@ -30,7 +30,7 @@ from tests.proxy import Proxy
 from tests.recorder import Recorder
 from tests.servers import SERVERS, FakeClock, Server, free_port, running
 from tests.waiting import until
-from tests.workers import Worker, workers
+from tests.workers import Process, Worker, workers
 
 APP = "tests.acceptance.start_app"
 YES, NO, AWAY = 0, 1, 69
@@ -348,6 +348,19 @@ def test_tasks_and_settings_that_cannot_work_are_told(valkey: Server) -> None:
     assert all(word in said for word in ("lock_name=['shop']", "ignore_result", "singleton_lock_ttl='30s'"))
 
 
+def test_a_body_that_nobody_would_await_is_told(own: Server, app_of: AppOf) -> None:
+    app = app_of(own.url)
+
+    @app.task(base=SingletonTask, name="async", shared=False, time_limit=60)
+    async def body() -> None: ...
+
+    diagnosis = examined(app, *AT_LEISURE)
+
+    assert (diagnosis.code, diagnosis.wrong) == (NO, ["tasks"])
+    assert f"task async ({__file__}:" in diagnosis.of("tasks")[1]
+    assert "asyncio.run(work())" in diagnosis.of("tasks")[1]
+
+
 # Workers and holders.
 
 
@@ -466,6 +479,71 @@ def answered(examine: Callable[[], Diagnosis]) -> Diagnosis:
     return until(lambda: (found := examine()).of("workers")[0] is not None and found, "a worker answers", timeout=60)
 
 
+def test_a_queue_that_no_worker_takes_is_told_at_once(valkey: Server, threads: Worker) -> None:
+    tasks: list[dict[str, Any]] = [{"time_limit": 60}, {"time_limit": 60}, {"time_limit": 60, "queue": "io"}]
+
+    diagnosis = answered(lambda: on_command_line(env_of(valkey, *tasks), "--timeout", "3"))
+
+    assert (diagnosis.code, diagnosis.wrong) == (NO, ["workers"])
+    assert (
+        "no worker that has answered takes the queue 'celery', to which the calls of task-0, task-1 go"
+        in diagnosis.of("workers")[1]
+    )
+    assert "'io'" not in diagnosis.text
+
+
+def test_a_worker_that_is_cut_off_from_the_store_is_told_though_the_doctor_is_not(valkey: Server) -> None:
+    store = f"{valkey.url.removesuffix('/0')}/2"
+    with Proxy(valkey.port) as proxy:
+        url = f"redis://127.0.0.1:{proxy.port}/2"
+        env = env_of(valkey, singleton_lock_url=url)
+        with workers(APP, env, 1, pool="threads", concurrency=1):
+            here = env_of(valkey, singleton_lock_url=store)
+            assert answered(lambda: on_command_line(here, "--timeout", "3")).wrong == []
+            proxy.black_hole()
+            diagnosis = answered(lambda: on_command_line(here, "--timeout", "6"))
+
+    assert diagnosis.wrong == ["workers"]
+    assert f"cannot use the store: lock store {url}" in diagnosis.of("workers")[1]
+
+
+def test_the_clock_of_a_worker_that_is_wrong_is_told(valkey: Server, wall_clock: FakeClock) -> None:
+    wall_clock.step("+100")
+    with workers(APP, {**env_of(valkey), **wall_clock.env}, 1, pool="threads", concurrency=1) as (worker,):
+        name = re.findall(r"(w\w{6}@\S+) ready", worker.log())[0]
+        diagnosis = answered(lambda: on_command_line(env_of(valkey), "--timeout", "3"))
+
+    assert diagnosis.wrong == ["clock"]
+    assert re.search(rf"that of the store is (99|100)\.\d s behind that of {name}:", diagnosis.of("clock")[1])
+
+
+@pytest.mark.parametrize("is_other", [True, False], ids=["of another deployment", "of this one"])
+def test_a_holder_that_the_worker_of_its_name_does_not_run_belongs_to_another_deployment(
+    valkey: Server, tasks: Any, recorder: Recorder, is_other: bool
+) -> None:
+    ours = {"TEST_STORE": valkey.url, "TEST_TTL": "3"}
+    theirs = {**ours, "TEST_BROKER": f"{valkey.url.removesuffix('/0')}/5"} if is_other else ours
+    command = ("worker", "--pool", "threads", "--without-gossip", "--without-mingle", "-n", "w@same")
+    started = [Process("tests.acceptance.app", env, *command) for env in ([ours, theirs] if is_other else [ours])]
+    try:
+        until(lambda: all(" ready." in each.log() for each in started), "they are ready", timeout=60)
+        with Celery(broker=theirs.get("TEST_BROKER", valkey.url), set_as_current=False) as publisher:
+            publisher.send_task(tasks.skipped.name, ("k", LONG))
+        until(lambda: recorder.events("enter"), "it runs", timeout=60)
+
+        def holders() -> tuple[bool | None, str] | None:
+            found = answered(lambda: examined(tasks.app, "--timeout", "3")).of("holders")
+            return found if found[0] is (not is_other) else None
+
+        _, said = until(holders, "the doctor says so", timeout=60)
+    finally:
+        for process in started:
+            process.close()
+
+    assert ("another deployment has the same singleton_lock_prefix" in said) == is_other
+    assert ("1 alive" in said) != is_other
+
+
 # What may surprise.
 
 
@@ -483,6 +561,14 @@ def test_a_task_without_a_time_limit_is_told(own: Server, app_of: AppOf) -> None
         ({"lock_ttl": 30000}, {}, ["lock_ttl", "task (30000 s)"]),
         ({}, {"singleton_lock_ttl": 3600}, ["lock_ttl", "task (3600 s)"]),
         ({"autoretry_for": (OSError,)}, {}, ["autoretry_for", "skip", "task"]),
+        ({"lock_wait_timeout": 5}, {}, ["task (lock_wait_timeout beside lock_on_conflict='skip'"]),
+        (
+            {"lock_skip_result": 5, "lock_on_conflict": "raise"},
+            {},
+            ["task (lock_skip_result beside lock_on_conflict='raise'"],
+        ),
+        ({"lock_queue_ttl": 5}, {}, ["task (lock_queue_ttl beside lock_mode='while_executing'"]),
+        ({"lock_min_hold_on_failure": False}, {}, ["task (lock_min_hold_on_failure beside no lock_min_hold)"]),
     ],
 )
 def test_what_may_surprise_is_told(
@@ -491,6 +577,23 @@ def test_what_may_surprise_is_told(
     (said,) = examined(app_of(own.url, settings=settings, **options), *AT_LEISURE).advice
 
     assert all(word in said for word in words)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lock_wait_timeout": 5, "lock_on_conflict": "reschedule"},
+        {"lock_wait_timeout": 5, "lock_on_conflict": "rerun", "lock_mode": "until_executing"},
+        {"lock_skip_result": 5},
+        {"lock_skip_result": 5, "lock_on_conflict": "raise", "lock_on_store_error": "skip"},
+        {"lock_skip_result": None, "lock_on_conflict": "rerun"},
+        {"lock_queue_ttl": 5, "lock_mode": "until_executed"},
+        {"lock_queue_ttl": 5, "lock_on_conflict": "replace"},
+        {"lock_min_hold_on_failure": False, "lock_min_hold": 5},
+    ],
+)
+def test_options_that_do_something_are_no_surprise(own: Server, app_of: AppOf, options: dict[str, Any]) -> None:
+    assert examined(app_of(own.url, **options), *AT_LEISURE).advice == []
 
 
 def test_a_password_is_in_no_report_where_the_docs_and_the_doctor_tell_to_put_it(own: Server, app_of: AppOf) -> None:

@@ -1,8 +1,10 @@
 """Django: a task is published when the transaction has been committed, and its result is in the database."""
 
 import json
+import os
 import re
 import runpy
+import subprocess
 import sys
 import types
 from concurrent.futures import ThreadPoolExecutor
@@ -318,6 +320,47 @@ def test_what_a_pool_or_a_server_refuses_is_said_by_the_check(env: dict[str, str
     assert "CELERY_SINGLETON_LOCK_URL='memory://'" in memory
     assert "celery_singleton_lock.C001" in deployed
     assert "pa55" not in deployed
+
+
+def test_a_cache_in_the_database_of_the_locks_is_noted_by_the_doctor(env: dict[str, str]) -> None:
+    server = env["SHOP_REDIS"].removesuffix("/0").replace("127.0.0.1", "localhost")
+
+    def noted(**caches: str) -> list[str]:
+        made = {
+            name: {"BACKEND": "django.core.cache.backends.redis.RedisCache", "LOCATION": location}
+            for name, location in caches.items()
+        }
+        command = [sys.executable, "-m", "celery", "-A", SHOP, "singleton", "doctor", "--json", "--timeout", "10"]
+        shop = {**os.environ, **env, "SHOP_SETTINGS": json.dumps({"CACHES": made, "CELERY_BROKER_URL": "nowhere://"})}
+        done = subprocess.run(command, env=shop, capture_output=True, text=True, timeout=120)
+        return [check["detail"] for check in json.loads(done.stdout)["checks"] if "FLUSHDB" in check["detail"]]
+
+    assert noted(default=f"{server}/7", far=f"redis://127.0.0.1:{free_port()}/0") == []
+    (said,) = noted(default=f"{server}/7", pages=f"{server}/0")
+    assert said.endswith(": pages")
+
+
+def visit_with_a_coroutine() -> Any:
+    import django
+    from celery import shared_task
+    from django.core import checks
+
+    from tests.frameworks import django_shop  # noqa: F401 (it names the settings)
+
+    django.setup()
+    from celery_singleton_lock import SingletonTask
+
+    @shared_task(base=SingletonTask, name="shop.async")
+    async def body() -> None: ...
+
+    return [(each.id, each.msg) for each in checks.run_checks() if "shop.async" in each.msg]
+
+
+def test_a_body_that_nobody_would_await_is_a_warning(env: dict[str, str]) -> None:
+    ((name, said),) = visited(visit_with_a_coroutine, env)
+
+    assert name == "celery_singleton_lock.W004"
+    assert f"task shop.async ({__file__}:" in said
 
 
 def visit_without_an_app() -> Any:

@@ -9,7 +9,7 @@ from celery.app import app_or_default
 from celery.concurrency import get_implementation
 from django.core import checks
 
-from celery_singleton_lock.checks import BOUND, faults_of, faults_with, try_store, without_base
+from celery_singleton_lock.checks import BOUND, faults_of, faults_with, never_awaited, try_store, without_base
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.settings import open_store
@@ -48,6 +48,7 @@ def check_locks(**_: Any) -> list[checks.CheckMessage]:
     found = list[checks.CheckMessage]()
     found += [checks.Error(fault, id="celery_singleton_lock.E002") for fault in dict.fromkeys(faults)]
     found += [checks.Warning(text, id="celery_singleton_lock.W001") for text in without_base(app)]
+    found += [checks.Warning(text, id="celery_singleton_lock.W004") for text in never_awaited(app)]
     if app.conf.task_always_eager:
         return found
     # A worker may be given another one when it starts.

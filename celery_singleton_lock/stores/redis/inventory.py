@@ -93,6 +93,11 @@ class Inventory:
             said[server.address] = dict(line.split(":", 1) for line in lines if ":" in line)
         return said
 
+    def databases(self, bound: float) -> set[tuple[str, str]]:
+        """The servers, by their own names for themselves, each with the number of the database."""
+        number = self._store.address.rpartition("/")[2]
+        return {(report["run_id"], number) for report in self.about_servers(bound).values()}
+
     def break_lock(
         self, key: str, tokens: Iterable[str], by: str, *, marks: bool = False, force: bool = False
     ) -> tuple[list[Holder], list[str]]:
