@@ -51,10 +51,10 @@ def wait_timeout(name: str, value: Any) -> float | None:
     return None if value is None else seconds(name, value, least=0)
 
 
-def count(name: str, value: Any) -> int:
-    """*value*, if it is a whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_LIMIT:
-        raise ConfigurationError(f"{name}={value!r} is not allowed: give a whole number from 1 to {MAX_LIMIT}")
+def count(name: str, value: Any, *, least: int = 1, most: int = MAX_LIMIT) -> int:
+    """*value*, if it is a whole number of that size."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ConfigurationError(f"{name}={value!r} is not allowed: give a whole number from {least} to {most}")
     return value
 
 
@@ -163,6 +163,7 @@ SETTINGS = (
     "singleton_lock_client_options",
     "singleton_lock_replicas",
     "singleton_lock_log_labels",
+    "singleton_lock_history",
     "singleton_beat_ttl",
     "singleton_beat_name",
     *(f"singleton_lock_{name}" for name, option in OPTIONS.items() if option.app_wide),

@@ -1,6 +1,8 @@
 """Publishing a call: attach our notes, and in a queue mode look for an equal call first."""
 
 import logging
+import os
+import socket
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +18,7 @@ from celery.result import AsyncResult, EagerResult
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, LockHeld, SingletonLockError, StoreError, StoreRefused
 from celery_singleton_lock.keys import label_of
-from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of, run_of, state_of
@@ -26,7 +28,7 @@ from celery_singleton_lock.runs.notes import DUE_HEADER, Notes, text_of, with_no
 from celery_singleton_lock.runs.run import Phase, Run
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Holder, PublishMode
+from celery_singleton_lock.stores.records import Facts, Holder, PublishMode
 
 Send = Callable[..., Any]
 
@@ -248,7 +250,8 @@ def _publish_marked(
         raise
     if has_own_id:
         _revoke_unsent(task, key, options, found)
-    _report_unpublished(task, key, found)
+    # Without an id of its own, the caller has never seen the one that it was given here.
+    _report_unpublished(task, key, found, _facts_of(options["task_id"] if has_own_id else "", about["label"]))
     result = task.AsyncResult(found.task_id)
     # In either case `get` would wait for ever, because no result is kept, or none that this caller can read.
     result.ignored = bool(options.get("ignore_result", task.ignore_result))
@@ -346,13 +349,19 @@ def _allow_unmarked(task: Task, key: str, task_id: str, error: StoreError, level
     outcome = "raised" if is_raised else "published"
     log.write(level, "lock.unanswered", "%s", error, key=key, task_id=task_id, outcome=outcome)
     count(store_of(task.app), key, "unanswered", task.name, task.lock_options.on_store_error)
+    note(store_of(task.app), key, "unanswered", outcome, task.name, _facts_of(task_id))
     if is_raised:
         raise error
 
 
-def _report_unpublished(task: Task, key: str, found: Holder) -> None:
+def _facts_of(task_id: Any, label: str = "") -> Facts:
+    return Facts(text_of(task_id), hostname=socket.gethostname(), pid=os.getpid(), label=label)
+
+
+def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> None:
     log.tell_of_conflict(logging.INFO, key, None, found, "unpublished")
     count(store_of(task.app), key, "conflicts", task.name, "unpublished")
+    note(store_of(task.app), key, "conflict", "unpublished", task.name, call, found.task_id)
     signals.lock_conflict.send(sender=task, key=key, holder=found, outcome="unpublished")
     if task.lock_options.on_conflict == "raise" or found.task_id is None:
         raise LockHeld(key, found.task_id, found.expires_in, found.state)

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from celery import Celery
 
 from celery_singleton_lock.errors import ConfigurationError
-from celery_singleton_lock.options import as_set, refuse, setting
+from celery_singleton_lock.options import as_set, count, refuse, setting
 from celery_singleton_lock.spelling import faults_in_settings
 from celery_singleton_lock.stores import SENTINEL, in_redis_py, one_url, store_from_url
 from celery_singleton_lock.stores.redis.store import Store
@@ -19,6 +19,8 @@ _LOCATIONS = ("redis://", "rediss://", *_SOCKETS)
 _PORT_OF_RESULTS = 6379
 # The transport options that Celery reads to find the master.
 _OF_SENTINEL = ("master_name", "min_other_sentinels", "sentinel_kwargs")
+# A page reads all of it at once.
+_LONGEST_HISTORY = 10_000
 # With the URL that was set when it was opened.
 _stores: WeakKeyDictionary[Celery, tuple[Any, Store]] = WeakKeyDictionary()
 stores_of_locks: list[Callable[[Celery], Store]] = []
@@ -71,10 +73,14 @@ def _opened(app: Celery) -> Store:
             f"singleton_lock_replicas={replicas!r} is not allowed: give the number of replicas that have to "
             "acknowledge each grant and each renewal, or 0"
         )
+    history: Any = setting(app, "singleton_lock_history", Store.history)
+    history = count("singleton_lock_history", history, least=0, most=_LONGEST_HISTORY)
     if "username" in own or "password" in own:
         # The provider belongs to the other user and password, and not to these.
         options.pop("credential_provider", None)
-    return store_from_url(url, {**_in_redis_py(options), **own}, replicas)
+    store = store_from_url(url, {**_in_redis_py(options), **own}, replicas)
+    store.history = history
+    return store
 
 
 def has_password(url: Any) -> bool:

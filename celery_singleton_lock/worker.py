@@ -20,6 +20,7 @@ from celery.worker.request import Request
 
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import Background, background
+from celery_singleton_lock.leases.counters import note
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
@@ -195,6 +196,7 @@ class SingletonRequest(Request):
         mine = [holder for holder in state.holders if holder.token == lease.claim.token]
         for each in mine:
             log.tell_of_death(lease.key, replace(each, task_name=each.task_name or task.name))
+            note(lease.store, lease.key, "holder_died", "", task.name, each)
         if may_be_lost and not any(each.expires_in > lease.ttl * (1 - _NEARLY) for each in mine):
             is_taken = not mine and len(state.holders) >= lease.claim.limit
             lease.report_lost("taken" if is_taken else "expired")

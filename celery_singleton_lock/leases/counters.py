@@ -1,20 +1,23 @@
-"""The counts of a process, until they are added to those in the store.
+"""The counts of a process, and the events for the history, until they are added to those in the store.
 
 To count is to append to a deque. The sums go to the store every few seconds, and at the end of the process.
 """
 
 import atexit
+import json
 import logging
 import os
 import threading
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from contextlib import suppress
-from typing import Literal
+from typing import Any, Literal
 
 from celery_singleton_lock.errors import SingletonLockError
 from celery_singleton_lock.leases.background import background
 from celery_singleton_lock.log import log
+from celery_singleton_lock.stores.records import Facts, Holder
 from celery_singleton_lock.stores.redis.store import Store
 
 _EVERY = 5.0
@@ -25,6 +28,10 @@ _BOUND = 1.0
 _MOST_EVENTS = 100_000
 _MOST_TASKS = 500
 _LONGEST_NAME = 200
+# Events for the history that a process keeps until the store takes them; the oldest are dropped as well.
+_MOST_NOTED = 1_000
+# The outcomes of a conflict after which the call goes on, or was a copy of another delivery.
+_USUAL = ("rescheduled", "joined", "parked", "dropped")
 
 BOUNDS = (0.01, 0.1, 1.0, 10.0, 60.0, 300.0, 1800.0, 7200.0)
 """Upper bounds of the buckets of a histogram, in seconds; one more bucket has the rest."""
@@ -33,16 +40,16 @@ What = Literal["acquired", "conflicts", "lost", "taken_over", "unlocked", "unans
 """The events that are counted; the value of `acquired` is the length of the wait, of `held` that of the lease."""
 
 
-def hash_of(key: str) -> str:
-    """The key of the counts that belong to a lock key. It has no braces, so it is no lock key itself.
+def hash_of(key: str, what: Literal["stats", "history"] = "stats") -> str:
+    """The key of the counts, or of the history, that belong to a lock key; without braces, so no lock key itself.
 
-    It has a field for each sum, `<what>:<label>:<task>`.
+    The counts have a field for each sum, `<what>:<label>:<task>`; the history is a ring of texts.
     """
-    return key.partition("{")[0] + "stats"
+    return key.partition("{")[0] + what
 
 
 class Counters:
-    """Sums of what has happened in this process."""
+    """Sums of what has happened in this process, and what was unusual in it."""
 
     _pid = 0
 
@@ -56,6 +63,8 @@ class Counters:
         self._pid = os.getpid()
         self._events: deque[tuple[Store, str, What, str, str, float]] = deque(maxlen=_MOST_EVENTS)
         self._unsent: dict[tuple[Store, str], Counter[str]] = {}
+        self._noted: deque[tuple[Store, str, dict[str, Any]]] = deque(maxlen=_MOST_NOTED)
+        self._unwritten: dict[tuple[Store, str], deque[str]] = {}
         self._tasks: set[str] = set()
         self._will_flush = False
         self._flushing = threading.Lock()
@@ -75,6 +84,22 @@ class Counters:
         if not self._will_flush:
             self.flush_later(_EVERY)
 
+    def note(
+        self, store: Store, key: str, event: str, outcome: str, task: str, call: Facts | Holder, holder: Any = None
+    ) -> None:
+        """Note for the history what has happened to a call, unless that is usual.
+
+        *event* and *outcome* are those of the log; *holder* is the task id of the call that was in its way.
+        """
+        if not store.history or (event == "conflict" and outcome in _USUAL):
+            return
+        self.ensure_own()
+        what = {"at": time.time_ns() // 1000, "event": event, "outcome": outcome, "key": key, "task_name": task}
+        facts = {"task_id": call.task_id, "hostname": call.hostname, "pid": call.pid, "label": call.label}
+        self._noted.append((store, key, what | facts | {"holder_task_id": holder}))
+        if not self._will_flush:
+            self.flush_later(_EVERY)
+
     def flush_later(self, delay: float) -> None:
         # At the end of the interpreter no thread can start; then `flush` is called without one.
         with suppress(RuntimeError):
@@ -90,19 +115,23 @@ class Counters:
                 self._send()
             finally:
                 self._will_flush = False
-                if self._unsent or self._events:
-                    self.flush_later(_AGAIN if self._unsent else _EVERY)
+                is_kept = self._unsent or self._unwritten
+                if is_kept or self._events or self._noted:
+                    self.flush_later(_AGAIN if is_kept else _EVERY)
 
     def _send(self) -> None:
         self._add_up()
-        for (store, key), sums in list(self._unsent.items()):
-            try:
-                store.count(key, sums, _BOUND)
-                del self._unsent[store, key]
-            except (SingletonLockError, OSError) as error:
-                text = "%s; the counts are kept and sent with the next"
-                why = getattr(error, "problem", error)
-                log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
+        send: Any
+        unsent: Any
+        for send, unsent in ((Store.count, self._unsent), (Store.record, self._unwritten)):
+            for (store, key), batch in list(unsent.items()):
+                try:
+                    send(store, key, batch, _BOUND)
+                    del unsent[store, key]
+                except (SingletonLockError, OSError) as error:
+                    text = "%s; the counts are kept and sent with the next"
+                    why = getattr(error, "problem", error)
+                    log.write(logging.INFO, "lock.counters_failed", text, why, store=store.address)
 
     def _add_up(self) -> None:
         # A busy process counts the same few things again and again, so each is named once.
@@ -111,6 +140,11 @@ class Counters:
             while True:
                 store, key, what, task, label, value = self._events.popleft()
                 alike[store, hash_of(key), what, task, label, bisect_left(BOUNDS, value)].append(value)
+        with suppress(IndexError):
+            while True:
+                store, key, entry = self._noted.popleft()
+                entries = self._unwritten.setdefault((store, hash_of(key, "history")), deque(maxlen=_MOST_NOTED))
+                entries.append(json.dumps({name: value for name, value in entry.items() if value}))
         for (store, hash_key, what, task, label, place), values in alike.items():
             sums = self._unsent.setdefault((store, hash_key), Counter())
             name = self._name_of(task)
@@ -133,6 +167,7 @@ class Counters:
 
 
 counters = Counters()
+note = counters.note
 
 
 def count(store: Store, key: str, what: What, task: str, label: str = "") -> None:

@@ -37,7 +37,7 @@ from celery_singleton_lock.errors import (
     StoreError,
 )
 from celery_singleton_lock.leases.background import PendingRelease, background
-from celery_singleton_lock.leases.counters import count, counters
+from celery_singleton_lock.leases.counters import count, counters, note
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, heartbeat, lateness, tell_late
 from celery_singleton_lock.leases.lease import Lease
@@ -229,6 +229,7 @@ class Holding:
         heartbeat.watch(self)
         if grant.died is not None:
             log.tell_of_death(self.key, grant.died)
+            note(self.store, self.key, "holder_died", "", grant.died.task_name or self._task, grant.died)
         # INFO for a task only, because a task has logged that it waits.
         level = logging.INFO if self.waited and self.task_id else logging.DEBUG
         if logger.isEnabledFor(level):
@@ -297,6 +298,7 @@ class Holding:
         finally:
             if self._sender is not None:
                 count(self.store, self.key, "lost", self._task, reason)
+                note(self.store, self.key, "lost", reason, self._task, self.claim.facts)
                 send = partial(signals.lock_lost.send, sender=self._sender, lease=self.view, reason=reason)
                 background.submit(send)
             # If the policy, or a person, has asked for this end, it is no error.

@@ -26,6 +26,7 @@ from celery_singleton_lock.operations.rows import (
     Row,
     call_of,
     call_text,
+    events_table,
     facts_and_rows,
     facts_of,
     table,
@@ -201,6 +202,28 @@ def break_lock(
     app_name = click.get_current_context().find_root().params.get("app") or locks.app.main or "proj"
     notice = breaking.outcome_text(done, left, seconds, force=force, app=app_name)
     _end(done.as_json(gone=not left, seconds=seconds), notice, int(bool(left) or not done), is_json=is_json)
+
+
+@singleton.command("history")
+@click.argument("pattern", required=False)
+@click.option("--wide", is_flag=True, help="Show whole names and task ids, on lines of any length.")
+@as_json
+@click.pass_obj
+def history(obj: Any, pattern: str | None, wide: bool, is_json: bool) -> None:
+    """Show what happened: skipped and refused calls, lost leases, dead holders, a silent store.
+
+    The newest comes first, some seconds after it has happened. The setting
+    singleton_lock_history says how many events are kept.
+
+    PATTERN is a glob for lock names, such as 'shop.*'.
+    """
+    events = locks_of(obj).history(pattern)
+    if is_json:
+        click.echo(json.dumps(events))
+    elif events:
+        click.echo(events_table(events, is_wide=wide or not sys.stdout.isatty()))
+    else:
+        click.echo("Nothing unusual has happened." if pattern is None else f"Nothing about {pattern!r}.", err=True)
 
 
 @singleton.command("doctor")

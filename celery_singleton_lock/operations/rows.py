@@ -3,11 +3,13 @@
 Whatever looks at the store raises `StoreError` if there is no answer in time.
 """
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -29,10 +31,12 @@ OF_ONE_PROCESS = "The locks are in the memory of one process (memory://): this c
 _NOW = {"held": "holds the lock", "waiting": "waits for the lock", "queued": "is queued", "next": "is next"}
 _COLUMNS = 100
 _CUT = {"LOCK", "LABEL", "WORKER"}
+_SHORTENED = {"TASK ID", "HOLDER", "KEY"}
 _BEGIN = 8
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 """Of a holder; a mark has some of them."""
+_OF_EVENT = ("event", "outcome", "key", "task_name", "task_id", "label", "holder_task_id", "hostname", "pid")
 _OF_CALL = ("task_id", "state", "reason", "key", "holder_task_id", "locks", "text")
 
 
@@ -130,6 +134,12 @@ class Locks:
     def counted(self) -> dict[str, int]:
         return self.inventory.counted(hash_of(self._start))
 
+    def history(self, pattern: str | None = None) -> list[dict[str, Any]]:
+        """The last events that were neither a grant nor a release, in the words of the docs; the newest first."""
+        texts = set(self.store.fields(hash_of(self._start, "history")).values())
+        events = sorted(filter(None, map(_event_in, texts)), key=lambda event: event["at"], reverse=True)
+        return [each for each in events[: self.store.history] if fnmatchcase(lock_name_of(each["key"]), pattern or "*")]
+
     def survey(self, key: str) -> LockState:
         return next(self.surveys_of([key]))
 
@@ -160,6 +170,17 @@ class Locks:
         found = self.surveys() if surveys is None else surveys
         rows = [_told(row, tasks) for survey in found for row in rows_of(survey, with_turns=with_turns)]
         return sorted(rows, key=lambda row: (row.state != "held", -(row.age or 0.0), row.lock.key))
+
+
+def _event_in(text: str) -> dict[str, Any] | None:
+    """An event of the history; None if the text is something else, such as the number of the last event."""
+    # Another program may have written others, and a later version more.
+    with suppress(ValueError, TypeError, KeyError, OverflowError):
+        entry = json.loads(text)
+        at = datetime.fromtimestamp(entry["at"] / 1_000_000, UTC).isoformat(timespec="milliseconds")
+        facts = {name: str(entry[name]) if entry.get(name) else None for name in _OF_EVENT}
+        return {"at": at, **facts, "key": str(entry["key"]), "pid": entry.get("pid")}
+    return None
 
 
 def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
@@ -286,11 +307,34 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
         "WAITING": [str(row.lock.waiters) for row in rows],
         "KEY": [row.lock.key if is_wide else row.lock.key.rpartition(":")[2].removesuffix("}") for row in rows],
     }
+    return _fitted(columns, is_wide=is_wide)
+
+
+def event_facts(event: Mapping[str, Any]) -> dict[str, str | None]:
+    """The facts of an event that people read, by the head of their column."""
+    return {
+        "when": event["at"][:19].replace("T", " "),
+        "event": " ".join(filter(None, (event["event"], event["outcome"]))),
+        "lock": lock_name_of(event["key"]),
+        "label": event["label"],
+        "task id": event["task_id"],
+        "holder": event["holder_task_id"],
+        "worker": ":".join(str(event[name]) for name in ("hostname", "pid") if event[name]),
+    }
+
+
+def events_table(events: Sequence[Mapping[str, Any]], *, is_wide: bool = False) -> str:
+    """One line for each event of the history, below a head."""
+    facts = [event_facts(each) for each in events]
+    return _fitted({name.upper(): [each[name] for each in facts] for name in facts[0]}, is_wide=is_wide)
+
+
+def _fitted(columns: dict[str, list[str | None]], *, is_wide: bool) -> str:
     if not any(columns["LABEL"]):
         del columns["LABEL"]
     cells = {head: [head, *(shown(text or "-") for text in texts)] for head, texts in columns.items()}
     if not is_wide:
-        for head in ("TASK ID", "KEY"):
+        for head in _SHORTENED & cells.keys():
             cells[head] = [text if len(text) <= _BEGIN + 1 else f"{text[:_BEGIN]}…" for text in cells[head]]
         widths = {head: max(map(len, texts)) for head, texts in cells.items()}
         while sum(widths.values()) + 2 * len(widths) - 2 > _COLUMNS:

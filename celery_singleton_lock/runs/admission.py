@@ -9,7 +9,7 @@ from celery import Task
 
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import ConfigurationError, StoreError
-from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.options import LockOptions, OnStoreError
 from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, redelivered_within
@@ -220,6 +220,8 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
     level = logging.INFO if was_told_before else logging.WARNING
     log.write(level, "lock.unanswered", "%s", error, key=run.key, task_id=run.task_id, outcome=outcome)
     count(run.store, run.key, "unanswered", run.task.name, run.options.on_store_error)
+    if not was_told_before:
+        note(run.store, run.key, "unanswered", outcome, run.task.name, run.claim.facts)
     signals.lock_unanswered.send(sender=run.task, key=run.key, error=error, outcome=outcome)
     if outcome == "unlocked":
         return UNLOCKED

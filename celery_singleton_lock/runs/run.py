@@ -35,7 +35,7 @@ from kombu.exceptions import OperationalError
 from celery_singleton_lock import signals
 from celery_singleton_lock.errors import REASONS_TO_STOP, LockHeld, LockLost, LostReason
 from celery_singleton_lock.keys import label_of
-from celery_singleton_lock.leases.counters import count
+from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.leases.deadman import DeadMan
 from celery_singleton_lock.leases.holding import LOST, Holding
 from celery_singleton_lock.leases.interrupt import Interrupt
@@ -309,6 +309,7 @@ class Run:
         log.tell_of_conflict(level, self.key, self.task_id, holder, outcome)
         if is_first:
             count(self.store, self.key, "conflicts", self.task.name, outcome)
+            note(self.store, self.key, "conflict", outcome, self.task.name, self.claim.facts, holder.task_id)
         signals.lock_conflict.send(sender=self.task, key=self.key, holder=holder, outcome=outcome)
         # Not `task-...`: a monitor would take what follows for a state of the task.
         self.send_event("lock-conflict", key=self.key, holder=holder.task_id, outcome=outcome)

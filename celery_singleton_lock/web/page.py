@@ -16,9 +16,11 @@ from celery import Celery
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import try_store
 from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreRefused
-from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration
+from celery_singleton_lock.log import shown
+from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_facts
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.clock import clock
+from celery_singleton_lock.stores.records import lock_name_of
 from celery_singleton_lock.stores.redis.errors import in_short
 
 T = TypeVar("T")
@@ -37,6 +39,7 @@ _AGAIN = 1.0
 _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
+_MOST_EVENTS = 20
 
 
 class Look(Generic[T]):
@@ -130,6 +133,7 @@ class Observer:
         self.trial = Look(partial(try_store, app, _TRIAL), _TRIED_EVERY)
         self.locks = Look(self._see_locks)
         self.counts = Look(self._see_counts)
+        self.history = Look(lambda: Locks(app).history())
 
     def problem(self) -> StoreError | ConfigurationError | None:
         """Why runs cannot lock now; None if they can."""
@@ -142,8 +146,11 @@ class Observer:
     def matching(self, pattern: str) -> Snapshot:
         """The locks whose name matches a glob, or contains a text that is no glob."""
         seen = self.locks.result()
-        glob = pattern if set("*?[") & set(pattern) else f"*{pattern}*"
-        return seen._replace(rows=[row for row in seen.rows if fnmatchcase(row.name, glob)])
+        return seen._replace(rows=[row for row in seen.rows if _is_meant(row.name, pattern)])
+
+    def recent(self, pattern: str) -> list[dict[str, Any]]:
+        """The last events about such locks, the newest first."""
+        return [event for event in self.history.result() if _is_meant(lock_name_of(event["key"]), pattern)]
 
     def told(self, error: StoreError | ConfigurationError) -> str:
         """An error, for a page that names the store already."""
@@ -163,6 +170,10 @@ class Observer:
         with suppress(StoreError, ConfigurationError):
             leads, last = last_leader_of(self.app, locks.store)
         return Counts(numbers, leads if leads or last else None)
+
+
+def _is_meant(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern if set("*?[") & set(pattern) else f"*{pattern}*")
 
 
 def why(error: StoreError | ConfigurationError) -> str:
@@ -210,7 +221,8 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         "pattern": pattern,
         "now": _shown(datetime.now(UTC)),
     }
-    observer.locks.begin()
+    for look in (observer.locks, observer.history):
+        look.begin()
     trouble = observer.problem()
     if trouble is not None:
         facts["trouble"] = {"why": why(trouble), "detail": observer.told(trouble)}
@@ -220,6 +232,9 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         rows, at, _ = observer.matching(pattern)
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
+    events = list[dict[str, Any]]()
+    with suppress(StoreError):
+        events = observer.recent(pattern)[:_MOST_EVENTS]
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
         "now": _shown(at),
@@ -232,6 +247,10 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         },
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
+        "events": [
+            {name.replace(" ", "_"): shown(value or "-") for name, value in event_facts(event).items()}
+            for event in events
+        ],
     }
 
 

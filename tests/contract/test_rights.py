@@ -61,6 +61,7 @@ def test_all_that_runs_do_is_allowed(server: Server) -> None:
     store.slots(f"{KEY}:slots")
     store.count("singleton:v3:stats", {"acquired::task": 1}, 1.0)
     Inventory(store).counted("singleton:v3:stats")
+    store.record("singleton:v3:history", ["an event"], 1.0)
     store.survey([KEY])
     Inventory(store).break_lock(KEY, ["a"], "alice", marks=True, force=True)
     store.broken_by(claim)

@@ -18,6 +18,7 @@ from tests.contract.chapters.breaking import Breaking
 from tests.contract.chapters.copies import Copies
 from tests.contract.chapters.counts import Counts
 from tests.contract.chapters.hearing import Hearing
+from tests.contract.chapters.history import History
 from tests.contract.chapters.hold import Hold
 from tests.contract.chapters.keys import Keys
 from tests.contract.chapters.labels import Labels
@@ -53,6 +54,7 @@ class StoreContract(
     Breaking,
     Labels,
     Counts,
+    History,
     Versions,
 ):
     """The tests that a store of locks has to pass."""

@@ -228,6 +228,13 @@ SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         for number in (-1, 1.0, "1", True, None)
     },
     **{
+        f"{number!r} events": (
+            {**LOCKS, "singleton_lock_history": number},
+            (f"={number!r} is not allowed", "from 0 to 10000"),
+        )
+        for number in (-1, 1.0, "1", True, None, 10_001)
+    },
+    **{
         f"options {value!r}": ({**LOCKS, "singleton_lock_client_options": value}, ("client_options=<a ", "give a dict"))
         for value in (None, 5, [("password", SECRET)], f"password={SECRET}")
     },

@@ -1,8 +1,9 @@
 """Locks in Redis or Valkey: one hash per lock, one script per verb."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from os import getpid
 from typing import Any, Self
 
@@ -131,6 +132,8 @@ class Store:
     """It has several parts, each of which answers, or is silent, by itself."""
     on_clock_step: Callable[[float], None] | None = None
     """Called with the seconds by which the store's clock was set, in whichever thread finds out."""
+    history: int = 500
+    """So many unusual events are kept in it; 0 for none."""
     servers: Connections
     replicas: int
     _renewals_per_script = RENEWALS_PER_SCRIPT
@@ -317,6 +320,19 @@ class Store:
         # Second, so that a connection that breaks leaves no hash without an expiry.
         commands = [first, ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT)), *others]
         self.servers.part.persist(lambda until: accepted(self.servers.ask(key, commands, until)), timeout)
+
+    def record(self, key: str, entries: Collection[str], timeout: float) -> None:
+        """Add texts to a history, which is a ring of `history` fields; twice if an answer is lost."""
+        newest = list(entries)[-self.history :]
+        numbered = ("HINCRBY", key, "last", str(len(newest))), ("PEXPIRE", key, milliseconds(_COUNTS_ARE_KEPT))
+
+        def write(until: float) -> None:
+            last, _ = accepted(self.servers.ask(key, numbered, until))
+            numbers = range(last - len(newest) + 1, last + 1)
+            fields = [(str(number % self.history), text) for number, text in zip(numbers, newest, strict=True)]
+            accepted(self.servers.ask(key, [("HSET", key, *chain(*fields))], until))
+
+        self.servers.part.persist(write, timeout)
 
     def survey(self, keys: Sequence[str], *, tolerant: bool = False) -> list[LockState]:
         """Look at each of the keys, and change nothing.
