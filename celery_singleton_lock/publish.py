@@ -194,7 +194,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     # A caller may have used an id of its own before.
     has_own_id = bool(options.get("task_id"))
     published = (notes.continues_from or notes.published) if has_own_id or wanted.newest_wins else 0
-    about = {"label": label, "published": published, "newest": wanted.newest_wins}
+    about = {"label": label, "published": published}
     return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, about, has_own_id=has_own_id))
 
 
@@ -305,7 +305,7 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
     task_id = text_of(options["task_id"])
     store = store_of(task.app)
     limit = wanted.limit if wanted.mode == "until_executed" and not sent else 0
-    seconds, due_for = _times_queued(task, options)
+    seconds, due_for, due_in = _times_queued(task, options)
     cooldown = 0.0 if options.get("retries") else wanted.min_hold
     part = store.part_of(key)
     silence = _silence_of(part)
@@ -313,9 +313,15 @@ def _mark(task: Task, key: str, options: dict[str, Any], about: Mapping[str, Any
         _allow_unmarked(task, key, task_id, silence, logging.INFO, sent)
         return None
     try:
-        return store.mark_queued(
-            key, task_id, seconds, limit=limit, cooldown=cooldown, due_for=due_for, sent=sent, **about
-        )
+        about = {**about, "cooldown": cooldown, "due_for": due_for, "sent": sent}
+        if wanted.wait_timeout is None or not wanted.newest_wins:
+            return store.mark_queued(key, task_id, seconds, limit=limit, newest=wanted.newest_wins, **about)
+        found = store.mark_newest(key, task_id, seconds, due_in=due_in, within=wanted.wait_timeout, **about)
+        if isinstance(found, Holder):
+            return found
+        if found:
+            options.update(countdown=max(0.0, due_in - found), eta=None)
+        return None
     except StoreRefused:
         # It will the next time.
         if sent:
@@ -367,10 +373,10 @@ def _report_unpublished(task: Task, key: str, found: Holder, call: Facts) -> Non
         raise LockHeld(key, found.task_id, found.expires_in, found.state)
 
 
-def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float]:
-    """Seconds until the call can begin no more; and for how many of them it is due, if `expires` says so, or 0."""
+def _times_queued(task: Task, options: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Seconds until the call can begin no more; for how many it is due, or 0 without `expires`; until it is due."""
     moments = [options.get("countdown"), options.get("eta")]
     due_in = max([0.0, *[seconds_until(task, moment) for moment in moments if moment]])
     longest = due_in + task.lock_options.queue_ttl
     seconds = min(longest, until_expired(task, options.get("expires", task.expires)))
-    return seconds, max(0.0, seconds - due_in) if seconds < longest else 0.0
+    return seconds, max(0.0, seconds - due_in) if seconds < longest else 0.0, due_in

@@ -92,6 +92,8 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         lock_skip_result: What a skipped run returns. Unset: it ends as REVOKED.
         lock_wait_timeout: Seconds after which a call that waits or is requeued fails with `LockHeld`, not with
             `"join"`, `"rerun"` and `"replace"`; or with `StoreError` if it cannot reach the store. By default never.
+            With `"rerun"` and `"replace"` in a queue mode no call fails: the newest one starts at the latest so long
+            after the first of those whose place was taken, whatever its `countdown` or `eta`.
         lock_min_hold: Seconds for which the key stays taken at least, from the start of a run, or from the publishing
             if it is unique in the queue. A run that dies does not count.
         lock_min_hold_on_failure: False: nor does a run that fails or loses its lease, so the next call may run at once.

@@ -151,6 +151,16 @@ one_in_a_second = task_with("one_in_a_second", lock_on_conflict="reschedule", lo
 impatient = task_with("impatient", lock_on_conflict="reschedule", lock_name="reschedule", lock_wait_timeout=2)
 by_mode = {mode: task_with(mode, lock_mode=mode) for mode in MODES}
 
+debounced_of = {
+    f"{policy} {mode}": task_with(
+        f"debounced_of-{policy}-{mode}", lock_mode=mode, lock_on_conflict=policy, lock_wait_timeout=4
+    )
+    for policy, mode in (
+        ("rerun", "until_executing"),
+        ("rerun", "until_and_while_executing"),
+        ("replace", "until_and_while_executing"),
+    )
+}
 newest_of = {
     f"{policy} {mode}": task_with(f"newest_of-{policy}-{mode}", lock_mode=mode, lock_on_conflict=policy)
     for policy, mode in (

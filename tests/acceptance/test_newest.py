@@ -1,5 +1,7 @@
 """`rerun` and `replace` in a queue mode: the newest call takes the place of the queued one."""
 
+import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +15,10 @@ from tests.waiting import until
 from tests.workers import workers
 
 SOON = 60
+LONGEST_WAIT = 4.0
+"""The `lock_wait_timeout` of the debounced tasks."""
+LATE = 8.0
+"""A machine that stands still for seconds."""
 PAIRS = ("rerun until_executing", "rerun until_and_while_executing", "replace until_and_while_executing")
 
 every_pair = pytest.mark.parametrize(
@@ -47,6 +53,31 @@ def test_of_calls_with_a_countdown_the_last_one_runs(
         ends_for(newest, *older)
         assert task.delay("k", 4).get(timeout=SOON) == 4
     assert numbers(recorder) == [3, 4]
+
+
+@every_pair
+def test_a_debounce_that_is_called_all_the_time_runs_within_its_longest_wait(
+    tasks: Any, env: dict[str, str], recorder: Recorder, pair: str
+) -> None:
+    task = tasks.debounced_of[pair]
+    sent = list[float]()
+    with workers(APP, env, 1, concurrency=3):
+        # Each call comes before the one before it is due, until two of them have run.
+        while len(numbers(recorder)) < 2:
+            assert len(sent) < 200, numbers(recorder)
+            last = task.apply_async(("k", len(sent)), eta=datetime.now(UTC) + timedelta(seconds=3))
+            sent.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+            time.sleep(0.4)
+        assert last.get(timeout=SOON) == len(sent) - 1
+
+    first, second = [event.at for event in recorder.events("enter")][:2]
+    assert first - sent[0] < LONGEST_WAIT + LATE
+    begun_again = next(at for at in sent if at > first)
+    assert second - begun_again < LONGEST_WAIT + LATE
+    for event in recorder.events("enter"):
+        # Nobody runs with older arguments than those that were the newest a moment before.
+        assert len([at for at in sent if at < event.at - LATE]) <= event.facts["number"] + 1
+    assert overlaps(recorder.events()) == []
 
 
 @pytest.mark.parametrize("pair", [PAIRS[1], pytest.param(PAIRS[2], marks=pytest.mark.prove)])

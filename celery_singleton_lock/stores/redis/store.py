@@ -277,11 +277,40 @@ class Store:
         found with the mark, as `Holder.published`, and *due_for* as `LeftMark.due_for`. If it is to be the *newest*, no
         queued call that was published before it is in its way: it takes that call's place.
         """
-        in_the_way = f"{limit} {sent} {'newest' if newest else ''}"
-        about = mark_text(label, published, due_for)
-        arguments = task_id, milliseconds(seconds), in_the_way, milliseconds(cooldown), *filter(None, [about])
+        words = f"{limit} {sent} {'newest' if newest else ''}"
+        found = self._marked(key, task_id, seconds, words, cooldown, mark_text(label, published, due_for))
+        return found if isinstance(found, Holder) else None
+
+    def mark_newest(
+        self,
+        key: str,
+        task_id: str,
+        seconds: float,
+        *,
+        cooldown: float,
+        label: str,
+        sent: PublishMode,
+        published: int,
+        due_for: float,
+        due_in: float,
+        within: float,
+    ) -> Holder | float:
+        """Mark a call as `mark_queued` does, and return by how many seconds sooner than in *due_in* it has to be due.
+
+        That is no later than *within* seconds after the first of the calls of which each has taken the place of the one
+        before it, and this call that of the last.
+        """
+        words = f"0 {sent} newest due={milliseconds(due_in)} within={milliseconds(within)}"
+        return self._marked(key, task_id, seconds, words, cooldown, mark_text(label, published, due_for))
+
+    def _marked(
+        self, key: str, task_id: str, seconds: float, words: str, cooldown: float, about: str
+    ) -> Holder | float:
+        arguments = task_id, milliseconds(seconds), words, milliseconds(cooldown), *filter(None, [about])
         reply = self.request(MARK_QUEUED, key, arguments, PUBLISH_BOUND)[0]
-        return None if reply == 1 else conflict_in(key, reply).first
+        if reply == 1:
+            return 0.0
+        return float(reply[1]) / 1_000_000 if reply[0] == 1 else conflict_in(key, reply).first
 
     def unmark(
         self, key: str, task_id: str, *, ends_cooldown: bool = True, heeds: bool = False, claim: Claim | None = None

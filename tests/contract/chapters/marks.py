@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.records import Answer, Conflict
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
@@ -153,6 +154,30 @@ class Marks(Contract):
         assert not store.unmark(KEY, "newer"), "its mark is no longer its own"
         assert found(mark_queued(store, "other")).task_id == "newest"
         assert not store.unmark(KEY, "newest")
+        self.nothing_is_left(store)
+
+    def test_the_newest_is_due_within_so_many_seconds_after_the_first_whose_place_was_taken(self, store: Store) -> None:
+        now = Inventory(store).now()
+
+        def sooner(name: str, seconds_ago: float, due_in: float = 3.0, within: float = 10.0) -> float:
+            times = {"cooldown": 0.0, "due_for": 0.0, "due_in": due_in, "within": within}
+            published = now - round(seconds_ago * 1_000_000)
+            found = store.mark_newest(KEY, name, 600.0, label="", sent="", published=published, **times)
+            assert isinstance(found, float)
+            return found
+
+        def about(seconds: float) -> Any:
+            return pytest.approx(seconds, abs=5.0)
+
+        assert sooner("first", 80) == 0.0, "it has taken nobody's place"
+        assert sooner("second", 50, within=100.0) == 0.0, "it is due in time"
+        assert sooner("third", 40, due_in=50.0, within=100.0) == about(30.0)
+        assert sooner("third", 40, due_in=50.0, within=100.0) == about(30.0), "a lost reply changes nothing"
+        assert 560.0 < found(mark_queued(store, "other")).expires_in < 575.0, "its mark ends sooner by that, too"
+        assert sooner("fourth", 10, due_in=50.0, within=60.0) == about(50.0), "at once"
+        assert not store.unmark(KEY, "fourth")
+        assert sooner("fifth", 5) == 0.0, "the row of calls has ended"
+        assert not store.unmark(KEY, "fifth")
         self.nothing_is_left(store)
 
     def test_an_older_call_ends_in_favour_of_the_queued_one_and_of_that_once_it_has_ended(self, store: Store) -> None:

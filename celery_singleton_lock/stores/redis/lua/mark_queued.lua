@@ -5,11 +5,13 @@
 -- ARGV[2]  milliseconds after which the mark ends if the call never comes
 -- ARGV[3]  if at least so many runs hold the key, they are in the way as well; or 0 for never. Then, for a call that is sent in any case:
 --          `anyway`: no cool-down keeps its mark off; `over`: it also takes the mark of another call over. And `newest`:
---          it takes the place of a call that was published before it
+--          it takes the place of a call that was published before it; then perhaps `due=<milliseconds>` until it is due,
+--          and `within=<milliseconds>` after the first of those whose place it takes, if that is sooner
 -- ARGV[4]  milliseconds for which nothing else is published
 -- ARGV[5]  the rest of its mark, if there is any: see parts/marks.lua
 --
 -- Returns  1                     queued: publish it
+--          {1, sooner}           queued: publish it, due so many microseconds sooner
 --          {0, now, '', holders} the call that is queued, else one that runs, else the one of the cool-down
 
 -- @include time
@@ -47,10 +49,11 @@ local function refuse(holders)
   return {0, now, '', holders}
 end
 
-local older_until = queued and queued.supersedes or 0
+local older_until, first = queued and queued.supersedes or 0, queued and queued.first or 0
 if queued and queued.task_id ~= mine then
   if says('newest') and queued.published < mark_of(mark).published then
     older_until = math.max(queued.deadline, older_until)
+    first = first > 0 and first or queued.published
     if cooldown and cooldown.task_id == queued.task_id then
       cooldown = nil -- the cool-down begins anew
     end
@@ -71,11 +74,17 @@ elseif cooldown and cooldown.task_id ~= mine and not (says('anyway') or says('ov
   cooldown.token = '~' -- as in a place that a cool-down keeps
   return refuse(held > 0 and described(key, places, A_FEW) or described_turns({cooldown}))
 end
+local sooner = 0
 if says('newest') and older_until > 0 then
-  labelled = labelled .. ',' .. integer(older_until)
+  labelled = labelled .. ',' .. integer(older_until) .. ',' .. integer(first)
+  local due, within = string.match(ARGV[3], 'due=(%d+) within=(%d+)')
+  if within and first > 0 then
+    sooner = math.max(0, now + due * 1000 - math.max(now, first + within * 1000))
+  end
 end
-set_mark(key, 'queued', ARGV[2], labelled)
+-- A mark that `expires` ends does so at a moment of its own.
+set_mark(key, 'queued', ARGV[2] - (mark_of(mark).due_for == 0 and math.floor(sooner / 1000) or 0), labelled)
 if ARGV[4] ~= '0' and not (cooldown and cooldown.task_id ~= mine) then
   set_mark(key, 'cooldown', ARGV[4], mine)
 end
-return 1
+return sooner > 0 and {1, integer(sooner)} or 1

@@ -1,7 +1,7 @@
 -- The marks of calls that hold nothing. A mark is `<until> <task id>`, and then '\31' and a label if the call has one;
 -- a mark has no effect after that time. Behind a further '\31', where it needs them, it has the publication of the call,
--- or 0, and for how many milliseconds the call is due until that time, or 0; and until when older calls may come whose
--- place the call has taken.
+-- or 0, and for how many milliseconds the call is due until that time, or 0; and of a call that has taken the place of
+-- others, until when those may come, and the publication of the first of them.
 --   queued      the call that is unique in the queue
 --   cooldown    the call whose publishing keeps the key in a cool-down
 local function task_id_of(value)
@@ -11,10 +11,11 @@ end
 local function mark_of(value)
   local deadline = tonumber(string.match(value or '', '^(%d+) ') or 0)
   if deadline > now then
-    local label, published, due_for, supersedes = string.match(value, '\31([^\31]*)\31?(%d*),?(%d*),?(%d*)')
+    local label, published, due_for, supersedes, first =
+      string.match(value, '\31([^\31]*)\31?(%d*),?(%d*),?(%d*),?(%d*)')
     return {
       deadline = deadline, task_id = task_id_of(value), label = label, published = tonumber(published) or 0,
-      due_for = tonumber(due_for) or 0, supersedes = tonumber(supersedes) or 0,
+      due_for = tonumber(due_for) or 0, supersedes = tonumber(supersedes) or 0, first = tonumber(first) or 0,
     }
   end
 end
