@@ -22,7 +22,7 @@ from celery_singleton_lock.errors import ConfigurationError
 from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.options import Lockable, base_in
 from celery_singleton_lock.runs.delivery import run_of
-from celery_singleton_lock.runs.marks import unmark_unread, unmark_unstarted
+from celery_singleton_lock.runs.marks import look_after_workflows, unmark_unread, unmark_unstarted
 from celery_singleton_lock.runs.policies import POLICIES, remember_limits
 from celery_singleton_lock.runs.redelivery import mark_stored
 from celery_singleton_lock.runs.run import Phase
@@ -94,12 +94,13 @@ if VERSION < (5, 7):
 
 @worker_init.connect(weak=False)
 def add_our_steps(sender: Any = None, **_: Any) -> None:
-    """Refuse to start with what cannot work, and keep what runs if the connection to the broker is lost."""
+    """Let a worker refuse to start with what cannot work, keep what runs if the broker is lost, and end workflows."""
     from celery_singleton_lock.steps import CallsThatWait, LostConnection, Start  # noqa: PLC0415 (of no use but in a worker)
 
     remember_limits(sender)
     sender.app.steps["worker"].add(Start)
     sender.app.steps["consumer"].update((LostConnection, CallsThatWait))
+    look_after_workflows(sender.app)
 
 
 @beat_init.connect(weak=False)

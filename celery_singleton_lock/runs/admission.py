@@ -13,7 +13,7 @@ from celery_singleton_lock.leases.counters import count, note
 from celery_singleton_lock.log import log
 from celery_singleton_lock.options import LockOptions, OnStoreError
 from celery_singleton_lock.runs.delivery import BROADCAST, COPY, FIRST, has_copies, redelivered_within
-from celery_singleton_lock.runs.marks import has_ended, unmark
+from celery_singleton_lock.runs.marks import has_ended, unmark, workflows_of
 from celery_singleton_lock.runs.notes import Notes
 from celery_singleton_lock.runs.policies import POLICIES, Asks, Ended, Policy, longest_wait
 from celery_singleton_lock.runs.redelivery import finish_copy
@@ -108,7 +108,9 @@ def _passes_over(run: Run, queued: Holder) -> bool:
     """The run may go before that call: it is a step of the workflow that replaces the call, or that has ended."""
     if queued.fence or queued.token:
         return False
-    if run.request.replaced_task_nesting or queued.task_id == run.request.root_id:
+    is_step = [run.key, queued.task_id] in workflows_of(vars(run.request))
+    # Celery publishes what is linked to the last step before the step's end is stored.
+    if is_step or queued.task_id == run.request.root_id:
         run.claim.heeds_queued = False
         return True
     if not has_ended(run.task, queued):

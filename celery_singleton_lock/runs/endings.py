@@ -91,32 +91,27 @@ def eager_result(task: Task, result: EagerResult, args: Sequence[Any], kwargs: M
 
 def _end_later_steps(task: Task, error: CallRevoked) -> None:
     """End the rest of the chain; Celery's own way leaves groups out, and everything if this result is ignored."""
-    for step in _tasks_in(task.request.chain or ()):
+    for signature, is_member in tasks_in(task.request.chain or ()):
+        options = signature.get("options") or {}
+        step = Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
         if step.id is not None:
             task.backend.store_result(step.id, error, states.REVOKED, request=step)
-        if step.chord:
+        # Nobody counts the members of a chord that never begins, because the chord's body ends as they do.
+        if step.chord and not is_member:
             task.backend.on_chord_part_return(step, states.REVOKED, error)
 
 
-def _tasks_in(signatures: Any) -> Iterator[Context]:
-    """Each task inside these steps, however deep, as a request of its own."""
-    for signature in signatures:
+def tasks_in(signatures: Any, *, is_member: bool = False) -> Iterator[tuple[Any, bool]]:
+    """The signature of each task in these, however deep, and whether the task is in the header of one of the chords."""
+    for signature in [signatures] if isinstance(signatures, Mapping) else signatures:
         kwargs = signature.get("kwargs") or {}
         if signature.get("subtask_type") == "chord":
-            yield from _members_of(kwargs["header"])
-            yield from _tasks_in([kwargs["body"]])
+            yield from tasks_in(kwargs["header"], is_member=True)
+            yield from tasks_in(kwargs["body"], is_member=is_member)
         elif signature.get("subtask_type") in ("group", "chain"):
-            yield from _tasks_in(kwargs["tasks"])
+            yield from tasks_in(kwargs["tasks"], is_member=is_member)
         else:
-            options = signature.get("options") or {}
-            yield Context(signature, **options, id=options.get("task_id"), group=options.get("group_id"))
-
-
-def _members_of(header: Any) -> Iterator[Context]:
-    """The members of a chord that never begins. Nobody counts them, because the chord's body ends as they do."""
-    for member in _tasks_in([header] if isinstance(header, dict) else header):
-        member.chord = None
-        yield member
+            yield signature, is_member
 
 
 class StoresRetryOnce:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task, states
+from celery._state import get_current_task
 from celery.exceptions import Ignore, Reject
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -15,7 +16,7 @@ from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import notes_of
-from celery_singleton_lock.runs.endings import final_result
+from celery_singleton_lock.runs.endings import final_result, tasks_in
 from celery_singleton_lock.runs.notes import Notes, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
@@ -61,12 +62,114 @@ def unmark_later(store: Store, key: str, task_id: str, *, ends_cooldown: bool = 
     background.submit(PendingRelease(store, key, task_id, clock() + _PATIENCE, end, may_arrive=may_arrive))
 
 
+# Workflows.
+
+WORKFLOWS = "singleton_workflows"
+"""The header of each step of a workflow: lock key and task id of each call that the workflow replaces."""
+
+
+def workflows_of(message: Mapping[str, Any]) -> list[list[str]]:
+    """Lock key and task id of each call whose workflow has this message as a step."""
+    written = message.get(WORKFLOWS)
+    pairs = written if isinstance(written, list) else []
+    # A header of this name that somebody else has written is not read.
+    return [each for each in pairs if isinstance(each, list) and list(map(type, each)) == [str, str]]
+
+
+_on_replace = Task.on_replace
+
+
+def on_replace(task: Task, canvas: Any) -> Any:
+    """As Celery's; each task of the canvas becomes a step of the workflows to which the replaced task belongs."""
+    if workflows := workflows_of(vars(task.request)):
+        for step, _ in tasks_in(canvas):
+            options = step.setdefault("options", {})
+            options["headers"] = {**(options.get("headers") or {}), WORKFLOWS: workflows}
+    return _on_replace(task, canvas)
+
+
+def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_failed: bool = True) -> None:
+    """End the marks of the workflows that end with this step, just before the step's end is stored.
+
+    If the mark ended later, a caller could get the result, forget it and publish the next call in time to be refused.
+    That call would not be sent, and its caller would wait for a result that nobody stores again.
+
+    Arguments:
+        app: Of the worker.
+        task_id: Of the step.
+        message: The step's headers, and the `chain` that was to run after the step.
+        has_failed: The rest of that chain ends as well.
+    """
+    if not (workflows := workflows_of(message)):
+        return
+    # A main process waits for no store.
+    end = unmark if get_current_task() is not None else unmark_later
+    # Whatever is wrong with the message or the store, the step's end is stored. The next call looks for that end.
+    with suppress(Exception):
+        behind = tasks_in(message.get("chain") or () if has_failed else ())
+        ending = [text_of(task_id), *(text_of(step["options"].get("task_id")) for step, _ in behind)]
+        for key, replaced in workflows:
+            if replaced in ending:
+                end(store_of(app), key, replaced, ends_cooldown=False)
+
+
+def look_after_workflows(app: Celery) -> None:
+    """Let the workers of the app end the marks of workflows whose steps they run, whoever has written the steps."""
+    # A step may replace itself, too. Celery hands no header of it on.
+    Task.on_replace = on_replace
+    if "_get_backend" not in vars(app):
+        make = app._get_backend  # noqa: SLF001 (before Celery 5.7, each thread makes its own)
+        _end_workflows_before(app.backend)
+        vars(app)["_get_backend"] = lambda: _end_workflows_before(make())
+
+
+def _end_workflows_before(backend: Any) -> Any:
+    """The same result backend, which from now on calls `end_workflows` before it stores an end.
+
+    Celery calls it for every task that ends, in a pool process or in the main process: also if the task is not ours,
+    is killed or revoked, or keeps no result.
+    """
+    app = backend.app
+    done, failed, revoked = backend.mark_as_done, backend.mark_as_failure, backend.mark_as_revoked
+    chord_failed = backend.chord_error_from_stack
+
+    # Plain tasks call this, too. `hasattr` is all that they pay.
+    def mark_as_done(task_id: Any, result: Any, request: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(request, WORKFLOWS):
+            end_workflows(app, task_id, vars(request), has_failed=False)
+        return done(task_id, result, request, *args, **kwargs)
+
+    def mark_as_failure(
+        task_id: Any, error: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        if hasattr(request, WORKFLOWS):
+            end_workflows(app, task_id, vars(request))
+        return failed(task_id, error, traceback, request, *args, **kwargs)
+
+    def mark_as_revoked(task_id: Any, reason: Any = "", request: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if hasattr(request, WORKFLOWS):
+            end_workflows(app, task_id, vars(request))
+        return revoked(task_id, reason, request, *args, **kwargs)
+
+    # The members of the header have ended, and the body never begins.
+    def chord_error_from_stack(callback: Any, *args: Any, **kwargs: Any) -> Any:
+        for body, _ in tasks_in(callback):
+            options = body.get("options") or {}
+            message = {**(options.get("headers") or {}), "chain": options.get("chain")}
+            end_workflows(app, options.get("task_id"), message)
+        return chord_failed(callback, *args, **kwargs)
+
+    ours = mark_as_done, mark_as_failure, mark_as_revoked, chord_error_from_stack
+    vars(backend).update((each.__name__, each) for each in ours)
+    return backend
+
+
 @contextmanager
 def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
-    """In `until_executed`, the call counts as queued until what `replace()` publishes inside has ended.
+    """In `until_executed`, the call counts as queued until the workflow that `replace()` publishes inside has ended.
 
-    That is known by the result under its own task id, for which whoever comes looks. If there is none, the mark ends
-    after `lock_queue_ttl`.
+    The worker that stores the workflow's end ends the mark: see `end_workflows`. If that worker does not load this
+    library, whoever comes looks for the result under the call's task id. The mark ends after `lock_queue_ttl` anyway.
     """
     task = run.task
     options = run.options
@@ -87,6 +190,8 @@ def queued_until_its_workflow_ends(run: "Run") -> Iterator[None]:
             raise
         told = {"key": run.key, "task_id": run.task_id, "outcome": "published"}
         log.write(logging.WARNING, "lock.unanswered", "%s", error, **told)
+    message = vars(task.request)
+    message[WORKFLOWS] = [*workflows_of(message), [run.key, run.task_id]]
     try:
         yield
     except Ignore:
@@ -106,12 +211,13 @@ def has_ended(task: Task, found: Holder) -> bool:
 
 
 def unmark_unread(app: Celery, headers: Mapping[str, Any]) -> None:
-    """In the background, end the marks of a call whose message a worker has thrown away unread.
+    """End the marks of a call whose message a worker has thrown away unread, and of a workflow whose last step it was.
 
     Raises:
         Exception: Any error that headers can cause that are not a task's, or not ours.
     """
-    notes = Notes.of(headers, headers.get("id"))
+    end_workflows(app, headers["id"], headers)
+    notes = Notes.of(headers, headers["id"])
     if notes.key and notes.left_something:
         unmark_later(store_of(app), notes.key, str(headers["id"]))
 

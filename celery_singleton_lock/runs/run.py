@@ -54,7 +54,7 @@ from celery_singleton_lock.runs.delivery import (
     way_of,
 )
 from celery_singleton_lock.runs.endings import CallRevoked, Reason, Revoked, revoke, store_retry_once
-from celery_singleton_lock.runs.marks import unmark, until_expired
+from celery_singleton_lock.runs.marks import end_workflows, unmark, until_expired
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
@@ -294,6 +294,7 @@ class Run:
         # An item has no state of its own to store; its map has a place for its result.
         if self.way is ITEM:
             return
+        end_workflows(self.task.app, self.task_id, vars(self.request))
         try:
             revoke(self.task, CallRevoked(text, self.key, holder, reason))
         except Revoked:

@@ -1,5 +1,6 @@
 """`until_executed` with a body that replaces itself: one workflow at a time."""
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from tests.workers import workers
 
 APP = "tests.acceptance.workflow_app"
 SOON = 60
+POOLS = "threads", "solo", "gevent", "eventlet"
+ON_PREFORK = "is killed", "time limit", "is terminated", "is revoked"
 GATE = "it goes on"
 
 
@@ -62,6 +65,64 @@ def test_a_workflow_that_fails_counts_no_more(tasks: Any, env: dict[str, str], r
         with pytest.raises((ValueError, ChordError)):
             first.get(timeout=SOON)
         assert task.delay("k").get(timeout=SOON) == "alone"
+
+
+@pytest.mark.parametrize("pool", ["prefork", *(pytest.param(pool, marks=pytest.mark.prove) for pool in POOLS)])
+def test_whatever_ends_a_workflow_ends_its_mark_though_nobody_looks(
+    tasks: Any, env: dict[str, str], recorder: Recorder, pool: str
+) -> None:
+    task = workflow_app.ending
+    hows = [how for how in workflow_app.ENDINGS if pool == "prefork" or not how.endswith(ON_PREFORK)]
+    control = tasks.app.control
+    with (
+        workers(APP, env, 1, pool=pool, concurrency=4),
+        workflow_app.skipped.lock_for(),
+    ):
+        calls = {how: task.delay(how).id for how in hows}
+        until(
+            lambda: {how for how in hows if not task.lock_holders(how)} == set(hows), "all are replaced", timeout=SOON
+        )
+        if pool == "prefork":
+            control.revoke("revoked")
+            until(lambda: "revoked" in str(control.inspect().revoked()), "the worker has heard of it", timeout=SOON)
+        assert {how: task.lock_state(how).queued for how in hows} == calls
+        open_gate(recorder, "all are held")
+
+        if pool == "prefork":
+            until(lambda: "terminated" in {each.run for each in recorder.events("sleeps")}, "it runs", timeout=SOON)
+            control.revoke("terminated", terminate=True)
+        until_all_have_ended(task, hows)
+        assert not workflow_app.inner.lock_state("inner").queued
+
+
+def until_all_have_ended(task: Any, hows: list[str]) -> None:
+    queued = set(hows)
+
+    def none_is_queued() -> bool:
+        nonlocal queued
+        queued = {how for how in queued if task.lock_state(how).queued}
+        return not queued
+
+    with suppress(AssertionError):
+        until(none_is_queued, "all have ended", timeout=SOON)
+    assert queued == set()
+
+
+def test_a_result_that_is_forgotten_at_once_ends_no_less(tasks: Any, env: dict[str, str], recorder: Recorder) -> None:
+    task = workflow_app.workflow
+    open_gate(recorder, GATE)
+    with workers(APP, env, 1, concurrency=2):
+        seen = set()
+        for _ in range(5):
+            first = task.delay("k", "chain", GATE)
+            assert first.get(timeout=SOON) == "done"
+            first.forget()
+            failing = task.delay("k", "failing chain", GATE)
+            with pytest.raises(ValueError, match="a step"):
+                failing.get(timeout=SOON)
+            failing.forget()
+            seen |= {first.id, failing.id}
+        assert len(seen) == 10
 
 
 @pytest.mark.prove

@@ -1,8 +1,11 @@
 """Tasks that replace themselves by a workflow, for the workers of the acceptance tests."""
 
+import os
+import signal
+import time
 from typing import Any
 
-from celery import chain, chord, group
+from celery import chain, chord, group, signature
 
 from celery_singleton_lock import SingletonTask
 from tests.acceptance.app import app, collect, recorder
@@ -43,6 +46,91 @@ def workflow_with(name: str, **options: Any) -> Any:
         raise self.replace(canvases[kind]())
 
     return workflow
+
+
+# With results that nobody keeps, only the worker that ends a workflow knows that it has ended.
+
+
+@app.task(bind=True, max_retries=None)
+def held(self: Any, gate: str) -> str:
+    """It waits until the gate opens, by retries of its own, and so occupies no process."""
+    recorder.write("held", "step", self.request.id)
+    if not recorder._client.exists(f"gate:{gate}"):
+        raise self.retry(countdown=0.3)
+    return "done"
+
+
+@app.task(bind=True)
+def ends(self: Any, how: str = "well") -> str:
+    if how == "fails":
+        raise ValueError("a step")
+    if how == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "sleeps":
+        recorder.write("sleeps", "step", self.request.id)
+        time.sleep(100)
+    return "done"
+
+
+def replaces_itself(self: Any) -> Any:
+    raise self.replace(chain(ends.si(), ends.si()))
+
+
+replaced = app.task(bind=True, name="replaced")(replaces_itself)
+replaced_of_ours = app.task(base=SingletonTask, bind=True, name="replaced_of_ours")(replaces_itself)
+
+
+@app.task(bind=True)
+def replaced_by_group(self: Any) -> Any:
+    raise self.replace(group(ends.si(), ends.si()))
+
+
+@app.task(base=SingletonTask, lock_key=())
+def skipped() -> str:
+    return "ran"
+
+
+@app.task(base=SingletonTask, bind=True, lock_mode="until_executed", lock_key=("key",))
+def inner(self: Any, key: str) -> Any:
+    raise self.replace(chain(ends.si(), ends.si()))
+
+
+ENDINGS: dict[str, Any] = {
+    "one step": lambda first: first,
+    "a chain": lambda first: chain(first, ends.si()),
+    "a group": lambda first: group(first, ends.si()),
+    "a chord": lambda first: chord([first, ends.si()], collect.s()),
+    "a chain of chords": lambda first: chain(first, group(ends.si(), ends.si()), group(ends.si(), ends.si())),
+    "a step fails": lambda first: chain(first, ends.si("fails"), ends.si(), ends.si()),
+    "the last step fails": lambda first: chain(first, ends.si("fails")),
+    "a step before a chord fails": lambda first: chain(first, ends.si("fails"), group(ends.si(), ends.si()), ends.si()),
+    "a member of a chord fails": lambda first: chord([first, ends.si("fails")], collect.s()),
+    "a member fails in a chain": lambda first: chain(
+        first, chord([ends.si("fails"), chain(ends.si(), ends.si())], ends.si()), ends.si()
+    ),
+    "the body of a chord fails": lambda first: chord([first, ends.si()], ends.si("fails")),
+    "a step is killed": lambda first: chain(first, ends.si("is killed"), ends.si()),
+    "a member of a chord is killed": lambda first: chord([chain(first, ends.si("is killed")), ends.si()], collect.s()),
+    "a step is stopped by its time limit": lambda first: chain(first, ends.si("sleeps").set(time_limit=1), ends.si()),
+    "a step expires": lambda first: chain(first, ends.si().set(expires=0.001, countdown=0.5), ends.si()),
+    "a step is revoked": lambda first: chain(first, ends.si().set(task_id="revoked"), ends.si()),
+    "a step is terminated": lambda first: chain(first, ends.si("sleeps").set(task_id="terminated"), ends.si()),
+    "a step is skipped": lambda first: chain(first, skipped.si(), ends.si()),
+    "a step is replaced": lambda first: chain(first, replaced.si(), ends.si()),
+    "the last step is replaced": lambda first: chain(first, replaced.si()),
+    "the last step is replaced by a group": lambda first: chain(first, replaced_by_group.si()),
+    "a step of ours is replaced": lambda first: chain(first, replaced_of_ours.si(), ends.si()),
+    "the last step of ours is replaced": lambda first: chain(first, replaced_of_ours.si()),
+    "the last step is a workflow": lambda first: chain(first, inner.si("inner")),
+    "the last step is unknown": lambda first: chain(first, signature("nobody.knows.it", immutable=True, app=app)),
+}
+"""How workflows end whose first step is *first*."""
+
+
+@app.task(base=SingletonTask, bind=True, ignore_result=True, lock_mode="until_executed", lock_key=("how",))
+def ending(self: Any, how: str) -> Any:
+    """It keeps no result, so nobody can look whether its workflow has ended."""
+    raise self.replace(ENDINGS[how](held.si("all are held")))
 
 
 workflow = workflow_with("workflow")

@@ -85,6 +85,16 @@ class Turns(Contract):
 
         assert served == ["c", "a", "b"]
 
+    def test_the_next_one_is_called_as_the_mark_ends_that_kept_it_out(self, store: Store) -> None:
+        assert store.mark_queued(KEY, "workflow", 600.0, limit=0, cooldown=0.0) is None
+        waiting = message("waiting", heeds_queued=True)
+        assert refused(store.acquire(waiting)).ticket
+        with listening(store, "waiting") as heard:
+            assert not store.unmark(KEY, "workflow", ends_cooldown=False)
+
+            until(lambda: _called(heard) == {"waiting"}, "it is called")
+        granted(store.acquire(waiting))
+
     def test_those_that_are_refused_in_one_moment_are_served_in_the_order_of_their_publication(
         self, store: Store
     ) -> None:

@@ -41,7 +41,8 @@ if successor and successor.task_id == mine and not policy then
   end
   redis.call('HDEL', key, 'next')
 end
-if task_id_of(known[2]) == mine then
+local was_queued = task_id_of(known[2]) == mine
+if was_queued then
   redis.call('HDEL', key, 'queued')
 end
 if string.find(ARGV[2], 'cooldown', 1, true) and task_id_of(known[3]) == mine then
@@ -50,7 +51,8 @@ end
 if known[7] then
   leave_queue(key, known[7], '@' .. mine)
 end
-if known[7] or successor and successor.task_id == mine then
+-- The mark, the turn or the successor may have kept out those that wait.
+if known[7] or was_queued or successor and successor.task_id == mine then
   local held, first = 0, tonumber(known[5])
   for _, each in ipairs(read_places(key, tonumber(known[4] or 1))) do
     held = held + (each.alive and 1 or 0)
