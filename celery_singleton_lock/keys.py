@@ -21,6 +21,7 @@ from collections.abc import Set as AbstractSet
 from enum import Enum
 from functools import partial
 from json import encoder
+from types import CoroutineType
 from typing import Any
 
 from celery import Celery
@@ -28,7 +29,7 @@ from celery.app import base
 from celery.exceptions import SoftTimeLimitExceeded
 from kombu.utils import json
 
-from celery_singleton_lock.errors import ConfigurationError
+from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.log import log
 from celery_singleton_lock.options import KeyChoice, given, option_of, prefix_of, setting
 
@@ -168,7 +169,9 @@ class KeyMaker:
         if callable(choice):
             if self._binds:
                 self._signature.bind(*args, **kwargs)
-            return key_of(prefix, self._name, _made_by_user(choice, lambda: choice(*args, **kwargs)))
+            made = _made_by_user(choice, lambda: choice(*args, **kwargs))
+            _refuse_no_value(choice, made)
+            return key_of(prefix, self._name, made)
         return key_of(prefix, self._name, self._chosen(self._bound(args, kwargs)))
 
     def key_of_some(self, prefix: str, args: Args, kwargs: Kwargs) -> str:
@@ -255,9 +258,25 @@ def _has_set(value: Any) -> bool:
     return isinstance(value, AbstractSet) or (isinstance(value, list | tuple) and any(map(_has_set, value)))
 
 
+def _refuse_no_value(choice: Any, made: Any) -> None:
+    """Refuse what a callable returns by mistake: None would make all such calls one key."""
+    if isinstance(made, CoroutineType):
+        # Otherwise Python warns that nobody has awaited it.
+        made.close()
+        raise ConfigurationError(f"lock_key={choice!r} returned a coroutine; give a `def` that returns the value")
+    if made is None:
+        raise ConfigurationError(
+            f"lock_key={choice!r} returned None for this call; return (), or another constant, to give all such calls "
+            "one key; to count every argument, set lock_key=None on the task"
+        )
+
+
 def _made_by_user(choice: Any, make: Callable[[], Any]) -> Any:
     try:
         return make()
+    except (SoftTimeLimitExceeded, LockLost):
+        # These end the body that publishes the call.
+        raise
     except Exception as error:
         raise ConfigurationError(
             f"lock_key={choice!r} fails for this call ({type(error).__name__}: {error}); correct it, or name parameters"

@@ -39,6 +39,9 @@ _silences: WeakKeyDictionary[Hashable, tuple[float, StoreError]] = WeakKeyDictio
 
 # Of members of a canvas, callbacks and retries; and callbacks wait for the call itself.
 _WAITED_FOR = ("group_id", "chord", "chain", "root_id", "parent_id", "link", "link_error", "retries")
+# Celery publishes a call with one of these for somebody else. An error here would let a canvas or the result of a retry
+# hang, so the worker meets the error, and the call fails there.
+_TOLD_BY_A_RESULT = ("group_id", "chord", "parent_id", "retries")
 
 _of_a_dead_run: ContextVar[Notes | None] = ContextVar("of_a_dead_run", default=None)
 _NO_RUN = "", 0, 0
@@ -163,18 +166,16 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     wanted = task.lock_options
     run = _own_run(task, options)
     notes, key = _known_of(task, run, args, kwargs, options)
+    problem = None
     try:
         if key is None:
             key = task.lock_key_for(*(args or ()), **(kwargs or {}))
-    except ConfigurationError:
-        raise
     except (TypeError, ValueError) as error:
-        # Celery raises it, now or in the worker, because it knows of typing=False and of models.
-        sent = send(**options)
-        if wanted.unique_in_queue:
-            text = "no lock key can be made (%s)"
-            log.write(logging.WARNING, "lock.unmarked", text, error, task=task.name, task_id=sent.id)
-        return sent
+        # Celery raises the others, now or in the worker, because it knows of typing=False and of models.
+        if isinstance(error, ConfigurationError) and not any(map(options.get, _TOLD_BY_A_RESULT)):
+            raise
+        key = ""
+        problem = error
     if run is not None:
         run.note_retry(key)
     task_id = options.get("task_id") or uuid()
@@ -188,7 +189,11 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     notes.asked = notes.asked or (counts_as_queued and wanted.newest_wins and not notes.continues)
     noted = {**options, "task_id": task_id, "headers": with_notes(options.get("headers"), notes)}
     if notes.tries or not counts_as_queued:
-        return send(**noted)
+        sent = send(**noted)
+        if problem and wanted.unique_in_queue:
+            text = "no lock key can be made (%s)"
+            log.write(logging.WARNING, "lock.unmarked", text, problem, task=task.name, task_id=sent.id)
+        return sent
     # A main process makes none, because that runs user code.
     label = "" if _of_a_dead_run.get() else label_of(task, key, notes.task_id, args or (), kwargs or {})
     # A caller may have used an id of its own before.

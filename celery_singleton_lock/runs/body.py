@@ -128,7 +128,7 @@ def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
             by = run.store.broken_by(run.claim)
         else:
             successor = _successor_of(run)
-        if run.retry.key is not None:
+        if run.retry.key:
             # A retry must not run after the newer run, or after the end that a person has asked for.
             marker = marker_of(run.task_id, run.notes.published)
             run.store.mark_done(run.retry.key, marker, run.request.retries + 1, "stored", run.options.queue_ttl)

@@ -96,6 +96,32 @@ def plain(number: int = 0) -> int:
     return number
 
 
+def key_of_whole_numbers(number: Any, retry_with: Any = None) -> Any:
+    """No key for a text, and None for a list."""
+    if isinstance(number, str):
+        raise TypeError("no number")
+    return None if isinstance(number, list) else number
+
+
+def keyed_by_number(mode: str) -> Any:
+    @app.task(base=SingletonTask, bind=True, name=f"keyed-{mode}", lock_mode=mode, lock_key=key_of_whole_numbers)
+    def keyed(self: Any, number: Any, retry_with: Any = None) -> Any:
+        body(self, repr(number))
+        if retry_with is not None:
+            raise self.retry(args=(retry_with,), kwargs={}, countdown=0)
+        return number
+
+    return keyed
+
+
+keyed = {mode: keyed_by_number(mode) for mode in ("while_executing", "until_executed")}
+
+
+@app.task
+def echo(value: Any) -> Any:
+    return value
+
+
 @app.task(ignore_result=False)
 def waits_at(gate: str) -> str:
     wait_at(recorder, gate)

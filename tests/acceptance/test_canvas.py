@@ -8,6 +8,7 @@ import pytest
 from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
+from celery_singleton_lock import ConfigurationError
 from tests.acceptance import combined_app as combined
 from tests.acceptance.conftest import one_worker
 from tests.gates import open_gate
@@ -96,3 +97,29 @@ def test_a_canvas_with_a_skipped_run_ends(recorder: Recorder, name: str) -> None
     with suppress(TaskRevokedError, ChordError):
         result.get(timeout=PROMPTLY)
     assert len(recorder.events("enter")) == 2, "only the holders have run"
+
+
+NO_KEYS = {
+    "the second step of a chain": lambda keyed, bad: (combined.echo.si(bad) | keyed.s()).delay(),
+    "a step in the middle": lambda keyed, bad: (combined.echo.si(bad) | keyed.s() | combined.echo.si(1)).delay(),
+    "a member of a group": lambda keyed, bad: group(keyed.si(bad), combined.echo.si(1)).delay(),
+    "a member of a chord": lambda keyed, bad: chord([keyed.si(bad), combined.echo.si(1)])(combined.collect.s()),
+    "the body of a chord": lambda keyed, bad: chord([plain(1), plain(2)])(keyed.si(bad)),
+    "a retry": lambda keyed, bad: keyed.delay(1, retry_with=bad),
+    "a message of somebody else": lambda keyed, bad: combined.app.send_task(keyed.name, [bad]),
+}
+"""Calls whose key cannot be made, published by nobody who could be told."""
+
+
+@pytest.mark.parametrize("name", NO_KEYS)
+@pytest.mark.parametrize("bad", ["a text", ["a list"]], ids=["raises", "returns None"])
+@pytest.mark.parametrize("mode", combined.keyed)
+@pytest.mark.usefixtures("tasks")
+def test_a_call_without_a_key_fails_and_its_canvas_ends(recorder: Recorder, mode: str, bad: Any, name: str) -> None:
+    keyed = combined.keyed[mode]
+    result = NO_KEYS[name](keyed, bad)
+
+    with pytest.raises((ConfigurationError, ChordError), match=r"lock_key=.*(no number|returned None)"):
+        result.get(timeout=PROMPTLY)
+    assert repr(bad) not in [event.key for event in recorder.events("enter")]
+    assert keyed.delay(1).get(timeout=PROMPTLY) == 1

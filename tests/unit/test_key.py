@@ -10,10 +10,11 @@ from typing import Any
 import kombu.serialization
 import pytest
 from celery import Celery
+from celery.exceptions import SoftTimeLimitExceeded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_singleton_lock import ConfigurationError, SingletonTask
+from celery_singleton_lock import ConfigurationError, LockLost, SingletonTask
 from celery_singleton_lock.stores.memory import MemoryStore
 from celery_singleton_lock.stores.records import Claim, Facts
 
@@ -244,6 +245,35 @@ def test_a_format_string_that_shows_a_set_is_refused_and_told_the_alternatives(
 
     for words in (f"lock_key={template!r}", f"{field} shows a set", "returns sorted(...)"):
         assert words in str(refused.value)
+
+
+async def later(*_: Any) -> int:
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (lambda *_: None, r"returned None .*\(\), .*lock_key=None on the task"),
+        (later, "returned a coroutine; give a `def`"),
+        (lambda x: x["missing"], "fails for this call .*TypeError"),
+    ],
+    ids=["None", "a coroutine", "an error"],
+)
+def test_a_callable_that_makes_no_key_is_refused_for_this_call(choice: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"task shop.tasks.sync: lock_key=.*{says}"):
+        maker(choice=choice)(1)
+
+
+@pytest.mark.parametrize(
+    "error", [SoftTimeLimitExceeded(), LockLost("key", "expired")], ids=lambda error: type(error).__name__
+)
+def test_an_error_that_ends_the_body_which_publishes_is_no_error_of_the_key(error: Exception) -> None:
+    def interrupted(*_: Any) -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        maker(choice=interrupted)(1)
 
 
 # The text around the digest.
