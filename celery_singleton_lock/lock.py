@@ -30,7 +30,7 @@ from celery_singleton_lock.leases.lease import (
 from celery_singleton_lock.options import Duration, count, prefix_of, seconds
 from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import shared_store
-from celery_singleton_lock.stores.records import Claim, Conflict, Facts, LockState, Verdict
+from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Facts, LockState, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
 P = ParamSpec("P")
@@ -79,6 +79,9 @@ class Lock:
     Raises:
         ConfigurationError: A value cannot work, or there is no store.
     """
+
+    # Of `lock_for`: it keeps out everybody, whatever their limit.
+    _is_whole = False
 
     def __init__(
         self,
@@ -315,7 +318,8 @@ class Lock:
 
     def _new_lease(self) -> Holding:
         facts = Facts(hostname=self._hostname, pid=os.getpid())
-        return Holding(self._store, Claim(self._key, new_token(), self._ttl, self._limit, facts), sender=Lock)
+        token = f"{WHOLE if self._is_whole else ''}{new_token()}"
+        return Holding(self._store, Claim(self._key, token, self._ttl, self._limit, facts), sender=Lock)
 
 
 def _granted(taken: Lease | Conflict) -> Lease:

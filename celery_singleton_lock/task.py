@@ -233,7 +233,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
         return None if keys.runs_user_code else keys.key(self.lock_options.prefix, args, kwargs)
 
     def lock_for(self, *args: Any, **kwargs: Any) -> Lock:
-        """The lock of a call with these arguments, or those of them that make the key: to keep its run out.
+        """The lock of a call with these arguments, or those of them that make the key: to keep all of its runs out.
+
+        The lock is granted once no run holds a place, whatever `lock_limit` is. While it waits, no later call begins.
 
         Raises:
             TypeError: They make no key.
@@ -246,8 +248,9 @@ class SingletonTask(Lockable, TypedTask[P, R_co]):
                 f"task {self.name}: lock_for(...) would keep no run out, because with lock_mode='until_executing' a "
                 "body runs without a lock; use another mode, or lock_state(...) to see which call is queued"
             )
-        lock = Lock("task", app=self.app, ttl=options.ttl, limit=options.limit)
+        lock = Lock("task", app=self.app, ttl=options.ttl)
         lock._key = key  # noqa: SLF001 (it is this library's)
+        lock._is_whole = True  # noqa: SLF001
         return lock
 
     def lock_state(self, *args: Any, **kwargs: Any) -> LockState:

@@ -29,12 +29,16 @@ class Facts:
     keeps_result: bool = True  # under its task id, where others can read it
 
 
+WHOLE = "*"
+"""Begins the token of a claim on the whole lock: granted while nobody holds a place, and then nobody else gets one."""
+
+
 @dataclass(slots=True)
 class Claim:
     """One execution's wish to hold a lock."""
 
     key: str
-    token: str  # fresh for each execution
+    token: str  # fresh for each execution; see `WHOLE`
     ttl: float
     limit: int = 1
     facts: Facts = field(default_factory=Facts)

@@ -25,7 +25,7 @@ from celery_singleton_lock.leases.heartbeat import heartbeat
 from celery_singleton_lock.leases.holding import Holding, State
 from celery_singleton_lock.leases.lease import current, new_token
 from celery_singleton_lock.lock import Lock
-from celery_singleton_lock.options import MAX_LIMIT, Duration, Lockable, LockOptions
+from celery_singleton_lock.options import Duration, Lockable, LockOptions
 from celery_singleton_lock.options import seconds as checked_seconds
 from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import extra_is_missing, in_memory
@@ -297,11 +297,15 @@ def _taken(target: _Target, holder: Holder) -> SingletonLockError:
 # No locking.
 
 
+# A claim on the whole lock counts as a million places.
+_ENOUGH = 10**12
+
+
 class _Unlimited(MemoryStore):
     """Grants each claim, because it has more places than a test can have threads."""
 
     def acquire(self, claim: Claim) -> Any:
-        return super().acquire(replace(claim, limit=MAX_LIMIT))
+        return super().acquire(replace(claim, limit=_ENOUGH))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -14,7 +15,8 @@ from celery_singleton_lock import ConfigurationError, Lock, LockHeld, LockState,
 from celery_singleton_lock.operations import break_marks
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
-from celery_singleton_lock.testing import HELD_BY_TEST, hold
+from celery_singleton_lock.testing import HELD_BY_TEST, expire, hold
+from tests.waiting import until
 
 
 def task_of(app: Celery, **options: Any) -> Any:
@@ -30,13 +32,67 @@ def task_of(app: Celery, **options: Any) -> Any:
 def test_the_lock_of_a_call_and_its_run_exclude_one_another(app: Celery) -> None:
     task = task_of(app, lock_ttl=7, lock_limit=2)
 
-    with task.lock_for(7) as lease, task.lock_for(supplier=7, full=True):
+    with task.lock_for(7) as lease:
         assert (lease.key, lease.ttl) == (task.lock_key_for(7, False), 7)
+        assert task.lock_for(supplier=7, full=True).acquire(timeout=0) is None
         assert task.apply((7, True)).get() == "skipped"
         assert task.apply((8, True)).get() == "loaded"
-    with hold(task, 7), hold(task, 7):
+    with hold(task, 7):
         assert task.lock_for(7).acquire(blocking=False) is None
+        assert task.apply((7, True)).get() == "loaded"
     assert task.apply((7, True)).get() == "loaded"
+
+
+@pytest.mark.timeout(120)
+def test_the_lock_of_a_call_waits_for_all_runs_and_gives_its_turn_back_if_it_gives_up(app: Celery) -> None:
+    task = task_of(app, lock_limit=3)
+    lock = task.lock_for(7)
+
+    async def is_cancelled() -> None:
+        async with asyncio.timeout(1):
+            await lock.aacquire()
+
+    with hold(task, 7), hold(task, 7) as longest:
+        assert lock.acquire(timeout=0.2) is None
+        with pytest.raises(TimeoutError):
+            asyncio.run(is_cancelled())
+        until(lambda: task.lock_state(7).waiting == 0, "nothing waits any more")
+        assert task.apply((7, True)).get() == "loaded"
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(lock.acquire, timeout=60)
+            until(lambda: task.lock_state(7).waiting == 1, "it waits")
+            assert task.apply((7, True)).get() == "skipped"
+            expire(task, 7)
+            lease = waiting.result(60)
+    assert lease.fence > longest.fence
+    assert [holder.fence for holder in task.lock_holders(7)] == [lease.fence]
+    lease.release()
+    assert task.lock_holders(7) == []
+
+
+@pytest.mark.timeout(120)
+def test_many_that_want_the_lock_of_a_call_get_it_one_after_the_other(app: Celery) -> None:
+    task = task_of(app, lock_limit=3)
+    inside: list[int] = []
+
+    @task.lock_for(7)
+    def work(number: int) -> int:
+        inside.append(number)
+        assert inside == [number]
+        assert len(task.lock_holders(7)) == 1
+        inside.remove(number)
+        return number
+
+    async def work_in_a_loop(number: int) -> int:
+        async with task.lock_for(7):
+            return work.__wrapped__(number)  # type: ignore[attr-defined, no-any-return]
+
+    with ThreadPoolExecutor(8) as threads, hold(task, 7):
+        calls = [threads.submit(work, number) for number in range(6)]
+        calls += [threads.submit(asyncio.run, work_in_a_loop(number)) for number in range(6, 8)]
+        until(lambda: task.lock_state(7).waiting == 8, "all wait")
+        expire(task, 7)
+        assert [call.result(60) for call in calls] == list(range(8))
 
 
 @pytest.mark.timeout(60)

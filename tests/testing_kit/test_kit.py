@@ -199,6 +199,13 @@ def test_locks_are_off_in_a_process_that_is_forked_inside(app: Celery, task: Any
         assert in_a_fork(lambda: task.delay().get()) == "'ran'"
 
 
+def test_where_locks_are_off_the_lock_of_a_call_keeps_nobody_out(app: Celery, task: Any) -> None:
+    with disabled(), task.lock_for() as first, task.lock_for() as second:
+        assert first.held
+        assert second.held
+        assert task.delay().get() == "ran"
+
+
 def test_nobody_can_expire_who_is_not_there(app: Celery, task: Any) -> None:
     with memory_store(app), pytest.raises(SingletonLockError, match=r"expire\(kit.task\): key=.* has no holder"):
         expire(task)

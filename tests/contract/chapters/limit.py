@@ -1,10 +1,28 @@
 """More than one place."""
 
+from dataclasses import replace
+
 import pytest
 
-from celery_singleton_lock.stores.records import Answer, Grant
+from celery_singleton_lock.stores.records import WHOLE, Answer, Claim, Grant
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import KEY, SHORT, Contract, claim, granted, refused, tokens
+from tests.contract.asking import (
+    KEY,
+    SHORT,
+    Contract,
+    call,
+    claim,
+    found,
+    granted,
+    mark_queued,
+    queued,
+    refused,
+    tokens,
+)
+
+
+def whole(name: str = "whole") -> Claim:
+    return claim(f"{WHOLE}{name}")
 
 
 class Limit(Contract):
@@ -51,3 +69,99 @@ class Limit(Contract):
         assert len(conflict.holders) == 8
         assert conflict.first.token == "t31"
         assert len(store.holders(KEY)) == 40
+
+    def test_who_has_the_whole_lock_keeps_everybody_out(self, store: Store) -> None:
+        mine = whole()
+        grant = granted(store.acquire(mine))
+
+        for limit in (1, 3, 100):
+            assert refused(store.acquire(claim("other", limit=limit))).first.fence == grant.fence
+        refused(store.acquire(whole("another")))
+        assert found(mark_queued(store, "q", limit=3)).fence == grant.fence
+        assert store.renew([mine], 1.0) == [Answer.DONE]
+        assert granted(store.acquire(mine)).fence == grant.fence
+        assert store.release(mine, grant.place) is Answer.DONE
+        self.nothing_is_left(store)
+        for name in "abc":
+            granted(store.acquire(claim(name, limit=3)))
+
+    def test_the_whole_lock_is_granted_while_no_place_is_taken(self, store: Store) -> None:
+        for name in "ab":
+            granted(store.acquire(claim(name, limit=3)))
+        refused(store.acquire(whole()))
+        store.release(claim("a", limit=3), 1)
+        refused(store.acquire(whole()))
+        store.release(claim("b", limit=3), 2)
+
+        granted(store.acquire(whole()))
+
+    def test_a_holder_that_has_died_keeps_nobody_from_the_whole_lock(self, store: Store) -> None:
+        store.acquire(claim("short", limit=3, ttl=SHORT))
+        refused(store.acquire(whole()))
+        self.let_expire(store)
+
+        assert granted(store.acquire(whole())).took_over
+        refused(store.acquire(claim("other", limit=3)))
+
+    def test_who_waits_for_the_whole_lock_gets_each_place_that_becomes_free(self, store: Store) -> None:
+        for name in "ab":
+            granted(store.acquire(claim(name, limit=3)))
+        with store.waiter(whole()) as waiter, store.waiter(claim("later", limit=3)) as later:
+            queued(waiter.ask())
+            refused(store.acquire(claim("newcomer", limit=3)))
+            queued(later.ask())
+            store.release(claim("a", limit=3), 1)
+            refused(store.acquire(claim("newcomer", limit=3)))
+            queued(later.ask())
+            queued(waiter.ask())
+            store.release(claim("b", limit=3), 2)
+            refused(store.acquire(claim("newcomer", limit=3)))
+
+            granted(waiter.ask())
+            queued(later.ask())
+            store.release(whole(), 1)
+            granted(later.ask())
+        granted(store.acquire(claim("newcomer", limit=3)))
+
+    def test_of_two_that_want_the_whole_lock_the_first_gets_it_first(self, store: Store) -> None:
+        for name in "ab":
+            granted(store.acquire(claim(name, limit=3)))
+        with store.waiter(whole("one")) as one, store.waiter(whole("two")) as two:
+            queued(one.ask())
+            queued(two.ask())
+            for place, name in enumerate("ab", 1):
+                store.release(claim(name, limit=3), place)
+                queued(two.ask())
+
+            granted(one.ask())
+            queued(two.ask())
+            store.release(whole("one"), 1)
+            granted(two.ask())
+
+    def test_who_gives_up_waiting_for_the_whole_lock_keeps_nobody_out(self, store: Store) -> None:
+        granted(store.acquire(claim("a", limit=3)))
+        with store.waiter(whole()) as waiter, store.waiter(claim("later", limit=3)) as later:
+            queued(waiter.ask())
+            queued(later.ask())
+            store.release(whole(), None)
+
+            granted(later.ask())
+        granted(store.acquire(claim("newcomer", limit=3)))
+
+    def test_a_message_that_waits_and_who_wants_the_whole_lock_come_in_their_order(self, store: Store) -> None:
+        granted(store.acquire(claim("a")))
+        first, later = replace(call("first"), turn_for=60.0), replace(call("later"), turn_for=60.0, limit=3)
+        first.ticket = refused(store.acquire(first)).ticket
+        with store.waiter(whole()) as waiter:
+            queued(waiter.ask())
+            later.ticket = refused(store.acquire(later)).ticket
+            store.release(claim("a"), 1)
+
+            queued(waiter.ask())
+            granted(store.acquire(first))
+            refused(store.acquire(later))
+            store.release(first, 1)
+            granted(waiter.ask())
+            refused(store.acquire(later))
+            store.release(whole(), 1)
+        granted(store.acquire(later))

@@ -130,7 +130,7 @@ for _, each in ipairs(places) do
     set_deadline(key, each, now + ttl * 1000)
     return {1, now, each.place, its_grant.fence, 0, its_grant.since}
   elseif each.alive then
-    held, soonest = held + 1, math.min(soonest, each.deadline)
+    held, soonest = held + places_of(each.token), math.min(soonest, each.deadline)
   else
     place = place or each.place
   end
@@ -151,6 +151,10 @@ end
 local free, before = limit - held, {}
 local function ranks_before(each)
   before[#before + 1] = each
+  if each.token and places_of(each.token) > 1 then
+    -- It waits for all places, so each that becomes free is its own.
+    free = math.min(free, #before)
+  end
   if free > 0 then
     -- What is on its way still is not for longer.
     soonest = math.min(soonest, each.taken and each.taken + ON_ITS_WAY or each.deadline)

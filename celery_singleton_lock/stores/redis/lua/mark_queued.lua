@@ -65,7 +65,7 @@ local places, held = {}, 0
 if not is_repeated and (limit > 0 or cooldown) then
   places = read_places(key, tonumber(known[1] or 1))
   for _, each in ipairs(places) do
-    held = held + (each.alive and 1 or 0)
+    held = held + (each.alive and places_of(each.token) or 0)
   end
 end
 if limit > 0 and held >= limit then

@@ -55,7 +55,7 @@ for _, each in ipairs(read_places(key, highest)) do
     is_kept = leave_place(each.place)
     answer = 1
   end
-  held = held + ((is_mine and is_kept or not is_mine and each.alive) and 1 or 0)
+  held = held + ((is_mine and is_kept or not is_mine and each.alive) and places_of(each.token) or 0)
   if each.token and (is_kept or not is_mine) then
     highest_left = each.place
   end

@@ -55,7 +55,7 @@ end
 if known[7] or was_queued or successor and successor.task_id == mine then
   local held, first = 0, tonumber(known[5])
   for _, each in ipairs(read_places(key, tonumber(known[4] or 1))) do
-    held = held + (each.alive and 1 or 0)
+    held = held + (each.alive and places_of(each.token) or 0)
   end
   if first then
     wake_next(key, first, tonumber(known[6]), held, 0)

@@ -12,7 +12,8 @@ local function expire_after(key, microseconds)
 end
 
 -- The places of a lock, and the holders that have them.
---   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down
+--   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down, and one that begins
+--               with * has the whole lock: it is granted while no place is taken, and then nobody else gets a place
 --   <token>     deadline of that holder; under !<token> once it has been asked to stop
 --   broken:<token>  who has asked that holder to end, if it was a person
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
@@ -65,6 +66,12 @@ end
 
 local function is_on_hold(token)
   return string.sub(token, 1, 1) == '~'
+end
+
+-- How many places the holder with this token takes, or a waiter will take.
+local ALL = 1000000 -- more than any limit
+local function places_of(token)
+  return string.sub(token, 1, 1) == '*' and ALL or 1
 end
 
 -- All places, in order: {place, token, deadline, alive, asked_to_stop}; the token is nil where the place is empty. A holder

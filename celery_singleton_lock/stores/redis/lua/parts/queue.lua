@@ -150,7 +150,7 @@ local function wake_next(key, first, last, held, least)
     elseif not wakes(key, ticket, waiter) then
       return 'gone'
     end
-    woken = woken + 1
+    woken = woken + places_of(waiter.token)
   end)
   begin_queue_at(key, first, front, last)
 end
