@@ -7,12 +7,13 @@ from typing import Any
 
 from benchmarks.candidates import OURS, PYTHON_REDIS_LOCK, REDIS_PY
 from benchmarks.instructions import PARTS
-from benchmarks.libraries import HEIMDALL, HEIMDALL_AT_ONCE, ONCE, OURS_QUEUED, PLAIN, PLAIN_AGAIN, SINGLETON
+from benchmarks.libraries import HEIMDALL, HEIMDALL_AT_ONCE, OURS_QUEUED, PLAIN, PLAIN_AGAIN
 from benchmarks.report import (
     HAND_OFF,
     MEMORY,
     PAIR_COMMANDS,
     PAIR_SHARE,
+    PEERS,
     PUBLISHED_AND_RUN,
     RENEWAL,
     RUN,
@@ -26,7 +27,6 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = ROOT / "docs" / "reference" / "comparison.md"
 BEGIN, END = "<!-- written by `make compare` -->", "<!-- end of what `make compare` writes -->"
 
-COLUMNS = (OURS, OURS_QUEUED, SINGLETON, ONCE, HEIMDALL)
 HEADINGS = {OURS: "this library", OURS_QUEUED: "this library, `until_executed`"}
 
 COSTS = {
@@ -44,6 +44,17 @@ def read(name: str) -> dict[str, Any]:
     """What is committed of one run."""
     return dict(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
 
+
+def _is_measured(label: str) -> bool:
+    return (
+        label in read("instructions")["thousands"]
+        and all(label in each["verdicts"] for each in read("scenarios")["scenarios"])
+        and all(label in each["values"] for each in read("tasks")["rows"] if each["what"] == PUBLISHED_AND_RUN)
+    )
+
+
+COLUMNS = tuple(label for label in (OURS, OURS_QUEUED, *PEERS) if _is_measured(label))
+"""One that has joined since the last run has a column after the next one."""
 
 SEEN = (
     "The same scenarios, played with each library on real workers with real kills. Each is set up as its "

@@ -5,13 +5,14 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any, ClassVar
 
-from celery import Task
+from celery import Celery, Task
 
 from benchmarks.candidates import OURS
 
 PLAIN, PLAIN_AGAIN = "plain Celery", "plain Celery again"
 OURS_QUEUED = f"{OURS}, until_executed"
 SINGLETON, ONCE, HEIMDALL = "celery-singleton", "celery-once", "celery-heimdall"
+ONCE_TASK = "celery-once-task"
 HEIMDALL_AT_ONCE = f"{HEIMDALL}, not blocking"
 FLOOR_SCRIPTS, FLOOR_NATIVE = "leanest client, our scripts", "leanest client, SET and DEL"
 FLOOR_PUBLISHED = "leanest client, SET when published"
@@ -34,6 +35,9 @@ class Library(ABC):
     @abstractmethod
     def settings(self, locks: str) -> dict[str, Any]:
         """How the app is told where the locks are."""
+
+    def prepare(self, app: Celery) -> None:  # noqa: B027 (most do nothing)
+        """What its documentation does with the app, beside its settings."""
 
     @property
     def version(self) -> str:
@@ -132,6 +136,29 @@ class Once(Library):
         return {"ONCE": {"backend": "celery_once.backends.Redis", "settings": {"url": locks}}}
 
 
+class OnceTask(Library):
+    """A key from publishing to the body, and one for the body; each for an hour."""
+
+    label, distribution, module, base = ONCE_TASK, ONCE_TASK, "celery_once_task", "OnceTask"
+
+    def options(self, expiry: int | None) -> dict[str, Any]:
+        """None: the expiries are those of the process."""
+        if expiry is not None:
+            url = self.named("config").get_config().redis_url
+            self.named("configure")(redis_url=url, queue_lock_timeout=expiry, running_lock_timeout=expiry)
+        return {"base": self.named(self.base)}
+
+    def settings(self, locks: str) -> dict[str, Any]:
+        """None: the URL is that of the process."""
+        self.named("configure")(redis_url=locks)
+        return {}
+
+    def prepare(self, app: Celery) -> None:
+        """Its signals, and its step of the worker."""
+        self.named("setup_once_task_signals")()
+        app.steps["worker"].add(self.named("OnceTaskUnlockBootStep"))
+
+
 class Heimdall(Library):
     """A key from publishing to the end, for an hour, looked at again before the body."""
 
@@ -196,7 +223,7 @@ def _heimdall_at_the_locks(base: Any) -> Any:
     return AtTheLocks
 
 
-LOCKING: tuple[Library, ...] = (Ours(), OursInTheQueue(), Singleton(), Once(), Heimdall())
+LOCKING: tuple[Library, ...] = (Ours(), OursInTheQueue(), Singleton(), Once(), OnceTask(), Heimdall())
 FLOORS: tuple[Library, ...] = (FloorOfScripts(), FloorOfNative(), FloorWhenPublished())
 LIBRARIES = (Plain(), PlainAgain(), *LOCKING, HeimdallAtOnce(), *FLOORS)
 

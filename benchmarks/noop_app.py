@@ -49,6 +49,7 @@ def _held(library: Library) -> Any:
 
 for each in usable():
     app.conf.update(each.settings(LOCKS))
+    each.prepare(app)
 NOOPS = {each.label: _noop(each, each.label) for each in usable()}
 NOOPS_LATE = {late(each.label): _noop(each, late(each.label), acks_late=True) for each in usable()}
 HELD = {each.label: _held(each) for each in usable()}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.candidates import OURS
-from benchmarks.libraries import HEIMDALL, ONCE, OURS_QUEUED, SINGLETON
+from benchmarks.libraries import HEIMDALL, ONCE, ONCE_TASK, OURS_QUEUED, SINGLETON
 from benchmarks.rounds import Spread
 
 PAIR = "acquire + release"
@@ -47,7 +47,7 @@ TASK_TRIPS = "round trips added to a task"
 TASK_MEMORY = "memory while a task runs"
 
 BASE = "the unit, in µs or thousands"
-PEERS = (SINGLETON, ONCE, HEIMDALL)
+PEERS = (SINGLETON, ONCE, ONCE_TASK, HEIMDALL)
 
 
 @dataclass(frozen=True, slots=True)

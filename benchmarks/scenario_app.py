@@ -24,6 +24,7 @@ app = Celery("scenario", broker=os.environ.get("SCENARIO_BROKER", STORE), backen
 app.conf.update(LIBRARY.settings(f"{_BASE}/2"))
 app.conf.update(json.loads(os.environ.get("SCENARIO_SETTINGS", "{}")))
 app.conf.broker_connection_retry_on_startup = True
+LIBRARY.prepare(app)
 
 recorder = Recorder(f"{_BASE}/3")
 orders = redis.Redis.from_url(f"{_BASE}/4", decode_responses=True)

@@ -171,7 +171,7 @@ def called_twice(library: Library) -> Verdict:
         first, _ = stage.begin("k", "sleep", 3)
         second = stage.call("k")
         if second is None:
-            return Verdict(f"`{library.refusal}`", "raised by `delay`")
+            return Verdict(f"`{library.refusal}`", f"{'raised' if library.refusal else 'returned'} by `delay`")
         outcome = _outcome(second)
         if second.id == first.id:
             return Verdict("the first's result", f"`delay` returns the first's `AsyncResult`; its `.get()` {outcome}")

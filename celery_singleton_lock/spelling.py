@@ -30,6 +30,12 @@ _OF_OTHERS: Mapping[str, Mapping[str, str]] = {
         "singleton_raise_on_duplicate": "singleton_lock_on_conflict",
     },
     "celery-once": {"once": "lock_key, lock_mode and others"},
+    "celery-once-task": {
+        "queue_lock": "lock_mode",
+        "running_lock": "lock_mode",
+        "queue_lock_timeout": "lock_queue_ttl",
+        "running_lock_timeout": "lock_ttl, which is renewed while the body runs",
+    },
     "celery-heimdall": {"heimdall": "lock_mode and others"},
 }
 _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
@@ -43,6 +49,10 @@ _METHODS_OF_OTHERS: Mapping[str, Mapping[str, str]] = {
         "on_duplicate": "the signal lock_conflict",
     },
     "celery-once": {"get_key": "lock_key with a callable", "clear_lock": "released after the body"},
+    "celery-once-task": {
+        "_acquire_lock": "taken before the body",
+        "_release_lock": "released after the body",
+    },
     "celery-heimdall": {"setup_redis": "singleton_lock_url"},
 }
 

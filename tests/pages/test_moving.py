@@ -46,6 +46,13 @@ from celery_once import QueueOnce
 app.conf.ONCE = dict(backend="celery_once.backends.Redis", settings=dict(url={url!r}, default_timeout=3600))
 options = dict(base=QueueOnce, once=dict(graceful=True))
 """,
+    "celery-once-task": """
+from celery_once_task import OnceTask, OnceTaskUnlockBootStep, configure, setup_once_task_signals
+configure(redis_url={url!r})
+setup_once_task_signals()
+app.steps["worker"].add(OnceTaskUnlockBootStep)
+options = dict(base=OnceTask)
+""",
     "celery-heimdall": """
 from celery_heimdall import HeimdallTask
 class AtTheShop(HeimdallTask):
@@ -61,6 +68,7 @@ options = dict(base=AtTheShop, heimdall=dict(unique=True))
     params=[
         "celery-singleton",
         pytest.param("celery-once", marks=pytest.mark.prove),
+        pytest.param("celery-once-task", marks=pytest.mark.prove),
         pytest.param("celery-heimdall", marks=pytest.mark.prove),
     ]
 )

@@ -45,7 +45,9 @@ def test_the_chart_has_the_numbers_of_the_table() -> None:
 
 
 def test_a_lock_costs_less_than_that_of_any_other_library() -> None:
-    ours, *peers = (comparison.added(label) for label in (OURS, *PEERS))
+    ours, *peers = (
+        comparison.added(label) for label in (OURS, *(peer for peer in PEERS if peer in comparison.COLUMNS))
+    )
 
     assert ours < min(peers)
 

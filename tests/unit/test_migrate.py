@@ -22,6 +22,7 @@ def test_there_is_a_section_for_each_origin() -> None:
     assert re.findall(r"^## From (.*)$", PAGE, re.MULTILINE) == [
         "celery-singleton",
         "celery-once",
+        "celery-once-task",
         "celery-heimdall",
         "a lock by hand",
     ]

@@ -108,6 +108,8 @@ OF_OTHERS = {
     "unique_on": "celery-singleton",
     "lock_expiry": "celery-singleton",
     "once": "celery-once",
+    "queue_lock": "celery-once-task",
+    "running_lock_timeout": "celery-once-task",
     "heimdall": "celery-heimdall",
 }
 """Options of the libraries that people come from."""
@@ -121,7 +123,9 @@ def test_an_option_of_another_library_is_refused_and_told_where_to_read_on(app: 
     assert told.endswith(f"see {DOCS}how-to/migrate/#from-{OF_OTHERS[name]}")
 
 
-@pytest.mark.parametrize("name", ["get_key", "generate_lock", "unlock", "on_duplicate", "setup_redis", "clear_lock"])
+@pytest.mark.parametrize(
+    "name", ["get_key", "generate_lock", "unlock", "on_duplicate", "setup_redis", "clear_lock", "_acquire_lock"]
+)
 def test_a_method_that_a_class_has_overridden_for_another_library_is_refused(app: Celery, name: str) -> None:
     class Base(SingletonTask):
         abstract = True
@@ -129,7 +133,7 @@ def test_a_method_that_a_class_has_overridden_for_another_library_is_refused(app
     setattr(Base, name, lambda self, *args: None)
 
     assert re.search(
-        rf"{name} is a method of celery-[a-z]+; here it is \S.*: see {DOCS}how-to/migrate/#", refusal(app, base=Base)
+        rf"{name} is a method of celery-[a-z-]+; here it is \S.*: see {DOCS}how-to/migrate/#", refusal(app, base=Base)
     )
 
 
