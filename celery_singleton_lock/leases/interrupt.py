@@ -4,25 +4,39 @@ In the main thread a signal does it, which also ends a sleep or a blocking read.
 asked to raise between two bytecodes: a sleep or a call into C ends first. gevent and eventlet can throw it into a
 greenlet as soon as their event loop runs: a computation without a pause ends first.
 
-If the body runs an event loop of asyncio, the tasks of the loop are cancelled instead: the loop would catch an
-exception that hits one of them, and go on with the others.
+Nothing is raised in a thread that runs an event loop of asyncio. A callback of the loop could get the exception: the
+loop would log it, and the body would go on. So each loop of the process cancels the tasks of the body; in a loop of
+another thread as well, because the body may wait for them. A task is the body's if its context has the body's lease.
 """
 
 import asyncio
 import ctypes
+import gc
 import importlib
+import logging
 import signal
 import sys
 import threading
 import time
+from _queue import Empty, SimpleQueue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from contextvars import Context
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from celery_singleton_lock.leases.lease import running_loop
-from celery_singleton_lock.stores.threads import call_soon, current, hub, patched_by
+from celery_singleton_lock.leases.background import background
+from celery_singleton_lock.leases.lease import current, running_loop
+from celery_singleton_lock.log import log
+from celery_singleton_lock.stores.threads import call_soon, hub, patched_by
+from celery_singleton_lock.stores.threads import current as current_greenlet
+
+if TYPE_CHECKING:
+    from celery_singleton_lock.errors import LockLost
+    from celery_singleton_lock.leases.holding import Holding
+
+Loop = asyncio.AbstractEventLoop
 
 # Celery, billiard and applications rarely touch the real-time signals; glibc keeps the first few for itself.
 _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else None
@@ -30,9 +44,12 @@ _SIGNAL: int | None = signal.SIGRTMIN + 6 if hasattr(signal, "SIGRTMIN") else No
 # Not `signal.getsignal`, which makes an enum of each answer: this is called before each body.
 _handler_of: Callable[[int], Any] = importlib.import_module("_signal").getsignal
 
-# Seconds until what was not delivered is sent again: twice as long each time, up to the second number.
-_RETRY_AFTER = 0.05
-_RETRY_AFTER_AT_MOST = 1.0
+# Seconds for which each try to reach a body waits for the answers of event loops, and then for its effect.
+_PAUSES = (0.05, 0.1, 0.2, 0.4, 0.8, *[1.0] * 5)
+# Tries before something is raised beside an event loop that does not answer, or whose tasks of the body are ending.
+_CAREFUL_TRIES = 5
+# Seconds after which the log says that a body goes on; for a body that ends in its own way they are enough.
+_TOLD_AFTER = 10.0
 
 # For the main thread.
 _sent: deque["Interrupt"] = deque()
@@ -41,23 +58,27 @@ _sent: deque["Interrupt"] = deque()
 class Interrupt:
     """One body that can be interrupted once, and only inside the `with` block of this object.
 
-    Once *delivered*, the exception was raised in the body, or its tasks were cancelled; it may have caught that.
+    Once *delivered*, the exception was raised in the body, or tasks of it were cancelled; it may have caught that.
     """
 
     delivered = False
+    # Nothing more is to be done: it was raised, or the event loop of the body's own thread has cancelled its tasks.
+    _has_reached_its_thread = False
     _thread: int | None = None
     _greenlet: Any = None
     _hub: Any = None
-    _outer_loop: asyncio.AbstractEventLoop | None = None
-    _error: Exception | None = None
+    _outer_loop: Loop | None = None
+    _error: "LockLost | None" = None
+    _lease: "Holding"
     _guard: threading.Lock
+    _cancelled_in: set[Loop]
 
     def __enter__(self) -> None:
         """From now on, `send` reaches the code that runs."""
         self._guard = threading.Lock()
         thread = threading.get_ident()
         if patched_by() is not None:
-            self._greenlet = current()
+            self._greenlet = current_greenlet()
             self._hub = hub()
         elif _SIGNAL is not None and _handler_of(_SIGNAL) is not _deliver and _hears_signals(thread):
             signal.signal(_SIGNAL, _deliver)
@@ -74,67 +95,92 @@ class Interrupt:
                 if thread is not None and self._greenlet is None and not _hears_signals(thread):
                     _raise_in(thread, None)
 
-    def send(self, error: Exception) -> None:
-        """Raise *error* in the body, if it is running."""
+    def send(self, lease: "Holding", error: "LockLost") -> None:
+        """Raise *error* in the body that runs under *lease*, if it is running."""
         if self._thread is None:
             return
         with self._guard:
             if self._thread is None:
                 return
+            self._lease = lease
             self._error = error
+            self._cancelled_in = set()
             if self._greenlet is not None:
                 call_soon(self._hub, self.deliver)
             else:
                 threading.Thread(target=self._insist, args=(self._thread,), daemon=True).start()
+        background.submit(self._tell_if_it_goes_on, _TOLD_AFTER)
 
     def _insist(self, thread: int) -> None:
-        """Ask for it until it is delivered."""
-        pause = _RETRY_AFTER
-        while True:
+        """Try to reach the body, a bounded number of times."""
+        for number, pause in enumerate(_PAUSES):
+            threads, have_answered = self._ask_loops(pause)
             with self._guard:
-                if self._thread is None or self.delivered:
+                if self._thread is None or self._has_reached_its_thread:
                     return
-                self._ask_for_delivery(thread)
+                is_clear = have_answered and not self.delivered
+                if thread not in threads and (is_clear or number >= _CAREFUL_TRIES):
+                    self._ask_for_delivery(thread)
             time.sleep(pause)
-            pause = min(2 * pause, _RETRY_AFTER_AT_MOST)
+
+    def _ask_loops(self, seconds: float) -> tuple[set[int], bool]:
+        """Have each event loop that runs cancel the tasks of the body.
+
+        Returns:
+            The threads of the loops that have answered, and whether all have.
+        """
+        answers: SimpleQueue[int] = SimpleQueue()
+        asked = 0
+        for loop in _loops_that_run():
+            if loop is not self._outer_loop:
+                # A loop may be closed in this moment, and may be of any library.
+                with suppress(Exception):
+                    loop.call_soon_threadsafe(self._cancel_tasks, loop, answers)
+                    asked += 1
+        give_up_at = time.monotonic() + seconds
+        threads = list[int]()
+        with suppress(Empty):
+            while len(threads) < asked:
+                threads.append(answers.get(timeout=max(0.0, give_up_at - time.monotonic())))
+        return set(threads), len(threads) == asked
+
+    def _cancel_tasks(self, loop: Loop, answers: "SimpleQueue[int]") -> None:
+        thread = threading.get_ident()
+        # Once in each loop: the body may wait for something as it ends.
+        if self._thread is not None and loop not in self._cancelled_in:
+            main = _main_task() if thread == self._thread else None
+            tasks = [task for task in asyncio.all_tasks(loop) if task is main or self._is_of_body(task)]
+            for task in tasks:
+                task.cancel("the lock of the run is lost")
+            if tasks:
+                self._cancelled_in.add(loop)
+                self.delivered = True
+                self._has_reached_its_thread = self._has_reached_its_thread or thread == self._thread
+        answers.put(thread)
+
+    def _is_of_body(self, task: "asyncio.Task[Any]") -> bool:
+        context = _context_of(task)
+        return context is not None and any(lease() is self._lease for lease in context.get(current, ()))
 
     def _ask_for_delivery(self, thread: int) -> None:
         if _SIGNAL is not None and _hears_signals(thread):
             _sent.append(self)
             # A signal that comes just before a call into the kernel does not end that; the next one does.
             signal.pthread_kill(thread, _SIGNAL)
-        else:
-            starts_a_thread, loop = _at(thread)
-            if not (starts_a_thread or self._cancels_tasks_of(loop)):
-                _raise_in(thread, self._class())
+        elif not _starts_another(thread):
+            _raise_in(thread, self._class())
 
     def deliver(self) -> None:
         """Raise what was sent, if the body still runs; called in its thread, or by the hub of its greenlet."""
         # No lock here: the thread that runs this may hold the guard already.
-        if self._thread is None or self._error is None or self.delivered:
+        if self._thread is None or self._error is None or self._has_reached_its_thread:
             return
         if self._greenlet is not None:
-            self.delivered = True
+            self.delivered = self._has_reached_its_thread = True
             self._greenlet.throw(self._error)
-        elif not self._cancels_tasks_of(running_loop()):
-            self.delivered = True
+        elif running_loop() is self._outer_loop:
+            self.delivered = self._has_reached_its_thread = True
             raise self._error
-
-    def _cancels_tasks_of(self, loop: asyncio.AbstractEventLoop | None) -> bool:
-        """Whether the body runs this loop, which is then asked to cancel its tasks."""
-        if loop is None or loop is self._outer_loop:
-            return False
-        # It may have been closed in between.
-        with suppress(RuntimeError):
-            loop.call_soon_threadsafe(self._cancel_tasks, loop)
-        return True
-
-    def _cancel_tasks(self, loop: asyncio.AbstractEventLoop) -> None:
-        # A loop without a task is about to begin, or to end.
-        if self._thread is not None and not self.delivered and (tasks := asyncio.all_tasks(loop)):
-            self.delivered = True
-            for task in tasks:
-                task.cancel("the lock of the run is lost")
 
     def _class(self) -> type[Exception]:
         """A class whose only instance is the error, because CPython takes a class here and calls it."""
@@ -144,10 +190,43 @@ class Interrupt:
         # While another exception is handled, CPython 3.11 calls it once more, with the instance.
         def deliver(_: type[Exception], *_again: object) -> Exception:
             # A thread that has just begun may get it in place of the body's, which is then asked again.
-            self.delivered = self.delivered or threading.get_ident() == self._thread
+            if threading.get_ident() == self._thread:
+                self.delivered = self._has_reached_its_thread = True
             return error
 
         return type(type(error).__name__, (type(error),), {"__new__": deliver})
+
+    def _tell_if_it_goes_on(self) -> None:
+        if self._thread is not None and self._error is not None:
+            who = {"key": self._error.key, "task_id": self._lease.task_id, "reason": self._error.reason}
+            why = "it has caught its interruption" if self.delivered else "nothing could be raised in it yet"
+            log.write(logging.WARNING, "lock.goes_on", "the body goes on after it was to end: %s", why, **who)
+
+
+def _loops_that_run() -> Iterator[Loop]:
+    """The event loops that run in this process, each in its thread; nobody but the garbage collector knows them all."""
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Loop)}
+    for each in objects:
+        if type(each) in kinds:
+            with suppress(Exception):
+                if each.is_running():
+                    yield each
+
+
+def _main_task() -> "asyncio.Task[Any] | None":
+    """The task that the `asyncio.Runner` of this thread runs: its context may be that of an earlier body."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 (there is no other way)
+    while frame is not None and frame.f_code is not asyncio.Runner.run.__code__:
+        frame = frame.f_back
+    return frame and frame.f_locals.get("task")
+
+
+def _context_of(task: Any) -> Context | None:
+    if hasattr(task, "get_context"):
+        return cast("Context", task.get_context())
+    # Before Python 3.12. The first is its own; others are those of its callbacks.
+    return next((each for each in gc.get_referents(task) if type(each) is Context), None)
 
 
 def _hears_signals(thread: int) -> bool:
@@ -161,20 +240,15 @@ def _deliver(_number: int, _frame: FrameType | None) -> None:
             _sent.popleft().deliver()
 
 
-def _at(thread: int) -> tuple[bool, asyncio.AbstractEventLoop | None]:
-    """Whether that thread is starting another one, and the event loop that it runs."""
+def _starts_another(thread: int) -> bool:
+    """Whether that thread is starting another one: CPython takes the new thread for it, and would raise there."""
     frame = sys._current_frames().get(thread)  # noqa: SLF001 (there is no other way)
     while frame is not None:
-        # Until a new thread runs, and sets its `ident`, CPython takes it for its parent, and would raise in it.
+        # Until the new thread has set its `ident`.
         if frame.f_code is threading.Thread.start.__code__ and frame.f_locals["self"].ident is None:
-            return True, None
-        if frame.f_code is asyncio.BaseEventLoop.run_forever.__code__:
-            return False, frame.f_locals["self"]
-        # Loops that are not written in Python have no frames.
-        if frame.f_code is asyncio.Runner.run.__code__:
-            return False, frame.f_locals["self"].get_loop()
+            return True
         frame = frame.f_back
-    return False, None
+    return False
 
 
 def _raise_in(thread: int, error: type[Exception] | None) -> None:

@@ -4,6 +4,7 @@ import inspect
 import logging
 from asyncio import CancelledError
 from collections.abc import Callable
+from concurrent.futures import CancelledError as ThreadsCancelledError
 from types import AsyncGeneratorType, CoroutineType, GeneratorType
 from typing import Any
 from weakref import ref
@@ -79,10 +80,10 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
             if result is not None and (hasattr(type(result), "__await__") or isinstance(result, _GENERATORS)):
                 _refuse_unfinished(run, result)
             return result
-    except CancelledError as error:
+    except (CancelledError, ThreadsCancelledError) as error:
         if not run.interrupt.delivered:
             raise
-        # The tasks of the body's event loop were cancelled.
+        # A task for which the body has waited was cancelled.
         raise _lost(run) from error
     finally:
         current.set(before)

@@ -232,7 +232,7 @@ class Run:
         if policy == "kill" and lease.state is LOST:
             os.kill(os.getpid(), signal.SIGKILL)
         if policy != "warn":
-            self.interrupt.send(LockLost(lease.key, reason))
+            self.interrupt.send(lease, LockLost(lease.key, reason))
 
     # Its next attempt.
 

@@ -3,18 +3,26 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import closing, contextmanager, suppress
+from contextvars import Context
 from typing import Any
 
+import anyio
 import pytest
+import uvloop
+from asgiref.sync import async_to_sync
 from celery import Celery, states
 
-from celery_singleton_lock import LockLost, SingletonTask
+from celery_singleton_lock import Lease, LockLost, SingletonTask
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.integration.conftest import here, in_a_thread
 from tests.tracing import traced
+
+Loop = asyncio.AbstractEventLoop
+Work = Coroutine[Any, Any, None]
+RunWork = Callable[[Callable[[], Work]], object]
 
 LONG = 15.0
 """Seconds for which a body would go on."""
@@ -44,9 +52,10 @@ def run(task: Any, *args: Any) -> Any:
     return task.AsyncResult(task_id)
 
 
-def lose(self: Any) -> None:
+def lose(self: Any, lease: Lease | None = None) -> None:
     """Somebody breaks the lease of a run that does not wait for it."""
-    Inventory(store_of(self.app)).break_lock(self.lock.key, [self.lock.token], "alice", force=True)
+    lost = lease or self.lock
+    Inventory(store_of(self.app)).break_lock(lost.key, [lost.token], "alice", force=True)
 
 
 def compute(seconds: float = LONG) -> None:
@@ -70,27 +79,97 @@ def starts_threads(self: Any) -> None:
         child.join()
 
 
-def waits_in_an_event_loop(self: Any) -> None:
-    """In one long wait, which only its loop can end."""
-    cleaned: list[bool] = []
+def waiting(run_work: RunWork) -> Callable[[Any], None]:
+    """A body in one long wait, which only its loop can end."""
 
-    async def main() -> None:
-        lose(self)
+    def waits(self: Any) -> None:
+        lease, cleaned = self.lock, list[bool]()
+
+        async def work() -> None:
+            lose(self, lease)
+            try:
+                await asyncio.gather(asyncio.sleep(LONG), asyncio.sleep(LONG))
+            finally:
+                # It may take its time for that.
+                await asyncio.sleep(0.2)
+                cleaned.append(True)
+
         try:
-            await asyncio.sleep(LONG)
+            run_work(work)
         finally:
-            # It may take its time for that.
-            await asyncio.sleep(0.2)
-            cleaned.append(True)
+            assert cleaned == [True]
 
+    return waits
+
+
+def in_loop(make: Callable[[], Loop]) -> RunWork:
+    def run_work(work: Callable[[], Work]) -> None:
+        with closing(make()) as loop:
+            loop.run_until_complete(work())
+
+    return run_work
+
+
+def in_loop_of_another_thread(make: Callable[[], Loop]) -> RunWork:
+    def run_work(work: Callable[[], Work]) -> None:
+        with running(make()) as loop:
+            asyncio.run_coroutine_threadsafe(work(), loop).result()
+
+    return run_work
+
+
+@contextmanager
+def running(loop: Loop) -> Iterator[Loop]:
+    """It runs in a thread of its own."""
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
     try:
-        asyncio.run(main())
+        yield loop
     finally:
-        assert cleaned == [True]
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def in_runner(work: Callable[[], Work]) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work())
+
+
+WAYS: dict[str, RunWork] = {
+    "asyncio": lambda work: asyncio.run(work()),
+    "uvloop": in_loop(uvloop.new_event_loop),
+    "async_to_sync": lambda work: async_to_sync(work)(),
+    "another thread": in_loop_of_another_thread(asyncio.new_event_loop),
+}
+MORE_WAYS: dict[str, RunWork] = {
+    "run_until_complete": in_loop(asyncio.new_event_loop),
+    "uvloop.run": lambda work: uvloop.run(work()),
+    "runner": in_runner,
+    "anyio": anyio.run,
+    "another thread, uvloop": in_loop_of_another_thread(uvloop.new_event_loop),
+}
+
+
+def leaves_a_task_elsewhere(self: Any) -> None:
+    """It does not wait for that task."""
+    with running(asyncio.new_event_loop()) as loop:
+        left = asyncio.run_coroutine_threadsafe(asyncio.sleep(LONG), loop)
+        try:
+            computes(self)
+        finally:
+            left.cancel()
+
+
+BODIES = [
+    *(computes, starts_threads, leaves_a_task_elsewhere),
+    *(pytest.param(waiting(way), id=name) for name, way in WAYS.items()),
+    *(pytest.param(waiting(way), id=name, marks=pytest.mark.prove) for name, way in MORE_WAYS.items()),
+]
 
 
 @pytest.mark.parametrize("where", [here, in_a_thread])
-@pytest.mark.parametrize("body", [computes, starts_threads, waits_in_an_event_loop])
+@pytest.mark.parametrize("body", BODIES)
 def test_a_run_ends_as_lost_whatever_it_is_at(app: Celery, body: Callable[[Any], None], where: Any) -> None:
     task, began = task_of(app, body), time.monotonic()
 
@@ -118,6 +197,54 @@ def test_a_coroutine_that_swallows_its_cancellation_goes_on_and_the_log_says_so(
     assert where(lambda: run(task)).get() == "went on"
     (told,) = [record for record in caplog.records if record.msg.startswith("lock.finished_without_lease")]
     assert told.levelname == "ERROR"
+
+
+@pytest.mark.parametrize("where", [here, in_a_thread])
+@pytest.mark.parametrize("make", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("kind", [None, asyncio.Runner])
+def test_what_others_have_started_in_a_kept_loop_lives_on(app: Celery, where: Any, make: Any, kind: Any) -> None:
+    async def start() -> "asyncio.Task[None]":
+        return asyncio.create_task(asyncio.sleep(600))
+
+    def play() -> tuple[Any, bool]:
+        runner = kind(loop_factory=make) if kind else make()
+        run_in = runner.run if kind else runner.run_until_complete
+        # As the start of the process, or another run, would.
+        of_others = Context().run(run_in, start())
+        result = run(task_of(app, waiting(lambda work: run_in(work()))))
+        run_in(asyncio.sleep(0))
+        lives = not of_others.done()
+        of_others.cancel()
+        run_in(asyncio.sleep(0))
+        runner.close()
+        return result, lives
+
+    result, lives = where(play)
+
+    assert lives
+    with pytest.raises(LockLost, match="expired"):
+        result.get()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("where", [here, in_a_thread])
+def test_a_body_that_goes_on_is_told_in_the_log_while_it_does(
+    app: Celery, where: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        return [text for text in caplog.messages if text.startswith("lock.goes_on key=")]
+
+    async def main(self: Any) -> None:
+        lose(self)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(600)
+        while not told():
+            await asyncio.sleep(0.1)
+
+    where(lambda: run(task_of(app, lambda self: asyncio.run(main(self)))))
+
+    (line,) = told()
+    assert "reason=expired" in line
 
 
 @pytest.mark.parametrize("where", [here, in_a_thread])
