@@ -135,7 +135,7 @@ class SingletonRequest(Request):
         """What waits for its turn; None if it does not, or if that cannot be known."""
         notes = self._notes()
         lease = self.lease
-        if lease is None or not notes.ticket:
+        if lease is None or not notes.rank:
             return None
         timeout = self.task.lock_options.wait_timeout
         gives_up_at = float("inf") if timeout is None or notes.asked else notes.since + timeout * 1_000_000

@@ -1,5 +1,31 @@
 """The line of those that wait elsewhere than in this process's hands: it listens for their turns, and calls them.
 
+A turn in the line of a lock goes through these states. A script writes each of them, on the clock of the store, and
+whoever is named here has asked for that script:
+
+    COMING   its worker listens for it, and looks          WAITING   the thread of that worker's `Line`
+    COMING   nobody listens after two seconds              UNHEARD   a release, or whoever finds a place free
+    COMING   it is called, or finds a place free           CALLED    a release, whoever finds a place free, its `Line`
+    COMING   it asks by itself, and is granted             SERVED    its run
+    COMING   its message has ended, or its time is over    GONE      the worker that ends it; any walk along the line
+    WAITING  it is called, or finds a place free           CALLED    a release, whoever finds a place free, its `Line`
+    WAITING  it is called, and nobody listens any more     UNHEARD   a release, or whoever finds a place free
+    WAITING  it asks by itself, and is refused             COMING    its run, as its countdown is over
+    WAITING  it asks by itself, and is granted             SERVED    its run; or the process in which it waits
+    WAITING  as above                                      GONE
+    CALLED   it is refused: another one was faster         COMING    its run
+    CALLED   it is granted                                 SERVED    its run
+    CALLED   it has not come after three seconds           UNHEARD   any walk along the line
+    CALLED   as above                                      GONE
+    UNHEARD  its worker listens again, or another one      WAITING   the thread of that worker's `Line`
+    UNHEARD  the same, and it finds a place free           CALLED    the thread of that worker's `Line`
+    UNHEARD  it comes, and is refused                      COMING    its run
+    UNHEARD  it comes, and is granted                      SERVED    its run
+    UNHEARD  as above                                      GONE
+
+From the moment at which a turn is UNHEARD, others are called in its place, and it keeps its place: whenever its message
+is back, it goes before all that were refused later. For two seconds more it goes before calls that were never refused.
+
 Nothing depends on a call that is heard. Of each lock the first here looks by itself: every two seconds if it is among
 the next few, or if nobody can listen, and otherwise once in a ttl. So a lost call, or a holder that has died, costs
 seconds, and a crowd costs little.
@@ -7,6 +33,7 @@ seconds, and a crowd costs little.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from functools import partial
 from heapq import nsmallest
 
@@ -17,9 +44,32 @@ from celery_singleton_lock.stores.records import Claim, Place
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 
+
+class Turn(IntEnum):
+    """Where the call is that has a turn."""
+
+    COMING = 0  # its message is on its way through the broker
+    WAITING = 1  # somebody listens for it
+    CALLED = 2  # and has time to come
+    UNHEARD = 3  # nobody has listened when it was called, or it has not come
+    SERVED = 4
+    GONE = 5
+
+
+COMING, WAITING, CALLED, UNHEARD, SERVED, GONE = Turn
+# In the order of the states; parts/queue.lua writes them.
+_LEADS_TO = (
+    (WAITING, UNHEARD, CALLED, SERVED, GONE),
+    (CALLED, UNHEARD, COMING, SERVED, GONE),
+    (COMING, SERVED, UNHEARD, GONE),
+    (WAITING, CALLED, COMING, SERVED, GONE),
+    (),
+    (),
+)
+
 # parts/queue.lua has these numbers, too.
 _NEXT_FEW = 3
-_CALLED = "free"
+_FREE = "free"
 _A_FEW = 8
 # Seconds between two looks of one that is among the next few.
 _SOON = 2.0
@@ -33,7 +83,7 @@ class InLine:
     """One that waits for its turn.
 
     Attributes:
-        store, claim: The lock, and what to ask it for; with `ticket`, or with `asked` for the one that runs next.
+        store, claim: The lock, and what to ask it for; with `rank`, or with `asked` for the one that runs next.
         gives_up_at: When it has waited for long enough, by the store's clock, in microseconds.
     """
 
@@ -58,7 +108,12 @@ class _OfOneLock:
     def first(self) -> list[InLine]:
         """The first one; or a few of the first, if the others' looks call none of them."""
         ones = [each for ones in self.by_channel.values() for each in ones]
-        return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=lambda one: one.claim.ticket)
+        return nsmallest(_A_FEW if self.is_deaf else 1, ones, key=_rank_of)
+
+
+def _rank_of(one: InLine) -> tuple[int, int, str]:
+    claim = one.claim
+    return claim.rank, claim.facts.published, claim.facts.task_id
 
 
 class Line:
@@ -105,7 +160,7 @@ class Line:
 
     def _heard(self, lock: _OfOneLock, ones: list[InLine], text: str) -> None:
         """In the thread of the listener."""
-        if text == _CALLED:
+        if text == _FREE:
             for one in tuple(ones):
                 self._call(one)
             return
@@ -130,7 +185,6 @@ class Line:
 
     def _pause_after(self, lock: _OfOneLock, one: InLine, place: Place) -> float:
         """Let it come if it has to; seconds until the first one looks again."""
-        one.claim.ticket = place.ticket or one.claim.ticket
         if place.comes or place.at >= one.gives_up_at:
             self._call(one)
             return _AT_ONCE

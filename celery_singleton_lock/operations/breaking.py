@@ -93,7 +93,7 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
     if plan.name is not None and plan.dropped:
         locks.store.unmark(key, plan.name)
         for turn in plan.turns:
-            # A call that lives queues anew, as the last one.
+            # A call that lives gets its place back, by its rank.
             locks.store.release(Claim(key, turn.token, ttl=1.0), None)
         left = Plan.of(locks.survey(key), plan.name).dropped
         dropped = [word for word in plan.dropped if word not in left]
@@ -101,14 +101,17 @@ def ask(locks: Locks, plan: Plan, by: str, *, force: bool = False) -> Plan:
 
 
 def _drops_dead_turns(locks: Locks, key: str, by: str) -> bool:
-    """Let the store wake those that wait until it finds no more of them dead; whether it has found any."""
-    at_first = left = locks.survey(key).waiters
-    before = left + 1
-    while 0 < left < before:
+    """Let the store call those that wait, and drop the turns for which nobody listens; whether there were any."""
+    has_dropped = False
+    while True:
         locks.inventory.break_lock(key, (), by)
-        before = left
-        left = locks.survey(key).waiters
-    return left < at_first
+        dead = [turn for turn in locks.survey(key).turns if turn.is_unheard]
+        for turn in dead:
+            # A message that comes after all gets its place back, by its rank.
+            locks.store.release(Claim(key, turn.token, ttl=1.0), None)
+        if not dead:
+            return has_dropped
+        has_dropped = True
 
 
 def wait_until_gone(locks: Locks, done: Plan, seconds: float | None) -> tuple[list[Holder], float]:

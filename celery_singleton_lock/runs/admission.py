@@ -82,9 +82,9 @@ def _prepare(run: Run, policy: Policy) -> Ended | Asks:
     """Do what comes before the question."""
     _complete(run.claim, policy, run.options, continues=run.continues)
     if policy.takes_turns and run.can_be_requeued and not broker_delays(run.task.app):
-        # Its message is back before that.
-        run.claim.turn_for = run.options.visibility_timeout / 2
-        run.claim.ticket = max(0, run.notes.ticket)
+        # For as long as its message can be somewhere.
+        run.claim.turn_for = redelivered_within(run.options)
+        run.claim.rank = max(0, run.notes.rank) or run.notes.since
     if run.way is COPY and run.notes.joins:
         _look_for_its_run(run)
     return policy.before_acquire(run)
@@ -192,7 +192,7 @@ def claim_in_line(task: Task, claim: Claim, notes: Notes, message: Mapping[str, 
     """
     options = task.lock_options
     policy = _as_it_asked(POLICIES[options.on_conflict], notes)
-    claim.ticket = notes.ticket
+    claim.rank = notes.rank
     claim.asked = notes.asked
     claim.facts.task_name = options.holder_name
     claim.facts.published = notes.continues_from or notes.published
@@ -233,7 +233,7 @@ def _unanswered(run: Run, error: StoreError) -> Admitted | Ended:
         # The delay doubles the time so far, because nothing tells when the store is back.
         delay = jittered(run, min(_LONGEST_DELAY, _asking_left(run, tried), max(_FIRST_DELAY, tried)))
         unanswered = round((tried + delay) * 1_000_000)
-        requeue(run, error, delay, since=run.lease.refused_at, unanswered=unanswered, ticket=run.notes.ticket)
+        requeue(run, error, delay, since=run.lease.refused_at, unanswered=unanswered, rank=run.notes.rank)
     raise error
 
 

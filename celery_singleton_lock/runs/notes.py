@@ -15,7 +15,7 @@ DUE_HEADER = "beat_due"
 """The headers in which a beat notes which entry it has sent, and when the entry was due."""
 
 NEXT_RUN = -1
-"""In place of a ticket: the message waits to be the next run, by `rerun` or `replace`."""
+"""In place of a rank: the message waits to be the next run, by `rerun` or `replace`."""
 
 DELIVERY = "singleton_delivery"
 """The name under which the main process sends a pool process the facts of this delivery, beside the message."""
@@ -46,13 +46,13 @@ class Notes:
     task_id: str = ""  # of the call they were written for: a body may hand its headers on to another call
     marked: bool = False  # it was published as queued, even if its task has another mode by now
     continues_from: int = 0  # the publication of the run that it replaces
-    ticket: int = 0  # of its turn in the queue of the lock; or `NEXT_RUN`
+    rank: int = 0  # of its turn in the line of the lock, a moment by the store's clock; or `NEXT_RUN`
     later: tuple[tuple[str, Any], ...] = ()  # names and values that only a later version knows
 
     @property
     def left_something(self) -> bool:
         """Its call may have left something in the store that is to end with its message."""
-        return self.marked or self.asked or self.ticket > 0
+        return self.marked or self.asked or self.rank > 0
 
     @classmethod
     def of(cls, headers: Mapping[str, Any] | None, task_id: str | None = None) -> "Notes":

@@ -124,7 +124,7 @@ class Reschedule(Requeues):
 
     def finish(self, run: Run, conflict: Conflict) -> Any:
         """Requeue it, unless it has waited long enough."""
-        run.notes.ticket = conflict.ticket
+        run.notes.rank = conflict.rank
         if _waiting_left(run, conflict) < REFUSED.first:
             _raise_held(run, conflict.first)
         _requeue(run, conflict)
@@ -209,15 +209,15 @@ def _requeue(run: Run, conflict: Conflict, **notes: Any) -> NoReturn:
     holder = conflict.first
     run.report_conflict(holder, "rescheduled")
     is_next = conflict.successor == run.task_id
-    ticket = NEXT_RUN if is_next and not broker_delays(run.task.app) else conflict.ticket
+    rank = NEXT_RUN if is_next and not broker_delays(run.task.app) else conflict.rank
     # A call that is queued, or its workflow, may end without a call for those that wait for it.
-    if ticket and (is_next or holder.fence or holder.token):
+    if rank and (is_next or holder.fence or holder.token):
         left = _waiting_left(run, conflict)
         # Whoever gives up has done so by now.
         delay = delay_in_line(run, left if left >= REFUSED.first else _FOR_EVER)
     else:
         delay = delay_of(run, NEXT if is_next else REFUSED, holder.expires_in)
-    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, ticket=ticket, **notes)
+    requeue(run, run.held_by(holder), delay, since=run.lease.refused_at, rank=rank, **notes)
 
 
 def _waiting_left(run: Run, conflict: Conflict) -> float:

@@ -125,7 +125,7 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
         "tries": notes_of(request).tries + 1,
         "is_copy": run.way is Way.COPY,
         "unanswered": 0,
-        "ticket": 0,
+        "rank": 0,
         **notes,
     }
     again = task.signature_from_request(

@@ -52,7 +52,7 @@ class Claim:
     asked_early: bool = False  # by its publishing only, so its message is not back in the broker yet
     queued_for: float = 0.0  # for how long it still counts as queued if it is refused
     turn_for: float = 0.0  # for how long its message keeps a turn if it is refused
-    ticket: int = 0  # of the turn that its message has had
+    rank: int = 0  # of its turn: the moment of its first refusal, as the store counts it; 0 if it has none
     patience: float = float("inf")  # for how long it may ask at most, all tries together
 
     @property
@@ -173,7 +173,7 @@ class Conflict:
     successor: str | None = None  # task id of the call that runs next, for a claim that `succeeds`; it may be its own
     at: int = 0  # when the store answered, by its clock
     is_own: bool = False  # the holder is another delivery of the same message
-    ticket: int = 0  # of the turn that its message keeps, for a claim with `turn_for`; 0 for none
+    rank: int = 0  # of the turn that its message keeps, for a claim with `turn_for`; 0 for none
 
     @property
     def first(self) -> Holder:
@@ -191,7 +191,6 @@ class Place:
 
     at: int  # when the store answered, by its clock
     comes: bool  # now, to take its turn, or because it has none any more
-    ticket: int  # 0 if it has no turn; it may have changed, because others were refused in the same moment
     ahead: int  # how many turns are before it; 0 if the first was called, and may not come
     free_in: float  # if nobody renews
 
@@ -226,6 +225,7 @@ class LeftMark:
         label: What operators read beside the key, if there is a label.
         due_for: For how many seconds a queued call is due until its mark ends; 0 if that is `lock_queue_ttl`.
         token: Of a turn.
+        is_unheard: Nobody listened for the turn when it was called, so others are called in its place.
     """
 
     state: Literal["queued", "next", "cooldown", "waiting", "unreadable"]
@@ -235,6 +235,7 @@ class LeftMark:
     label: str | None = None
     due_for: float = 0.0
     token: str = field(default="", repr=False)
+    is_unheard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

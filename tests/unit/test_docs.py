@@ -16,7 +16,7 @@ from celery import Celery
 
 import celery_singleton_lock
 from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask, options
-from celery_singleton_lock.leases import holding
+from celery_singleton_lock.leases import holding, line
 from celery_singleton_lock.operations.cli import singleton
 from celery_singleton_lock.operations.doctor import CHECKS
 from celery_singleton_lock.operations.rows import Row, table
@@ -143,8 +143,12 @@ def test_every_name_that_can_be_imported_is_told() -> None:
 
 @pytest.mark.parametrize(
     ("first", "states", "leads_to"),
-    [("ASKING", run.Phase, run._LEADS_TO), ("NEW", holding.State, holding._LEADS_TO)],
-    ids=["run", "lease"],
+    [
+        ("ASKING", run.Phase, run._LEADS_TO),
+        ("NEW", holding.State, holding._LEADS_TO),
+        ("COMING", line.Turn, line._LEADS_TO),
+    ],
+    ids=["run", "lease", "turn"],
 )
 def test_a_life_that_is_drawn_is_that_of_the_code(first: str, states: Any, leads_to: Any) -> None:
     page = (ROOT / "docs" / "explanation" / "how-it-works.md").read_text(encoding="utf-8")

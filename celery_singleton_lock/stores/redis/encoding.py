@@ -126,7 +126,7 @@ def _limit_and_words(claim: Claim, waits: bool) -> str:
     if claim.succeeds:
         words += f" {claim.succeeds}={milliseconds(claim.supersedes_for)}"
     if claim.turn_for and not waits:
-        words += f" turn={ceil(claim.turn_for)},{claim.ticket}"
+        words += f" turn={ceil(claim.turn_for)},{claim.rank}"
     return words
 
 
@@ -184,16 +184,16 @@ def answer_in(key: str, reply: Any, sent_at: float) -> Grant | Conflict | Done |
 def place_in(reply: Sequence[Any]) -> Place:
     """The place in a reply of acquire.lua to one who looks."""
     if reply[0] == _LOOKED:
-        return Place(reply[1], bool(reply[2]), reply[3], reply[4], reply[5] / 1_000_000)
+        return Place(reply[1], bool(reply[2]), reply[3], reply[4] / 1_000_000)
     # It is done, or has a place: its run sees to it.
-    return Place(reply[1], comes=True, ticket=0, ahead=0, free_in=0.0)
+    return Place(reply[1], comes=True, ahead=0, free_in=0.0)
 
 
 def conflict_in(key: str, reply: Sequence[Any]) -> Conflict:
     """The conflict in a reply of acquire.lua, mark_queued.lua or unmark.lua."""
-    verdict, now, successor, rows, *ticket = reply
+    verdict, now, successor, rows, *rank = reply
     holders = tuple(holders_in(key, now, rows))
-    return Conflict(key, holders, successor or None, now, is_own=verdict == -1, ticket=ticket[0] if ticket else 0)
+    return Conflict(key, holders, successor or None, now, is_own=verdict == -1, rank=rank[0] if rank else 0)
 
 
 def holders_in(key: str, now: int, rows: Sequence[str]) -> list[Holder]:
@@ -300,7 +300,10 @@ def _survey_in(
         LeftMark(state, task_id, seconds(until), name or names.get(state), label or None, int(due_for) / 1000)
         for state, until, task_id, name, label, due_for in marks
     )
-    turns = tuple(LeftMark("waiting", task_id, seconds(until), token=token) for until, task_id, token in queue)
+    turns = tuple(
+        LeftMark("waiting", task_id, seconds(until), token=token, is_unheard=bool(is_unheard))
+        for until, task_id, token, is_unheard in queue
+    )
     by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}
     problem = _FOREIGN + foreign if foreign else None
     return LockState(key, now, int(fence) if fence else None, holders, left, waiters, turns, by, problem)

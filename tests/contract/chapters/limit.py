@@ -150,11 +150,11 @@ class Limit(Contract):
 
     def test_a_message_that_waits_and_who_wants_the_whole_lock_come_in_their_order(self, store: Store) -> None:
         granted(store.acquire(claim("a")))
-        first, later = replace(call("first"), turn_for=60.0), replace(call("later"), turn_for=60.0, limit=3)
-        first.ticket = refused(store.acquire(first)).ticket
+        first, later = replace(call("sooner"), turn_for=60.0), replace(call("later"), turn_for=60.0, limit=3)
+        first.rank = refused(store.acquire(first)).rank
         with store.waiter(whole()) as waiter:
             queued(waiter.ask())
-            later.ticket = refused(store.acquire(later)).ticket
+            later.rank = refused(store.acquire(later)).rank
             store.release(claim("a"), 1)
 
             queued(waiter.ask())

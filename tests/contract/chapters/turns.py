@@ -21,6 +21,7 @@ from tests.contract.asking import (
     succeeding,
     successor_of,
 )
+from tests.contract.chapters.hearing import unheard
 from tests.waiting import until
 
 ON_ITS_WAY = 2.0
@@ -41,7 +42,7 @@ def message(task_id: str, published: float = 0.0, token: str = "", **more: Any) 
 def turn_of(store: Store, task_id: str, published: float = 0.0) -> Claim:
     """The claim of a message that was refused now, with its turn."""
     claim = message(task_id, published)
-    return replace(claim, ticket=refused(store.acquire(claim)).ticket)
+    return replace(claim, rank=refused(store.acquire(claim)).rank)
 
 
 def line_of(store: Store) -> list[str]:
@@ -63,6 +64,7 @@ def listening(store: Store, *task_ids: str) -> Iterator[dict[str, list[str]]]:
     finally:
         for each in task_ids:
             store.listener.remove(f"{KEY}:@{each}")
+        until(lambda: all(unheard(store, f"{KEY}:@{each}") for each in task_ids), "the store knows that nobody listens")
 
 
 class Turns(Contract):
@@ -88,7 +90,7 @@ class Turns(Contract):
     def test_the_next_one_is_called_as_the_mark_ends_that_kept_it_out(self, store: Store) -> None:
         assert store.mark_queued(KEY, "workflow", 600.0, limit=0, cooldown=0.0) is None
         waiting = message("waiting", heeds_queued=True)
-        assert refused(store.acquire(waiting)).ticket
+        assert refused(store.acquire(waiting)).rank
         with listening(store, "waiting") as heard:
             assert not store.unmark(KEY, "workflow", ends_cooldown=False)
 
@@ -120,7 +122,7 @@ class Turns(Contract):
 
         again = refused(store.acquire(replace(first, token="of another delivery")))
 
-        assert again.ticket == first.ticket
+        assert again.rank == first.rank
         assert line_of(store) == ["first", "second"]
 
     def test_those_in_a_slot_and_those_in_the_broker_wait_in_one_line(self, store: Store) -> None:
@@ -224,19 +226,94 @@ class Turns(Contract):
         assert refused(store.acquire(claim("newcomer"))).first.task_id == "on its way"
         granted(store.acquire(on_its_way))
 
-    def test_a_turn_that_nobody_listens_for_is_passed_over_once_its_message_should_have_come(
+    def test_a_turn_that_nobody_listens_for_is_passed_over_once_its_message_should_have_come_and_keeps_its_place(
         self, store: Store
     ) -> None:
         store.acquire(claim("a"))
-        for number in range(100):
-            turn_of(store, f"dead {number}")
+        dead = [turn_of(store, f"dead {number}") for number in range(100)]
         self.pass_time(ON_ITS_WAY + 1)
         lives = turn_of(store, "lives")
         with listening(store, "lives") as heard:
             store.release(claim("a"), 1)
             until(lambda: lives.facts.task_id in _called(heard), "it is called")
 
-        assert line_of(store) == ["lives"]
+        granted(store.acquire(lives))
+        assert line_of(store) == [each.facts.task_id for each in dead]
+        self.pass_time(LASTS)
+        store.release(lives, 1)
+        self.nothing_is_left(store)
+
+    def test_where_nobody_listens_the_next_is_called_at_once_and_who_is_back_goes_before_it_again(
+        self, store: Store
+    ) -> None:
+        holder = claim("a", ttl=300.0)
+        store.acquire(holder)
+        first, second, _ = calls = [turn_of(store, each) for each in ("first", "second", "third")]
+        with listening(store, "first"):
+            assert not any(store.look(each).comes for each in calls)
+            # Much longer than a message is on its way.
+            self.pass_time(60)
+        with listening(store, "second", "third") as heard:
+            store.release(holder, 1)
+            until(lambda: _called(heard) == {"second"}, "it is called at once")
+            granted(store.acquire(second))
+            with listening(store, "first") as back:
+                assert store.look(first).ahead == 0
+                store.release(second, 1)
+                until(lambda: _called(back) == {"first"}, "it is called")
+            assert line_of(store) == ["first", "third"]
+            granted(store.acquire(first))
+            assert _called(heard) == {"second"}
+
+    def test_a_call_whose_turn_the_store_has_lost_comes_back_to_its_place(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        calls = [turn_of(store, str(number)) for number in range(150)]
+        for each in calls:
+            store.unmark(KEY, each.facts.task_id)
+        assert line_of(store) == []
+        for each in (*calls[40::-1], *calls[100:], *calls[41:100]):
+            assert refused(store.acquire(each)).rank == each.rank
+
+        assert line_of(store) == [each.facts.task_id for each in calls]
+
+    def test_a_rank_that_lies_ahead_counts_from_now(self, store: Store) -> None:
+        # The clock of the store was set back meanwhile; or the message is another store's.
+        store.acquire(claim("a"))
+        ahead = turn_of(store, "ahead")
+        store.unmark(KEY, "ahead")
+        refused(store.acquire(replace(ahead, rank=ahead.rank + 10**12)))
+        self.pass_time(ON_ITS_WAY + 1)
+        turn_of(store, "later")
+
+        assert line_of(store) == ["ahead", "later"]
+
+    def test_a_newcomer_that_can_wait_goes_behind_those_that_are_unheard_for_a_moment(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        away = turn_of(store, "away")
+        with listening(store, "away"):
+            assert not store.look(away).comes
+        self.pass_time(ON_ITS_WAY + 1)
+        store.release(claim("a"), 1)
+
+        newcomer = turn_of(store, "newcomer")
+        assert refused(store.acquire(message("another"))).first.task_id == "away"
+        # Once it has a turn, nobody waits for one that is away.
+        assert store.look(newcomer).comes
+        granted(store.acquire(newcomer))
+        store.release(newcomer, 1)
+        self.pass_time(ON_ITS_WAY + 1)
+        granted(store.acquire(message("after a while")))
+        refused(store.acquire(away))
+        assert line_of(store) == ["away", "another"]
+
+    def test_who_cannot_wait_is_not_kept_out_by_one_that_is_away(self, store: Store) -> None:
+        store.acquire(claim("a"))
+        away = turn_of(store, "away")
+        with listening(store, "away"):
+            assert not store.look(away).comes
+        store.release(claim("a"), 1)
+
+        granted(store.acquire(claim("newcomer")))
 
     def test_a_call_that_was_called_and_does_not_come_is_passed_over(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -248,7 +325,7 @@ class Turns(Contract):
             self.pass_time(CALLED + 0.1)
             assert store.look(other).comes
 
-        assert line_of(store) == ["other"]
+        assert line_of(store) == ["busy", "other"]
 
     def test_the_line_does_not_wait_for_each_turn_of_a_worker_that_is_busy(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -269,7 +346,7 @@ class Turns(Contract):
                 until(lambda most=called: len(_called(heard)) == most, "twice as many are called")
 
             assert free.facts.task_id in _called(heard)
-        assert len(line_of(store)) == 5
+        assert len(line_of(store)) == len(names)
 
     def test_a_call_that_was_passed_over_goes_before_all_others_when_it_comes(self, store: Store) -> None:
         store.acquire(claim("a"))
@@ -279,7 +356,7 @@ class Turns(Contract):
             self.pass_time(CALLED + 0.1)
             granted(store.acquire(other))
 
-            assert refused(store.acquire(busy)).ticket
+            assert refused(store.acquire(busy)).rank
 
         assert line_of(store) == ["busy", "last"]
 
@@ -297,7 +374,7 @@ class Turns(Contract):
         assert store.holders(KEY) == []
 
     def test_who_looks_and_has_no_turn_comes_and_leaves_nothing(self, store: Store) -> None:
-        stranger = replace(message("stranger"), ticket=7)
+        stranger = replace(message("stranger"), rank=7)
         assert store.look(stranger).comes
         self.nothing_is_left(store)
 
@@ -424,7 +501,7 @@ class Turns(Contract):
 
     def test_there_are_5000_turns_at_most(self, store: Store) -> None:
         store.acquire(claim("a"))
-        tickets = [refused(store.acquire(message(f"m{number}", number))).ticket for number in range(5003)]
+        tickets = [refused(store.acquire(message(f"m{number}", number))).rank for number in range(5003)]
 
         assert all(tickets[:5001])
         assert tickets[5001:] == [0, 0]

@@ -10,8 +10,8 @@
 -- ARGV[3]  limit: a place is granted while fewer are held, so none with 0; then words: `waits` takes a turn; `heeds` a queued mark;
 --          `asked` before to be the successor, `early` if only by its publishing; `queued=<milliseconds>` counts as
 --          queued for so long if refused; `rerun=<milliseconds>` or `replace=<milliseconds>` becomes the successor if
---          refused, and supersedes older ones for so long; `turn=<seconds>,<ticket>` keeps a turn of its message for so
---          long if refused, if it can the one with this ticket
+--          refused, and supersedes older ones for so long; `turn=<seconds>,<rank>` keeps a turn of its message for so
+--          long if refused; with this rank if the message had one
 -- ARGV[4]  task id of the caller, or an empty text
 -- ARGV[5]  its hostname, or an empty text
 -- ARGV[6]  its task's name where the lock has another name, or an empty text; and then '\31' and a label if it has one
@@ -22,12 +22,12 @@
 --          {1, now, place, fence, took_over, since, died}  granted; task id, hostname and task name of the holder that died
 --          {2, now, wait}                      queued: ask again when woken, or after `wait` microseconds
 --          {3, now, attempt, outcome}          done: a run of this message has ended
---          {4, now, comes, ticket, ahead, wait}  looked: 1 if the message has to come; its ticket, or 0; how many turns are
---                                              before it, or 0 if the first was called; after how many microseconds a place is
---                                              free if nobody renews
---          {0, now, next, holders, ticket}     held: a few holders, or else those that go before; seven values each. For
+--          {4, now, comes, ahead, wait}        looked: 1 if the message has to come; how many turns are before it, or 0 if
+--                                              the first was called; after how many microseconds a place is free if nobody
+--                                              renews
+--          {0, now, next, holders, rank}       held: a few holders, or else those that go before; seven values each. For
 --                                              `rerun` and `replace`, the call that runs next, this one or one that
---                                              has superseded it; an empty text while neither is known. The ticket of
+--                                              has superseded it; an empty text while neither is known. The rank of
 --                                              a turn that was kept
 --          {-1, now, '', holders}              another delivery of this message holds it, or waits
 
@@ -69,11 +69,13 @@ local words, task_id, named, marker, looks = ARGV[8] or ARGV[3], ARGV[4], ARGV[6
 local limit, waits = tonumber(string.match(words, '^%d+')), string.find(words, 'waits', 1, true)
 local attempt, published = string.match(ARGV[2], '^%d+ %S+ (%d+) (%d+)')
 local policy, memory = string.match(words, ' (re%a+)=(%d+)')
-local turn_lasts, had = string.match(words, ' turn=(%d+),(%d+)')
+local turn_lasts, its_rank = string.match(words, ' turn=(%d+),(%d+)')
 local own_turn = '@' .. task_id
-local known = redis.call('HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token, 'w' .. own_turn)
-local highest, first, last = tonumber(known[2] or 1), tonumber(known[3]), tonumber(known[4])
-local ticket, ticket_token = tonumber(known[7] or known[8]), known[7] and token or own_turn
+local known = redis.call(
+  'HMGET', key, 'fence', 'places', 'first', 'last', 'next', 'queued', 'w' .. token, 'w' .. own_turn, 'front'
+)
+local highest, line = tonumber(known[2] or 1), line_in(known[3], known[4], known[9])
+local ticket, ticket_token = line and tonumber(known[7] or known[8]), known[7] and token or own_turn
 local places, queued, successor = read_places(key, highest), mark_of(known[6]), successor_in(known[5])
 local this_call = {
   task_id = task_id, task_name = string.match(named, '^[^\31]*'), policy = policy,
@@ -104,13 +106,13 @@ if marker ~= '' then
     end
   end
   local twin
-  if first then
-    walk_queue(key, first, last, function(waiter, its_ticket)
-      if waiter.task_id == task_id and waiter.token ~= token then
-        waiter.copies = '1'
-        pcall(write_waiter, key, its_ticket, waiter)
+  if line then
+    walk_line(key, tonumber(known[8]) or line.front, line.last, function(turn, its_ticket)
+      if turn.task_id == task_id and turn.token ~= token then
+        turn.copies = '1'
+        pcall(write_turn, key, its_ticket, turn)
         -- Both deliveries wait for one turn.
-        twin = waiter.token ~= own_turn and waiter or nil
+        twin = turn.token ~= own_turn and turn or nil
         return 'enough'
       end
     end)
@@ -156,8 +158,9 @@ local function ranks_before(each)
     free = math.min(free, #before)
   end
   if free > 0 then
-    -- What is on its way still is not for longer.
-    soonest = math.min(soonest, each.taken and each.taken + ON_ITS_WAY or each.deadline)
+    -- A turn stays called, or on its way, for no longer than this.
+    local bound = each.state == CALLED and TIME_TO_COME or ON_ITS_WAY
+    soonest = math.min(soonest, each.since and each.state ~= WAITING and each.since + bound or each.deadline)
   end
   return #before >= free and 'enough'
 end
@@ -174,35 +177,41 @@ end
 if queued and not is_queued and not waits and heeds then
   ranks_before(queued)
 end
--- Those who go before are called, because their holder may have died, and they with it. One that was passed over goes
--- before all that came after it.
-local passed_over = first and turn_lasts and tonumber(had) > 0 and tonumber(had) <= last and tonumber(had)
-local behind = first and (ticket or passed_over or last + 1) - 1
-if first and free > #before and behind >= first then
-  local front = walk_queue(key, first, behind, function(waiter, its_ticket)
-    if waiter.word and is_queued then
+-- Those who go before are called, because their holder may have died, and they with it. A turn that is unheard keeps its
+-- place from newcomers, if they can wait, for as long as its message may be on its way; nobody else waits for it.
+local mine = {rank = math.min(tonumber(its_rank or 0), now), published = this_call.published, token = own_turn}
+local is_newcomer = not ticket and mine.rank == 0
+local can_wait = waits or turn_lasts
+local from = line and (is_newcomer and can_wait and math.max(line.first, line.front - LONGEST_WALK) or line.front)
+local behind = line and (ticket and ticket - 1 or line.last)
+if line and free > #before and behind >= from then
+  local front, unheard = walk_line(key, from, behind, function(turn, its_ticket)
+    if turn.is_message and is_queued then
       -- That message waits for this call, whose mark it heeds.
       return
+    elseif not (ticket or is_newcomer) and goes_before(mine, turn) then
+      return 'enough'
     end
-    return not wakes(key, its_ticket, waiter) and 'gone' or ranks_before(waiter)
+    local is_there = turn.state ~= UNHEARD and call_turn(key, its_ticket, turn)
+    local may_come = is_newcomer and can_wait and turn.state == UNHEARD and turn.since > now - ON_ITS_WAY
+    return (is_there or may_come) and ranks_before(turn)
   end)
-  begin_queue_at(key, first, front, last)
-  first = front <= last and front or nil
-  last = first and last
-  if first and missed > 0 and (looks or free <= #before) then
-    call_in_place_of_missed(key, first, last)
+  begin_line_at(key, line, front, unheard)
+  line = line.first <= line.last and line or nil
+  if line and missed > 0 and (looks or free <= #before) then
+    call_in_place_of_missed(key, line)
   end
 end
 
 -- Its turn as it is by now; no walk from here on visits it.
-local own = ticket and waiter_in(redis.call('HGET', key, 'q' .. ticket))
+local own = ticket and turn_in(redis.call('HGET', key, 'q' .. ticket))
 local copies = own and own.copies or '0'
 
 if looks then
   local is_next = its_relation == 'mine' and is_coming(successor)
+  redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
   if is_next then
     successor.deadline = now + PATIENCE
-    redis.call('HDEL', key, '') -- does nothing, but a server out of memory refuses HSET as the first write
     set_successor(key, successor)
     if policy == 'replace' then
       -- Its message is safe in the broker now.
@@ -210,14 +219,17 @@ if looks then
     end
   end
   local comes = free > #before or not (ticket or is_next)
-  if comes and known[8] and own then
-    redis.call('HDEL', key, '')
-    set_called(key, ticket, own)
+  if own and known[8] and (comes or own.state ~= CALLED) then
+    set_state(key, ticket, own, comes and CALLED or WAITING)
+  end
+  if own and line and ticket < line.front then
+    line.front = ticket
+    redis.call('HSET', key, 'front', ticket)
   end
   -- If the first does not come, somebody has to find that soon.
-  local in_front = first and waiter_in(redis.call('HGET', key, 'q' .. first))
-  local ahead = ticket and in_front and in_front.word ~= '!' and ticket - first or 0
-  return {4, now, comes and 1 or 0, ticket or 0, ahead, math.max(0, soonest - now)}
+  local in_front = line and turn_in(redis.call('HGET', key, 'q' .. line.front))
+  local ahead = ticket and in_front and in_front.state ~= CALLED and ticket - line.front or 0
+  return {4, now, comes and 1 or 0, ahead, math.max(0, soonest - now)}
 end
 
 -- 5. Is a place left?
@@ -262,11 +274,11 @@ if free > #before then
     if copies == '1' then
       redis.call('HSET', key, place .. ':c', 1)
     end
-    leave_queue(key, ticket, ticket_token)
-    begin_queue_at(key, first, ticket == first and ticket + 1 or first, last)
+    leave_line(key, ticket, ticket_token)
+    begin_line_at(key, line, ticket == line.front and ticket + 1 or line.front)
   end
-  if first and free > #before + 1 then
-    wake_next(key, first, last, held + 1, 0)
+  if line and line.first <= line.last and free > #before + 1 then
+    call_next(key, line, held + 1, 0)
   end
   expire_after(key, 2000 * ttl)
   return {1, now, place, fence, died and 1 or 0, now, died}
@@ -281,16 +293,18 @@ end
 
 -- 6. Does it take a turn?
 if waits then
-  local turn = ticket or ticket_after(last)
   local wait = soonest - now
-  if turn - (first or turn) >= NEAR then
+  if line and (ticket or line.last + 1) - line.front >= NEAR then
     wait = math.max(wait, ttl * 1000)
   end
-  local waiter = {deadline = now + wait + GRACE, token = token, limit = limit, copies = copies, task_id = task_id}
+  local turn = {
+    state = WAITING, since = now, deadline = now + wait + GRACE, token = token, limit = limit, copies = copies,
+    task_id = task_id, published = this_call.published,
+  }
   if known[8] then
     redis.call('HDEL', key, 'w' .. own_turn)
   end
-  join_queue(key, turn, last or 0, waiter)
+  keep_turn(key, line, turn, ticket, own)
   return {2, now, wait}
 end
 
@@ -321,14 +335,13 @@ local holders = described(key, places, A_FEW)
 local rows = #holders > 0 and holders or described_turns(before)
 
 -- 8. Does its message keep a turn, while it is in the broker?
-local turn
+local rank
 if turn_lasts then
-  local word = '@' .. turn_lasts .. ',' .. integer(math.max(0, now - this_call.published))
-  local waiter = {
-    deadline = now + turn_lasts * 1000000, token = own_turn, word = word, limit = limit,
-    copies = copies, task_id = task_id, published = this_call.published,
+  local turn = {
+    state = COMING, since = now, deadline = now + turn_lasts * 1000000, token = own_turn, limit = limit, copies = copies,
+    task_id = task_id, published = this_call.published, is_message = true, rank = not is_newcomer and mine.rank or nil,
   }
   redis.call('HDEL', key, '')
-  turn = keep_turn(key, first, last, tonumber(had), waiter, ticket)
+  rank = keep_turn(key, line, turn, ticket, own)
 end
-return {0, now, next_one or '', rows, turn}
+return {0, now, next_one or '', rows, rank}

@@ -1,4 +1,4 @@
--- Give back a place, or a turn in the queue; then wake the waiters whose turn it is.
+-- Give back a place, or a turn in the line; then call those whose turn it is.
 --
 -- KEYS[1]  lock key
 -- ARGV[1]  token given to acquire.lua
@@ -23,8 +23,8 @@ end
 -- @include queue
 local token = ARGV[1]
 local own_place, min_hold, ending = string.match(ARGV[2], '^%d+ (%d+) (%d+) ?(.*)$')
-local known = redis.call('HMGET', key, 'places', 'first', 'last', 'w' .. token, 'next')
-local highest, first, last, ticket = tonumber(known[1] or 1), tonumber(known[2]), tonumber(known[3]), tonumber(known[4])
+local known = redis.call('HMGET', key, 'places', 'first', 'last', 'front', 'w' .. token, 'next')
+local highest, line, ticket = tonumber(known[1] or 1), line_in(known[2], known[3], known[4]), tonumber(known[5])
 local answer = redis.call('EXISTS', key) - 1
 
 local function leave_place(place)
@@ -43,7 +43,7 @@ end
 
 -- First, because a server out of memory refuses HSET if the script has written nothing before.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
-  leave_queue(key, ticket, token)
+  leave_line(key, ticket, token)
   answer = 1
 end
 
@@ -75,10 +75,10 @@ if ending ~= '' then
     answer = answer == 1 and 3 or answer
   end
 end
-if first then
-  -- A cool-down has freed no place yet, but the first waiter has to hear when it will.
-  wake_next(key, first, last, held, is_kept and 1 or 0)
+if line then
+  -- A cool-down has freed no place yet, but the first in line has to hear when it will.
+  call_next(key, line, held, is_kept and 1 or 0)
 end
-call_successor(key, successor_in(known[5]))
+call_successor(key, successor_in(known[6]))
 delete_if_idle(key)
 return answer

@@ -5,8 +5,8 @@
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
 --          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
 --          due then, or 0}, empty texts for what is not known; every holder, seven values each; each of the first that
---          wait: {until when it has a turn, task id, token}; for each holder, who has asked it to end, or an empty text;
---          why it is another program's hash, or an empty text
+--          wait: {until when it has a turn, task id, token, 1 if it is unheard}; for each holder, who has asked it to end,
+--          or an empty text; why it is another program's hash, or an empty text
 
 -- @include time
 -- @include lock
@@ -14,14 +14,14 @@
 -- @include successor
 -- @include queue
 local key = KEYS[1]
-local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'cooldown', 'next')
+local known = redis.call('HMGET', key, 'places', 'fence', 'first', 'last', 'queued', 'cooldown', 'next', 'front')
 local foreign = ''
 if not (known[2] or known[3] or known[5] or known[6] or known[7]) then
   for _, field in ipairs(redis.call('HRANDFIELD', key, SAMPLE) or {}) do
     foreign = string.sub(field, 1, 5) == 'done:' and foreign or 'it has nothing of a lock'
   end
 end
-local first, last, successor = tonumber(known[3]), tonumber(known[4]), successor_in(known[7])
+local line, successor = line_in(known[3], known[4], known[8]), successor_in(known[7])
 local marks, turns, asked, waiters = {}, {}, {}, 0
 
 local function add(word, mark, task_name)
@@ -33,16 +33,23 @@ end
 add('queued', mark_of(known[5]), '')
 add('next', successor, successor and successor.task_name)
 add('cooldown', mark_of(known[6]), '')
-if first then
-  -- In a long queue, look at the first tickets only; behind them each ticket counts as a waiter.
-  local stop = math.min(last, first + LONGEST_WALK - 1)
-  for _, value in ipairs(read_numbered(key, 'q', first, stop, '')) do
-    local waiter = waiter_in(value)
-    if waiter and waiter.deadline > now then
-      turns[#turns + 1] = {integer(waiter.deadline), waiter.task_id, waiter.token}
+-- In a long line, look at the first tickets only, and at the first of those that are unheard.
+local function add_turns(from, last)
+  local stop = math.min(last, from + LONGEST_WALK - 1)
+  for _, value in ipairs(read_numbered(key, 'q', from, stop, '')) do
+    local turn = turn_in(value)
+    if turn and turn.deadline > now then
+      turns[#turns + 1] = {integer(turn.deadline), turn.task_id, turn.token, turn.state == UNHEARD and 1 or 0}
     end
   end
-  waiters = #turns + last - stop
+  return stop
+end
+
+if line then
+  add_turns(line.first, line.front - 1)
+  -- Behind the first tickets each one counts as a turn.
+  local stop = add_turns(line.front, line.last)
+  waiters = #turns + line.last - stop
 end
 local holders = described(key, read_places(key, tonumber(known[1] or 1)), math.huge)
 for i = 2, #holders, 7 do

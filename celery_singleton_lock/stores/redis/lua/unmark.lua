@@ -15,7 +15,7 @@
 -- @include successor
 -- @include queue
 local key, mine = KEYS[1], ARGV[1]
-local known = redis.call('HMGET', key, 'next', 'queued', 'cooldown', 'places', 'first', 'last', 'w@' .. mine)
+local known = redis.call('HMGET', key, 'next', 'queued', 'cooldown', 'places', 'first', 'last', 'front', 'w@' .. mine)
 local successor, queued = successor_in(known[1]), mark_of(known[2])
 
 local policy, memory, published, task_name = string.match(ARGV[3] or '', '^(%S+) (%d+) (%d+) (.*)$')
@@ -48,18 +48,17 @@ end
 if string.find(ARGV[2], 'cooldown', 1, true) and task_id_of(known[3]) == mine then
   redis.call('HDEL', key, 'cooldown')
 end
-if known[7] then
-  leave_queue(key, known[7], '@' .. mine)
+if known[8] then
+  leave_line(key, known[8], '@' .. mine)
 end
 -- The mark, the turn or the successor may have kept out those that wait.
-if known[7] or was_queued or successor and successor.task_id == mine then
-  local held, first = 0, tonumber(known[5])
+local line = line_in(known[5], known[6], known[7])
+if line and (known[8] or was_queued or successor and successor.task_id == mine) then
+  local held = 0
   for _, each in ipairs(read_places(key, tonumber(known[4] or 1))) do
     held = held + (each.alive and places_of(each.token) or 0)
   end
-  if first then
-    wake_next(key, first, tonumber(known[6]), held, 0)
-  end
+  call_next(key, line, held, 0)
 end
 delete_if_idle(key)
 return 1

@@ -1,25 +1,31 @@
--- The queue of a lock: who waits for it, first come, first served.
+-- The line of a lock: the turns of those that wait for it, in the order of their ranks.
 --   first, last   range of the tickets, as long as there are any
---   q<ticket>     deadline, token, limit, 1 once another delivery of its message has come or else 0, and task id of a waiter
---   w<token>      its ticket
+--   front         where walks begin, if not at the first: before it are only turns that are unheard
+--   q<ticket>     a turn: its rank's moment; its state, and since when, in milliseconds after the rank; until when it is
+--                 kept, in seconds after the rank; microseconds of its publication before the rank; limit; 1 once another
+--                 delivery of its message has come, or 0; the token of a process, or `@`; fields of later versions; and
+--                 then '\31' and the task id
+--   w<who>        its ticket
 -- A `Lock`, or a run in its slot, waits under its token. A message that waits in the broker has a turn under `@` and its
--- task id, which outlives the execution that took it; in place of the token stands `@`, for how many seconds the turn
--- lasts, and how many microseconds after its publication it was taken; or `!` once it was called. Such a turn is
---   on its way     nobody listens yet, for ON_ITS_WAY after a refusal; then it is listened for, or passed over
---   listened for   until it is called by a release, by whoever finds a place free, or as its message looks
---   called         for CALLED; then it is granted, or refused and on its way again, or passed over
---   passed over    gone; if its message comes after all, it has its old place, or the one before all others
+-- task id, which outlives the execution that took it. A rank is the moment of the first refusal, then the publication; so
+-- that a call which was published earlier goes first of those that are refused in one moment, it takes their moment. The
+-- message carries its rank, and gets its place back by it if the store has lost the turn. leases/line.py has the table of
+-- the states.
+local WAITING, CALLED, COMING, UNHEARD = 'w', 'c', 'o', 'u'
 local GRACE = 2000000 -- a waiter may be this late for its turn
 local NEAR = 8 -- so many wake by themselves at the next deadline; the rest wait to be woken, and look once in a ttl
 local NEXT_FEW = 3 -- so many messages look by themselves every few seconds
 local LONGEST_WALK = 200 -- so many tickets are read by one script
 local MOST_TURNS = 5000
 local ON_ITS_WAY = 2000000 -- for so long a message goes from its refusal through the broker to a worker that listens
-local CALLED = 3000000 -- a message that was called has so long to come
+local TIME_TO_COME = 3000000 -- a message that was called has so long to come
 local MOST_CALLED = 16 -- so many are called at once
 local AT_ONE_MOMENT = 20 -- so many are looked at for one that was published later, and refused in the same moment
+local LONGEST_SEARCH = 100 -- so many tickets are read at each end of the line for the place of a rank
+local TIDIED_AT_ONCE = 20
+local FIRST_TICKET = 1000 -- calls that come back go before it, below zero if need be
 
--- Turns that this script finds over because their messages were called and have not come. Their worker has no free
+-- Turns that this script finds unheard because their messages were called and have not come. Their worker has no free
 -- process, or is paused, and the turns behind them may be its own as well: twice as many are called in their place, and
 -- whoever comes first is granted.
 local missed = 0
@@ -28,173 +34,299 @@ local function in_place_of_missed()
   return math.min(2 * missed, MOST_CALLED)
 end
 
-local function waiter_in(value)
-  local deadline, token, limit, copies, task_id = string.match(value or '', '^(%d+) (%S+) (%d+) (%d) (.*)$')
-  if not deadline then
-    return
+-- The line of these fields; nil if nobody waits.
+local function line_in(first, last, front)
+  if first then
+    return {first = tonumber(first), last = tonumber(last), front = tonumber(front or first)}
   end
-  local waiter = {deadline = tonumber(deadline), token = token, limit = tonumber(limit), copies = copies, task_id = task_id}
-  local lasts, after = string.match(token, '^@(%d+),(%d+)$')
-  if lasts or token == '!' then
-    waiter.token, waiter.word = '@' .. task_id, token
-  end
-  if lasts then
-    waiter.taken = waiter.deadline - lasts * 1000000
-    waiter.published = waiter.taken - after
-  end
-  return waiter
 end
 
-local function write_waiter(key, ticket, waiter)
-  local moment = integer(waiter.deadline)
-  local turn = table.concat({moment, waiter.word or waiter.token, waiter.limit, waiter.copies, waiter.task_id}, ' ')
-  return redis.call('HSET', key, 'q' .. ticket, turn, 'w' .. waiter.token, ticket)
-end
-
-local function set_called(key, ticket, waiter)
-  waiter.word, waiter.deadline, waiter.taken = '!', now + CALLED, nil
-  write_waiter(key, ticket, waiter)
-end
-
--- Wake a waiter, or call a message; false if it is dead, because nobody listens. If we may use no channel, that is not known.
-local function wakes(key, ticket, waiter)
-  if waiter.word == '!' then
-    return true
+local function turn_in(value)
+  local known, task_id = string.match(value or '', '^([^\31]*)\31(.*)$')
+  local rank, state, since, lasts, before, limit, copies, token =
+    string.match(known or '', '^(%d+) (%a)(%-?%d+) (%-?[%d.]+) (%-?%d+) (%d+) (%d) (%S+)')
+  if rank then
+    rank = tonumber(rank)
+    return {
+      rank = rank, state = state, since = rank + since * 1000, deadline = rank + lasts * 1000000, published = rank - before,
+      limit = tonumber(limit), copies = copies, token = token == '@' and '@' .. task_id or token, task_id = task_id,
+      is_message = token == '@', value = value,
+    }
   end
-  local listeners = redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'free')
-  if waiter.word and listeners == 0 then
-    return waiter.taken > now - ON_ITS_WAY
-  elseif waiter.word then
-    set_called(key, ticket, waiter)
+end
+
+local function goes_before(turn, other)
+  if turn.rank ~= other.rank then
+    return turn.rank < other.rank
+  elseif turn.published ~= other.published then
+    return turn.published < other.published
   end
-  return listeners ~= 0
+  return turn.token < other.token
 end
 
--- A turn that was found to be over in this very script is written again where it was, before the last one.
-local function join_queue(key, ticket, last, waiter)
-  if write_waiter(key, ticket, waiter) > 0 and ticket > last then
-    redis.call('HSETNX', key, 'first', ticket)
-    redis.call('HSET', key, 'last', ticket)
-  end
-  expire_after(key, waiter.deadline - now)
+local function set_ticket(key, ticket, turn)
+  redis.call('HSET', key, 'q' .. ticket, turn.value, 'w' .. turn.token, ticket)
 end
 
--- A queue begins with a ticket that is greater than those of the queues before it, so that a turn which was passed over,
--- and comes after all, finds its place.
-local function ticket_after(last)
-  return last and last + 1 or math.floor(now / 10000) % 100000000 + 1000
+local function write_turn(key, ticket, turn)
+  -- For a turn that waits nobody needs to know since when; a short value costs the server less.
+  local since = turn.state == WAITING and 0 or (turn.since - turn.rank) / 1000
+  turn.value = table.concat({
+    integer(turn.rank), turn.state .. integer(since), string.format('%.14g', (turn.deadline - turn.rank) / 1000000),
+    integer(turn.rank - turn.published), turn.limit, turn.copies, turn.is_message and '@' or turn.token,
+  }, ' ') .. '\31' .. turn.task_id
+  set_ticket(key, ticket, turn)
 end
 
-local function leave_queue(key, ticket, token)
+local function set_state(key, ticket, turn, state)
+  turn.state, turn.since = state, now
+  write_turn(key, ticket, turn)
+end
+
+-- One that somebody listened for is missed from now on; one that was called, or on its way, has had its time.
+local function set_unheard(key, ticket, turn)
+  turn.state, turn.since = UNHEARD, turn.state == WAITING and now or turn.since
+  write_turn(key, ticket, turn)
+end
+
+local function leave_line(key, ticket, token)
   redis.call('HDEL', key, 'q' .. ticket, 'w' .. token)
 end
 
--- The queue begins at a later ticket now. Waiters that are near the front now have to learn the next deadline.
-local function begin_queue_at(key, first, front, last)
-  if front > last then
-    redis.call('HDEL', key, 'first', 'last')
-  elseif front > first then
-    redis.call('HSET', key, 'first', front)
-    for _, near in ipairs({NEXT_FEW, NEAR}) do
-      for ticket = math.max(first + near, front), math.min(front + near - 1, last) do
-        local waiter = waiter_in(redis.call('HGET', key, 'q' .. ticket))
-        if waiter and near == (waiter.word and NEXT_FEW or NEAR) then
-          redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'near')
-        end
-      end
-    end
+-- Call who has this turn; false if nobody listens, so that others are called in its place. One on its way listens soon.
+-- If we may use no channel, it is not known whether anybody listens.
+local function call_turn(key, ticket, turn)
+  if turn.state == CALLED then
+    return true
   end
+  local listeners = redis.pcall('PUBLISH', key .. ':' .. turn.token, 'free')
+  if listeners ~= 0 then
+    if turn.is_message then
+      set_state(key, ticket, turn, CALLED)
+    end
+    return true
+  elseif turn.state == COMING and turn.since > now - ON_ITS_WAY then
+    return true
+  end
+  set_unheard(key, ticket, turn)
+  return false
 end
 
--- Visit the living waiters in order until `visit` says `enough`. Dead waiters are removed, and those for which
--- `visit` says `gone`, so each of them is paid for once; where some live, the walk gives up after a number of tickets.
--- Returns the first ticket that is not known to be void.
-local function walk_queue(key, first, last, visit)
-  local front
-  for start = first, last, LONGEST_WALK do
+-- Visit the turns from a ticket on, in order, until `visit` says `enough`. Those whose deadline is over are removed, so
+-- each is paid for once; where some are there, the walk gives up after a number of tickets. Returns the first ticket of a
+-- turn that is not unheard, and the first of one that is.
+local function walk_line(key, from, last, visit)
+  local front, unheard
+  for start = from, last, LONGEST_WALK do
     for i, value in ipairs(read_numbered(key, 'q', start, math.min(last, start + LONGEST_WALK - 1), '')) do
-      local waiter, ticket = waiter_in(value), start + i - 1
-      if waiter then
-        local is_over = waiter.deadline <= now
-        if is_over and waiter.word == '!' then
+      local turn, ticket = turn_in(value), start + i - 1
+      if turn and turn.deadline <= now then
+        leave_line(key, ticket, turn.token)
+      elseif turn then
+        if turn.state == CALLED and turn.since <= now - TIME_TO_COME then
           missed = missed + 1
+          set_unheard(key, ticket, turn)
         end
-        local verdict = is_over and 'gone' or visit(waiter, ticket)
-        if verdict == 'gone' then
-          leave_queue(key, ticket, waiter.token)
+        local verdict = visit(turn, ticket)
+        if turn.state == UNHEARD then
+          unheard = unheard or ticket
         else
           front = front or ticket
         end
         if verdict == 'enough' then
-          return front
+          return front or ticket, unheard
         end
       end
     end
     if front then
-      return front
+      return front, unheard
     end
   end
-  return math.max(first, last + 1)
+  return math.max(from, last + 1), unheard
 end
 
--- Wake those whose turn it is, while so many places are held; and at least so many, to learn when a place will be free.
-local function wake_next(key, first, last, held, least)
-  local woken = 0
-  local front = walk_queue(key, first, last, function(waiter, ticket)
-    local free = waiter.limit - held
-    local has_place = woken < (waiter.word and free > 0 and math.max(free, in_place_of_missed()) or free)
-    if not has_place and woken >= least then
-      return 'enough'
-    elseif waiter.word and not has_place then
-      redis.pcall('PUBLISH', key .. ':' .. waiter.token, 'near')
-    elseif not wakes(key, ticket, waiter) then
-      return 'gone'
+-- The first ticket that is not known to be void, of those before the front.
+local function tidied(key, line)
+  local stop = math.min(line.front, line.first + TIDIED_AT_ONCE) - 1
+  for i, value in ipairs(read_numbered(key, 'q', line.first, stop, '')) do
+    local turn, ticket = turn_in(value), line.first + i - 1
+    if turn and turn.deadline > now and line.last - ticket < MOST_TURNS then
+      return ticket
+    elseif turn then
+      leave_line(key, ticket, turn.token)
     end
-    woken = woken + places_of(waiter.token)
-  end)
-  begin_queue_at(key, first, front, last)
+  end
+  return stop + 1
 end
 
-local function call_in_place_of_missed(key, first, last)
+-- Walks begin at a later ticket now; `unheard` is the first turn that was left behind. Those that are near the front now
+-- have to learn the next deadline.
+local function begin_line_at(key, line, front, unheard)
+  local before, first = line.front, line.first
+  front = math.max(front, before)
+  if first < before then
+    first = tidied(key, line)
+  end
+  if first == before then
+    first = math.min(unheard or front, front)
+  end
+  if first > line.last then
+    redis.call('HDEL', key, 'first', 'last', 'front')
+  elseif first > line.first or front > before then
+    redis.call('HSET', key, 'first', first)
+    if front > first then
+      redis.call('HSET', key, 'front', front)
+    else
+      redis.call('HDEL', key, 'front')
+    end
+  end
+  line.first, line.front = first, front
+  for _, near in ipairs(front > before and {NEXT_FEW, NEAR} or {}) do
+    for ticket = math.max(before + near, front), math.min(front + near - 1, line.last) do
+      local turn = turn_in(redis.call('HGET', key, 'q' .. ticket))
+      if turn and near == (turn.is_message and NEXT_FEW or NEAR) then
+        redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
+      end
+    end
+  end
+end
+
+-- Call those whose turn it is, while so many places are held; and at least so many, to learn when a place will be free.
+local function call_next(key, line, held, least)
   local called = 0
-  walk_queue(key, first, last, function(waiter, ticket)
+  local front, unheard = walk_line(key, line.front, line.last, function(turn, ticket)
+    if turn.state == UNHEARD then
+      return
+    end
+    local free = turn.limit - held
+    local has_place = called < (turn.is_message and free > 0 and math.max(free, in_place_of_missed()) or free)
+    if not has_place and called >= least then
+      return 'enough'
+    elseif turn.is_message and not has_place then
+      redis.pcall('PUBLISH', key .. ':' .. turn.token, 'near')
+    elseif not call_turn(key, ticket, turn) then
+      return
+    end
+    called = called + places_of(turn.token)
+  end)
+  begin_line_at(key, line, front, unheard)
+end
+
+local function call_in_place_of_missed(key, line)
+  local called = 0
+  walk_line(key, line.front, line.last, function(turn, ticket)
     if called >= in_place_of_missed() then
       return 'enough'
-    elseif waiter.word and not wakes(key, ticket, waiter) then
-      return 'gone'
     end
-    called = called + (waiter.word and 1 or 0)
+    called = called + (turn.is_message and turn.state ~= UNHEARD and call_turn(key, ticket, turn) and 1 or 0)
   end)
 end
 
--- The turn of a message that is refused: the one that it has; or, if it was passed over, the one that it had, or the place
--- before all others; or a new one, which goes before those that were published later and refused in the same moment.
--- Returns its ticket, or nil if there are too many turns.
-local function keep_turn(key, first, last, had, waiter, ticket)
-  if not ticket and first and had > 0 and had <= last then
-    ticket = had > first - LONGEST_WALK / 2 and had or math.max(first - 1, 1)
-    if redis.call('HEXISTS', key, 'q' .. ticket) == 1 then
-      ticket = nil
-    elseif ticket < first then
-      redis.call('HSET', key, 'first', ticket)
+-- The turns in a part of the line; a turn that is over leaves, and makes room.
+local function turns_between(key, start, stop)
+  local turns = {}
+  for i, value in ipairs(read_numbered(key, 'q', start, stop, '')) do
+    local turn = turn_in(value)
+    if turn and turn.deadline <= now then
+      leave_line(key, start + i - 1, turn.token)
+    else
+      turns[start + i - 1] = turn
     end
   end
-  if ticket then
-    join_queue(key, ticket, last or ticket, waiter)
-    return ticket
-  elseif first and last - first >= MOST_TURNS then
-    return
-  end
-  ticket = ticket_after(last)
-  join_queue(key, ticket, last or 0, waiter)
-  for before = ticket - 1, math.max(first or ticket, ticket - AT_ONE_MOMENT), -1 do
-    local other = waiter_in(redis.call('HGET', key, 'q' .. before))
-    if not (other and other.taken and other.taken > now - ON_ITS_WAY and other.published > waiter.published) then
+  return turns
+end
+
+-- A call that was not refused before was published later, or refused later by more than a moment.
+local function is_later(turn, other)
+  return turn.published >= other.published or other.rank <= now - ON_ITS_WAY
+end
+
+-- A rank for a call that was not refused before: now, or the moment of those that were published later, and refused in
+-- the same moment, which it goes before.
+local function rank_of_newcomer(turns, line, turn)
+  local rank = now
+  for ticket = line.last, math.max(line.first, line.last - AT_ONE_MOMENT + 1), -1 do
+    local other = turns[ticket]
+    if other and is_later(turn, other) then
       break
     end
-    write_waiter(key, before, waiter)
-    write_waiter(key, before + 1, other)
-    ticket = before
+    rank = other and math.min(rank, other.rank) or rank
   end
-  return ticket
+  return rank
+end
+
+-- Put a turn where its rank belongs. New turns are the last, and those that come back are among the first, so the place is
+-- near an end of the line: it is searched only there, and others move up to the next void ticket, or to the end.
+local function insert_turn(key, line, turn)
+  local step, ticket, turns = 1, nil, nil
+  local start = math.max(line.first, line.last - (turn.rank and LONGEST_SEARCH or AT_ONE_MOMENT) + 1)
+  turns = turns_between(key, start, line.last)
+  turn.rank = turn.rank or rank_of_newcomer(turns, line, turn)
+  for each = line.last, start, -1 do
+    if turns[each] and goes_before(turns[each], turn) then
+      ticket = each + 1
+      break
+    end
+  end
+  if not ticket then
+    local stop = math.min(line.last, line.first + LONGEST_SEARCH - 1)
+    step, turns, ticket = -1, turns_between(key, line.first, stop), stop
+    for each = line.first, stop do
+      if turns[each] and goes_before(turn, turns[each]) then
+        ticket = each - 1
+        break
+      end
+    end
+  end
+  local void = ticket
+  while turns[void] do
+    void = void + step
+  end
+  for each = void, ticket + step, -step do
+    set_ticket(key, each, turns[each - step])
+  end
+  write_turn(key, ticket, turn)
+  -- Whoever was at the front may be one ticket before it now.
+  local front = math.min(ticket, step < 0 and void < line.front and line.front - 1 or line.front)
+  line.first, line.last, line.front = math.min(line.first, void), math.max(line.last, void), front
+end
+
+-- The turn of a message, or of a process, that is refused: the one that it has, or else one where its rank belongs.
+-- Returns its rank, or nil if there are too many turns.
+local function keep_turn(key, line, turn, ticket, own)
+  if own then
+    turn.rank, turn.copies = own.rank, own.copies
+    if turn.is_message then
+      turn.deadline = turn.rank + math.ceil((turn.deadline - turn.rank) / 1000000) * 1000000
+    end
+    write_turn(key, ticket, turn)
+    line.front = math.min(line.front, ticket)
+  elseif not line then
+    turn.rank = turn.rank or now
+    line = {first = FIRST_TICKET, last = FIRST_TICKET, front = FIRST_TICKET}
+    write_turn(key, FIRST_TICKET, turn)
+  else
+    if line.last - line.first >= MOST_TURNS and line.first < line.front then
+      line.first = tidied(key, line)
+    end
+    if line.last - line.first >= MOST_TURNS then
+      return
+    end
+    local latest = turn_in(redis.call('HGET', key, 'q' .. line.last))
+    local is_newcomer = not turn.rank
+    if latest and (is_newcomer and is_later(turn, latest) or not is_newcomer and goes_before(latest, turn)) then
+      turn.rank, line.last = turn.rank or now, line.last + 1
+      write_turn(key, line.last, turn)
+    else
+      insert_turn(key, line, turn)
+    end
+  end
+  redis.call('HSET', key, 'first', line.first, 'last', line.last)
+  if line.front > line.first then
+    redis.call('HSET', key, 'front', line.front)
+  else
+    redis.call('HDEL', key, 'front')
+  end
+  expire_after(key, turn.deadline - now)
+  return turn.rank
 end
