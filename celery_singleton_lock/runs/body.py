@@ -128,7 +128,7 @@ def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
         if is_broken:
             by = run.store.broken_by(run.claim)
         else:
-            successor = _successor_of(run)
+            successor = run.store.replaced_by(run.claim)
         if run.retry.key:
             # A retry must not run after the newer run, or after the end that a person has asked for.
             marker = marker_of(run.task_id, run.notes.published)
@@ -141,13 +141,3 @@ def _finish_preempted(run: Run, reason: NotHeldReason) -> None:
         run.revoke(f"lock key={run.key}: broken by {by}", "broken", None)
     else:
         run.revoke(f"lock key={run.key}: replaced by task_id={successor}", "replaced", successor)
-
-
-def _successor_of(run: Run) -> str | None:
-    (state,) = run.store.survey([run.key])
-    for mark in state.marks:
-        if mark.state == "next":
-            return mark.task_id
-    # With several places, the successor may have got another place since it has asked for that of this run.
-    later = [holder for holder in state.places if holder.task_id and holder.fence > run.lease.fence]
-    return max(later, key=lambda holder: holder.fence).task_id if later else None

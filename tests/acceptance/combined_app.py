@@ -36,14 +36,23 @@ unique = {
 }
 
 
-@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_on_conflict="replace", lock_ttl=3, lock_wait_timeout=3)
-def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str | None = None) -> int:
-    try:
-        body(self, key, seconds, number=number)
-    except LockLost:
-        body(self, key, gate=gate, number=-number)
-        raise
-    return number
+def cleaning_up(name: str, **options: Any) -> Any:
+    @app.task(
+        base=SingletonTask, bind=True, name=name, lock_key=("key",), lock_on_conflict="replace", lock_ttl=3, **options
+    )
+    def cleans_up(self: Any, key: str, number: int, seconds: float = 0.0, gate: str | None = None) -> int:
+        try:
+            body(self, key, seconds, number=number)
+        except LockLost:
+            body(self, key, gate=gate, number=-number)
+            raise
+        return number
+
+    return cleans_up
+
+
+cleans_up = cleaning_up("cleans_up", lock_wait_timeout=3)
+cleans_up_in_one_of_two = cleaning_up("cleans_up_in_one_of_two", lock_limit=2)
 
 
 waiting_by_mode = {

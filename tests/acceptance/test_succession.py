@@ -97,6 +97,24 @@ def test_of_three_calls_with_other_arguments_the_newest_runs_next_and_each_older
     assert overlaps([event for event in of_key(recorder, key) if event.facts.get("number", 1) > 0]) == []
 
 
+def test_a_run_in_one_of_several_places_names_the_call_that_has_replaced_it_though_that_has_ended(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    task, key = combined.cleans_up_in_one_of_two, "one-of-two"
+    replaced = running(recorder, task, key, 1, seconds=60, gate=key)
+    other = task.delay(key, 2, 60)
+    until(lambda: len(of_key(recorder, key, "enter")) == 2, "both places are taken")
+    successor = task.delay(key, 3)
+    until(lambda: of_key(recorder, key, "enter")[-1].facts["number"] == -1, "the oldest cleans up")
+    other.revoke(terminate=True, signal="SIGKILL")
+
+    assert successor.get(timeout=PROMPTLY) == 3
+    assert task.delay(key, 4).get(timeout=PROMPTLY) == 4
+    open_gate(recorder, key)
+    with pytest.raises(TaskRevokedError, match=f"replaced by task_id={successor.id}"):
+        replaced.get(timeout=PROMPTLY)
+
+
 @pytest.mark.parametrize("policy", ["rerun", "replace"])
 def test_an_older_call_that_is_requeued_after_the_newest_has_run_ends_and_names_it(
     tasks: Any, env: dict[str, str], recorder: Recorder, policy: str

@@ -386,6 +386,11 @@ class Store:
         by: str | None = self.call("HGET", claim.key, f"broken:{claim.token}")
         return by
 
+    def replaced_by(self, claim: Claim) -> str | None:
+        """The task id of the successor that has asked this holder to end, if there is one."""
+        by: str | None = self.call("HGET", claim.key, f"replaced:{claim.token}")
+        return by
+
     def request(
         self, script: Script, key: str, arguments: Sequence[str], bound: float = RELEASE_BOUND, replicas: int = 0
     ) -> tuple[Any, float, int]:

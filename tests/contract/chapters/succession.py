@@ -162,6 +162,13 @@ class Succession(Contract):
 
         assert store.renew([call("a"), call("c")], 1.0) == [Answer.DONE, Answer.DONE]
         assert tokens(store.holders(KEY)) == ["a", "c"]
+        # It may have heard of the request before.
+        store.release(call("c"), 2)
+        granted(store.acquire(call("d", 3000, limit=2)))
+        assert (store.replaced_by(call("a")), store.replaced_by(call("d"))) == ("c", None)
+        store.release(call("a"), 1)
+        store.release(call("d"), 2)
+        self.nothing_is_left(store)
 
     def test_an_older_call_replaces_neither_a_newer_run_nor_its_successor(self, store: Store) -> None:
         granted(store.acquire(call("a", 2000)))

@@ -215,7 +215,7 @@ if looks then
     set_successor(key, successor)
     if policy == 'replace' then
       -- Its message is safe in the broker now.
-      ask_oldest_to_stop(key, places)
+      ask_oldest_to_stop(key, places, task_id)
     end
   end
   local comes = free > #before or not (ticket or is_next)
@@ -327,7 +327,7 @@ if policy and not next_one and not (policy == 'rerun' and its_relation == 'stran
   end
   set_successor(key, this_call)
   if policy == 'replace' and has_asked then
-    ask_oldest_to_stop(key, places)
+    ask_oldest_to_stop(key, places, task_id)
   end
   next_one = task_id
 end

@@ -35,7 +35,7 @@ local function leave_place(place)
     return false
   end
   -- The token belongs to nobody, so nobody renews or releases the place.
-  redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, place .. ':c')
+  redis.call('HDEL', key, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token, place .. ':c')
   redis.call('HSET', key, place, '~' .. token, '~' .. token, integer(free_at))
   expire_after(key, free_at - now)
   return true

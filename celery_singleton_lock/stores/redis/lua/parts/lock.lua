@@ -15,7 +15,7 @@ end
 --   <place>     token of its holder; one that begins with ~ keeps the place for nobody, as a cool-down, and one that begins
 --               with * has the whole lock: it is granted while no place is taken, and then nobody else gets a place
 --   <token>     deadline of that holder; under !<token> once it has been asked to stop
---   broken:<token>  who has asked that holder to end, if it was a person
+--   broken:<token>  who has asked that holder to end, if it was a person; replaced:<token>  the call, if it was a successor
 --   <place>:    when it was granted, by how much its fence is greater than that, ttl in milliseconds, pid, attempt, time of
 --               publication; and then words, of which an unknown one means nothing: `no-result` if nobody else can read the
 --               holder's result. Together no more than 64 bytes, because a longer value doubles what the hash takes
@@ -113,7 +113,7 @@ local function let_holders_stay(key, places)
 end
 
 local function empty_place(key, place, token)
-  local names = {place, token, '!' .. token, 'broken:' .. token}
+  local names = {place, token, '!' .. token, 'broken:' .. token, 'replaced:' .. token}
   for _, suffix in ipairs(FACTS) do
     names[#names + 1] = place .. suffix
   end

@@ -82,7 +82,7 @@ local function newer_run(key, places, call)
   end
 end
 
-local function ask_oldest_to_stop(key, places)
+local function ask_oldest_to_stop(key, places, successor_id)
   local oldest, since
   for _, each in ipairs(places) do
     if each.alive and not is_on_hold(each.token) then
@@ -94,6 +94,7 @@ local function ask_oldest_to_stop(key, places)
   end
   if oldest then
     ask_to_stop(key, oldest)
+    redis.call('HSET', key, 'replaced:' .. oldest.token, successor_id)
   end
 end
 
