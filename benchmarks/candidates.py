@@ -13,7 +13,7 @@ from redis.retry import Retry
 from celery_singleton_lock import Lock
 from celery_singleton_lock.keys import key_of
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Answer, Claim, Facts
+from celery_singleton_lock.stores.records import Claim, Facts, Renewal
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT
 
 OURS, REDIS_PY, PYTHON_REDIS_LOCK = "celery-singleton-lock", "redis-py", "python-redis-lock"
@@ -98,7 +98,7 @@ class Ours(Candidate):
             backend.acquire(claim)
 
         def renew() -> None:
-            assert backend.renew(claims, REPLY_TIMEOUT).count(Answer.DONE) == number
+            assert backend.renew(claims, REPLY_TIMEOUT).count(Renewal.RENEWED) == number
 
         return renew
 

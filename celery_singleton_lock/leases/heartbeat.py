@@ -14,7 +14,7 @@ from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import count, counters
 from celery_singleton_lock.log import log
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, lock_name_of
+from celery_singleton_lock.stores.records import Renewal, lock_name_of
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.stores.threads import DaemonThread, patched_by, start_native_thread
 
@@ -34,11 +34,13 @@ _LINGERS = 5.0
 # Equal lines in the log for one beat.
 _MOST_LINES = 10
 _NEVER = float("inf")
-REASONS: dict[Answer, LostReason] = {
-    Answer.REPLACED: "replaced",
-    Answer.BROKEN: "broken",
-    Answer.TAKEN: "taken",
-    Answer.GONE: "expired",
+# Why a holder has to stop, or has lost its lease, if the answer says so.
+REASONS: dict[Renewal, LostReason | None] = {
+    Renewal.RENEWED: None,
+    Renewal.REPLACED: "replaced",
+    Renewal.BROKEN: "broken",
+    Renewal.TAKEN: "taken",
+    Renewal.GONE: "expired",
 }
 
 
@@ -158,7 +160,7 @@ class RenewalThread(DaemonThread):
             if (reason := holding.answered(answer, sent_at)) is not None:
                 self._lose(holding, reason)
 
-    def _ask(self, holdings: list["Holding"]) -> list[Answer]:
+    def _ask(self, holdings: list["Holding"]) -> list[Renewal]:
         now = clock()
         # So that each loss is reported when its deadline passes. A beat that comes after it has the time of a reply.
         left = [max(holding.deadline - now, 0.0) or _LATE_RENEWAL for holding in self.watched()]

@@ -43,7 +43,7 @@ from celery_singleton_lock.leases.heartbeat import REASONS, RENEWALS_PER_TTL, he
 from celery_singleton_lock.leases.lease import Lease
 from celery_singleton_lock.log import log, logger
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import TAKEN, Answer, Claim, Conflict, Ending, Grant, Verdict
+from celery_singleton_lock.stores.records import UNANSWERED, Claim, Conflict, Ending, Grant, Release, Renewal, Verdict
 from celery_singleton_lock.stores.redis.store import Store
 
 if TYPE_CHECKING:
@@ -270,9 +270,9 @@ class Holding:
         if reason is not None:
             raise LockLost(self.key, self.lost_reason or reason)
 
-    def answered(self, answer: Answer, sent_at: float) -> LostReason | None:
+    def answered(self, answer: Renewal, sent_at: float) -> LostReason | None:
         """Take the answer to a renewal that was sent then; the reason if it is lost, or if its holder has to stop."""
-        reason = REASONS.get(answer)
+        reason = REASONS[answer]
         if reason is None or reason in REASONS_TO_STOP:
             # A holder that is asked to stop keeps its lease until it has.
             self.renewed(sent_at)
@@ -327,17 +327,17 @@ class Holding:
             return False
         return True
 
-    def give_back(self, ending: Ending | None = None) -> Answer | None:
+    def give_back(self, ending: Ending | None = None) -> Release:
         """The same for a caller who has seen that there is something to release, and that nobody has taken it again.
 
-        *ending* is what later deliveries of the run's message have to know. The answer is None if the store gave none.
+        *ending* is what later deliveries of the run's message have to know.
         """
         answer = self._end(ending)
-        if answer is None:
-            return None
-        if answer <= TAKEN and self.fence:
+        if answer is UNANSWERED:
+            return answer
+        if answer.lost is not None and self.fence:
             if self.lost_reason is None:
-                self.report_lost("taken" if answer is TAKEN else "expired")
+                self.report_lost(answer.lost)
             return answer
         if logger.isEnabledFor(logging.DEBUG):
             log.write(logging.DEBUG, "lock.released", key=self.key, task_id=self.task_id)
@@ -347,8 +347,8 @@ class Holding:
                 signals.lock_released.send(sender=self._sender, lease=self.view)
         return answer
 
-    def _end(self, ending: Ending | None) -> Answer | None:
-        answer = None
+    def _end(self, ending: Ending | None) -> Release:
+        answer = UNANSWERED
         self.is_unanswered = self.state is ASKING
         try:
             # From here on the store may give it to somebody else, although no answer has come yet.
@@ -358,16 +358,16 @@ class Holding:
         except StoreError as error:
             log.write(logging.WARNING, "lock.release_failed", "%s", error, key=self.key, task_id=self.task_id)
         finally:
-            if answer is None:
+            if answer is UNANSWERED:
                 # A time limit may have interrupted the release above before its end.
                 self.stop()
                 background.submit(self.pending_release(ending))
         return answer
 
     def pending_release(self, ending: Ending | None = None) -> PendingRelease:
-        """Its release in the background, while the store may still count it."""
+        """Its release in the background, while the store may still count it, or a later delivery may still come."""
         release = partial(self.store.release, self.claim, self.grant.place, ending=ending)
-        give_up_at = clock() + self.ttl
+        give_up_at = clock() + (self.ttl if ending is None else max(self.ttl, ending.kept))
         return PendingRelease(self.store, self.key, self.task_id, give_up_at, release, may_arrive=self.is_unanswered)
 
     def stop(self) -> None:

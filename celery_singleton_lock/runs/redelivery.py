@@ -6,12 +6,14 @@ message that was delivered again may be delivered once more, or its first delive
 """
 
 import logging
+from functools import partial
 from typing import Literal, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, Retry
 
 from celery_singleton_lock.errors import StoreError
+from celery_singleton_lock.leases.background import PendingRelease, background
 from celery_singleton_lock.leases.holding import NEW, RELEASED
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.delivery import (
@@ -24,6 +26,7 @@ from celery_singleton_lock.runs.delivery import (
 )
 from celery_singleton_lock.runs.requeue import CONTINUED, COPY, end_delivery, requeue_copy
 from celery_singleton_lock.runs.run import Run
+from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Conflict, Done, Ending, Holder
 
 
@@ -81,11 +84,18 @@ def _outcome_of(task: Task, error: Exception) -> Literal["ended", "retried"] | N
 
 
 def mark_stored(run: Run) -> None:
-    """Say that the result is stored, if later deliveries look for it."""
-    if run.ending is not None and run.ending.outcome == "ended":
+    """Say that the result is stored, if later deliveries look for it; in the background if the store is silent."""
+    ending = run.ending
+    if ending is None or ending.outcome != "ended":
+        return
+    run.ending = None
+    claim = run.claim
+    mark = partial(run.store.mark_done, run.key, claim.marker, claim.facts.attempt, "stored", ending.kept)
+    if run.marker == "left":
         try:
-            run.store.mark_done(run.key, run.claim.marker, run.claim.facts.attempt, "stored", run.ending.kept)
-            run.ending = None
+            mark()
+            return
         except StoreError as error:
-            text = "a copy of it may run: %s"
+            text = "until it is written in the background, a copy of this message may run: %s"
             log.write(logging.WARNING, "lock.done_marker_failed", text, error, key=run.key, task_id=run.task_id)
+    background.submit(PendingRelease(run.store, run.key, run.task_id, clock() + ending.kept, mark))

@@ -8,10 +8,11 @@ A run goes through these phases, and only forward:
     RUNNING   its body has ended                          OVER
     RUNNING   the same, and later deliveries are likely   ENDED
     UNLOCKED  its body has ended                          OVER
+    UNLOCKED  the same, and later deliveries are likely   ENDED
     ENDED     its result is stored                        OVER
 
-ENDED is a run that has left a marker for later deliveries of its message; once the result is stored, the marker has to
-say so.
+ENDED is a run that has left a marker for later deliveries of its message, or may have left one, as the store gave no
+answer. Once the result is stored, the marker has to say so.
 """
 
 import logging
@@ -58,7 +59,7 @@ from celery_singleton_lock.runs.marks import end_workflows, unmark, until_expire
 from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import MARKED, Claim, Ending, Facts, Holder
+from celery_singleton_lock.stores.records import Claim, Ending, Facts, Holder, Marker
 from celery_singleton_lock.stores.redis.store import Store
 
 # The outcomes after which a call is requeued to ask once more.
@@ -81,7 +82,7 @@ ASKING, RUNNING, UNLOCKED, ENDED, OVER = Phase
 _LEADS_TO = (
     (RUNNING, UNLOCKED, OVER),
     (ENDED, OVER),
-    (OVER,),
+    (ENDED, OVER),
     (OVER,),
     (),
 )
@@ -99,8 +100,9 @@ class Run:
     """One execution of a task whose key it has to hold."""
 
     retry = PublishedRetry()
-    # What later deliveries of its message have to know, until the store knows all of it.
+    # What later deliveries of its message have to know, until the store knows all of it; and whether it knows it yet.
     ending: Ending | None = None
+    marker: Marker = "none"
     # Another message, or delivery, goes on with its call.
     goes_on_elsewhere = False
 
@@ -364,8 +366,10 @@ class Run:
 
     def give_back(self) -> None:
         """Give back what it holds; nothing if that was done."""
-        if self.lease.unreleased and self.lease.give_back(self.ending) is not MARKED:
-            self.ending = None
+        if self.lease.unreleased:
+            self.marker = self.lease.give_back(self.ending).marker
+            if self.marker == "none":
+                self.ending = None
         if self.lease.fence == 0 and not self.goes_on_elsewhere:
             self.unmark()
 

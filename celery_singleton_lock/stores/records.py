@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Literal
 from urllib.parse import unquote
 
-from celery_singleton_lock.errors import HolderState
+from celery_singleton_lock.errors import HolderState, LostReason
 
 Succession = Literal["rerun", "replace"]
 Outcome = Literal["ended", "stored", "retried"]
@@ -195,19 +195,49 @@ class Place:
     free_in: float  # if nobody renews
 
 
-class Answer(IntEnum):
-    BROKEN = 4
-    MARKED = 3
-    REPLACED = 2
-    DONE = 1
-    TAKEN = 0
-    GONE = -1
+class Renewal(IntEnum):
+    """What the store says to a renewal, by the number that renew.lua has for it."""
+
+    RENEWED = 1
+    REPLACED = 2  # renewed, and its holder has to stop, because a successor waits
+    BROKEN = 4  # renewed, and its holder has to stop, because a person has asked for it
+    TAKEN = 0  # lost: somebody else has its place
+    GONE = -1  # lost: nobody has it
 
 
-# Apart, because a look into an enum costs a call before Python 3.12, and one by a number always does.
-MARKED = Answer.MARKED
-TAKEN = Answer.TAKEN
-ANSWERS = {int(answer): answer for answer in Answer}
+# A table, because `Renewal(number)` costs several calls.
+RENEWALS = {int(each): each for each in Renewal}
+
+
+Marker = Literal["none", "left", "unknown"]
+"""Whether the store has a marker; it is unknown if it gave no answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What has become of a lease, or of a turn, that was given back.
+
+    Attributes:
+        marker: Whether the ending of the run is kept for later deliveries. If that is unknown, a release that is tried
+            again in the background has the last word.
+        lost: Why the lease had been lost before; None if nothing says so.
+    """
+
+    marker: Marker
+    lost: LostReason | None = None
+
+
+RELEASED = Release("none")
+UNANSWERED = Release("unknown")
+# By the number that release.lua has for it.
+RELEASES = {
+    1: RELEASED,
+    3: Release("left"),
+    0: Release("none", "taken"),
+    2: Release("left", "taken"),
+    4: Release("none", "expired"),
+    6: Release("left", "expired"),
+}
 
 
 # What an operator sees.

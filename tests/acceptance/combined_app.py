@@ -201,6 +201,7 @@ dying_rerun = {
         "rerun-retried", lock_on_conflict="rerun", retry_on_worker_lost=True, default_retry_delay=1, max_retries=2
     ),
 }
+late_and_warned = task_with("late-and-warned", acks_late=True, lock_on_lost="warn", lock_on_store_error="run")
 late = {
     "skip": task_with("late-skip", acks_late=True),
     "replace": task_with("late-replace", acks_late=True, lock_on_conflict="replace"),

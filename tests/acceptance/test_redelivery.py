@@ -3,6 +3,7 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -261,3 +262,44 @@ def broker_is_empty(env: dict[str, str]) -> bool:
 
 def port_of(broker: str) -> int:
     return int(broker.split("127.0.0.1:")[1].split("/", maxsplit=1)[0])
+
+
+FAULTS = [
+    "its lease is lost",
+    pytest.param("its release has no answer", marks=pytest.mark.prove),
+    "both",
+    pytest.param("it has run without a lock", marks=pytest.mark.prove),
+]
+
+
+@pytest.mark.parametrize(
+    "later", [pytest.param(1, marks=pytest.mark.prove), 8, pytest.param(60, marks=pytest.mark.prove)]
+)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_copy_that_comes_after_the_end_is_dropped_whatever_has_become_of_the_lease(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server, fault: str, later: int
+) -> None:
+    task = combined.late_and_warned
+    with Proxy(valkey.port) as proxy, valkey.client() as broker:
+        settings = {"TEST_LOCKS": proxy.url.removesuffix("/0") + "/2", "TEST_TTL": "30"}
+        with workers(APP, {**env, **ROOT, **settings}, 1) as (worker,):
+            if fault == "it has run without a lock":
+                proxy.black_hole()
+            result = task.delay("k", 1, gate=GATE)
+            until(lambda: runs(recorder), "it runs")
+            (unacked,) = broker.hvals("unacked")
+            if fault in ("its lease is lost", "both"):
+                with valkey.client(2) as store:
+                    store.flushdb()
+            if fault in ("its release has no answer", "both"):
+                proxy.black_hole()
+            open_gate(recorder, GATE)
+            assert result.get(timeout=30) == 1
+            proxy.forward()
+            time.sleep(later)
+            deliver_again(broker, unacked)
+
+            until(lambda: "outcome=dropped" in worker.log(), "the copy is dropped", timeout=30)
+
+    assert len(runs(recorder)) == 1
+    assert result.state == "SUCCESS"

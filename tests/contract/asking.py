@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import Claim, Conflict, Done, Ending, Facts, Grant, Holder, Succession
+from celery_singleton_lock.stores.records import (
+    Claim,
+    Conflict,
+    Done,
+    Ending,
+    Facts,
+    Grant,
+    Holder,
+    Release,
+    Succession,
+)
 from celery_singleton_lock.stores.records import marker_of as marker_of_message
 from celery_singleton_lock.stores.redis.store import Store, Waiter
 
@@ -28,6 +38,9 @@ MEMORY = 3600.0
 
 ENDED = Ending("ended", 60.0, is_due=False)
 """A run has ended for good, and no other delivery of its message is likely."""
+
+TAKEN, GONE = Release("none", "taken"), Release("none", "expired")
+"""The release of a lease that was lost: somebody else has the lock, or nobody has."""
 
 CLOCKS_DIFFER_BY = 0.02
 """Seconds that the store's clock may gain on the test's."""

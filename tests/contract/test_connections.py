@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock import Lock, StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import RELEASED, Renewal
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.contract.test_bounds import MINE, SLACK
 from tests.proxy import Proxy
@@ -72,8 +72,8 @@ def test_scripts_that_are_not_known_cost_no_connection(valkey: Server) -> None:
         client.script_flush()
         before = client.info("stats")["total_connections_received"]
 
-        assert store.renew([MINE] * 120, 1.0) == [Answer.DONE] * 120
-        assert store.release(MINE, 1) == Answer.DONE
+        assert store.renew([MINE] * 120, 1.0) == [Renewal.RENEWED] * 120
+        assert store.release(MINE, 1) == RELEASED
 
         assert client.info("stats")["total_connections_received"] == before
     store.close()

@@ -9,7 +9,7 @@ from redis import CredentialProvider
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE
@@ -42,8 +42,8 @@ def take_only(server: Server, token: str) -> None:
 
 def assert_that_all_works(store: Store) -> None:
     assert isinstance(store.acquire(MINE), Grant)
-    assert store.renew([MINE], 5.0) == [Answer.DONE]
-    assert store.release(MINE, 1) == Answer.DONE
+    assert store.renew([MINE], 5.0) == [Renewal.RENEWED]
+    assert store.release(MINE, 1) == RELEASED
 
 
 # Tokens.

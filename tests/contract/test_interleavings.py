@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.memory import MemoryStore
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Grant, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.ageing import StandingClock
 from tests.servers import Server
@@ -86,14 +86,14 @@ class Play:
 
     def renew(self, claim: Claim) -> None:
         (answer,) = self.store.renew([claim], 1.0)
-        assert (answer is Answer.DONE) is (self.expected.token == claim.token)
-        if answer is Answer.DONE:
+        assert (answer is Renewal.RENEWED) is (self.expected.token == claim.token)
+        if answer is Renewal.RENEWED:
             self.expected.alive = True
 
     def release(self, claim: Claim) -> None:
         answer = self.store.release(claim, None)
-        assert (answer is Answer.DONE) is (self.expected.token == claim.token)
-        if answer is Answer.DONE:
+        assert (answer == RELEASED) is (self.expected.token == claim.token)
+        if answer == RELEASED:
             self.expected = Expected(fence=self.expected.fence)
 
     def compare(self) -> None:

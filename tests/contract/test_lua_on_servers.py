@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Ending, Facts
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Ending, Facts, Release, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY
 from tests.contract.asking import OTHER as OTHER_KEY
@@ -127,11 +127,11 @@ def test_a_server_out_of_memory_grants_nothing_tells_conflicts_renews_and_releas
     conflict = store.acquire(wanted)
     assert isinstance(conflict, Conflict)
     assert (conflict.first.token, conflict.is_own) == ("a", wanted.may_be_copy)
-    assert store.renew([MINE], 1.0) == [Answer.DONE]
+    assert store.renew([MINE], 1.0) == [Renewal.RENEWED]
     assert store.holders(KEY)[0].expires_in > 5
     assert client.pttl(KEY) > 10_000
     # A copy that was met leaves a marker only with an ending.
-    assert store.release(MINE, 1) is Answer.DONE
+    assert store.release(MINE, 1) == RELEASED
     assert not client.exists(KEY)
 
 
@@ -142,5 +142,5 @@ def test_an_ending_is_kept_by_a_server_out_of_memory(
 
     out_of_memory()
 
-    assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)) is Answer.MARKED
+    assert store.release(COPY, 1, ending=Ending("ended", 60.0, is_due=True)) == Release("left")
     assert client.hexists(KEY, COPY.marker)

@@ -14,7 +14,7 @@ import redis
 
 from celery_singleton_lock import ConfigurationError, Lock, StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE, outcome_of
@@ -52,7 +52,7 @@ def test_a_refusal_that_passes_is_waited_for(own: Server, refuses: Callable[[Any
         answer = store.acquire(MINE)
 
         assert isinstance(answer, Grant)
-        assert store.renew([MINE], 1.0) == [Answer.DONE]
+        assert store.renew([MINE], 1.0) == [Renewal.RENEWED]
 
 
 @pytest.mark.prove
@@ -70,8 +70,8 @@ def test_an_address_that_has_moved_is_followed_although_the_old_server_still_ans
         began = clock()
 
         assert isinstance(store.acquire(MINE), Grant)
-        assert store.renew([MINE], 1.0) == [Answer.DONE]
-        assert store.release(MINE, 1) == Answer.DONE
+        assert store.renew([MINE], 1.0) == [Renewal.RENEWED]
+        assert store.release(MINE, 1) == RELEASED
         assert clock() - began < AT_ONCE
         with new.client() as client:
             assert not client.exists(KEY)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock import StoreError
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Grant
+from celery_singleton_lock.stores.records import Claim, Conflict, Grant, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.test_bounds import KEY, MINE, asked, outcome_of
 from tests.proxy import Proxy
@@ -160,4 +160,4 @@ def test_a_lost_reply_to_a_renewal_leaves_the_lock_renewed_and_ours(proxy: Proxy
         store.renew([MINE], 0.5)
 
     assert direct.holders(KEY)[0].expires_in > 5
-    assert store.renew([MINE], 1.0) == [Answer.DONE]
+    assert store.renew([MINE], 1.0) == [Renewal.RENEWED]

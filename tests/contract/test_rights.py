@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_singleton_lock import ConfigurationError
-from celery_singleton_lock.stores.records import Answer, Claim, Ending, Facts, Grant, Slot
+from celery_singleton_lock.stores.records import RELEASED, Claim, Ending, Facts, Grant, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import Store
@@ -111,7 +111,7 @@ def test_who_may_not_wake_waiters_releases_all_the_same(server: Server) -> None:
             client.execute_command("ACL", "SETUSER", "mute", "reset", *RIGHTS, "resetchannels")
         mute = Store(f"redis://mute:secret@127.0.0.1:{server.port}/1", {})
 
-        assert mute.release(holder, 1) is Answer.DONE
+        assert mute.release(holder, 1) == RELEASED
 
         assert isinstance(waiter.ask(), Grant)
     store.release(waiting, 1)

@@ -7,7 +7,7 @@ import pytest
 
 from celery_singleton_lock import Lock
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import Renewal
 from celery_singleton_lock.stores.redis.errors import advice_about
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -53,7 +53,7 @@ def test_leases_in_several_slots_are_renewed_and_the_refusal_is_met_once(store: 
     client.config_resetstat()
 
     for _ in range(3):
-        assert store.renew(claims, 1.0) == [Answer.DONE] * 3
+        assert store.renew(claims, 1.0) == [Renewal.RENEWED] * 3
 
     assert client.info("commandstats")["cmdstat_evalsha"]["rejected_calls"] == 1
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Facts, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Facts, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.load.asking import ask_at_once
 
@@ -30,7 +30,7 @@ def test_many_waiters_that_vanished_slow_no_release_and_keep_nobody_out(
         client.slowlog_reset()
         began = clock()
 
-        assert store.release(claim("holder"), 1) is Answer.DONE
+        assert store.release(claim("holder"), 1) == RELEASED
 
         seconds = clock() - began
         waiter.sleep(20)

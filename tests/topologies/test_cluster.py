@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Conflict, Done, Ending, Facts, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Conflict, Done, Ending, Facts, Grant, Release, Renewal
 from celery_singleton_lock.stores.redis.listener import LISTENING
 from celery_singleton_lock.stores.redis.store import Store
 from tests.clusters import Cluster, Node, slot_of
@@ -48,7 +48,7 @@ def test_each_lock_is_at_the_server_that_has_its_slot(cluster: Cluster, store: S
         with cluster.owner(key_of(number)).client() as client:
             assert client.exists(key_of(number))
         assert isinstance(store.acquire(claim_of(number, "another")), Conflict)
-        assert store.release(claim_of(number), 1) is Answer.DONE
+        assert store.release(claim_of(number), 1) == RELEASED
 
     assert redirects(cluster) == before
 
@@ -84,12 +84,12 @@ def test_a_held_lease_stays_and_is_renewed_at_each_stage(cluster: Cluster, store
 
     for stage in STAGES:
         move.go_on_to(stage)
-        assert store.renew([claim_of("beside"), mine], 1.0) == [Answer.GONE, Answer.DONE], stage
+        assert store.renew([claim_of("beside"), mine], 1.0) == [Renewal.GONE, Renewal.RENEWED], stage
         assert isinstance(store.acquire(claim_of("held", "another")), Conflict), stage
         (holder,) = store.holders(mine.key)
         assert holder.expires_in > leases.TTL - 1, stage
         assert granted(store.acquire(mine)).fence == fence, stage
-    assert store.release(mine, 1) is Answer.DONE
+    assert store.release(mine, 1) == RELEASED
 
 
 def granted(answer: object) -> Grant:
@@ -117,7 +117,7 @@ def test_a_run_that_ends_is_marked_and_its_copy_is_dropped_at_each_stage(
     assert isinstance(living, Conflict)
     assert living.is_own
     # It is due now, because a copy has come.
-    assert store.release(mine, 1, ending=ENDED) is Answer.MARKED
+    assert store.release(mine, 1, ending=ENDED) == Release("left")
 
     assert store.acquire(copy) == Done(0, "ended")
     assert store.holders(mine.key) == []

@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Answer, Conflict, Grant
+from celery_singleton_lock.stores.records import RELEASED, Conflict, Grant
 from celery_singleton_lock.stores.redis.listener import DEAF, LISTENING
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
@@ -149,7 +149,7 @@ def test_who_waits_at_a_master_that_dies_is_granted_at_the_next_one(
         waiter.sleep(20)
         assert isinstance(waiter.ask(), float)
 
-        assert store.release(claim_of(name, ttl=60.0), 1) is Answer.DONE
+        assert store.release(claim_of(name, ttl=60.0), 1) == RELEASED
         assert lasted(lambda: waiter.sleep(20)) < 5
         assert isinstance(waiter.ask(), Grant)
 

@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_singleton_lock import SingletonTask
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Answer, Claim, Facts
+from celery_singleton_lock.stores.records import Claim, Facts, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from celery_singleton_lock.web import application
 from tests.acceptance.conftest import operated
@@ -71,7 +71,7 @@ def test_the_locks_of_all_servers_are_listed_shown_and_broken(cluster: Cluster, 
         for arguments in ([claim.key], ["sync", "-a", f"[{number}]"], [claim.facts.task_id]):
             assert claim.facts.task_id in operated(app)("show", *arguments).stdout
         operated(app)("break", claim.key, "--yes", "--wait", "0", code=1)
-    assert store.renew(claims[:7], 5.0) == [Answer.BROKEN] * 6 + [Answer.DONE]
+    assert store.renew(claims[:7], 5.0) == [Renewal.BROKEN] * 6 + [Renewal.RENEWED]
 
 
 def test_one_server_that_is_full_is_noticed_by_page_and_doctor_each_time(cluster: Cluster, app_of: AppOf) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.records import Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.clusters import Cluster, Node, clustered
@@ -58,7 +58,7 @@ def test_what_is_granted_or_renewed_is_at_the_replica_of_its_server_by_then(clus
         assert isinstance(careful.acquire(claim), Grant)
         before.append(until_at_replica(cluster, claim))
 
-    assert careful.renew(claims, 5.0) == [Answer.DONE] * len(claims)
+    assert careful.renew(claims, 5.0) == [Renewal.RENEWED] * len(claims)
 
     assert all(before)
     assert all(until_at_replica(cluster, claim) > old for claim, old in zip(claims, before, strict=True))
@@ -79,7 +79,7 @@ def test_a_grant_that_the_replica_of_its_server_does_not_have_is_none_and_others
     assert clock() - began < ACQUIRE_BOUND + SLACK
     for words in ("acknowledged by 0 of its replicas", "singleton_lock_replicas=1", f"(127.0.0.1:{lonely.port})"):
         assert words in str(unanswered.value)
-    assert careful.renew([theirs], 5.0) == [Answer.DONE]
+    assert careful.renew([theirs], 5.0) == [Renewal.RENEWED]
 
 
 def test_a_cluster_without_replicas_is_told_at_the_start(cleanup: ExitStack) -> None:

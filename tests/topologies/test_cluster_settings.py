@@ -8,7 +8,7 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError
 from celery_singleton_lock.stores import store_from_url
-from celery_singleton_lock.stores.records import Answer, Conflict, Grant
+from celery_singleton_lock.stores.records import RELEASED, Conflict, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from tests.clusters import clustered
 from tests.contract.test_rights import RIGHTS as OF_ONE_SERVER
@@ -57,6 +57,6 @@ def test_a_user_with_the_rights_that_the_docs_list_can_do_all(cleanup: ExitStack
     assert isinstance(store.acquire(waiting), Conflict)
     with store.waiter(waiting) as waiter:
         assert isinstance(waiter.ask(), float)
-    assert store.renew([mine], 1.0) == [Answer.DONE]
-    assert store.release(mine, 1) is Answer.DONE
+    assert store.renew([mine], 1.0) == [Renewal.RENEWED]
+    assert store.release(mine, 1) == RELEASED
     store.close()

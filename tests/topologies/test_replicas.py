@@ -7,7 +7,7 @@ import pytest
 
 from celery_singleton_lock import ConfigurationError, StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Grant
+from celery_singleton_lock.stores.records import RELEASED, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import ACQUIRE_BOUND, Store
 from tests.proxy import Proxy
@@ -70,9 +70,9 @@ def test_what_is_granted_is_at_the_replica_by_then(pair: tuple[Server, Server], 
             assert isinstance(careful.acquire(claim), Grant)
             before = at_replica.hget(claim.key, claim.token)
             assert before is not None
-            assert careful.renew([claim], 5.0) == [Answer.DONE]
+            assert careful.renew([claim], 5.0) == [Renewal.RENEWED]
             assert int(at_replica.hget(claim.key, claim.token)) > int(before)
-    assert careful.release(claim, 1) == Answer.DONE
+    assert careful.release(claim, 1) == RELEASED
 
 
 # Red once in eleven runs of CI: it was answered; not in 27 more runs beside a busy process. It says what was answered.

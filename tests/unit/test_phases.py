@@ -12,7 +12,7 @@ from celery_singleton_lock.runs.run import Phase, Run
 FORWARD = {
     Phase.ASKING: {Phase.RUNNING, Phase.UNLOCKED, Phase.OVER},
     Phase.RUNNING: {Phase.ENDED, Phase.OVER},
-    Phase.UNLOCKED: {Phase.OVER},
+    Phase.UNLOCKED: {Phase.ENDED, Phase.OVER},
     Phase.ENDED: {Phase.OVER},
     Phase.OVER: set(),
 }

@@ -10,7 +10,7 @@ from redis import exceptions
 
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Claim, Holder
+from celery_singleton_lock.stores.records import Claim, Holder, Renewal
 from celery_singleton_lock.stores.redis.connection import Command, Connections
 from celery_singleton_lock.stores.redis.encoding import ACQUIRE, BREAK, RELEASE, arguments_of, holders_in, microseconds
 from celery_singleton_lock.stores.redis.errors import NotUsable, accepted
@@ -151,7 +151,7 @@ class Inventory:
             self._store.part_of(key).persist(partial(self._try_commands, key), until - clock())
             accepted(self._servers.run(ACQUIRE, asks, until, self._store.replicas))
             _, renewed = self._store.renew_once(holders, until)
-            if any(answer != Answer.DONE for *answers, _ in renewed for answer in answers):
+            if {answer for *answers, _ in renewed for answer in answers} != {Renewal.RENEWED}:
                 raise NotUsable("a lease of the trial was gone before it could be renewed")
             accepted(self._servers.run(RELEASE, releases, until))
             if not subscription.can_read(timeout=max(0.0, until - clock())):

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from os import getpid
 from typing import Any, Self
@@ -12,8 +13,8 @@ from redis import ConnectionPool, exceptions
 from celery_singleton_lock.errors import StoreError
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import (
-    ANSWERS,
-    Answer,
+    RELEASES,
+    RENEWALS,
     Claim,
     Conflict,
     Done,
@@ -24,6 +25,8 @@ from celery_singleton_lock.stores.records import (
     Outcome,
     Place,
     PublishMode,
+    Release,
+    Renewal,
     Slot,
 )
 from celery_singleton_lock.stores.redis.connection import REPLY_TIMEOUT, Call, Connections, check_parts, settled
@@ -216,11 +219,11 @@ class Store:
         self._compare(claim.key, reply if type(reply) is int else reply[1], sent_at)
         return answer_in(claim.key, reply, sent_at)
 
-    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Answer]:
+    def renew(self, claims: Sequence[Claim], timeout: float) -> list[Renewal]:
         """Restart the ttl of each claim; one answer each, in order.
 
-        `DONE` only if nobody else can have had the place; `REPLACED` and `BROKEN` are as good, but it has to stop.
-        Some may have been renewed even if there is no answer.
+        A claim is renewed only if nobody else can have had its place. Some may have been renewed even if there is no
+        answer.
         """
         if not claims:
             return []
@@ -228,7 +231,7 @@ class Store:
         (calls, replies), sent_at, _ = part.persist(lambda until: self.renew_once(claims, until), timeout)
         for (keys, _), (*_, now) in zip(calls, replies, strict=True):
             self._compare(keys[0], now, sent_at)
-        return [ANSWERS[answer] for *answers, _ in replies for answer in answers]
+        return [RENEWALS[answer] for *answers, _ in replies for answer in answers]
 
     def renew_once(self, claims: Sequence[Claim], until: float) -> tuple[list[Call], list[Any]]:
         """The scripts that renew the claims, and the reply to each; the errors are those of redis-py."""
@@ -244,17 +247,16 @@ class Store:
 
     def release(
         self, claim: Claim, place: int | None, ending: Ending | None = None, bound: float = RELEASE_BOUND
-    ) -> Answer:
+    ) -> Release:
         """Give back the place, or the turn in the queue; if *place* is None, any place or turn that the token has.
 
-        `MARKED` if it was released and *ending* was kept, in the same step; `DONE` if only released. With `TAKEN` and
-        `GONE`, if it had been lost before, *ending* was kept as well.
+        In the same step the store keeps *ending* if a later delivery is known or likely, or if the lease had been lost,
+        because then nobody knows.
         """
         reply, _, tries = self.request(RELEASE, claim.key, release_arguments(claim, place, ending), bound)
-        if tries > 1 and reply <= 0:
-            # An earlier try may have released it, and its answer was lost.
-            return Answer.DONE if ending is None else Answer.MARKED
-        return ANSWERS[reply]
+        answer = RELEASES[reply]
+        # An earlier try may have released it, and its answer was lost.
+        return replace(answer, lost=None) if tries > 1 else answer
 
     def mark_queued(
         self,

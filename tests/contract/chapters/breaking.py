@@ -3,7 +3,7 @@
 import threading
 
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, LockState
+from celery_singleton_lock.stores.records import RELEASED, LockState, Release, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -86,10 +86,10 @@ class Breaking(Contract):
 
         assert broken(store, "a") == (["a"], [])
         refused(store.acquire(claim("b")))
-        assert store.renew([claim("a")], 1.0) == [Answer.BROKEN]
+        assert store.renew([claim("a")], 1.0) == [Renewal.BROKEN]
         refused(store.acquire(claim("b")))
         assert store.broken_by(claim("a")) == ALICE
-        assert store.release(claim("a"), 1) is Answer.DONE
+        assert store.release(claim("a"), 1) == RELEASED
         granted(store.acquire(claim("b")))
 
     def test_a_holder_that_does_not_hear_of_it_is_gone_after_its_ttl(self, store: Store) -> None:
@@ -99,7 +99,7 @@ class Breaking(Contract):
         self.let_expire(store)
 
         assert granted(store.acquire(claim("b"))).took_over
-        assert store.renew([claim("b")], 1.0) == [Answer.DONE]
+        assert store.renew([claim("b")], 1.0) == [Renewal.RENEWED]
         assert store.broken_by(claim("a")) is None
 
     # Marks and cool-downs.
@@ -122,8 +122,8 @@ class Breaking(Contract):
         assert broken(store, "a", force=True) == (["a"], [])
         self.nothing_is_left(store)
         grant = granted(store.acquire(claim("b")))
-        assert store.renew([claim("a")], 1.0) == [Answer.TAKEN]
-        assert store.release(claim("a"), 1) is Answer.TAKEN
+        assert store.renew([claim("a")], 1.0) == [Renewal.TAKEN]
+        assert store.release(claim("a"), 1) == Release("none", "taken")
         assert grant.place == 1
 
     def test_force_frees_all_places(self, store: Store) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_singleton_lock.stores.records import Answer, Done, Ending, Succession
+from celery_singleton_lock.stores.records import RELEASED, Done, Ending, Release, Succession
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
@@ -61,10 +61,10 @@ class Copies(Contract):
         with store.waiter(delivery("waits")) as waiter:
             assert refused(waiter.ask()).is_own
 
-            assert store.release(delivery("waits"), None) is Answer.TAKEN
+            assert store.release(delivery("waits"), None) == Release("none", "taken")
 
         assert successor_of(store) is None
-        assert store.release(delivery("original"), 1) is Answer.DONE
+        assert store.release(delivery("original"), 1) == RELEASED
         self.nothing_is_left(store)
 
     def test_a_copy_takes_over_from_a_run_that_is_dead(self, store: Store) -> None:
@@ -77,7 +77,7 @@ class Copies(Contract):
         granted(store.acquire(delivery("original", attempt=0)))
         assert refused(store.acquire(delivery("retry", attempt=1))).is_own
 
-        assert store.release(delivery("original"), 1, ending=RETRIED) is Answer.DONE, "it was no copy"
+        assert store.release(delivery("original"), 1, ending=RETRIED) == RELEASED, "it was no copy"
         granted(store.acquire(delivery("retry", attempt=1)))
 
     # The run has ended.
@@ -86,7 +86,7 @@ class Copies(Contract):
     def test_a_run_that_no_copy_has_met_leaves_no_marker(self, store: Store, place: int | None) -> None:
         granted(store.acquire(delivery("original")))
 
-        assert store.release(delivery("original"), place, ending=ENDED) is Answer.DONE
+        assert store.release(delivery("original"), place, ending=ENDED) == RELEASED
 
         granted(store.acquire(delivery("copy")))
 
@@ -94,7 +94,7 @@ class Copies(Contract):
         granted(store.acquire(delivery("original")))
         refused(store.acquire(delivery("copy")))
 
-        assert store.release(delivery("original"), 1, ending=ENDED) is Answer.MARKED
+        assert store.release(delivery("original"), 1, ending=ENDED) == Release("left")
 
         assert store.acquire(delivery("copy")) == Done(0, "ended")
         with store.waiter(delivery("waits")) as waiter:
@@ -105,10 +105,22 @@ class Copies(Contract):
     def test_a_run_that_is_likely_to_be_delivered_again_leaves_a_marker(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))
 
-        assert store.release(delivery("original"), 1, ending=DUE) is Answer.MARKED
+        assert store.release(delivery("original"), 1, ending=DUE) == Release("left")
 
         assert store.acquire(delivery("copy")) == Done(0, "ended")
         granted(store.acquire(delivery("other", "b")))
+
+    @pytest.mark.parametrize("is_taken", [False, True])
+    def test_a_run_that_has_lost_its_lease_leaves_a_marker_and_says_so(self, store: Store, is_taken: bool) -> None:
+        granted(store.acquire(delivery("original")))
+        store.call("DEL", KEY)
+        if is_taken:
+            granted(store.acquire(delivery("other", "b")))
+
+        released = store.release(delivery("original"), 1, ending=ENDED)
+
+        assert released == Release("left", "taken" if is_taken else "expired")
+        assert store.acquire(delivery("copy")) == Done(0, "ended")
 
     def test_an_ending_whose_result_was_not_stored_for_long_is_none(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))
@@ -134,7 +146,7 @@ class Copies(Contract):
     def test_an_attempt_that_was_retried_is_over_and_the_next_is_not(self, store: Store) -> None:
         granted(store.acquire(delivery("original")))
         refused(store.acquire(delivery("copy")))
-        assert store.release(delivery("original"), 1, ending=RETRIED) is Answer.MARKED
+        assert store.release(delivery("original"), 1, ending=RETRIED) == Release("left")
 
         self.pass_time(2 * RESULT_GRACE)
         assert store.acquire(delivery("copy")) == Done(0, "retried")

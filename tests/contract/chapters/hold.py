@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import RELEASED, Release, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import CLOCKS_DIFFER_BY, KEY, SHORT, Contract, claim, granted, refused
 
@@ -19,7 +19,7 @@ class Hold(Contract):
         conflict = refused(store.acquire(claim("b")))
         self.let_expire(store)
 
-        assert answer is Answer.DONE
+        assert answer == RELEASED
         assert (conflict.first.task_id, conflict.first.fence) == ("id-of-a", grant.fence)
         assert 0 < conflict.first.expires_in <= 2 * SHORT
         assert not granted(store.acquire(claim("b"))).took_over
@@ -49,6 +49,6 @@ class Hold(Contract):
         renewed = store.renew([claim(token)], 1.0)
         released = [store.release(claim(token), place) for place in (1, None)]
 
-        assert renewed == [Answer.TAKEN]
-        assert released == [Answer.TAKEN, Answer.TAKEN]
+        assert renewed == [Renewal.TAKEN]
+        assert released == [Release("none", "taken"), Release("none", "taken")]
         refused(store.acquire(claim("c")))

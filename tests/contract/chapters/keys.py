@@ -10,7 +10,7 @@ import pytest
 
 from celery_singleton_lock import StoreError
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Ending
+from celery_singleton_lock.stores.records import Ending, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -136,7 +136,7 @@ class Keys(Contract):
 
         answers = store.renew([dataclasses.replace(mine, ttl=30) for mine in claims], 1.0)
 
-        assert answers == [Answer.TAKEN if number == overwritten else Answer.DONE for number in range(3)]
+        assert answers == [Renewal.TAKEN if number == overwritten else Renewal.RENEWED for number in range(3)]
         assert client.get(claims[overwritten].key) == "somebody else's"
         for number in {0, 1, 2} - {overwritten}:
             assert client.pttl(claims[number].key) > 50_000

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.stores.records import WHOLE, Answer, Claim, Grant
+from celery_singleton_lock.stores.records import RELEASED, WHOLE, Claim, Grant, Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
     KEY,
@@ -46,7 +46,7 @@ class Limit(Contract):
         assert [holder.token for holder in store.holders(KEY)] == ["long", "longer"]
         grant = granted(store.acquire(claim("newcomer", limit=3)))
         assert (grant.place, grant.took_over) == (2, True)
-        assert store.renew([claim("long", limit=3), claim("short", limit=3)], 1.0) == [Answer.DONE, Answer.TAKEN]
+        assert store.renew([claim("long", limit=3), claim("short", limit=3)], 1.0) == [Renewal.RENEWED, Renewal.TAKEN]
 
     @pytest.mark.parametrize(("held", "wanted"), [(1, 3), (2, 3), (3, 2), (3, 1)])
     def test_the_limit_that_counts_is_that_of_the_asker(self, store: Store, held: int, wanted: int) -> None:
@@ -78,9 +78,9 @@ class Limit(Contract):
             assert refused(store.acquire(claim("other", limit=limit))).first.fence == grant.fence
         refused(store.acquire(whole("another")))
         assert found(mark_queued(store, "q", limit=3)).fence == grant.fence
-        assert store.renew([mine], 1.0) == [Answer.DONE]
+        assert store.renew([mine], 1.0) == [Renewal.RENEWED]
         assert granted(store.acquire(mine)).fence == grant.fence
-        assert store.release(mine, grant.place) is Answer.DONE
+        assert store.release(mine, grant.place) == RELEASED
         self.nothing_is_left(store)
         for name in "abc":
             granted(store.acquire(claim(name, limit=3)))

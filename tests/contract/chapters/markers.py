@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from celery_singleton_lock.stores.records import Answer, Done, Ending, Slot
+from celery_singleton_lock.stores.records import Done, Ending, Release, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, SHORT, SLOTS, Contract, call, claim, delivery, granted, mark_queued, marker_of
@@ -17,7 +17,7 @@ class Markers(Contract):
         mine = delivery("a")
         granted(store.acquire(mine))
 
-        assert store.release(mine, 1, ending=DUE) is Answer.MARKED
+        assert store.release(mine, 1, ending=DUE) == Release("left")
 
         assert client.keys() == [KEY]
         assert set(client.hkeys(KEY)) == {"fence", mine.marker}

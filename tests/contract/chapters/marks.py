@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from celery_singleton_lock.stores.records import Answer, Conflict
+from celery_singleton_lock.stores.records import Conflict, Renewal
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -254,9 +254,9 @@ class Marks(Contract):
 
         for _ in range(2):
             assert refused(store.acquire(dataclasses.replace(newer, asked_early=True))).successor == "newer"
-            assert store.renew([call("holder", 1)], 1.0) == [Answer.DONE]
+            assert store.renew([call("holder", 1)], 1.0) == [Renewal.RENEWED]
         assert refused(store.acquire(newer)).successor == "newer"
-        assert store.renew([call("holder", 1)], 1.0) == [Answer.REPLACED]
+        assert store.renew([call("holder", 1)], 1.0) == [Renewal.REPLACED]
 
 
 def refused_by(conflict: Conflict | None) -> str | None:

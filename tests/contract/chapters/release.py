@@ -2,9 +2,9 @@
 
 import pytest
 
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import RELEASED
 from celery_singleton_lock.stores.redis.store import Store
-from tests.contract.asking import KEY, SHORT, Contract, claim, granted, tokens
+from tests.contract.asking import GONE, KEY, SHORT, TAKEN, Contract, claim, granted, tokens
 
 
 class Release(Contract):
@@ -15,7 +15,7 @@ class Release(Contract):
 
         answer = store.release(claim("a"), grant.place)
 
-        assert answer is Answer.DONE
+        assert answer == RELEASED
         assert store.holders(KEY) == []
         assert not granted(store.acquire(claim("b"))).took_over
 
@@ -24,7 +24,7 @@ class Release(Contract):
 
         answer = store.release(claim("b"), 1)
 
-        assert answer is Answer.TAKEN
+        assert answer == TAKEN
         assert tokens(store.holders(KEY)) == ["a"]
 
     def test_a_second_release_finds_nothing_or_the_successor(self, store: Store) -> None:
@@ -35,7 +35,7 @@ class Release(Contract):
         store.acquire(claim("b"))
         once_more = store.release(claim("a"), 1)
 
-        assert (again, once_more) == (Answer.GONE, Answer.TAKEN)
+        assert (again, once_more) == (GONE, TAKEN)
         assert tokens(store.holders(KEY)) == ["b"]
 
     def test_a_run_past_its_deadline_does_not_free_its_successor(self, store: Store) -> None:
@@ -45,7 +45,7 @@ class Release(Contract):
 
         answer = store.release(claim("a"), 1)
 
-        assert answer is Answer.TAKEN
+        assert answer == TAKEN
         assert tokens(store.holders(KEY)) == ["b"]
 
     @pytest.mark.parametrize("token", ["a", "b", "c"])
@@ -55,5 +55,5 @@ class Release(Contract):
 
         answer = store.release(claim(token, limit=3), None)
 
-        assert answer is Answer.DONE
+        assert answer == RELEASED
         assert tokens(store.holders(KEY)) == sorted({"a", "b", "c"} - {token})

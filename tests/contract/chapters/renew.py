@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import Renewal
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import KEY, OTHER, SHORT, Contract, claim, granted, queued, refused, tokens
 
@@ -17,7 +17,7 @@ class Renew(Contract):
 
         answers = store.renew([claim("a", ttl=30)], 1.0)
 
-        assert answers == [Answer.DONE]
+        assert answers == [Renewal.RENEWED]
         assert 5 < store.holders(KEY)[0].expires_in <= 30
 
     def test_a_lock_is_held_for_as_long_as_it_is_renewed(self, store: Store) -> None:
@@ -25,7 +25,7 @@ class Renew(Contract):
 
         for _ in range(6):
             self.pass_time(SHORT / 4)
-            assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Answer.DONE]
+            assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Renewal.RENEWED]
 
         assert tokens(store.holders(KEY)) == ["a"]
 
@@ -38,7 +38,7 @@ class Renew(Contract):
         answers = store.renew([claim("a", ttl=SHORT, limit=2)], 1.0)
 
         assert ended == ["long"]
-        assert answers == [Answer.DONE]
+        assert answers == [Renewal.RENEWED]
         assert tokens(refused(store.acquire(claim("b", limit=2))).holders) == ["a", "long"]
 
     def test_a_lease_past_its_deadline_is_renewed_until_a_waiter_has_its_place(self, store: Store) -> None:
@@ -52,8 +52,8 @@ class Renew(Contract):
 
             granted(waiter.ask())
 
-        assert before == [Answer.DONE]
-        assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Answer.TAKEN]
+        assert before == [Renewal.RENEWED]
+        assert store.renew([claim("a", ttl=SHORT)], 1.0) == [Renewal.TAKEN]
         assert tokens(store.holders(KEY)) == ["w"]
 
     @pytest.mark.parametrize("limit", [1, 2])
@@ -65,7 +65,7 @@ class Renew(Contract):
 
         answers = store.renew([claim("a", limit=limit)], 1.0)
 
-        assert answers == [Answer.GONE]
+        assert answers == [Renewal.GONE]
         assert store.holders(KEY) == []
         granted(store.acquire(claim("c", limit=limit)))
 
@@ -77,7 +77,7 @@ class Renew(Contract):
 
         answers = store.renew([claim("a")], 1.0)
 
-        assert answers == [Answer.GONE]
+        assert answers == [Renewal.GONE]
         granted(store.acquire(claim("b")))
 
     def test_renewals_are_answered_one_by_one_in_their_order(self, store: Store) -> None:
@@ -94,4 +94,4 @@ class Renew(Contract):
             1.0,
         )
 
-        assert answers == [Answer.GONE, Answer.DONE, Answer.TAKEN, Answer.DONE]
+        assert answers == [Renewal.GONE, Renewal.RENEWED, Renewal.TAKEN, Renewal.RENEWED]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from celery_singleton_lock.stores.records import Answer
+from celery_singleton_lock.stores.records import RELEASED, Renewal
 from celery_singleton_lock.stores.records import Succession as Rule
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -103,7 +103,7 @@ class Succession(Contract):
         for _ in range(2):
             assert succeed(store, again(call("b", 2000)), "rerun") == "b"
 
-        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+        assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
 
     def test_the_next_of_another_task_supersedes_nobody(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
@@ -125,23 +125,23 @@ class Succession(Contract):
 
         for _ in range(2):
             assert succeed(store, call("b", 2000), "replace") == "b"
-            assert store.renew([call("a")], 1.0) == [Answer.DONE]
+            assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
         assert succeed(store, again(call("b", 2000)), "replace") == "b"
-        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
+        assert store.renew([call("a")], 1.0) == [Renewal.REPLACED]
 
     def test_a_holder_that_is_replaced_hears_of_it_and_holds_until_it_lets_go(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, again(call("b", 2000)), "replace")
 
-        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
+        assert store.renew([call("a")], 1.0) == [Renewal.REPLACED]
         assert tokens(store.holders(KEY)) == ["a"]
         assert store.holders(KEY)[0].expires_in > 25
         assert granted(store.acquire(call("a", 1000))).place == 1
         assert successor_of(store) == "b"
         assert refused(store.acquire(succeeding(again(call("b", 2000)), "replace"))).first.token == "a"
-        assert store.release(call("a"), 1) is Answer.DONE
+        assert store.release(call("a"), 1) == RELEASED
         granted(store.acquire(succeeding(again(call("b", 2000)), "replace")))
-        assert store.renew([call("b")], 1.0) == [Answer.DONE]
+        assert store.renew([call("b")], 1.0) == [Renewal.RENEWED]
         assert successor_of(store) is None
 
     def test_one_holder_at_a_time_is_asked_to_make_way_and_the_oldest_first(self, store: Store) -> None:
@@ -150,7 +150,7 @@ class Succession(Contract):
         for _ in range(3):
             succeed(store, again(call("b", 2000, limit=3)), "replace")
 
-        assert store.renew([call(name) for name in "zyx"], 1.0) == [Answer.DONE, Answer.DONE, Answer.REPLACED]
+        assert store.renew([call(name) for name in "zyx"], 1.0) == [Renewal.RENEWED, Renewal.RENEWED, Renewal.REPLACED]
 
     def test_a_holder_stays_if_its_successor_gets_another_place(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000, limit=2)))
@@ -160,7 +160,7 @@ class Succession(Contract):
 
         granted(store.acquire(again(call("c", 2000, limit=2))))
 
-        assert store.renew([call("a"), call("c")], 1.0) == [Answer.DONE, Answer.DONE]
+        assert store.renew([call("a"), call("c")], 1.0) == [Renewal.RENEWED, Renewal.RENEWED]
         assert tokens(store.holders(KEY)) == ["a", "c"]
         # It may have heard of the request before.
         store.release(call("c"), 2)
@@ -174,7 +174,7 @@ class Succession(Contract):
         granted(store.acquire(call("a", 2000)))
 
         assert succeed(store, again(call("retry", 1000)), "replace") == "a"
-        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+        assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
         assert successor_of(store) is None
         succeed(store, call("b", 3000), "replace")
         assert succeed(store, again(call("retry", 2500)), "replace") == "b"
@@ -212,10 +212,10 @@ class Succession(Contract):
     def test_a_holder_stays_if_the_successor_that_has_asked_it_to_make_way_ends(self, store: Store) -> None:
         granted(store.acquire(call("a", 1000)))
         succeed(store, again(call("b", 2000)), "replace")
-        assert store.renew([call("a")], 1.0) == [Answer.REPLACED]
+        assert store.renew([call("a")], 1.0) == [Renewal.REPLACED]
 
         store.unmark(KEY, "b")
 
-        assert store.renew([call("a")], 1.0) == [Answer.DONE]
+        assert store.renew([call("a")], 1.0) == [Renewal.RENEWED]
         store.release(call("a"), 1)
         self.nothing_is_left(store)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_singleton_lock.stores.records import Answer, Done, Ending, Holder, Slot
+from celery_singleton_lock.stores.records import RELEASED, Done, Ending, Holder, Release, Renewal, Slot
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import (
@@ -58,10 +58,10 @@ class Versions(Contract):
         conflict = refused(store.acquire(claim("b")))
         assert replace(conflict.first, expires_in=0.0) == replace(before, expires_in=0.0)
         assert refused(store.acquire(replace(delivery("copy", "mine"), limit=2))).is_own
-        assert store.renew([mine], 1.0) == [Answer.DONE]
+        assert store.renew([mine], 1.0) == [Renewal.RENEWED]
         other = claim("c", limit=2, **MINE)
         assert granted(store.acquire(other)).place == 2
-        assert store.release(mine, 1, Ending("ended", 60.0, is_due=True)) is Answer.MARKED
+        assert store.release(mine, 1, Ending("ended", 60.0, is_due=True)) == Release("left")
         assert tokens(store.holders(KEY)) == ["c"]
         store.release(other, 2)
         assert not granted(store.acquire(claim("d"))).took_over
@@ -74,7 +74,7 @@ class Versions(Contract):
 
         asked, _ = Inventory(store).break_lock(KEY, ["a"], "alice")
         assert [each.label for each in asked] == ["shop 1"]
-        assert store.renew([mine], 1.0) == [Answer.BROKEN]
+        assert store.renew([mine], 1.0) == [Renewal.BROKEN]
         write(store, "!a", "1")
         grant = granted(store.acquire(claim("b")))
         assert grant.died is not None
@@ -164,7 +164,7 @@ class Versions(Contract):
         refused(store.acquire(claim("b")))
         assert [holder.token for holder in store.holders(KEY)] == ["a"]
         assert isinstance(store.holders(KEY)[0], Holder)
-        assert store.renew([mine], 1.0) == [Answer.DONE]
-        assert store.release(mine, 1) is Answer.DONE
+        assert store.renew([mine], 1.0) == [Renewal.RENEWED]
+        assert store.release(mine, 1) == RELEASED
         assert written(store, "paused") == "until tomorrow"
         granted(store.acquire(claim("b")))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Answer, Grant
+from celery_singleton_lock.stores.records import RELEASED, Grant
 from celery_singleton_lock.stores.redis.store import Store
 from tests.contract.asking import Contract, claim, granted, queued
 
@@ -72,7 +72,7 @@ class Waking(Contract):
                 time.sleep(0)  # let others try
                 with guard:
                     inside -= 1
-                assert store.release(mine, answer.place) is Answer.DONE
+                assert store.release(mine, answer.place) == RELEASED
 
         with ThreadPoolExecutor(6) as pool:
             list(pool.map(wait_for_turns, range(6)))

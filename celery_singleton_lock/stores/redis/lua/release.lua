@@ -7,7 +7,8 @@
 --          ended for good: attempt, outcome, milliseconds for which its marker is kept, 1 to leave the marker although no
 --          copy has come yet, or 0, and the marker of its message
 --
--- Returns  3 released, and a marker was left | 1 released | 0 the lock is somebody else's | -1 nobody has it
+-- Returns  1 released | 0 lost before, the lock is somebody else's | 4 lost before, nobody has it; and 2 more if the marker
+--          was left
 
 -- The usual release: the hash is as the usual acquire has left it, so nobody waits and there are no marks.
 local call, key = redis.call, KEYS[1]
@@ -21,11 +22,12 @@ end
 -- @include marks
 -- @include successor
 -- @include queue
+local RELEASED, TAKEN, GONE, MARKED = 1, 0, 4, 2
 local token = ARGV[1]
 local own_place, min_hold, ending = string.match(ARGV[2], '^%d+ (%d+) (%d+) ?(.*)$')
 local known = redis.call('HMGET', key, 'places', 'first', 'last', 'front', 'w' .. token, 'next')
 local highest, line, ticket = tonumber(known[1] or 1), line_in(known[2], known[3], known[4]), tonumber(known[5])
-local answer = redis.call('EXISTS', key) - 1
+local answer = redis.call('EXISTS', key) == 1 and TAKEN or GONE
 
 local function leave_place(place)
   -- If this server's clock was set back since the grant, the place does not stay taken for the difference.
@@ -44,7 +46,7 @@ end
 -- First, because a server out of memory refuses HSET if the script has written nothing before.
 if redis.call('HDEL', key, 'w' .. token) == 1 then
   leave_line(key, ticket, token)
-  answer = 1
+  answer = RELEASED
 end
 
 local held, highest_left, is_kept, copy_has_come = 0, 1, false, false
@@ -53,7 +55,7 @@ for _, each in ipairs(read_places(key, highest)) do
   if is_mine then
     copy_has_come = redis.call('HEXISTS', key, each.place .. ':c') == 1
     is_kept = leave_place(each.place)
-    answer = 1
+    answer = RELEASED
   end
   held = held + ((is_mine and is_kept or not is_mine and each.alive) and places_of(each.token) or 0)
   if each.token and (is_kept or not is_mine) then
@@ -69,10 +71,10 @@ end
 -- For a place that was lost, nobody knows whether a copy has come, so the marker is left then, too.
 if ending ~= '' then
   local attempt, outcome, kept, is_due, marker = string.match(ending, '^(%d+) (%S+) (%d+) (%d) (.*)$')
-  if answer < 1 or copy_has_come or is_due == '1' then
+  if answer ~= RELEASED or copy_has_come or is_due == '1' then
     write_marker(key, marker, tonumber(attempt), outcome, tonumber(kept))
     sweep_markers(key)
-    answer = answer == 1 and 3 or answer
+    answer = answer + MARKED
   end
 end
 if line then
