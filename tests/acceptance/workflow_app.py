@@ -100,7 +100,7 @@ ENDINGS: dict[str, Any] = {
     "a chain": lambda first: chain(first, ends.si()),
     "a group": lambda first: group(first, ends.si()),
     "a chord": lambda first: chord([first, ends.si()], collect.s()),
-    "a chain of chords": lambda first: chain(first, group(ends.si(), ends.si()), group(ends.si(), ends.si())),
+    "a chord in a chain": lambda first: chain(first, group(ends.si(), ends.si()), ends.si(), ends.si()),
     "a step fails": lambda first: chain(first, ends.si("fails"), ends.si(), ends.si()),
     "the last step fails": lambda first: chain(first, ends.si("fails")),
     "a step before a chord fails": lambda first: chain(first, ends.si("fails"), group(ends.si(), ends.si()), ends.si()),
