@@ -31,7 +31,7 @@ from kombu.utils import json
 
 from celery_singleton_lock.errors import ConfigurationError, LockLost
 from celery_singleton_lock.log import log
-from celery_singleton_lock.options import KeyChoice, given, option_of, prefix_of, setting
+from celery_singleton_lock.options import KeyChoice, given, is_unicode, option_of, prefix_of, setting
 
 MAX_NAME = 200
 _LONGEST_NAME_OF_BEAT = 100
@@ -91,10 +91,11 @@ def _unserialisable_in(subject: Any) -> str:
 def beat_key_of(app: Celery) -> str:
     """The lock key of the beats of an app."""
     name = setting(app, "singleton_beat_name")
-    if name is not None and (not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME_OF_BEAT):
+    is_text = isinstance(name, str) and is_unicode(name)
+    if name is not None and not (is_text and 0 < len(name) <= _LONGEST_NAME_OF_BEAT):
         raise ConfigurationError(
-            f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME_OF_BEAT} characters, "
-            "the same for all beats of one schedule"
+            f"singleton_beat_name={name!r:.80} is not allowed: give a text of 1 to {_LONGEST_NAME_OF_BEAT} characters "
+            "that UTF-8 can encode, the same for all beats of one schedule"
         )
     return key_of(prefix_of(app), checked_name(f"celery.beat.{name or app.main}"), {})
 
@@ -106,8 +107,10 @@ def start_of_keys(prefix: str) -> str:
 
 def checked_name(name: Any) -> str:
     """*name* as it stands in a key."""
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise ConfigurationError(f"lock_name={given(name)} is not allowed: give a text of 1 to {MAX_NAME} characters")
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not is_unicode(name):
+        raise ConfigurationError(
+            f"lock_name={given(name)} is not allowed: give a text of 1 to {MAX_NAME} characters that UTF-8 can encode"
+        )
     # A brace would end the hash tag early, and two names must never become one.
     return name.replace("%", "%25").replace("{", "%7B").replace("}", "%7D")
 

@@ -1,13 +1,15 @@
 """The lease of a task, for any code: `with Lock("stock"): ...`."""
 
 import asyncio
+import contextlib
 import inspect
 import os
 import socket
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import wraps
+from functools import partial, wraps
+from types import CoroutineType, GeneratorType
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 from weakref import ref
 
@@ -23,6 +25,7 @@ from celery_singleton_lock.leases.lease import (
     forget,
     give_back,
     holds,
+    is_undone,
     known_holds,
     new_token,
     running_loop,
@@ -164,24 +167,38 @@ class Lock:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate a function, or a coroutine function: each call of it is a block.
 
+        A call raises the same error if it returns a coroutine, or other work that is still to be done.
+
         Raises:
             ConfigurationError: It is neither.
         """
-        is_lazy = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        called = _called_by(function)
+        is_lazy = inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
         if is_lazy or not callable(function) or isinstance(function, type | Task):
             raise ConfigurationError(f"lock key={self._key} cannot decorate {function!r:.80}: {_TAKES_FUNCTIONS}")
 
         @wraps(function)
         def locked(*args: P.args, **kwargs: P.kwargs) -> R:
             with self:
-                return function(*args, **kwargs)
+                return self._done(function, function(*args, **kwargs))
 
         @wraps(function)
         async def locked_coroutine(*args: P.args, **kwargs: P.kwargs) -> Any:
             async with self:
-                return await cast("Awaitable[Any]", function(*args, **kwargs))
+                return self._done(function, await cast("Awaitable[Any]", function(*args, **kwargs)))
 
-        return cast("Callable[P, R]", locked_coroutine) if inspect.iscoroutinefunction(function) else locked
+        return cast("Callable[P, R]", locked_coroutine) if inspect.iscoroutinefunction(called) else locked
+
+    def _done(self, function: Callable[..., Any], result: R) -> R:
+        if not is_undone(result):
+            return result
+        if isinstance(result, CoroutineType | GeneratorType):
+            # It will never run, so Python need not warn of that as well.
+            result.close()
+        raise ConfigurationError(
+            f"lock key={self._key}: {function!r:.80} has returned a {type(result).__name__}, whose work would be done "
+            "after the lock is released; decorate an `async def`, or take the lock where the work is done"
+        )
 
     @property
     def key(self) -> str:
@@ -328,10 +345,20 @@ def _granted(taken: Lease | Conflict) -> Lease:
     return taken
 
 
+def _called_by(function: Any) -> Any:
+    """The function that a call of *function* runs, as far as that can be known before."""
+    while isinstance(function, partial):
+        function = function.func
+    return function if inspect.isroutine(function) else type(function).__call__
+
+
 def _statement() -> object:
     """The `with` that calls: it begins and ends in one frame, in whatever context and thread a generator goes on."""
     # Where a greenlet begins there is none.
     frame = sys._getframe(1).f_back  # noqa: SLF001 (there is no public one)
+    if frame is not None and frame.f_globals is vars(contextlib):
+        # An `ExitStack` enters a block in one frame and leaves it in another.
+        return id(frame.f_locals.get("self")), contextlib
     # The number of a frame that is over is used again. The frame itself would keep its variables.
     return id(frame), frame and frame.f_code
 

@@ -75,6 +75,11 @@ def given(value: Any) -> str:
     return text if is_plain else f"<a {type(value).__qualname__} {text}>"
 
 
+def is_unicode(text: str) -> bool:
+    """Whether *text* can be sent to the store as it is: bytes that are no UTF-8 are lone surrogates in Python."""
+    return text == text.encode(errors="replace").decode()
+
+
 def one_of(name: str, value: Any, words: Any) -> Any:
     """*value*, if it is one of the *words*, a `Literal`."""
     *others, last = map(repr, get_args(words))
@@ -315,9 +320,10 @@ def prefix_of(app: Celery) -> str:
         shared = next(filter(None, ((options or {}).get("global_keyprefix") for options in transports)), "")
         # Braces are a hash tag for a cluster, and ours come later in the key.
         return str(shared).replace("{", "").replace("}", "") + _DEFAULT_PREFIX
-    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix:
+    if not isinstance(prefix, str) or not prefix or "{" in prefix or "}" in prefix or not is_unicode(prefix):
         raise ConfigurationError(
-            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces, such as {_DEFAULT_PREFIX!r}"
+            f"singleton_lock_prefix={prefix!r} is not allowed: give a text without braces that UTF-8 can "
+            f"encode, such as {_DEFAULT_PREFIX!r}"
         )
     return prefix
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
@@ -94,6 +95,14 @@ class Lease:
     async def arelease(self) -> None:
         """The same, without blocking the event loop; if this is cancelled, it is given back all the same."""
         await coroutines.release(self._holding)
+
+
+_GENERATORS = GeneratorType, AsyncGeneratorType
+
+
+def is_undone(result: Any) -> bool:
+    """Whether *result* stands for work that somebody else has to do, after the lock of the call is released."""
+    return hasattr(type(result), "__await__") or isinstance(result, _GENERATORS)
 
 
 def task_id_of(lease: Lease) -> str | None:

@@ -5,19 +5,17 @@ import logging
 from asyncio import CancelledError
 from collections.abc import Callable
 from concurrent.futures import CancelledError as ThreadsCancelledError
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any
 from weakref import ref
 
 from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, LockLost, NotHeldReason, StoreError
 from celery_singleton_lock.leases.holding import LOST
-from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds
+from celery_singleton_lock.leases.lease import KnownHolds, current, give_back, holds, is_undone
 from celery_singleton_lock.log import log
 from celery_singleton_lock.runs.redelivery import ending_of
 from celery_singleton_lock.runs.run import UNLOCKED, Run
 from celery_singleton_lock.stores.records import marker_of
-
-_GENERATORS = GeneratorType, AsyncGeneratorType
 
 
 def run_body(run: Run, body: Callable[..., Any]) -> Any:
@@ -77,7 +75,7 @@ def _under_its_lease(run: Run, body: Callable[..., Any]) -> Any:
             if lease.lost_reason is not None and run.options.on_lost != "warn":
                 raise _lost(run)
             result = body(*run.args, **run.kwargs)
-            if result is not None and (hasattr(type(result), "__await__") or isinstance(result, _GENERATORS)):
+            if result is not None and is_undone(result):
                 _refuse_unfinished(run, result)
             return result
     except (CancelledError, ThreadsCancelledError) as error:

@@ -214,7 +214,7 @@ def test_a_lost_lease_tells_and_raises_nothing_by_itself(server: Server) -> None
     assert [(whose, reason) for whose, reason in told if whose is lease] == [(lease, "expired")]
 
 
-@pytest.mark.parametrize("name", ["", "n" * 201, None, 7])
+@pytest.mark.parametrize("name", ["", "n" * 201, None, 7, "\udc80"])
 def test_a_bad_name_is_refused(name: Any) -> None:
     with pytest.raises(ConfigurationError, match="lock_name"):
         Lock(name, url="memory://")

@@ -1,6 +1,7 @@
 """The lock of a task's call, for other code: to keep out of its way, to see who has it, and to drop its marks."""
 
 import asyncio
+import inspect
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -228,7 +229,51 @@ def plain() -> None: ...
 PLAIN = Celery("plain", set_as_current=False).task(shared=False)(plain)
 
 
-@pytest.mark.parametrize("thing", [several, generator, Celery, "stock", PLAIN])
+class Lazy:
+    def __call__(self) -> Iterator[None]:
+        yield
+
+
+@pytest.mark.parametrize("thing", [several, generator, partial(generator), Lazy(), Celery, "stock", PLAIN])
 def test_what_is_not_done_when_it_returns_is_not_decorated(app: Celery, thing: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot decorate .*take the lock inside"):
         Lock("stock", app=app)(thing)
+
+
+class Later:
+    """A callable object whose call is a coroutine function."""
+
+    async def __call__(self, lock: Lock) -> int:
+        return len(lock.state().holders)
+
+
+def wrapped(lock: Lock) -> Any:
+    """As a decorator that is no coroutine function itself leaves it."""
+    return Later()(lock)
+
+
+async def twice(lock: Lock) -> Any:
+    return wrapped(lock)
+
+
+@pytest.mark.parametrize("later", [Later(), partial(Later()), partial(partial(Later().__call__))])
+def test_each_call_of_a_decorated_object_takes_the_lock_until_its_coroutine_has_ended(app: Celery, later: Any) -> None:
+    lock = Lock("stock", app=app, timeout=0)
+
+    assert asyncio.run(lock(later)(lock)) == 1
+    assert lock.state().holders == []
+    with lock, pytest.raises(LockHeld):
+        asyncio.run(lock(later)(lock))
+
+
+@pytest.mark.parametrize("later", [wrapped, partial(wrapped), twice, lambda _: generator(), lambda _: several()])
+def test_a_decorated_call_that_leaves_its_work_to_others_fails(app: Celery, later: Any) -> None:
+    lock = Lock("stock", app=app)
+
+    async def call() -> Any:
+        result = lock(later)(lock)
+        return await result if inspect.iscoroutine(result) else result
+
+    with pytest.raises(ConfigurationError, match=r"returned a \w+, whose work would be done after"):
+        asyncio.run(call())
+    assert lock.state().holders == []

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -78,6 +78,27 @@ def test_each_block_of_one_object_releases_its_own_lease(url: str, way: Any) -> 
     assert (one.held, two.held) == (False, True)
     assert [holder.fence for holder in holders(url, lock)] == [two.fence]
     way(second.close)
+    assert holders(url, lock) == []
+
+
+@ways
+def test_each_stack_releases_what_it_has_taken(url: str, way: Any) -> None:
+    lock = Lock("gates", url=url, limit=3)
+    with ExitStack() as first, ExitStack() as second:
+        one, two = first.enter_context(lock), second.enter_context(lock)
+        again = first.enter_context(lock)
+
+        way(first.close)
+        assert (one.held, two.held, again.held) == (False, True, False)
+    assert not two.held
+
+    async def in_a_loop() -> None:
+        async with AsyncExitStack() as first, AsyncExitStack() as second:
+            one, two = await first.enter_async_context(lock), await second.enter_async_context(lock)
+            await first.aclose()
+            assert (one.held, two.held) == (False, True)
+
+    asyncio.run(in_a_loop())
     assert holders(url, lock) == []
 
 

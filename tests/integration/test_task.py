@@ -182,6 +182,20 @@ def test_each_run_that_shares_a_request_with_another_has_a_lease_of_its_own(app:
     assert seen == [("one", True), ("two", True)]
 
 
+def test_bytes_that_are_no_text_are_escaped_on_their_way_to_the_store(app: Celery, server: Server) -> None:
+    @app.task(base=SingletonTask, bind=True, name="sync-\ud800", lock_name="sync", lock_label="{file}")
+    def sync(self: Any, file: str) -> None:
+        (holder,) = self.lock_holders(file)
+        seen.append((self.lock.held, holder.hostname, holder.task_name, holder.label))
+
+    seen = list[Any]()
+    # As Python reads a host name, or a file name, that is not UTF-8.
+    traced(sync, "b\udc80", hostname="w@\udcff")
+
+    assert seen == [(True, r"w@\udcff", r"sync-\ud800", "b")]
+    assert keys(server) == []
+
+
 def test_signals_tell_what_happens_and_a_failing_receiver_breaks_nothing(app: Celery, caplog: Any) -> None:
     told: list[tuple[str, Any]] = []
 

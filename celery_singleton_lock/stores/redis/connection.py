@@ -63,6 +63,10 @@ with suppress(ImportError):
     from hiredis import pack_command as packed  # type: ignore[assignment]
 
 
+def _escaped(word: str) -> str:
+    return word.encode(errors="backslashreplace").decode()
+
+
 class IdleOfThread(threading.local):
     """The idle connections of each thread, where a socket works only in the thread that has made it."""
 
@@ -123,7 +127,11 @@ class Connections:
         except IndexError:
             connection = self.open(until)
         try:
-            sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
+            try:
+                sent = packed(commands[0]) if len(commands) == 1 else b"".join(map(packed, commands))
+            except UnicodeEncodeError:
+                # Such as a host name or a label with bytes that are no UTF-8; the names in keys are checked before.
+                sent = b"".join([packed(tuple(map(_escaped, command))) for command in commands])
             connection.send_packed_command([sent], check_health=False)
             replies = []
             for _ in commands:
