@@ -33,6 +33,8 @@ _COLUMNS = 100
 _CUT = {"LOCK", "LABEL", "WORKER"}
 _SHORTENED = {"TASK ID", "HOLDER", "KEY"}
 _BEGIN = 8
+# Seconds by which the times of a mark may differ, because they were rounded.
+_DUE_NOW = 0.1
 _SURVEYED_AT_ONCE = 100
 _FACTS = ("task_name", "task_id", "hostname", "pid", "attempt", "acquired_at", "expires_in", "fence", "label")
 """Of a holder; a mark has some of them."""
@@ -48,6 +50,8 @@ class Row:
     about: Holder | LeftMark
     queued_for: float | None = None
     """Seconds for which a queued call is due, if this app knows its task."""
+    due_in: float | None = None
+    """Seconds until a queued call is due, if it has a countdown."""
 
     @property
     def state(self) -> str:
@@ -78,6 +82,15 @@ class Row:
         return None if self.lock.problem else self.about.expires_in
 
     @property
+    def is_unrenewed(self) -> bool:
+        """Its holder has died, is paused, or is cut off from the store."""
+        return isinstance(self.about, Holder) and self.about.is_unrenewed
+
+    def waits_for(self, turn: LeftMark) -> float:
+        """Seconds since the call of a turn was refused first."""
+        return max(0.0, (self.lock.at - turn.refused_at) / 1_000_000)
+
+    @property
     def note(self) -> str | None:
         """Its label; or why it cannot be read."""
         return self.lock.problem or self.about.label
@@ -101,7 +114,9 @@ class Row:
             "waiters": self.lock.waiters,
         }
         queued_for = None if self.queued_for is None else round(self.queued_for, 3)
-        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "place": self.place, "problem": self.lock.problem}
+        due_in = None if self.due_in is None else round(self.due_in, 3)
+        rare = {"asked_by": self.asked_by, "queued_for": queued_for, "due_in": due_in, "place": self.place}
+        rare |= {"not_renewed": self.is_unrenewed or None, "problem": self.lock.problem}
         return known | {name: value for name, value in rare.items() if value is not None}
 
 
@@ -196,7 +211,8 @@ def _told(row: Row, tasks: Mapping[str, Sequence[Any]]) -> Row:
     with suppress(ConfigurationError):
         # Unless `expires` ends it, a mark ends `lock_queue_ttl` after its call is due.
         due_for = mark.due_for or task.lock_options.queue_ttl
-        row = replace(row, queued_for=max(0.0, due_for - mark.expires_in))
+        due_in = mark.expires_in - due_for
+        row = replace(row, queued_for=max(0.0, -due_in), due_in=due_in if due_in > _DUE_NOW else None)
     return row
 
 
@@ -299,10 +315,10 @@ def table(rows: Sequence[Row], *, is_wide: bool = False) -> str:
     columns: dict[str, list[str | None]] = {
         "LOCK": [row.name for row in rows],
         "LABEL": [row.note for row in rows],
-        "STATE": [row.state for row in rows],
+        "STATE": ["not renewed" if row.is_unrenewed else row.state for row in rows],
         "TASK ID": [row.about.task_id for row in rows],
         "WORKER": [row.worker for row in rows],
-        "HELD": [duration(row.age) for row in rows],
+        "HELD": [duration(row.age) if row.due_in is None else f"in {duration(row.due_in)}" for row in rows],
         "LEFT": [duration(row.left) for row in rows],
         "WAITING": [str(row.lock.waiters) for row in rows],
         "KEY": [row.lock.key if is_wide else row.lock.key.rpartition(":")[2].removesuffix("}") for row in rows],

@@ -123,6 +123,7 @@ class Holder:
         attempt: How many retries came before.
         published: When its call was published first, in microseconds.
         label: What its `lock_label` shows of the call.
+        ttl: Seconds for which a renewal keeps it; 0 if that is not known.
         keeps_result: Others can read its result under its task id, unless its task keeps none. A run in eager mode, for
             example, hands its result to its caller alone.
     """
@@ -139,6 +140,7 @@ class Holder:
     attempt: int = 0
     published: int = 0
     label: str | None = None
+    ttl: float = 0.0
     keeps_result: bool = True
 
     @classmethod
@@ -150,6 +152,11 @@ class Holder:
     def is_on_hold(self) -> bool:
         """The run has ended, and its `min_hold` still keeps the place."""
         return self.token.startswith("~")
+
+    @property
+    def is_unrenewed(self) -> bool:
+        """More than half of its ttl is gone. A renewal that is due each third has not come."""
+        return bool(self.fence) and not self.is_on_hold and self.expires_in < self.ttl / 2
 
     @property
     def state(self) -> HolderState:
@@ -256,6 +263,7 @@ class LeftMark:
         due_for: For how many seconds a queued call is due until its mark ends; 0 if that is `lock_queue_ttl`.
         token: Of a turn.
         is_unheard: Nobody listened for the turn when it was called, so others are called in its place.
+        refused_at: When the call of a turn was refused first, in microseconds; 0 of a mark.
     """
 
     state: Literal["queued", "next", "cooldown", "waiting", "unreadable"]
@@ -266,6 +274,7 @@ class LeftMark:
     due_for: float = 0.0
     token: str = field(default="", repr=False)
     is_unheard: bool = False
+    refused_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)

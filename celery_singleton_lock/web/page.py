@@ -1,12 +1,12 @@
 """The locks of an app as requests see them, and their page, under Flask and in Django's admin."""
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,12 +15,12 @@ from celery import Celery
 
 from celery_singleton_lock.beat import last_leader_of
 from celery_singleton_lock.checks import try_store
-from celery_singleton_lock.errors import ConfigurationError, StoreError, StoreRefused
+from celery_singleton_lock.errors import REASONS_TO_STOP, ConfigurationError, StoreError, StoreRefused
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, duration, event_facts
 from celery_singleton_lock.options import as_set
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import lock_name_of
+from celery_singleton_lock.stores.records import Holder, lock_name_of
 from celery_singleton_lock.stores.redis.errors import in_short
 
 T = TypeVar("T")
@@ -40,6 +40,9 @@ _REST = 20
 _MOST_ROWS = 200
 _MOST_WAITERS = 10
 _MOST_EVENTS = 20
+_HOUR = timedelta(hours=1)
+# Seconds from which the wait of a call is a fault, as in docs/alerts.yml.
+_LONG_WAIT = 900.0
 
 
 class Look(Generic[T]):
@@ -217,11 +220,11 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
 def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     """All that a template of the page needs, to be escaped there; with a `problem` if no locks can be shown."""
     facts: dict[str, Any] = {
-        "name": observer.app.main or "this app",
-        "pattern": pattern,
+        "name": shown(observer.app.main or "this app"),
+        "pattern": shown(pattern),
         "now": _shown(datetime.now(UTC)),
     }
-    for look in (observer.locks, observer.history):
+    for look in (observer.trial, observer.locks, observer.history, observer.counts):
         look.begin()
     trouble = observer.problem()
     if trouble is not None:
@@ -233,12 +236,13 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
     events = list[dict[str, Any]]()
-    with suppress(StoreError):
+    with suppress(StoreError, ConfigurationError):
         events = observer.recent(pattern)[:_MOST_EVENTS]
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
         "now": _shown(at),
         "alone": OF_ONE_PROCESS if locks.is_of_one_process else None,
+        "verdict": verdict_on(observer),
         "sums": {
             "Held": total.held,
             "Waiting": total.waiting,
@@ -254,6 +258,39 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     }
 
 
+def verdict_on(observer: Observer) -> dict[str, Any]:
+    """Whether all is well, by all locks, the beat and the events of the last hour; and why not."""
+    rows, at, _ = observer.locks.result()
+    events, leads = list[dict[str, Any]](), None
+    with suppress(StoreError, ConfigurationError):
+        events = [event for event in observer.history.result() if event["at"] > (at - _HOUR).isoformat()]
+        leads = observer.counts.result().beat_leads
+    dead = len([row for row in rows if row.is_unrenewed])
+    waits = [seconds for row in rows for seconds in (row.queued_for, *map(row.waits_for, row.lock.turns)) if seconds]
+    wrong = [event for event in events if event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP]
+    faults = {
+        "no beat leads": leads is False,
+        f"{dead} {'lease is' if dead == 1 else 'leases are'} not renewed": dead,
+        f"a call waits for {duration(max(waits, default=0.0))}": max(waits, default=0.0) > _LONG_WAIT,
+        f"{_counted(wrong)} in the last hour": wrong,
+    }
+    text = "; ".join(fault for fault, is_so in faults.items() if is_so) or "all is well"
+    return {
+        "is_well": not any(faults.values()),
+        "text": f"{text[0].upper()}{text[1:]}.",
+        "facts": {
+            **({} if leads is None else {"Beat": "leads" if leads else "none leads"}),
+            "Oldest wait": duration(max(waits, default=None)),
+            "Last hour": _counted(events) or "nothing unusual",
+        },
+    }
+
+
+def _counted(events: Iterable[Mapping[str, Any]]) -> str:
+    counted = Counter(event_facts(event)["event"] for event in events)
+    return shown(a_few([f"{number} {what}" for what, number in counted.most_common()], most=5))
+
+
 def _shown(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}"
 
@@ -264,11 +301,36 @@ def _lines(rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         # A lock may have several rows, and it is its first that names those who wait.
         turns = () if row.lock.key in named else row.lock.turns
         named.add(row.lock.key)
-        yield {
-            "row": row,
-            "since": duration(row.age),
+        waiting = [f"{turn.task_id or 'a Lock'}{_for(row.waits_for(turn))}" for turn in turns[:_MOST_WAITERS]]
+        since = duration(row.age) if isinstance(row.about, Holder) or row.age is None else f"due{_for(row.age)}"
+        told = {
+            "name": row.name,
+            "note": row.note or "",
+            "key": row.lock.key,
+            "waiting": a_few(waiting, row.lock.waiters, most=_MOST_WAITERS) if turns else "",
+            "state": "beat" if row.is_beat else row.state,
+            "asked_by": row.asked_by or "",
+            "task_id": row.about.task_id or "-",
+            "worker": row.worker or "-",
+            "since": since if row.due_in is None else f"due in {duration(row.due_in)}",
             "left": duration(row.left),
-            "waiting": a_few([each.task_id or "a Lock" for each in turns], row.lock.waiters, most=_MOST_WAITERS)
-            if turns
-            else "",
         }
+        # Escape control characters, and halves of a character, which cannot be sent to a browser.
+        yield {name: shown(text) for name, text in told.items()} | {"row": row, "bar": _bar_of(row)}
+
+
+def _for(seconds: float | None) -> str:
+    return f" for {duration(seconds)}" if seconds else ""
+
+
+def _bar_of(row: Row) -> dict[str, str] | None:
+    """The bar of what is left of a lease, as texts: a template may write numbers as its reader's country does."""
+    if not isinstance(row.about, Holder) or row.state != "held" or not row.about.ttl:
+        return None
+    ttl = row.about.ttl
+    return {
+        "ttl": duration(ttl),
+        "max": f"{ttl:g}",
+        "low": f"{ttl / 2:g}",
+        "value": f"{max(0.0, row.about.expires_in):.1f}",
+    }

@@ -14,11 +14,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
+from celery_singleton_lock import Lock
+from celery_singleton_lock.beat import SingletonSchedulerMixin
+from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.stores.records import Claim, Facts
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
@@ -85,10 +89,68 @@ def test_the_page_shows_who_holds_who_waits_and_what_is_queued(tasks: Any, reade
         lock.ask()
         said = words_in(reader.get().body)
 
-    assert f"{tasks.skipped.name} {held} waiting: id-w, a Lock held id-1 w1@web:7" in said
+    waiting = r"waiting: id-w for \d\.\ds, a Lock for \d\.\ds held id-1 w1@web:7"
+    assert re.search(f"{re.escape(f'{tasks.skipped.name} {held}')} {waiting}", said)
     # It is due since the publication, and 60 of its 3600 seconds are left.
-    assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - 59m\d\ds", said)
+    assert re.search(rf"{re.escape(f'{tasks.refused.name} {queued}')} queued id-q - due for 59m\d\ds", said)
     assert "Held 1 Waiting 2 Queued 1" in said
+
+
+def test_a_holder_that_does_not_renew_looks_like_none_that_does(tasks: Any, reader: Visitor, store: Store) -> None:
+    with Lock("renewed", app=tasks.app, ttl=3):
+        store.acquire(replace(claim(tasks.skipped.lock_key_for("k"), "id-1"), ttl=6.0))
+
+        def unrenewed() -> dict[str, bool]:
+            return {row["task_id"]: row.get("not_renewed", False) for row in json.loads(reader.get("/locks.json").body)}
+
+        assert unrenewed() == {None: False, "id-1": False}
+        until(lambda: unrenewed().get("id-1"), "more than half of its ttl is gone")
+        said = words_in(reader.get().body)
+
+        # The other one has been renewed all the time.
+        assert unrenewed() == {None: False, "id-1": True}
+    assert said.count("not renewed") == 2
+    assert "1 lease is not renewed." in said
+    assert re.search(r"held not renewed id-1 w1@web:7 \d\.\ds [0-2]\.\ds of 6\.0s", said)
+
+
+def test_a_call_with_a_countdown_is_due_in_its_time(tasks: Any, reader: Visitor) -> None:
+    tasks.by_mode["until_executed"].apply_async(("k",), countdown=600)
+
+    (row,) = json.loads(reader.get("/locks.json").body)
+
+    assert row["queued_for"] == 0
+    assert 500 < row["due_in"] <= 600
+    assert re.search(r"queued \S+ - due in (9m\d\ds|10m00s) ", words_in(reader.get().body))
+
+
+def test_the_first_line_says_whether_all_is_well(tasks: Any, reader: Visitor, store: Store) -> None:
+    said = words_in(reader.get().body)
+    assert "UTC All is well. Oldest wait: - Last hour: nothing unusual Held" in said
+
+    key = tasks.skipped.lock_key_for("k")
+    facts = Facts("id-1", hostname="w1@web", pid=7)
+    for event, outcome in (("conflict", "skipped"), ("lost", "replaced"), ("lost", "expired"), ("lost", "expired")):
+        counters.note(store, key, event, outcome, tasks.skipped.name, facts)
+    counters.flush()
+    store.mark_queued(key, "id-q", 1800.0, limit=0, cooldown=0.0)
+    page = Visitor(application(tasks.app)).get().body
+
+    said = words_in(page)
+    assert 'class="verdict faulty" role="status"' in page
+    assert re.search(r"UTC A call waits for 30m0\ds; 2 lost expired in the last hour\. Oldest wait: 30m0\ds", said)
+    assert "Last hour: 2 lost expired, " in said
+    # Also for whoever looks at some locks only.
+    assert "A call waits for" in words_in(Visitor(application(tasks.app)).get("/", "name=nothing").body)
+
+
+def test_a_beat_that_leads_and_one_that_is_gone_stand_in_the_first_line(tasks: Any, reader: Visitor) -> None:
+    beat = SingletonSchedulerMixin(tasks.app)
+    beat.tick()
+    assert "All is well. Beat: leads" in words_in(reader.get().body)
+    beat.close()
+
+    assert "No beat leads. Beat: none leads" in words_in(Visitor(application(tasks.app)).get().body)
 
 
 def test_programs_read_what_the_command_line_writes(tasks: Any, reader: Visitor, store: Store) -> None:
@@ -125,8 +187,8 @@ def test_of_many_that_wait_the_first_are_named_once(tasks: Any, reader: Visitor,
             waiting.enter_context(store.waiter(claim(key, f"w-{number}", token=f"w{number}", limit=2))).ask()
         said = words_in(reader.get().body)
 
-    assert said.count("waiting: w-0, w-1,") == 1
-    assert "w-9 and 2 more" in said
+    assert said.count("waiting: w-0 for ") == 1
+    assert re.search(r"w-9 for \d\.\ds and 2 more", said)
 
 
 @pytest.mark.prove

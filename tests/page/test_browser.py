@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -15,15 +16,17 @@ import pytest
 from celery import Celery
 
 from celery_singleton_lock import SingletonTask
+from celery_singleton_lock.leases.counters import counters
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.records import Claim, Facts
+from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.web import application
 from tests.page.chromium import BOUND, USUAL, browsing
 from tests.servers import Server as Store
 from tests.servers import missing
 
 DOCS = Path(__file__).parents[2] / "docs"
-SIZES = {"wide": (1280, 820), "phone": (500, 1180)}
+SIZES = {"wide": (1400, 1320), "phone": (500, 1180)}
 COLOURS = {"light": 1, "dark": 0}
 GROUND = {"light": "rgb(246, 247, 249)", "dark": "rgb(18, 22, 28)"}
 SHOWN_IN_DOCS = {("wide", "light"), ("phone", "dark")}
@@ -43,11 +46,16 @@ class Serving(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
+SKIPPED = "conflict", "skipped", "shop.import_catalogue"
+DIED = "holder_died", "", "shop.charge"
+
+
 def key_of(app: Celery, name: str, supplier: int) -> str:
     def task(supplier_id: int) -> None: ...
 
     known = app.tasks.get(f"shop.{name}")
-    made = known or app.task(base=SingletonTask, name=f"shop.{name}", shared=False)(task)
+    queued = {"lock_mode": "until_executed"} if name == "rebuild_index" else {}
+    made = known or app.task(base=SingletonTask, name=f"shop.{name}", shared=False, **queued)(task)
     return str(made.lock_key_for(supplier))
 
 
@@ -69,11 +77,22 @@ def shop(valkey: Store) -> Iterator[Celery]:
         label = f"supplier {supplier}" if name == "import_catalogue" else ""
         facts = Facts(ids(number + 0x358E5B), "", f"w{number % 2 + 1}@web", 14590 + number, label=label)
         store.acquire(Claim(key(name, supplier), f"t{number}", 90.0, facts=facts))
-    store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 3840.0, limit=0, cooldown=0.0)
-    waiting = Claim(key("import_catalogue", 7), "w", 30.0, facts=Facts(ids(0x6D2EA5), "", "w2@web", 14601))
-    with store.waiter(waiting) as waiter:
-        waiter.ask()
-        yield app
+    # One that nobody renews: a tenth of its ttl is left.
+    dead = Claim(key("charge", 3), "dead", 30.0, facts=Facts(ids(0x9EF6962), "", "w3@web", 21146, label="order 3"))
+    store.acquire(dead)
+    with valkey.client() as client:
+        client.hset(dead.key, "dead", str(int(client.time()[0] * 1_000_000 + 3_000_000)))
+    Inventory(store).break_lock(key("send_invoices", 1), ["t2"], "alice@ops-1")
+    store.mark_queued(key("rebuild_index", 1), ids(0x1274ECA), 2980.0, limit=0, cooldown=0.0)
+    store.mark_queued(key("rebuild_index", 2), ids(0x4B55D0B), 3720.0, limit=0, cooldown=0.0)
+    refused = Facts(ids(0x61E3), "", "w1@web", 14590, label="supplier 7")
+    counters.note(store, key("import_catalogue", 7), *SKIPPED, refused, ids(0x358E5B))
+    counters.note(store, key("charge", 3), *DIED, Facts(ids(0x9EF6), "", "w3@web", label="order 3"))
+    counters.flush()
+    refused_at = time.time_ns() // 1000 - 192_000_000
+    about = Facts(ids(0x6D2EA5), "", "w2@web", 14601, published=refused_at)
+    store.acquire(Claim(key("import_catalogue", 7), "w", 30.0, facts=about, turn_for=600.0, rank=refused_at))
+    yield app
     app.close()
 
 
@@ -100,7 +119,7 @@ def test_a_browser_shows_what_is_held_and_finds_nothing_to_complain_of(chromium:
 
     assert "shop.import_catalogue" in seen
     assert "supplier 7" in seen
-    assert f"waiting: <code>{ids(0x6D2EA5)}" in seen
+    assert f"waiting: <code>{ids(0x6D2EA5)} for 3m" in seen
     assert "Content Security Policy" not in seen
 
 
@@ -128,6 +147,29 @@ def test_nothing_of_it_is_beside_the_screen_of_a_phone(chromium: str, url: str, 
         background = browser.told("getComputedStyle(document.body).backgroundColor")
     assert widths[0] <= widths[1] == 360
     assert background == GROUND[colour]
+
+
+def test_it_can_be_heard_and_used_without_a_mouse(chromium: str, url: str, tmp_path: Path) -> None:
+    with browsing(chromium, tmp_path) as browser:
+        browser.look_like(colour="light", width=360, height=740)
+        browser.open(url)
+        heard = [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in browser.ask("Accessibility.getFullAXTree")["nodes"]
+            if not node["ignored"]
+        ]
+        reached = []
+        for _ in range(6):
+            for kind in ("rawKeyDown", "keyUp"):
+                browser.ask("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+            reached.append(browser.told("document.activeElement.innerText || document.activeElement.name"))
+
+    roles = [role for role, _ in heard]
+    assert {("table", "Locks"), ("table", "Recent"), ("meter", "Left of its ttl")} <= set(heard)
+    assert {"status", "main", "search", "heading", "columnheader", "row", "cell"} <= set(roles)
+    # A lease each; on a phone as well, where rows are boxes.
+    assert roles.count("meter") == 4
+    assert reached[:5] == ["name", "Filter", "Refresh every 5 s", "JSON", "Metrics"]
 
 
 def corner(picture: Path) -> float:

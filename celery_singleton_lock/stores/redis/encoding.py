@@ -215,7 +215,7 @@ def _holder(
     # Without a place, it is a call that goes before, described as the holder that it will be.
     task_name, label = _name_and_label_in(name)
     facts = _numbers_in(grant, 6) if place else [now, -now, 0, 0, 0, int(grant or 0)]
-    since, ahead, _, pid, attempt, published = facts
+    since, ahead, ttl, pid, attempt, published = facts
     return Holder(
         key=key,
         token=token,
@@ -230,6 +230,7 @@ def _holder(
         attempt=attempt,
         published=published,
         label=label or None,
+        ttl=ttl / 1000,
         keeps_result=_NO_RESULT not in grant.split(" "),
     )
 
@@ -301,8 +302,8 @@ def _survey_in(
         for state, until, task_id, name, label, due_for in marks
     )
     turns = tuple(
-        LeftMark("waiting", task_id, seconds(until), token=token, is_unheard=bool(is_unheard))
-        for until, task_id, token, is_unheard in queue
+        LeftMark("waiting", task_id, seconds(until), token=token, is_unheard=bool(is_unheard), refused_at=int(rank))
+        for until, task_id, token, is_unheard, rank in queue
     )
     by = {holder.token: name for holder, name in zip(holders, asked, strict=True) if name}
     problem = _FOREIGN + foreign if foreign else None

@@ -5,8 +5,8 @@
 -- Returns  {now, fence, waiters, marks, holders, turns, asked}  the greatest fence, or an empty text; the number of those
 --          that wait; each mark in force: {what it is, until when, task id, task name, label, milliseconds for which it is
 --          due then, or 0}, empty texts for what is not known; every holder, seven values each; each of the first that
---          wait: {until when it has a turn, task id, token, 1 if it is unheard}; for each holder, who has asked it to end,
---          or an empty text; why it is another program's hash, or an empty text
+--          wait: {until when it has a turn, task id, token, 1 if it is unheard, its rank's moment}; for each holder, who has
+--          asked it to end, or an empty text; why it is another program's hash, or an empty text
 
 -- @include time
 -- @include lock
@@ -39,7 +39,8 @@ local function add_turns(from, last)
   for _, value in ipairs(read_numbered(key, 'q', from, stop, '')) do
     local turn = turn_in(value)
     if turn and turn.deadline > now then
-      turns[#turns + 1] = {integer(turn.deadline), turn.task_id, turn.token, turn.state == UNHEARD and 1 or 0}
+      local is_unheard = turn.state == UNHEARD and 1 or 0
+      turns[#turns + 1] = {integer(turn.deadline), turn.task_id, turn.token, is_unheard, integer(turn.rank)}
     end
   end
   return stop
