@@ -5,7 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -143,7 +143,7 @@ def needs_its_key(task: Any, args: Any, kwargs: Any, options: Mapping[str, Any])
     return bool(
         options.get("headers")
         or options.get("retries")
-        or task.lock_options.unique_in_queue
+        or task.lock_options.publisher_asks
         or not task._lock_keys.makes_any_key(args or (), kwargs or {})  # noqa: SLF001 (it is this library's)
         or _continued.get() is not _NO_RUN
         or _of_a_dead_run.get()
@@ -179,7 +179,7 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     if run is not None:
         run.note_retry(key)
     task_id = options.get("task_id") or uuid()
-    _note_call(notes, key, task_id)
+    _note_call(task, notes, key, task_id)
     # In the other modes the mark of a retry has ended, because its body has begun.
     is_marked = wanted.mode == "until_executed" if options.get("retries") else wanted.unique_in_queue
     counts_as_queued = bool(key and is_marked)
@@ -203,15 +203,28 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, about, has_own_id=has_own_id))
 
 
-def _note_call(notes: Notes, key: str, task_id: Any) -> None:
+def _note_call(task: Task, notes: Notes, key: str, task_id: Any) -> None:
     # The key of the arguments with which it is sent, because a retry may have new ones.
     notes.task_id = text_of(task_id)
     notes.key = key
-    notes.published = notes.published or time.time_ns() // 1000
+    notes.published = notes.published or _now(task, key)
     continued_key, fence, since = _continued_here()
     if key == continued_key:
         notes.continues = fence
         notes.continues_from = since
+
+
+def _now(task: Task, key: str) -> int:
+    """The publication of a call, in microseconds: by the store's clock if the newest call wins, else by our own.
+
+    The clocks of two publishers differ by seconds, so by them an older call could win.
+    """
+    now = None
+    # A main process waits for no store.
+    if key and task.lock_options.newest_wins and not _of_a_dead_run.get():
+        with suppress(SingletonLockError):
+            now = store_of(task.app).time(key)
+    return now or time.time_ns() // 1000
 
 
 def _mode_of(options: Mapping[str, Any], *, has_own_id: bool) -> PublishMode:

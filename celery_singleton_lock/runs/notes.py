@@ -1,7 +1,7 @@
 """The notes that we write on a message, in one header."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -31,7 +31,7 @@ class Notes:
     """The notes that we have written on a message. Times are in microseconds since the epoch; 0 is none."""
 
     key: str = ""
-    published: int = 0  # first, whoever publishes it again
+    published: int = 0  # first, whoever publishes it again; by the store's clock where the newest call wins
     tries: int = 0  # how many times it was requeued
     since: int = 0  # its first refusal, by the store's clock
     is_copy: bool = False  # it may have been delivered before
@@ -83,10 +83,10 @@ class Notes:
         written = {name: value for name, value in vars(self).items() if value}
         return {**dict(written.pop("later", ())), **written}
 
-    def dated(self) -> "Notes":
-        """These notes, with a time of publication, which is now if there was none."""
+    def dated(self, now: Callable[[], int | None]) -> "Notes":
+        """These notes, with a time of publication: if there was none, it is *now* by the store's clock, or by ours."""
         if not self.published:
-            self.published = time.time_ns() // 1000
+            self.published = now() or time.time_ns() // 1000
             self.is_bare = True
         return self
 

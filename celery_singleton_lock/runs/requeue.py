@@ -5,6 +5,7 @@ import random
 import re
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -119,10 +120,11 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
     """
     task = run.task
     request = run.request
+    dated = notes_of(request).dated(partial(run.store.time, run.key))
     noted = {
         "key": run.key,
         "task_id": text_of(request.id or ""),
-        "tries": notes_of(request).tries + 1,
+        "tries": dated.tries + 1,
         "is_copy": run.way is Way.COPY,
         "unanswered": 0,
         "rank": 0,
@@ -133,7 +135,7 @@ def _publish_again(run: Run, delay: float, **notes: Any) -> Any:
         retries=request.retries,
         # RabbitMQ knows whole seconds.
         countdown=max(1, round(delay)) if broker_delays(task.app) else delay,
-        headers=with_notes(headers_of(request), replace(notes_of(request).dated(), **noted)),
+        headers=with_notes(headers_of(request), replace(dated, **noted)),
         retry=True,
         **_as_it_came(task),
     )

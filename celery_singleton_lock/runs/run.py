@@ -391,7 +391,7 @@ class Run:
             # A body may hand its headers on to other calls.
             headers.pop(DELIVERY, None)
         if not self.notes.published:
-            self.notes = self.notes.dated()
+            self.notes = self.notes.dated(partial(self.store.time, self.key))
             self.notes.task_id = text_of(self.request.id or "")
 
 

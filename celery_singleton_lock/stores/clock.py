@@ -19,7 +19,11 @@ clock: Callable[[], float] = partial(time.clock_gettime, _CLOCK)
 class ServerClock:
     """Compares a server's time with the local clock, which never steps."""
 
+    ask_again_at: float = float("-inf")
+    """On `clock()`; a server that did not tell its time is not asked before."""
+
     def __init__(self) -> None:
+        self._latest = 0
         self._seen_at = float("-inf")
         # How far the server's clock is ahead of ours, at least and at most.
         self._ahead = float("-inf"), float("inf")
@@ -38,4 +42,15 @@ class ServerClock:
         step = max(least - most_before, 0.0) + min(most - least_before, 0.0)
         drift = (answered_at - self._seen_at) * _WORST_RATE
         self._seen_at = answered_at
-        return step if abs(step) > _SMALLEST_STEP + drift else 0.0
+        if abs(step) <= _SMALLEST_STEP + drift:
+            return 0.0
+        self._latest = 0
+        return step
+
+    def now(self, longest: float = float("inf")) -> int | None:
+        """The server's time in microseconds, greater than any before; None if the last comparison is *longest* ago."""
+        at = clock()
+        if self._seen_at == float("-inf") or at - self._seen_at > longest:
+            return None
+        self._latest = max(self._latest + 1, round((at + sum(self._ahead) / 2) * 1_000_000))
+        return self._latest

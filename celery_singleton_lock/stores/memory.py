@@ -47,6 +47,9 @@ class MemoryStore(Store):
         self.call("FLUSHALL")
         self._wake_all()
 
+    def time(self, key: str) -> int:  # noqa: ARG002 (all keys have one server)
+        return round(self._server.time() * 1_000_000)
+
     def _wake_all(self) -> None:
         for channel in self.call("PUBSUB", "CHANNELS"):
             self.call("PUBLISH", channel, "")

@@ -1,6 +1,8 @@
 """`rerun` and `replace` in a queue mode: the newest call takes the place of the queued one."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -53,6 +55,59 @@ def test_of_calls_with_a_countdown_the_last_one_runs(
         ends_for(newest, *older)
         assert task.delay("k", 4).get(timeout=SOON) == 4
     assert numbers(recorder) == [3, 4]
+
+
+@contextmanager
+def clock_ahead(seconds: float) -> Iterator[None]:
+    """A publisher whose wall clock is ahead by so many seconds."""
+    own = time.time_ns
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(time, "time_ns", lambda: own() + round(seconds * 1e9))
+        yield
+
+
+clocks_that_differ = pytest.mark.parametrize("ahead", [2, pytest.param(40, marks=pytest.mark.prove)])
+
+
+@clocks_that_differ
+@every_pair
+def test_the_queued_call_that_was_published_last_is_the_newest_whatever_the_clocks_of_publishers_say(
+    tasks: Any, pair: str, ahead: float
+) -> None:
+    task = tasks.newest_of[pair]
+    with clock_ahead(ahead):
+        first = task.delay("k", 1)
+    second = task.delay("k", 2)
+
+    assert second.id != first.id
+    assert task.lock_state("k").queued == second.id
+
+
+@clocks_that_differ
+@pytest.mark.parametrize("policy", ["rerun", pytest.param("replace", marks=pytest.mark.prove)])
+@pytest.mark.parametrize("sender", ["delay", "send_task"])
+def test_the_call_that_was_published_last_runs_next_whatever_the_clocks_of_publishers_say(
+    tasks: Any, env: dict[str, str], recorder: Recorder, policy: str, sender: str, ahead: float
+) -> None:
+    task = tasks.by_policy[policy]
+    with workers(APP, env, 1, concurrency=4):
+        # The one that is replaced never gets through its gate.
+        holder = task.delay("k", 0, gate="it ends")
+        until(lambda: recorder.events("enter"), "it runs")
+        with clock_ahead(ahead):
+            first = task.delay("k", 1)
+        if policy == "rerun":
+            until(lambda: task.lock_state("k").next == first.id, "the first one is next")
+        second = task.delay("k", 2) if sender == "delay" else tasks.app.send_task(task.name, ("k", 2))
+        until(
+            lambda: second.id in (task.lock_state("k").next, recorder.events("enter")[-1].run), "the second one is next"
+        )
+        open_gate(recorder, "it ends")
+
+        assert second.get(timeout=SOON) == 2
+        ends_for(second, first)
+        holder.get(timeout=SOON, propagate=False)
+    assert numbers(recorder) == [0, 2]
 
 
 @every_pair

@@ -322,3 +322,22 @@ def test_a_store_that_refuses_us_is_told_whatever_the_policy(app: Celery, server
     with pytest.raises(ConfigurationError, match="singleton_lock_url"):
         queues.apply_async()
     assert ran == []
+
+
+@pytest.mark.parametrize(("policy", "asked"), [("rerun", 1), ("replace", 1), ("skip", 0), ("reschedule", 0)])
+def test_a_publisher_asks_once_for_the_time_of_the_store_where_the_newest_call_wins(
+    app: Celery, server: Server, policy: Any, asked: int
+) -> None:
+    @app.task(base=SingletonTask, lock_on_conflict=policy, shared=False)
+    def work(number: int) -> None: ...
+
+    def commands() -> int:
+        with server.client() as client:
+            statistics = client.info("commandstats")
+        return sum(one["calls"] for name, one in statistics.items() if name in ("cmdstat_time", "cmdstat_evalsha"))
+
+    before = commands()
+    for number in range(20):
+        work.delay(number)
+
+    assert commands() - before == asked

@@ -261,6 +261,29 @@ def black_hole() -> Iterator[str]:
         yield f"redis://127.0.0.1:{server.getsockname()[1]}/0"
 
 
+@pytest.mark.parametrize("store", ["black_hole", "no store"])
+def test_a_publisher_that_no_store_tells_its_time_goes_by_its_own_clock_at_once(
+    request: pytest.FixtureRequest, store: str
+) -> None:
+    url = request.getfixturevalue("black_hole") if store == "black_hole" else "redis://127.0.0.1:1/0"
+    task, published, began_at = made(url, lock_on_conflict="rerun"), list[int](), time.monotonic()
+
+    def keep(headers: Any = None, **_: Any) -> None:
+        published.append(headers["singleton_lock"]["published"])
+
+    before_task_publish.connect(keep)
+    try:
+        for number in range(100):
+            task.delay(number)
+    finally:
+        before_task_publish.disconnect(keep)
+
+    # The first call alone waits, for half a second, but the machine may stand still for some seconds.
+    assert time.monotonic() - began_at < 20
+    assert published == sorted(published)
+    assert abs(published[-1] / 1e6 - time.time()) < 20
+
+
 def levels_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     """At which level each call without an answer was told."""
     return [record.levelname for record in caplog.records if record.getMessage().startswith("lock.unanswered ")]

@@ -64,6 +64,12 @@ from celery_singleton_lock.stores.threads import patched_by
 ACQUIRE_BOUND = 5.0
 RELEASE_BOUND = 2.0
 PUBLISH_BOUND = 2.0
+# A publisher waits no longer for the time of the server, because it has a clock of its own.
+_TIME_BOUND = 0.5
+# Seconds after which the server is asked for its time again: in a minute two clocks drift apart by milliseconds.
+_TIME_IS_KNOWN = 60.0
+# The same after no answer.
+_TIME_IS_UNKNOWN = 10.0
 _FIRST_TRY = 2 * REPLY_TIMEOUT
 # A poll takes no more than 24 days at once.
 _LONGEST_SLEEP = 3600.0
@@ -428,6 +434,25 @@ class Store:
         key = command[1] if len(command) > 1 else ""
         asked = servers or self.servers
         return self.servers.part.persist(lambda until: accepted(asked.ask(key, [command], until))[0], bound)[0]
+
+    def time(self, key: str) -> int | None:
+        """The time of the server that has *key*, in microseconds; None if it has never told.
+
+        A process asks once a minute at most, a worker hardly ever: each grant and each renewal tells the time as well.
+        """
+        part = self.part_of(key)
+        now = part.clock.now(_TIME_IS_KNOWN)
+        if now is not None or clock() < part.clock.ask_again_at:
+            return now or part.clock.now()
+        try:
+            (seconds, more), sent_at, _ = part.persist(
+                lambda until: accepted(self.servers.ask(key, [("TIME",)], until))[0], _TIME_BOUND
+            )
+            self._compare(key, int(seconds) * 1_000_000 + int(more), sent_at)
+        except StoreError:
+            part.clock.ask_again_at = clock() + _TIME_IS_UNKNOWN
+        # By now it is known which part that is.
+        return self.part_of(key).clock.now()
 
     def close(self) -> None:
         self.servers.close()
