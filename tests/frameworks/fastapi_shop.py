@@ -49,12 +49,20 @@ async def alone() -> AsyncIterator[Lease]:
 
 @api.exception_handler(LockHeld)
 def refuse(_: Request, error: LockHeld) -> Response:
-    return Response("somebody else sets the prices", 409)
+    return Response(str(error), 409)
 
 
 @api.put("/prices/{percent}")
 async def set_prices(percent: int, lease: Annotated[Lease, Depends(alone)]) -> bool:
     return lease.held
+
+
+@api.delete("/suppliers/{supplier_id}")
+async def delete(supplier_id: int) -> str:
+    keeps_imports_out = import_catalogue.lock_for(supplier_id)
+    keeps_imports_out.timeout = 0
+    async with keeps_imports_out:
+        return "deleted"
 
 
 @api.post("/orders")

@@ -51,10 +51,13 @@ def visit() -> Any:
     status = client.post("/suppliers/1/import").status_code
     until(lambda: recorder.events("enter"), "it runs")
     client.post("/suppliers/1/import")
+    busy = client.post("/suppliers/1/delete")
     (duplicate,) = ended(1)
     open_gate(recorder, "the last page")
     holder = next(each for each in ended(2) if each.task_id != duplicate.task_id)
+    later = client.post("/suppliers/2/delete").status_code
     return {
+        "deleted": [busy.status_code, busy.json()["import"] == holder.task_id, later],
         "answer": status,
         "duplicate": [duplicate.status, holder.task_id in duplicate.result],
         "holder": [holder.status, holder.result],
@@ -428,6 +431,7 @@ def test_a_duplicate_is_skipped_and_what_is_rolled_back_is_not_published(env: di
         told = visited(visit, env)
 
     assert told == {
+        "deleted": [409, True, 200],
         "answer": 202,
         "duplicate": ["REVOKED", True],
         "holder": ["SUCCESS", "2"],

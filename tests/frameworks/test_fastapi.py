@@ -39,12 +39,19 @@ def visit() -> Any:
     again, other = client.post("/imports", json=[1, 2]).json()["task_ids"]
     until(lambda: len(recorder.events("enter")) == 2, "both run")
     third = start(1)
+    busy = client.delete("/suppliers/1")
     open_gate(recorder, "the last page")
     for task_id in (first, other):
         until(lambda task_id=task_id: has_run(task_id), "it has run")
     later = start(1)
     until(lambda: has_run(later), "it has run")
-    return {"ids": [first, again, third], "others": [other, later], "runs": len(recorder.events("enter"))}
+    free = client.delete("/suppliers/1").status_code
+    return {
+        "deleted": [busy.status_code, first in busy.text, free],
+        "ids": [first, again, third],
+        "others": [other, later],
+        "runs": len(recorder.events("enter")),
+    }
 
 
 def test_a_duplicate_gets_the_id_of_the_call_that_is_queued_or_runs(env: dict[str, str]) -> None:
@@ -54,6 +61,7 @@ def test_a_duplicate_gets_the_id_of_the_call_that_is_queued_or_runs(env: dict[st
     assert len(set(told["ids"])) == 1
     assert len({*told["ids"], *told["others"]}) == 3
     assert told["runs"] == 3
+    assert told["deleted"] == [409, True, 200]
 
 
 def set_prices() -> Any:

@@ -1,6 +1,7 @@
 """The how-to pages: each does what it says."""
 
 import asyncio
+import re
 import sys
 from contextlib import ExitStack
 from functools import partial
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery.beat import Scheduler
+from celery.exceptions import TimeoutError as NoResult
 
 from celery_singleton_lock import CallRevoked, Lock, LockHeld, LockLost, signals
 from celery_singleton_lock.settings import store_of
@@ -75,6 +77,34 @@ def test_serial_work_by_key(shop: Program, worker: StartWorker) -> None:
         until(lambda: task.lock_state(1).waiting == 3, "they wait in the line", timeout=SOON)
         assert task.delay(2, "paid").get(timeout=SOON) == "paid of 2"
     assert [each.get(timeout=SOON) for each in results] == ["paid of 1", "refunded of 1", "closed of 1"]
+
+
+def test_recipes(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/recipes.md")
+    log = worker(concurrency=1).log
+
+    assert [module.import_catalogue.delay(7).get(timeout=SOON) for _ in range(2)] == ["imported", "fresh"]
+    module.sync_page.delay()
+    until(lambda: log().count("Task shop.sync_page[") >= 6 and log().count("succeeded in") >= 5, "all", timeout=SOON)
+    assert re.findall(r"shop.sync_page\[\S+\] succeeded in \S+: (\d)", log()) == ["1", "2", "3"]
+    with Lock("api:silver", app=module.app), Lock("api:gold", app=module.app, limit=5):
+        waiting, free = module.call_api.delay("silver"), module.call_api.delay("gold")
+        assert free.get(timeout=SOON) == "gold"
+        until(lambda: waiting.state == "RETRY", "the limit of the key is reached", timeout=SOON)
+    assert waiting.get(timeout=SOON) == "silver"
+
+
+def test_a_type_of_task_is_paused_by_its_queue(shop: Program, worker: StartWorker) -> None:
+    module = shop("docs/how-to/recipes.md")
+    worker(concurrency=1)
+    control = module.app.control
+    until(lambda: control.cancel_consumer("celery", reply=True), "the worker hears it", timeout=SOON)
+
+    paused = module.import_catalogue.delay(7)
+    with pytest.raises(NoResult):
+        paused.get(timeout=2)
+    until(lambda: control.add_consumer("celery", reply=True), "the worker hears it", timeout=SOON)
+    assert paused.get(timeout=SOON) == "imported"
 
 
 RATE = """

@@ -39,6 +39,35 @@ def test_the_files_of_the_page_are_all_that_it_needs(tmp_path: Path) -> None:
     assert f"{sum(code.count('def test_') for code in files.values())} passed" in ran.stdout
 
 
+SESSION = """
+@pytest.fixture(scope="session")
+def celery_session_app():
+    app.loader.import_task_module("celery.contrib.testing.tasks")
+    return app
+"""
+USES_IT = """
+from shop import import_catalogue
+
+def test_it_runs(singleton_locks, celery_session_worker):
+    assert import_catalogue.delay(7).get(timeout=20) == "imported 7"
+    assert len(singleton_locks.acquired) == 1
+"""
+
+
+@pytest.mark.parametrize("line", ['app.conf.singleton_lock_url = "memory://"\n', ""], ids=["with it", "without"])
+def test_a_worker_of_the_session_starts_before_the_locks_are_in_memory(tmp_path: Path, line: str) -> None:
+    page = (ROOT / "docs" / "how-to" / "testing.md").read_text(encoding="utf-8")
+    files = dict(FILES_OF_THE_PAGE.findall(page))
+    # Where no server is.
+    (tmp_path / "shop.py").write_text(files["shop.py"].replace(":6379", ":1"))
+    (tmp_path / "conftest.py").write_text(files["conftest.py"] + line + SESSION)
+    (tmp_path / "test_session.py").write_text(USES_IT)
+
+    ran = played(cwd=tmp_path, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+
+    assert ("1 passed" in ran.stdout and "store_unreachable" not in ran.stdout) == bool(line), ran.stdout + ran.stderr
+
+
 def passes(*arguments: str, **env: str) -> None:
     ran = played(*arguments, **env)
     assert ran.returncode == 0, ran.stdout + ran.stderr
