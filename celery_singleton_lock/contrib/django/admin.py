@@ -10,7 +10,6 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import path, reverse
-from django.utils.translation import gettext
 from django.views.decorators.http import require_POST
 
 from celery_singleton_lock.contrib.django.checks import why_no_app
@@ -59,7 +58,7 @@ class LockAdmin(admin.ModelAdmin):
             **self.admin_site.each_context(request),
             **facts,
             **(extra_context or {}),
-            "title": gettext("Locks of %(name)s") % facts,
+            "title": f"Locks of {facts['name']}",
             "opts": self.model._meta,  # noqa: SLF001 (Django's name for what its own templates get)
             "may_break": self.has_break_permission(request),
             "break_url": self._url_of(_BREAK),
@@ -100,11 +99,11 @@ def _break(key: str, holder: str, by: str) -> tuple[bool, str]:
     locks = Locks(_observer.app)
     survey = locks.survey(locks.checked_key(key))
     if not holder and survey.holders:
-        return False, gettext("Nothing was done: somebody holds the lock now. Check again.")
+        return False, "Nothing was done: somebody holds the lock now. Check again."
     done = ask(locks, Plan.of(survey, holder or None), by)
     _observer.locks.forget()
     if not done:
-        return False, gettext("Nothing was done: nobody was there any more.")
+        return False, "Nothing was done: nobody was there any more."
     if not done.holders:
-        return True, gettext("The marks are gone.")
-    return True, gettext("Asked to stop. The holder learns of it at its next renewal, within a third of its TTL.")
+        return True, "The marks are gone."
+    return True, "Asked to stop. The holder learns of it at its next renewal, within a third of its TTL."
