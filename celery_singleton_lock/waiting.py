@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from heapq import heapify
 from typing import Any
 
 from celery.signals import worker_shutting_down
@@ -22,6 +23,8 @@ from celery_singleton_lock.worker import SingletonRequest
 
 # Seconds in which a call that was revoked leaves the line.
 _LOOK_FOR_REVOKED = 1.0
+# Fewer cancelled entries are not worth a walk through the timer.
+_A_FEW = 50
 
 
 @dataclass(eq=False)
@@ -56,6 +59,7 @@ class WaitingMessages:
         self._called: deque[InLine] = deque()
         self._ends: tuple[socket.socket, ...] = ()
         self._looks_for_revoked = False
+        self._cancelled = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._timer, name)
@@ -158,6 +162,23 @@ class WaitingMessages:
         if waiting.entry is not None:
             self._timer.cancel(waiting.entry)
             with suppress(AttributeError):
-                # It stays in the timer until its time, and need not keep the message.
-                waiting.entry.args = ()
+                # A cancelled entry may stay in the timer until its time, and must not keep the message and its claim.
+                waiting.entry.fun, waiting.entry.args = _nothing, ()
+            self._drop_cancelled()
         self._timer.call_after(0, partial(self._go_on, one), waiting.args)
+
+    def _drop_cancelled(self) -> None:
+        """Drop what is cancelled from the timer of an event loop once it is most of what is there."""
+        self._cancelled += 1
+        entries: Any = getattr(self._timer, "_queue", None)
+        if self._hub is None or not isinstance(entries, list) or self._cancelled < max(_A_FEW, len(entries) / 2):
+            return
+        self._cancelled = 0
+        left = [each for each in entries if not each.entry.canceled]
+        heapify(left)
+        # In place: the event loop goes on with this very list.
+        entries[:] = left
+
+
+def _nothing() -> None:
+    """In place of what a cancelled entry would have called."""

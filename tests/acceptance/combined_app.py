@@ -1,11 +1,13 @@
 """Tasks that combine options, for the workers of the acceptance tests: modes with policies, retries with both."""
 
+import gc
 import os
 from typing import Any
 
 from celery import chain
 from celery.exceptions import Ignore
 from celery.signals import worker_init, worker_process_init
+from celery.worker.control import inspect_command
 
 from celery_singleton_lock import LockLost, SingletonTask
 from tests.acceptance.app import MODES, app, body, by_policy, collect, ran, recorder, retrying_once, task_with
@@ -151,6 +153,12 @@ def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: st
     if end == "ignored":
         raise Ignore
     return number
+
+
+@inspect_command()
+def objects_in_the_main_process(state: Any) -> int:  # noqa: ARG001 (Celery's)
+    gc.collect()
+    return len(gc.get_objects())
 
 
 # Retries.

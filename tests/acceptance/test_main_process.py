@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.acceptance import combined_app as combined
+from tests.gates import open_gate
 from tests.recorder import Recorder
 from tests.servers import Server
 from tests.waiting import until
@@ -16,6 +17,7 @@ from tests.workers import Worker, workers
 
 APP = "tests.acceptance.combined_app"
 PROMPTLY = 15
+WAITING = 150
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
@@ -62,3 +64,23 @@ def test_a_callable_for_keys_is_not_called_in_the_main_process(tasks: Any, worke
 
     makers = {int(pid) for pid in recorder._client.smembers("makers of keys")}
     assert worker.pid not in makers
+
+
+def test_messages_that_have_waited_leave_nothing_in_the_main_process(
+    tasks: Any, worker: Worker, recorder: Recorder
+) -> None:
+    task = combined.by_policy["reschedule"]
+
+    def objects_after_a_crowd(key: str) -> int:
+        results = [task.delay(key, number, gate=key) for number in range(WAITING)]
+        until(lambda: task.lock_state(key).waiting == WAITING - 1, "all others wait", timeout=60)
+        open_gate(recorder, key)
+        for result in results:
+            result.get(timeout=60)
+        (said,) = tasks.app.control.broadcast("objects_in_the_main_process", reply=True, limit=1, timeout=PROMPTLY)
+        return int(next(iter(said.values())))
+
+    before, between, after = [objects_after_a_crowd(f"crowd-{number}") for number in range(3)]
+
+    # A worker keeps a few other things, once.
+    assert min(between - before, after - between) < 3 * WAITING
