@@ -156,7 +156,7 @@ def joined_going_on(self: Any, key: Any, number: int = 0, by: str = "", gate: st
 
 
 @inspect_command()
-def objects_in_the_main_process(state: Any) -> int:  # noqa: ARG001 (Celery's)
+def objects_in_the_main_process(state: Any) -> int:
     gc.collect()
     return len(gc.get_objects())
 

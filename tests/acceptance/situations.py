@@ -174,7 +174,7 @@ def skipped(scene: Scene) -> Seen:
 
 @situation("A call is requeued")
 def rescheduled(scene: Scene) -> Seen:
-    """`lock_on_conflict="reschedule"`. The line comes each time, until the holder has ended.
+    """`lock_on_conflict="reschedule"`. The first line comes once; later refusals are told at DEBUG.
 
     If it takes too long, check what the holder does (`task.lock_holders(...)`), and set `lock_wait_timeout`.
     """
@@ -246,7 +246,7 @@ def unpublished(scene: Scene) -> Seen:
 
 @situation("Redis does not answer")
 def unanswered(scene: Scene) -> Seen:
-    """`lock_on_store_error="reschedule"`, the default. The line comes each time.
+    """`lock_on_store_error="reschedule"`, the default. While the store stays silent, the line comes again at INFO.
 
     Restore Redis. The call runs when it answers again.
     """
