@@ -29,7 +29,7 @@ from celery_singleton_lock.options import as_set
 from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
-from celery_singleton_lock.stores.records import Holder, LockState, lock_name_of
+from celery_singleton_lock.stores.records import Holder, LockState
 from celery_singleton_lock.stores.redis.inventory import Inventory
 
 _OF_SERVERS = ("server", "eviction", "persistence", "connections")
@@ -59,8 +59,6 @@ _OF_ANOTHER = (
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
 _OURS = "singleton_store"
 _QUESTIONS = ("stats", "active", "active_queues", "reserved", _OURS)
-# Of a lease that is renewed in time, as much of its ttl is left, and a bit less if the heartbeat is late.
-_LEFT_IF_ALIVE = 0.6
 # The first renewal comes after a third of the ttl.
 _RENEWED = 7 / 6
 # To connect to the broker.
@@ -367,7 +365,6 @@ def _about_workers(app: Celery, workers: Mapping[str, Worker], silence: str | No
 
 def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, Worker]) -> Found:
     """Those that are alive, as far as the workers that have answered can tell; nothing is freed."""
-    tasks = tasks_by_lock(locks.app)
     asked_about = {holder.token for survey in before for holder in survey.holders}
     found = defaultdict[str, list[str]](list)
     try:
@@ -376,7 +373,7 @@ def _about_holders(locks: Locks, before: list[LockState], workers: Mapping[str, 
             for holder in survey.holders:
                 if holder.token in asked_about:
                     state = _state_of(holder, workers)
-                    if state is _IDLE and _is_renewed(holder, survey, tasks.get(lock_name_of(survey.key), ())):
+                    if state is _IDLE and _is_renewed(holder, survey):
                         state = _OF_ANOTHER
                     found[state].append(_UNTIL.format(holder))
     except StoreError as error:
@@ -396,15 +393,10 @@ def _state_of(holder: Holder, workers: Mapping[str, Worker]) -> str:
     return _ALIVE if holder.task_id in worker.active else _IDLE
 
 
-def _is_renewed(holder: Holder, survey: LockState, tasks: Sequence[Any]) -> bool:
+def _is_renewed(holder: Holder, survey: LockState) -> bool:
     """Somebody has renewed the lease of this holder, and not long ago."""
     age = survey.at / 1_000_000 - holder.acquired_at.timestamp()
-    # Another check names a task whose options cannot work.
-    with suppress(ConfigurationError):
-        for task in tasks[:1]:
-            ttl = task.lock_options.ttl
-            return bool(age + holder.expires_in > _RENEWED * ttl and holder.expires_in > _LEFT_IF_ALIVE * ttl)
-    return False
+    return age + holder.expires_in > _RENEWED * holder.ttl > 0 and not holder.is_unrenewed
 
 
 # Advice.

@@ -1,10 +1,13 @@
 """The docs name what there is: files, tests, options, outcomes, every pair of mode and policy."""
 
 import ast
+import inspect
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from functools import cache
 from inspect import getdoc
 from itertools import product
@@ -13,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 from celery import Celery
+from celery.utils.dispatch import Signal
 
 import celery_singleton_lock
 from celery_singleton_lock import ConfigurationError, Lock, LockHeld, SingletonTask, options
@@ -139,6 +143,62 @@ def test_every_name_that_can_be_imported_is_told() -> None:
     told = re.findall(r"^::: celery_singleton_lock\.(\w+)$", page, re.MULTILINE)
 
     assert sorted(told) == sorted(celery_singleton_lock.__all__)
+
+
+API = ROOT / "docs" / "reference" / "api.md"
+WRITTEN = "<!-- written by `WRITE_DOCS=1 pytest tests/unit/test_docs.py` -->"
+
+
+def called(name: str, thing: Any) -> str:
+    """A name with the parameters of what it names, without their types, and with what it returns."""
+    signature = inspect.signature(thing)
+    parameters = [each for each in signature.parameters.values() if each.name not in ("self", "cls")]
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in parameters]
+    returned = signature.return_annotation
+    text = returned if isinstance(returned, str) else inspect.formatannotation(returned)
+    text = re.sub(r"\b[a-z_]+\.(?:[a-z_]+\.)*", "", text)
+    text = "" if isinstance(thing, type) or text in ("None", "_empty", "Signature.empty") else f" -> {text}"
+    return f"`{name}{inspect.Signature(bare)}{text}`"
+
+
+def told_of(name: str, page: str) -> str:
+    """The line of a name that can be imported: how it is called, and what it has."""
+    thing = getattr(celery_singleton_lock, name)
+    if name == "signals":
+        sent = {each: signal for each, signal in vars(thing).items() if isinstance(signal, Signal)}
+        return f"- `signals`: {', '.join(f'`{each}`' for each in sent)}"
+    if not isinstance(thing, type):
+        return f"- {called(name, thing)}"
+    chosen = re.search(
+        rf"^::: celery_singleton_lock\.{name}\n    options:\n      members: \[(.*)\]", page, re.MULTILINE
+    )
+    public = [each for each in vars(thing) if not each.startswith("_")]
+    members = re.findall(r"\w+", chosen[1]) if chosen else public
+    _, _, attributes = (getdoc(thing) or "").partition("\nAttributes:\n")
+    named = re.findall(r"^    (\w+): ", attributes, re.MULTILINE)
+    named += [each.name for each in fields(thing)] if is_dataclass(thing) else []
+    # Options are on a page of their own.
+    has = [f"`{each}`" for each in dict.fromkeys(named) if each not in options.NAMES]
+    for each in members:
+        member = inspect.getattr_static(thing, each, None)
+        text = called(each, getattr(thing, each)) if callable(getattr(thing, each, None)) else f"`{each}`"
+        has += [text] if member is not None and text not in has else []
+    # A lease is made by the library, and what has fields only tells.
+    is_made = "__init__" in vars(thing) and not is_dataclass(thing) and name not in ("Lease", "SingletonTask")
+    how = called(name, thing) if is_made else f"`{name}`"
+    return f"- {how}: {', '.join(has)}" if has else f"- {how}"
+
+
+def test_the_reference_says_what_there_is_also_where_nobody_has_built_the_site() -> None:
+    page = API.read_text(encoding="utf-8")
+    before, _, rest = page.partition(WRITTEN)
+    _, _, after = rest.partition(WRITTEN)
+    lines = "\n".join(told_of(name, page) for name in sorted(celery_singleton_lock.__all__))
+    written = f"{before}{WRITTEN}\n\n{lines}\n\n{WRITTEN}{after}"
+    if os.environ.get("WRITE_DOCS"):
+        API.write_text(written, encoding="utf-8")
+
+    assert page == written, "run `WRITE_DOCS=1 pytest tests/unit/test_docs.py`"
 
 
 @pytest.mark.parametrize(
