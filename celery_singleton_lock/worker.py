@@ -21,6 +21,7 @@ from celery.worker.request import Request
 from celery_singleton_lock.errors import ConfigurationError, SingletonLockError, StoreError
 from celery_singleton_lock.leases.background import Background, background
 from celery_singleton_lock.leases.counters import note
+from celery_singleton_lock.leases.deadman import has_fired
 from celery_singleton_lock.leases.holding import Holding
 from celery_singleton_lock.leases.lease import new_token
 from celery_singleton_lock.leases.line import InLine
@@ -38,8 +39,6 @@ from celery_singleton_lock.stores.records import Claim, Facts, LockState
 # A child renews every third of a ttl; one that has not done so for longer needs help.
 _LATE = 2.5
 _ROUNDS_PER_TTL = 8
-# Of a ttl: a lease that is renewed has far more than the rest of it before it, and one whose deadline has passed less.
-_NEARLY = 0.9
 # Enough to connect to a store that is far away.
 _RENEWAL_BOUND = 2.0
 
@@ -50,6 +49,8 @@ class SingletonRequest(Request):
     # Celery makes a subclass for each task, which remembers that the leases of its children are looked after.
     is_kept_alive = False
     _accepted_at = float("inf")
+    # When its child was first seen dead, and its lock soon after; Celery may hear of the death much later.
+    _dead_at = float("inf")
     _lock_at_death: LockState | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,8 +80,8 @@ class SingletonRequest(Request):
             # The error is wrapped until it has gone through a pipe, and only a prefork pool has one.
             error = error.exc
         if isinstance(error, WorkerLostError | Terminated):
-            ran = time.monotonic() - self._accepted_at
-            background.submit(partial(self._tell_of_death, ran if "SIGKILL" in str(error) else 0.0))
+            self._dead_at = min(self._dead_at, clock())
+            background.submit(self._tell_of_death)
             self._release_once_dead(is_redelivered=self._is_redelivered())
         # Celery may publish a retry for it here.
         with for_a_dead_run(self._notes()):
@@ -154,9 +155,10 @@ class SingletonRequest(Request):
             return None
         options = self.task.lock_options
         if options.on_lost == "kill":
-            # It has asked to be killed if it cannot renew by itself. Celery may hear of its end much later.
+            # It has asked to be killed if it cannot renew by itself.
             is_dead = self._lock_at_death is None and _state_of(self.worker_pid) in _DEAD
             if is_dead and (lease := self.lease) is not None:
+                self._dead_at = min(self._dead_at, clock())
                 (self._lock_at_death,) = lease.store.survey([lease.key])
             return None
         # A dead child needs no help, and a stopped one may stay stopped for ever.
@@ -175,29 +177,24 @@ class SingletonRequest(Request):
         if not is_redelivered:
             self._unmark()
 
-    def _tell_of_death(self, ran: float) -> None:
-        """Say what the child held, before it is released, and that its lease was lost, if that has killed it.
-
-        Arguments:
-            ran: Seconds for which it ran until something killed it; 0 if it has ended in another way.
-        """
+    def _tell_of_death(self) -> None:
+        """Say what the child held, before it is released; and that its lease was lost, if its timer has killed it."""
         task = self.task
         lease = self.lease
         if lease is None:
             return
-        # The kernel's timer is set by a grant, for nearly one ttl.
-        may_be_lost = ran > lease.ttl * _NEARLY and task.lock_options.kills
+        is_lost = has_fired(self.worker_pid, self._dead_at)
         try:
             state = self._lock_at_death or lease.store.survey([lease.key])[0]
         except StoreError:
-            if may_be_lost:
+            if is_lost:
                 lease.report_lost("unreachable")
             return
         mine = [holder for holder in state.holders if holder.token == lease.claim.token]
         for each in mine:
             log.tell_of_death(lease.key, replace(each, task_name=each.task_name or task.name))
             note(lease.store, lease.key, "holder_died", "", task.name, each)
-        if may_be_lost and not any(each.expires_in > lease.ttl * (1 - _NEARLY) for each in mine):
+        if is_lost:
             is_taken = not mine and len(state.holders) >= lease.claim.limit
             lease.report_lost("taken" if is_taken else "expired")
 

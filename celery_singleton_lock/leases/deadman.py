@@ -6,8 +6,10 @@ SIGKILL waits for nobody, so a stopped process dies stopped and a frozen one bef
 """
 
 import ctypes
+import mmap
 import os
 import signal
+import struct
 import sys
 import time
 from functools import cache
@@ -18,6 +20,13 @@ from celery_singleton_lock.errors import ConfigurationError
 _TIMER_ABSTIME = 1
 _NO_TIMER = ctypes.c_void_p(-1).value
 _SIGEV_SIGNAL = 0
+
+# The deadline of the timer in each process, for the main process of its pool: a process that dies by its timer can say
+# nothing. They are in memory that a forked process shares with its parent; an entry is a pid and a deadline.
+_ENTRY = struct.Struct("qd")
+_ENTRIES = 1 << 16
+_deadlines = mmap.mmap(-1, _ENTRIES * _ENTRY.size)
+_NO_DEADLINE = float("inf")
 
 
 class _Itimerspec(ctypes.Structure):
@@ -42,6 +51,20 @@ def why_unavailable() -> str | None:
     except AttributeError:
         return "the C library has no timer_create"
     return None
+
+
+def _write(deadline: float) -> None:
+    pid = os.getpid()
+    _ENTRY.pack_into(_deadlines, pid % _ENTRIES * _ENTRY.size, pid, deadline)
+
+
+def has_fired(pid: int, at: float) -> bool:
+    """Whether the timer in that process had reached its deadline *at* a moment on CLOCK_BOOTTIME, when it was dead.
+
+    False as well if the process was without a timer, or has told of its loss by itself.
+    """
+    owner, deadline = _ENTRY.unpack_from(_deadlines, pid % _ENTRIES * _ENTRY.size)
+    return bool(owner == pid and deadline <= at)
 
 
 class DeadMan:
@@ -70,6 +93,7 @@ class DeadMan:
             event = _Sigevent(None, signal.SIGKILL, _SIGEV_SIGNAL)
             if _function("timer_create")(time.CLOCK_BOOTTIME, ctypes.byref(event), ctypes.byref(self._timer)) != 0:
                 raise ConfigurationError(f"lock_on_lost='kill' is not possible: {os.strerror(ctypes.get_errno())}")
+        _write(deadline)
         # Seconds and nanoseconds.
         self._spec.it_value[:] = int(deadline), int(deadline % 1 * 1_000_000_000)
         _function("timer_settime")(self._timer, _TIMER_ABSTIME, ctypes.byref(self._spec), None)
@@ -84,6 +108,12 @@ class DeadMan:
         if self._timer.value != _NO_TIMER and self._pid == os.getpid():
             _function("timer_delete")(self._timer)
             self._timer.value = _NO_TIMER
+            _write(_NO_DEADLINE)
+
+    def kill(self) -> None:
+        """Kill this process now, after it has told of its loss."""
+        _write(_NO_DEADLINE)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     __del__ = disarm
 

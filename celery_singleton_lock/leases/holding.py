@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 _DRIFT = 0.01
 _DRIFT_FLOOR = 0.002
 _LATE_BOUND = 1.0
+# Seconds in which a process that is killed for its loss tells of it.
+_LAST_WORDS = 1.0
 
 
 class State(IntEnum):
@@ -292,6 +294,9 @@ class Holding:
     def report_lost(self, reason: LostReason) -> None:
         # At once, so that nobody sees the state without its reason. Who was asked to stop before ends as asked.
         self.lost_reason = self.lost_reason or reason
+        if is_killed := self.state is LOST and self._deadman is not None:
+            # If what follows hangs, the kernel kills this process, and its parent tells of the loss.
+            self._deadman.arm(min(self.deadline, clock() + _LAST_WORDS))
         try:
             if self._on_lost is not None:
                 self._on_lost(self, reason)
@@ -305,6 +310,14 @@ class Holding:
             level = logging.INFO if reason in REASONS_TO_STOP else logging.ERROR
             who: dict[str, Any] = {"key": self.key, "task_id": self.task_id}
             background.submit(partial(log.write, level, "lock.lost", **who, reason=reason))
+            if is_killed:
+                background.submit(self._die)
+
+    def _die(self) -> None:
+        """Kill this process once it has told of its loss, unless it has released its lease meanwhile."""
+        counters.flush()
+        if self.state is LOST and self._deadman is not None:
+            self._deadman.kill()
 
     # Giving it back.
 

@@ -17,7 +17,6 @@ answer. Once the result is stored, the marker has to say so.
 
 import logging
 import os
-import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -230,10 +229,9 @@ class Run:
     def on_lost(self, lease: Holding, reason: LostReason) -> None:
         """End the body, or let it run on, as the task's `lock_on_lost` says."""
         policy = self.options.on_lost
-        # Not if it still has its lease, and time to end in order; nor if its body has ended, and its result is to come.
-        if policy == "kill" and lease.state is LOST:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if policy != "warn":
+        # A lost lease with a timer kills this process; one that is asked to stop has time to end in order.
+        is_killed = policy == "kill" and lease.state is LOST
+        if policy != "warn" and not is_killed:
             self.interrupt.send(lease, LockLost(lease.key, reason))
 
     # Its next attempt.

@@ -12,6 +12,9 @@ import pytest
 from billiard.exceptions import WorkerLostError
 
 from celery_singleton_lock import LockLost
+from celery_singleton_lock.leases.counters import hash_of
+from celery_singleton_lock.settings import store_of
+from celery_singleton_lock.stores.records import Claim
 from tests.endings import app as tasks
 from tests.endings.conftest import APP, begun
 from tests.proxy import Proxy
@@ -106,6 +109,31 @@ def test_kill_ends_a_run_that_stands_still_before_the_next_begins(
 
     entered = next(event for event in recorder.events("enter") if event.run == second.id)
     assert max(event.at for event in recorder.events("tick") if event.run == first.run) < entered.at
+
+
+@pytest.mark.parametrize("reason", ["expired", "taken"])
+def test_a_run_that_is_killed_because_the_store_has_forgotten_its_lease_tells_of_it_once(
+    env: dict[str, str], recorder: Recorder, valkey: Server, reason: str
+) -> None:
+    key = tasks.killed.lock_key_for("k", 60)
+    with workers(APP, {**env, "TEST_TTL_OF_KILLED": "6"}) as (worker,):
+        result = tasks.killed.delay("k", 60)
+        begun(recorder, "tick")
+        forget_locks(valkey)
+        if reason == "taken":
+            store_of(tasks.app).acquire(Claim(key, "another", 3.0))
+        with pytest.raises(WorkerLostError):
+            result.get(timeout=30)
+        # By now its main process has told of it as well, if it does.
+        assert tasks.killed.delay("k", 0).get(timeout=20) == "ran"
+
+        told = f"lock.lost key={key} task_id={result.id} reason="
+        assert [line.partition(told)[2] for line in worker.log().splitlines() if told in line] == [reason]
+        assert [event.facts["reason"] for event in recorder.events("signalled")] == [reason]
+    counts = store_of(tasks.app).fields(hash_of(key))
+    assert {name: count for name, count in counts.items() if name.startswith("lost:")} == {
+        f"lost:{reason}:{tasks.killed.name}": "1"
+    }
 
 
 def test_a_run_that_something_else_has_killed_has_not_lost_its_lease(env: dict[str, str], recorder: Recorder) -> None:
