@@ -17,6 +17,13 @@ from celery_singleton_lock.stores.clock import clock
 
 _DEFAULT_PREFIX = "singleton"
 _VISIBILITY_TIMEOUT = 3600.0
+# Option of a transport of kombu, and the attribute of its channel with the default. Pub/Sub is not among them, because
+# kombu extends the deadline of each message that a worker has.
+_TIMEOUTS = (
+    ("visibility_timeout", "visibility_timeout"),
+    ("visibility_timeout", "default_visibility_timeout"),
+    ("peek_lock_seconds", "default_peek_lock_seconds"),
+)
 
 UNSET: Any = object()
 # One script looks at all places as it takes one.
@@ -302,8 +309,9 @@ def values_of(task: Any, app: Celery | None = None) -> tuple[dict[str, Any], lis
 
 
 def visibility_timeout_of(app: Celery) -> float:
-    """The broker's, as a number or the text of one."""
-    value = (app.conf.broker_transport_options or {}).get("visibility_timeout", _VISIBILITY_TIMEOUT)
+    """Seconds until the broker delivers an unacknowledged message again, by the app's options or by default."""
+    options = app.conf.broker_transport_options or {}
+    value = options["visibility_timeout"] if "visibility_timeout" in options else _timeout_of_transport(app, options)
     try:
         timeout = float(value)
     except (TypeError, ValueError):
@@ -315,6 +323,29 @@ def visibility_timeout_of(app: Celery) -> float:
         )
     # Some give a huge number for never.
     return min(timeout, _CENTURY)
+
+
+def _timeout_of_transport(app: Celery, options: Mapping[str, Any]) -> Any:
+    """The seconds that kombu's transport takes; an hour if it has no such timeout, or its library is missing."""
+    with suppress(Exception):
+        channel = app.connection_for_read().get_transport_cls().Channel
+        for option, default in _TIMEOUTS:
+            if isinstance(seconds := getattr(channel, default, None), int | float):
+                return options.get(option, seconds)
+    return _VISIBILITY_TIMEOUT
+
+
+def untold_timeouts(app: Celery) -> list[str]:
+    """What to do about queues of SQS whose visibility timeout neither the app nor kombu knows."""
+    options = app.conf.broker_transport_options or {}
+    if not options.get("predefined_queues") or "visibility_timeout" in options:
+        return []
+    advice = (
+        "broker_transport_options has predefined_queues and no visibility_timeout, so only the broker knows when it "
+        "delivers a message again: a queue of SQS does so after 30 seconds, unless that was changed. A message that "
+        "waits in a worker for longer may run twice; give visibility_timeout the value of the queues"
+    )
+    return [advice]
 
 
 def prefix_of(app: Celery) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heapify
 from typing import Any
+from weakref import WeakValueDictionary
 
 from celery.signals import worker_shutting_down
 from celery.utils.functional import maybe_list
@@ -56,6 +57,7 @@ class WaitingMessages:
         self._hub = consumer.hub
         self._line = Line(self._call)
         self._waiting: dict[InLine, Waiting] = {}
+        self._latest: WeakValueDictionary[tuple[str, int], Waiting] = WeakValueDictionary()
         self._called: deque[InLine] = deque()
         self._ends: tuple[socket.socket, ...] = ()
         self._looks_for_revoked = False
@@ -104,6 +106,12 @@ class WaitingMessages:
         if one is None:
             return self._timer.call_at(at, go, args, priority=priority)
         waiting = self._waiting[one] = Waiting(go, args)
+        message = one.channel, one.claim.message
+        if (other := self._latest.get(message)) is not None:
+            # The broker has delivered the message again while it waits here, and not every broker says so.
+            for each in (waiting, other):
+                each.args[0].expect_copies()
+        self._latest[message] = waiting
         waiting.entry = self._timer.call_at(at, partial(self._go_on, one), args, priority=priority)
         self._line.add(one)
         self._look_for_revoked()

@@ -31,7 +31,7 @@ from celery_singleton_lock.runs.admission import claim_in_line
 from celery_singleton_lock.runs.delivery import hidden_in
 from celery_singleton_lock.runs.endings import final_result, store_final_result
 from celery_singleton_lock.runs.marks import unmark_later
-from celery_singleton_lock.runs.notes import DELIVERY, Notes, message_of, text_of
+from celery_singleton_lock.runs.notes import DELIVERY, HEADER, Notes, message_of, text_of
 from celery_singleton_lock.settings import store_of
 from celery_singleton_lock.stores.clock import clock
 from celery_singleton_lock.stores.records import Claim, Facts, LockState
@@ -131,6 +131,12 @@ class SingletonRequest(Request):
                 claim = Claim(key, token, options.ttl, options.limit, facts, message=message_of(notes))
                 return Holding(store_of(self.app), claim, sender=self.task)
         return None
+
+    def expect_copies(self) -> None:
+        """Let its run know that the message was delivered more than once."""
+        notes = self._notes()
+        notes.is_copy = True
+        self._request_dict[HEADER] = notes.header()
 
     def in_line(self) -> InLine | None:
         """What waits for its turn; None if it does not, or if that cannot be known."""

@@ -25,7 +25,7 @@ from celery_singleton_lock.checks import (
 from celery_singleton_lock.errors import ConfigurationError, StoreError
 from celery_singleton_lock.log import shown
 from celery_singleton_lock.operations.rows import OF_ONE_PROCESS, Locks, Row, a_few, aligned, duration, tasks_by_lock
-from celery_singleton_lock.options import as_set
+from celery_singleton_lock.options import as_set, untold_timeouts
 from celery_singleton_lock.settings import has_password, open_store
 from celery_singleton_lock.stores import store_from_url
 from celery_singleton_lock.stores.clock import clock
@@ -464,7 +464,7 @@ def _advice(app: Celery, rows: list[Row], workers: Mapping[str, Worker]) -> list
         texts.append("task_always_eager: calls run where they are made, one after the other, and no message is sent")
     if has_password(app.conf.get("singleton_lock_url")):
         texts.append(_PASSWORD)
-    return texts
+    return [*texts, *untold_timeouts(app)]
 
 
 def _about_tasks(app: Celery, slots: int) -> dict[str, list[str]]:

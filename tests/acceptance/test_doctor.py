@@ -569,6 +569,11 @@ def test_a_task_without_a_time_limit_is_told(own: Server, app_of: AppOf) -> None
         ),
         ({"lock_queue_ttl": 5}, {}, ["task (lock_queue_ttl beside lock_mode='while_executing'"]),
         ({"lock_min_hold_on_failure": False}, {}, ["task (lock_min_hold_on_failure beside no lock_min_hold)"]),
+        (
+            {},
+            {"broker_transport_options": {"predefined_queues": {"celery": {"url": "https://sqs"}}}},
+            ["visibility_timeout"],
+        ),
     ],
 )
 def test_what_may_surprise_is_told(

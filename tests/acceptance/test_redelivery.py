@@ -227,10 +227,32 @@ def test_a_soft_time_limit_that_strikes_as_started_is_stored_ends_the_run(
     assert combined.late["skip"].lock_holders("k", 1) == []
 
 
-def deliver_again(broker: Any, unacked: str) -> None:
+def test_a_waiting_message_that_comes_again_runs_once_though_the_broker_does_not_say_so(
+    tasks: Any, env: dict[str, str], recorder: Recorder, valkey: Server
+) -> None:
+    # With SQS and a queue of its own visibility timeout, which nobody has told us.
+    task = tasks.by_policy["reschedule"]
+    with workers("tests.acceptance.app", env, 1, concurrency=1) as (worker,), valkey.client() as broker:
+        with task.lock_for("k"):
+            result = task.delay("k")
+            until(lambda: worker.log().count(f"{result.id}] received") == 2, "it waits here")
+            (unacked,) = until(lambda: broker.hvals("unacked"), "and is not acknowledged")
+            deliver_again(broker, unacked, says_so=False)
+            until(lambda: worker.log().count(f"{result.id}] received") == 3, "its copy waits, too")
+        assert result.get(timeout=60) == 0
+        until(lambda: "outcome=dropped" in worker.log() or len(runs(recorder)) > 1, "the other one ends", timeout=60)
+
+    assert len(runs(recorder)) == 1
+
+
+def deliver_again(broker: Any, unacked: str, *, says_so: bool = True) -> None:
     """As kombu restores a message whose visibility timeout has passed before its acknowledgement came."""
     message, _, queue = json.loads(unacked)
-    message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+    if says_so:
+        message["headers"]["redelivered"] = message["properties"]["delivery_info"]["redelivered"] = True
+    else:
+        # With another tag, so that the acknowledgement of one delivery is not that of the other.
+        message["properties"]["delivery_tag"] += "-again"
     broker.lpush(queue, json.dumps(message))
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
+from kombu.transport import TRANSPORT_ALIASES, virtual
 
 from celery_singleton_lock import ConfigurationError, SingletonTask
 from celery_singleton_lock.signals import lock_acquired
@@ -299,6 +300,38 @@ def test_celerys_own_tasks_still_run_where_every_task_is_a_singleton() -> None:
     summed = app.tasks["celery.accumulate"].apply((1, 2), {"index": None})
 
     assert summed.get() == (1, 2)
+
+
+class Transport(virtual.Transport):
+    """A transport of kombu."""
+
+
+@pytest.mark.parametrize(
+    ("default", "options", "seconds"),
+    [
+        # As those of Redis, SQS and Service Bus.
+        ({"visibility_timeout": 3600}, {}, 3600),
+        ({"visibility_timeout": property(lambda _: 0), "default_visibility_timeout": 1800}, {}, 1800),
+        ({"default_peek_lock_seconds": 60}, {}, 60),
+        ({"default_peek_lock_seconds": 60}, {"peek_lock_seconds": 300}, 300),
+        ({"default_visibility_timeout": 1800}, {"visibility_timeout": 90}, 90),
+        # One without such a timeout.
+        ({}, {}, 3600),
+    ],
+)
+def test_where_no_option_tells_the_visibility_timeout_is_that_of_the_transport(
+    app: Celery, monkeypatch: pytest.MonkeyPatch, default: dict[str, Any], options: dict[str, Any], seconds: float
+) -> None:
+    channel = type("Channel", (virtual.Channel,), default)
+    monkeypatch.setattr(Transport, "Channel", channel)
+    monkeypatch.setitem(TRANSPORT_ALIASES, "queues", f"{__name__}:Transport")
+    app.conf.broker_url = "queues://"
+    app.conf.broker_transport_options = options
+
+    @app.task(base=SingletonTask)
+    def count() -> None: ...
+
+    assert count.lock_options.visibility_timeout == seconds
 
 
 @pytest.mark.parametrize("value", ["1h", None, timedelta(hours=1), -1, float("nan"), float("inf")])
