@@ -151,10 +151,6 @@ class Observer:
         seen = self.locks.result()
         return seen._replace(rows=[row for row in seen.rows if _is_meant(row.name, pattern)])
 
-    def recent(self, pattern: str) -> list[dict[str, Any]]:
-        """The last events about such locks, the newest first."""
-        return [event for event in self.history.result() if _is_meant(lock_name_of(event["key"]), pattern)]
-
     def told(self, error: StoreError | ConfigurationError) -> str:
         """An error, for a page that names the store already."""
         text = str(error)
@@ -232,17 +228,21 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     try:
         locks = Locks(observer.app)
         facts["address"] = locks.store.address
-        rows, at, _ = observer.matching(pattern)
+        seen = observer.locks.result()
     except (StoreError, ConfigurationError) as error:
         return facts | {"problem": observer.told(error)}
-    events = list[dict[str, Any]]()
+    # Each is asked for once: a second answer may be another one, or an error.
+    events, leads = list[dict[str, Any]](), None
     with suppress(StoreError, ConfigurationError):
-        events = observer.recent(pattern)[:_MOST_EVENTS]
+        events = observer.history.result()
+        leads = observer.counts.result().beat_leads
+    rows = [row for row in seen.rows if _is_meant(row.name, pattern)]
+    recent = [event for event in events if _is_meant(lock_name_of(event["key"]), pattern)]
     total = totals_of(rows, lambda _: "").get("", Total())
     return facts | {
-        "now": _shown(at),
+        "now": _shown(seen.at),
         "alone": OF_ONE_PROCESS if locks.is_of_one_process else None,
-        "verdict": verdict_on(observer),
+        "verdict": verdict_on(seen, events, leads),
         "sums": {
             "Held": total.held,
             "Waiting": total.waiting,
@@ -253,18 +253,15 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         "more": max(0, len(rows) - _MOST_ROWS),
         "events": [
             {name.replace(" ", "_"): shown(value or "-") for name, value in event_facts(event).items()}
-            for event in events
+            for event in recent[:_MOST_EVENTS]
         ],
     }
 
 
-def verdict_on(observer: Observer) -> dict[str, Any]:
-    """Whether all is well, by all locks, the beat and the events of the last hour; and why not."""
-    rows, at, _ = observer.locks.result()
-    events, leads = list[dict[str, Any]](), None
-    with suppress(StoreError, ConfigurationError):
-        events = [event for event in observer.history.result() if event["at"] > (at - _HOUR).isoformat()]
-        leads = observer.counts.result().beat_leads
+def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]], leads: bool | None) -> dict[str, Any]:
+    """Whether all is well, by all locks, the events of the last hour, and whether a beat leads; and why not."""
+    rows = seen.rows
+    events = [event for event in events if event["at"] > (seen.at - _HOUR).isoformat()]
     dead = len([row for row in rows if row.is_unrenewed])
     waits = [seconds for row in rows for seconds in (row.queued_for, *map(row.waits_for, row.lock.turns)) if seconds]
     wrong = [event for event in events if event["event"] != "conflict" and event["outcome"] not in REASONS_TO_STOP]
