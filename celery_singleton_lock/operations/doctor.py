@@ -199,7 +199,7 @@ def _about_use(locks: Locks, timeout: float) -> dict[str, Found]:
     found = dict[str, Found]()
     try:
         try_store(locks.app, timeout)
-        found["locking"] = True, "a lock was acquired, waited for, released, and its waiter woken"
+        found["locking"] = True, "a lock was acquired, renewed, waited for and released, and its waiter woken"
     except (ConfigurationError, StoreError) as error:
         found["locking"] = False, str(error)
     try:

@@ -81,7 +81,7 @@ class Notes:
 
     def header(self) -> dict[str, Any]:
         written = {name: value for name, value in vars(self).items() if value}
-        return {**dict(written.pop("later", ())), **written}
+        return {**dict(written.pop("later")), **written} if "later" in written else written
 
     def dated(self, now: Callable[[], int | None]) -> "Notes":
         """These notes, with a time of publication: if there was none, it is *now* by the store's clock, or by ours."""

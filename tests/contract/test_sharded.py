@@ -11,11 +11,15 @@ from celery_singleton_lock.stores.records import Renewal
 from celery_singleton_lock.stores.redis.errors import advice_about
 from celery_singleton_lock.stores.redis.inventory import Inventory
 from celery_singleton_lock.stores.redis.store import Store
+from tests.acceptance.conftest import APP, tasks
 from tests.clusters import Node, sharded
 from tests.contract import test_stores
 from tests.contract.asking import KEY, OTHER, claim, granted
-from tests.servers import SERVERS
+from tests.servers import SERVERS, Server
 from tests.waiting import until
+from tests.workers import workers
+
+__all__ = ["tasks"]
 
 
 @pytest.fixture(scope="module", params=SERVERS)
@@ -78,6 +82,16 @@ def test_a_refusal_of_two_slots_is_told_with_the_setting(store: Store) -> None:
     (refusal,) = store.servers.ask(KEY, [("EXISTS", KEY, OTHER)], clock() + 5)
 
     assert "redis+cluster://" in (advice_about(refusal) or "")
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_several_runs_of_one_worker_outlast_their_ttl(tasks: Any, valkey: Server, server: Node, pool: str) -> None:
+    env = {"TEST_STORE": valkey.url, "TEST_LOCKS": server.url, "TEST_TTL": "2", "C_FORCE_ROOT": "1"}
+    with workers(APP, env, 1, pool=pool, concurrency=4):
+        results = [tasks.skipped.delay(f"k{number}", 6) for number in range(4)]
+
+        assert [result.get(timeout=60) for result in results] == ["ran"] * 4
 
 
 @pytest.mark.prove
