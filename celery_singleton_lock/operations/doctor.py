@@ -53,8 +53,8 @@ _NO_TASK = "held by a Lock or a beat, which no worker knows"
 _SILENT = "on a worker that has not answered"
 _IDLE = "not active on a worker that has answered"
 _OF_ANOTHER = (
-    "renewed, but not active on the worker of that name, which has answered: another deployment has the same "
-    "singleton_lock_prefix and store, so give each a prefix of its own; or the run has died a moment ago"
+    "renewed, but not active on the worker of that name. Either another deployment has the same singleton_lock_prefix "
+    "and store, so give each a prefix of its own. Or the run has died a moment ago"
 )
 _UNTIL = "task_id={0.task_id} on {0.hostname} (free in {0.expires_in:.1f} s unless it is renewed)"
 _OURS = "singleton_store"
@@ -74,7 +74,7 @@ class Worker(NamedTuple):
     active: set[str] | None
     reserved: set[str]
     store: dict[str, Any]
-    """What `singleton_store` says: `problem`, or by how many seconds the store's clock is `ahead`."""
+    """The reply to `singleton_store`: `problem`, or by how many seconds the store's clock is `ahead`."""
 
 
 def findings_table(findings: Sequence[Mapping[str, Any]]) -> str:
@@ -182,7 +182,7 @@ def _difference(ahead: float) -> str:
 
 
 def _with_workers(found: Found, workers: Mapping[str, Worker]) -> Found:
-    """What was found of this machine's clock, and of those of the workers."""
+    """The finding about this machine's clock, and about those of the workers."""
     aheads = {name: worker.store.get("ahead", 0.0) for name, worker in sorted(workers.items())}
     wrong = [
         f"that of the store is {_difference(ahead)} that of {name}: {_CLOCK_WRONG}"
@@ -426,8 +426,8 @@ _SKIPS_RETRIES = (
 )
 _NO_EFFECT = "options that do nothing beside the other options of their task"
 _CACHES = (
-    "caches of Django in the database of the locks, where cache.clear() is FLUSHDB and frees each lock while its body "
-    "runs; give the locks a database of their own by singleton_lock_url"
+    "caches of Django in the database of the locks. There, cache.clear() is FLUSHDB, and frees each lock while its "
+    "body runs; give the locks a database of their own by singleton_lock_url"
 )
 _UNREADABLE = (
     "keys under the prefix are another program's, or damaged, and calls with such a key get no lock; delete them, or "
