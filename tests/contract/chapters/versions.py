@@ -20,6 +20,7 @@ from tests.contract.asking import (
     mark_newest,
     mark_queued,
     marker_of,
+    queued,
     refused,
     succeed,
     successor_of,
@@ -129,6 +130,20 @@ class Versions(Contract):
 
         refused(store.acquire(call("stranger")))
         granted(store.acquire(again(call("first", 1))))
+
+    def test_a_turn_of_a_later_version_is_a_turn(self, store: Store) -> None:
+        granted(store.acquire(claim("a")))
+        with store.waiter(claim("w")) as waiter, store.waiter(claim("later")) as later:
+            queued(waiter.ask())
+            queued(later.ask())
+            for field in [field for field in store.fields(KEY) if field[0] == "q" and field[1:].isdigit()]:
+                write(store, field, written(store, field).replace("\x1f", " 7 soon\x1f"))
+
+            assert [turn.token for turn in store.survey([KEY])[0].turns] == ["w", "later"]
+            store.release(claim("a"), 1)
+            refused(store.acquire(claim("newcomer")))
+            queued(later.ask())
+            granted(waiter.ask())
 
     def test_a_marker_of_a_later_version_is_a_marker(self, store: Store) -> None:
         store.mark_done(KEY, marker_of("a"), 0, "stored", 60.0)
