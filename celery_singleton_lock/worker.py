@@ -134,9 +134,7 @@ class SingletonRequest(Request):
 
     def expect_copies(self) -> None:
         """Let its run know that the message was delivered more than once."""
-        notes = self._notes()
-        notes.is_copy = True
-        self._request_dict[HEADER] = notes.header()
+        self._request_dict[HEADER] = {**self._notes().header(), "is_copy": True}
 
     def in_line(self) -> InLine | None:
         """What waits for its turn; None if it does not, or if that cannot be known."""

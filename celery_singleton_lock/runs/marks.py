@@ -94,11 +94,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     If the mark ended later, a caller could get the result, forget it and publish the next call in time to be refused.
     That call would not be sent, and its caller would wait for a result that nobody stores again.
 
-    Arguments:
-        app: Of the worker.
-        task_id: Of the step.
-        message: The step's headers, and the `chain` that was to run after the step.
-        has_failed: The rest of that chain ends as well.
+    The *message* has the step's headers, and the `chain` behind the step. If the step *has_failed*, the chain has ended.
     """
     if not (workflows := workflows_of(message)):
         return
@@ -126,8 +122,7 @@ def look_after_workflows(app: Celery) -> None:
 def _end_workflows_before(backend: Any) -> Any:
     """The same result backend, which from now on calls `end_workflows` before it stores an end.
 
-    Celery calls it for every task that ends, in a pool process or in the main process: also if the task is not ours,
-    is killed or revoked, or keeps no result.
+    Celery calls it for every task that ends, also if the task is not ours, is killed or revoked, or keeps no result.
     """
     app = backend.app
     done, failed, revoked = backend.mark_as_done, backend.mark_as_failure, backend.mark_as_revoked
@@ -140,11 +135,11 @@ def _end_workflows_before(backend: Any) -> Any:
         return done(task_id, result, request, *args, **kwargs)
 
     def mark_as_failure(
-        task_id: Any, error: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
+        task_id: Any, exc: Any, traceback: Any = None, request: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         if hasattr(request, WORKFLOWS):
             end_workflows(app, task_id, vars(request))
-        return failed(task_id, error, traceback, request, *args, **kwargs)
+        return failed(task_id, exc, traceback, request, *args, **kwargs)
 
     def mark_as_revoked(task_id: Any, reason: Any = "", request: Any = None, *args: Any, **kwargs: Any) -> Any:
         if hasattr(request, WORKFLOWS):
