@@ -215,11 +215,8 @@ def totals_of(rows: Iterable[Row], name_of: Callable[[Row], str]) -> dict[str, T
 
 def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
     """All that a template of the page needs, to be escaped there; with a `problem` if no locks can be shown."""
-    facts: dict[str, Any] = {
-        "name": shown(observer.app.main or "this app"),
-        "pattern": shown(pattern),
-        "now": _shown(datetime.now(UTC)),
-    }
+    name = shown(observer.app.main or "this app")
+    facts: dict[str, Any] = {"name": name, "pattern": shown(pattern), "now": _shown(datetime.now(UTC))}
     for look in (observer.trial, observer.locks, observer.history, observer.counts):
         look.begin()
     trouble = observer.problem()
@@ -243,18 +240,11 @@ def page_context(observer: Observer, pattern: str) -> dict[str, Any]:
         "now": _shown(seen.at),
         "alone": OF_ONE_PROCESS if locks.is_of_one_process else None,
         "verdict": verdict_on(seen, events, leads),
-        "sums": {
-            "Held": total.held,
-            "Waiting": total.waiting,
-            "Queued": total.queued,
-            "Longest held": duration(total.longest or None),
-        },
+        "sums": {"Held": total.held, "Waiting": total.waiting, "Queued": total.queued}
+        | {"Longest held": duration(total.longest or None)},
         "lines": list(_lines(rows)),
         "more": max(0, len(rows) - _MOST_ROWS),
-        "events": [
-            {name.replace(" ", "_"): shown(value or "-") for name, value in event_facts(event).items()}
-            for event in recent[:_MOST_EVENTS]
-        ],
+        "events": list(map(_event, recent[:_MOST_EVENTS])),
     }
 
 
@@ -281,6 +271,10 @@ def verdict_on(seen: Snapshot, events: Iterable[Mapping[str, Any]], leads: bool 
             "Last hour": _counted(events) or "nothing unusual",
         },
     }
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, str]:
+    return {name.replace(" ", "_"): shown(value or "-") for name, value in event_facts(event).items()}
 
 
 def _counted(events: Iterable[Mapping[str, Any]]) -> str:
