@@ -94,7 +94,7 @@ def end_workflows(app: Celery, task_id: Any, message: Mapping[str, Any], *, has_
     If the mark ended later, a caller could get the result, forget it and publish the next call in time to be refused.
     That call would not be sent, and its caller would wait for a result that nobody stores again.
 
-    The *message* has the step's headers, and the `chain` behind the step. If the step *has_failed*, the chain has ended.
+    The *message* has the step's headers and the `chain` behind the step, which ends as well if the step *has_failed*.
     """
     if not (workflows := workflows_of(message)):
         return
