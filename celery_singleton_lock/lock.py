@@ -35,6 +35,7 @@ from celery_singleton_lock.settings import store_of, stores_of_locks
 from celery_singleton_lock.stores import shared_store
 from celery_singleton_lock.stores.records import WHOLE, Claim, Conflict, Facts, LockState, Verdict
 from celery_singleton_lock.stores.redis.store import Store
+from celery_singleton_lock.stores.threads import waits_stop_greenlets
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +47,11 @@ _NOT_MINE = (
 _BLOCKS_LOOP = (
     "is held by others, and this thread runs an event loop, which a wait would block, maybe for ever: write "
     "`async with lock`, or `await lock.aacquire(timeout=...)`, or ask once by acquire(blocking=False)"
+)
+_STOPS_GREENLETS = (
+    "cannot be waited for: gevent or eventlet has patched only a part of this process, so a wait would stop all its "
+    "greenlets, also the one that holds the lock; call gevent.monkey.patch_all() or eventlet.monkey_patch() before any "
+    "other import, or ask once by acquire(blocking=False)"
 )
 _TAKES_FUNCTIONS = (
     "give a function, or a coroutine function; in a generator take the lock inside, and in a task take it "
@@ -254,6 +260,9 @@ class Lock:
 
     def _take(self, patience: float | None, statement: object = None) -> Lease | Conflict:
         """The lease, or who held it for *patience* seconds; *statement* is the `with` that takes it, if one does."""
+        if patience != 0 and waits_stop_greenlets():
+            # Also if it is free now, so that nobody finds this only when it is held.
+            raise ConfigurationError(f"lock key={self._key} {_STOPS_GREENLETS}")
         hold = self._begin(statement)
         try:
             answer = hold.lease.acquire() if hold.takes == 1 else None

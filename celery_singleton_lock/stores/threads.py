@@ -23,6 +23,12 @@ def patched_by(what: str = "thread") -> Any:
     return None
 
 
+def waits_stop_greenlets() -> bool:
+    """Whether gevent or eventlet has patched this process, but not what a wait needs to let other greenlets run."""
+    parts = [patched_by(part) is not None for part in ("socket", "select", "thread", "time")]
+    return any(parts) and not all(parts[:2])
+
+
 def hub() -> Any:
     library = patched_by()
     return library.get_hub() if library.__name__ == "gevent" else library.hubs.get_hub()

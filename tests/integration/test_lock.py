@@ -303,6 +303,42 @@ def test_greenlets_exclude_one_another(server: Server, patch: str, run: str) -> 
     assert (done.stdout, re.sub(r"lock\.late .*\n", "", done.stderr)) == ("well\n", "")
 
 
+HALF_PATCHED = """
+import sys
+{patch}
+from celery_singleton_lock import ConfigurationError, Lock
+
+lock = Lock("half", url=sys.argv[1])
+for wait in (lock.__enter__, lock.acquire):
+    try:
+        wait()
+    except ConfigurationError as error:
+        print(error)
+lock.acquire(blocking=False).release()
+"""
+
+
+@pytest.mark.parametrize(
+    "patch",
+    [
+        "from gevent import monkey; monkey.patch_socket()",
+        "from gevent import monkey; monkey.patch_all(select=False)",
+        "from gevent import monkey; monkey.patch_thread()",
+        "import eventlet; eventlet.monkey_patch(socket=True)",
+    ],
+)
+def test_a_wait_that_would_stop_all_greenlets_is_refused(valkey: Server, patch: str) -> None:
+    script = HALF_PATCHED.format(patch=patch)
+
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, valkey.url], capture_output=True, text=True, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("would stop all its greenlets") == 2
+    assert "monkey.patch_all()" in done.stdout
+
+
 @pytest.mark.parametrize("arguments", [{"timeout": -1}, {"blocking": False, "timeout": 1}, {"timeout": "long"}])
 def test_bad_timeouts_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="timeout"):
