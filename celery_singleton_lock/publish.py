@@ -178,6 +178,8 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
         problem = error
     if run is not None:
         run.note_retry(key)
+    if notes.tries or options.get("retries"):
+        send = partial(_send_again, task, send)
     task_id = options.get("task_id") or uuid()
     _note_call(task, notes, key, task_id)
     # In the other modes the mark of a retry has ended, because its body has begun.
@@ -201,6 +203,31 @@ def publish(task: Task, args: Any, kwargs: Any, options: dict[str, Any], send: S
     published = (notes.continues_from or notes.published) if has_own_id or wanted.newest_wins else 0
     about = {"label": label, "published": published}
     return _ending_its_mark(task, key, _publish_marked(task, key, noted, send, about, has_own_id=has_own_id))
+
+
+class _WithoutTtl:
+    """A producer whose messages no broker drops."""
+
+    def __init__(self, producer: Any) -> None:
+        self._producer = producer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._producer, name)
+
+    def publish(self, *args: Any, expiration: Any = None, **options: Any) -> Any:  # noqa: ARG002 (left out)
+        return self._producer.publish(*args, **options)
+
+
+def _send_again(task: Task, send: Send, **options: Any) -> Any:
+    """Send a message that a worker has had, without the TTL that Celery makes of `expires` for the broker.
+
+    RabbitMQ drops a message in silence once that TTL is over, so its result would stay RETRY. The header `expires`
+    stays, and the next worker ends the call as REVOKED.
+    """
+    if options.get("expires", task.expires) is None:
+        return send(**options)
+    with task.app.producer_or_acquire(options.get("producer")) as producer:
+        return send(**{**options, "producer": _WithoutTtl(producer)})
 
 
 def _note_call(task: Task, notes: Notes, key: str, task_id: Any) -> None:

@@ -40,3 +40,9 @@ def task_with(policy: str, **options: Any) -> Any:
 by_policy = {
     policy: task_with(policy, acks_late=policy == "skip") for policy in ("skip", "reschedule", "rerun", "join")
 }
+
+
+@app.task(base=SingletonTask, bind=True, lock_key=("key",), lock_mode="until_executed")
+def retrying(self: Any, key: Any, number: int, gate: str) -> None:
+    body(self, key, gate=gate, number=number)
+    raise self.retry(args=(key, number, gate), kwargs={}, countdown=0)

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -100,6 +101,22 @@ def test_a_call_that_is_rescheduled_is_requeued_as_it_came(app: Celery, task: An
     assert again.content_type == came.content_type == "application/x-python-serialize"
     for name in ("priority", "reply_to", "correlation_id"):
         assert again.properties[name] == came.properties[name] is not None
+    # RabbitMQ would drop it, and its result would stay RETRY; by its header the next worker ends it as REVOKED.
+    assert "expiration" in came.properties
+    assert "expiration" not in again.properties
+
+
+@pytest.mark.parametrize("expires", [600, datetime.now(UTC) + timedelta(hours=1)], ids=["seconds", "a moment"])
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_a_retry_has_no_ttl_for_the_broker_but_keeps_its_expiry(
+    app: Celery, task: Any, protocol: int, expires: Any
+) -> None:
+    app.conf.task_protocol = protocol
+    task.apply_async((1,), task_id="me", retries=1, expires=expires)
+    again = take(app, app.conf.task_default_queue)
+
+    assert "expiration" not in again.properties
+    assert (again.headers if protocol > 1 else again.payload)["expires"]
 
 
 @pytest.mark.parametrize("nested", [{"x-trace": "1"}, "no dict", None], ids=["dict", "text", "none"])
